@@ -1,0 +1,53 @@
+# One virtual environment, .venv, grows as a target needs more: setup, then test, then train.
+
+PYTHON ?= python3
+CONFIG ?= data/sample/corpus.yaml
+WORKERS ?= 2
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.DEFAULT_GOAL := help
+.PHONY: help setup corpus test check bench inspect schemas sample clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@echo "  CONFIG=$(CONFIG) WORKERS=$(WORKERS)"
+
+.venv/.created:
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "packcorpus needs Python 3.11 to 3.13, $(PYTHON) is " + sys.version.split()[0] + "; name another with make PYTHON=python3.12")'
+	$(PYTHON) -m venv .venv
+	@touch $@
+
+.venv/.setup: .venv/.created pyproject.toml constraints.txt
+	$(PIP) --editable .
+	@touch $@
+
+.venv/.test: .venv/.setup
+	$(PIP) --editable '.[test]'
+	@touch $@
+
+setup: .venv/.setup  ## .venv with the packing core and the commands luigi and packcorpus
+
+corpus: .venv/.setup  ## pack CONFIG (default: the bundled sample)
+	@$(BIN)/luigi --module pipeline PackCorpus --config $(CONFIG) --workers $(WORKERS)
+
+inspect: .venv/.setup  ## show the newest manifest
+	@$(BIN)/packcorpus inspect
+
+test: .venv/.test  ## run the tests
+	$(BIN)/python -m pytest
+
+check: .venv/.test  ## lint, types and tests: what CI runs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+schemas: .venv/.setup  ## write the JSON Schemas of config and manifest to docs/
+	$(BIN)/packcorpus schemas docs
+
+sample: .venv/.setup  ## make the bundled sample again
+	$(BIN)/python data/sample/generate.py
+
+clean:  ## remove what was made: corpora, token files, plans, trained tokenizers (not .venv, not manifests)
+	rm -rf data/corpora data/tokens data/plans data/tokenizers .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

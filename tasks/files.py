@@ -1,0 +1,127 @@
+"""The one place that writes: temporary file → fsync → rename → fsync of the folder.
+
+    with atomic_file(path) as out:      .name.XXXX.tmp, locked while it is written
+        out.write(…)                    out.sha256(), out.size: digests are taken while the bytes are in hand
+                                        → renamed to `path` when the block ends, removed when it fails
+
+A reader therefore sees a whole file or none. A temporary file that a killed run left behind is not locked any
+more; whoever writes the same file next removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+
+from tasks.errors import StorageError
+
+CHUNK = 1 << 20
+
+
+class HashingWriter:
+    """A binary file that counts and digests what is written to it; pyarrow can write to it."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self._digest = hashlib.sha256()
+        self.size = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._file.write(view)
+        self._digest.update(view)
+        self.size += view.nbytes
+        return view.nbytes
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+
+@contextmanager
+def atomic_file(path: Path) -> Iterator[HashingWriter]:
+    """Write `path` whole or not at all. Raises StorageError, naming the file, where the disk refuses."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path)
+        handle, name = _locked_temporary(path)
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            writer = HashingWriter(file)
+            yield writer
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+            os.rename(temporary, path)
+        sync_folder(path.parent)
+    except BaseException as error:
+        with suppress(OSError):
+            temporary.unlink()
+        if isinstance(error, OSError):
+            raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise
+
+
+def _locked_temporary(path: Path) -> tuple[int, str]:
+    """A new file beside `path`, open and locked. One that was cleaned up before it was locked is not kept."""
+    while True:
+        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if os.fstat(handle).st_nlink:
+            return handle, name
+        os.close(handle)
+
+
+def _remove_abandoned(path: Path) -> None:
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with suppress(OSError), old.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            old.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    with atomic_file(path) as out:
+        out.write(data)
+
+
+def to_json(value: Any) -> bytes:
+    """JSON as it is published: indented, keys in the order given, a newline at the end."""
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def read_json(path: Path) -> Any:
+    """Raises StorageError where the file cannot be read or is not JSON."""
+    try:
+        return orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+    except orjson.JSONDecodeError as error:
+        raise StorageError(f"{path}:{error.lineno}:{error.colno}: is not JSON: {error.msg}") from error
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,1 @@
+"""The consumer of corpora. It reads manifests and shards and imports nothing of `pipeline`."""
