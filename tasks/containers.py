@@ -1,0 +1,379 @@
+"""One file in its container → records, one after another.
+
+    b'{"text":"a"}\\n\\n{"text":"b"}\\n{"tex'  →  (0, {"text": "a"}), (2, {"text": "b"}), (3, Reject("bad_json", …))
+
+| container | what is one record                        | how it is read                            | its number      |
+|-----------|-------------------------------------------|-------------------------------------------|-----------------|
+| jsonl     | what lies between two line ends           | 256 KiB at a time, any byte range         | its line        |
+| json      | an element of the one array               | whole, up to 2 GiB                        | its place       |
+| csv       | a row, as strings; first row: the columns | line by line; a quoted line end belongs   | its place       |
+| parquet   | a row                                     | slices of up to 1,000 rows or 32 MiB      | its place       |
+| arrow     | a row; IPC stream or file, by its magic   | slices of up to 1,000 rows or 32 MiB      | its place       |
+
+A record that cannot be parsed comes out as a `Reject` in its place: bad_json, bad_utf8, lone_surrogate, nul, too_deep,
+duplicate_key, too_long_record, bad_csv, bad_value. A file that cannot be read on raises DataError.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import orjson
+import pyarrow as pa
+import pyarrow.ipc
+import pyarrow.parquet as pq
+
+from tasks.errors import DataError, Reject
+from tasks.fields import shown as quoted
+from tasks.streams import BOM, CHUNK, TOO_LONG, Read, byte_range, line_blocks, unpacked
+
+EXTENSIONS = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+    ".csv": "csv",
+    ".tsv": "csv",
+}
+COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
+TEXT_CONTAINERS = ("jsonl", "json", "csv")
+
+MAX_RECORD_BYTES = 16_000_000
+ARRAY_LIMIT = 2 << 30  # bytes of a JSON array, which has to be in memory as a whole
+_BATCH_ROWS = 1000
+_BATCH_BYTES = 32 << 20
+
+_ARROW_FILE_MAGIC = b"ARROW1"
+_KEY_END = b'":'
+_JSON_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},"]', re.DOTALL)
+_KEY_OR_BRACKET = re.compile(rb'("(?:[^"\\]++|\\.)*+")(\s*:)?|[\[\]{}]', re.DOTALL)
+_NOT_A_NUMBER = re.compile(r"-?(?:NaN|Infinity|inf)\b", re.IGNORECASE)
+
+
+def container_of(name: str) -> tuple[str, str] | None:
+    """(container, compression) by the extension of `name`, compression "" for none; None if it is not known."""
+    stem, compression = name.lower(), ""
+    for extension, known in COMPRESSIONS.items():
+        if stem.endswith(extension):
+            stem, compression = stem.removesuffix(extension), known
+    container = EXTENSIONS.get(Path(stem).suffix)
+    return None if container is None else (container, compression)
+
+
+class RecordReader:
+    """Iterates over (number, record) of one file, or of a range of it.
+
+    `start` and `stop` are bytes for an uncompressed jsonl, row groups for parquet, and ignored for all else. A record
+    is whatever JSON or the table holds, or a Reject; its number counts from 0 at `start` (see the table above).
+    `records` is final after the iteration: how many numbers the range spans, blank lines included. `name` is what
+    messages call the file. Of a table only the columns in `columns` are read, unless it has none of them.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        name: str,
+        container: str,
+        compression: str,
+        start: int,
+        stop: int,
+        max_record_bytes: int = MAX_RECORD_BYTES,
+        columns: Iterable[str] = (),
+    ):
+        self.path, self.name, self.container, self.compression = path, name, container, compression
+        self.start, self.stop, self.max_record_bytes = start, stop, max_record_bytes
+        self.columns = frozenset(columns)
+        self.records = 0
+
+    def __iter__(self) -> Iterator[tuple[int, object]]:
+        self.records = 0
+        readers = {"jsonl": self._lines, "json": self._array, "csv": self._csv}
+        return readers.get(self.container, self._table)()
+
+    # -- text -------------------------------------------------------------------------------------------------------
+
+    def _lines(self) -> Iterator[tuple[int, object]]:
+        number = 0
+        with self.path.open("rb") as file:
+            for lines, unterminated in line_blocks(self._read(file), self.max_record_bytes):
+                try:  # a block at once, which is three times as fast as its lines one by one
+                    records = list(map(orjson.loads, lines))
+                    exact = b"\n".join(lines).count(_KEY_END) == _count_keys(records)
+                except orjson.JSONDecodeError:
+                    exact = False
+                if exact:
+                    yield from enumerate(records, number)
+                else:
+                    for index, line in enumerate(lines, number):
+                        if line == TOO_LONG:
+                            yield index, Reject("too_long_record", self._too_long())
+                        elif line and not line.isspace():
+                            yield index, _parse(line, unterminated)
+                number += len(lines)
+                self.records = number
+
+    def _array(self) -> Iterator[tuple[int, object]]:
+        with self.path.open("rb") as file:
+            data = read_whole(self._read(file), self.name)
+        try:
+            records: Any = orjson.loads(data)
+            batches = (records[at : at + _BATCH_ROWS] for at in range(0, len(records), _BATCH_ROWS))
+            exact = data.count(_KEY_END) == sum(map(_count_keys, batches))
+        except orjson.JSONDecodeError:
+            exact = False
+        if exact:
+            data = b""
+        else:  # something in it may be wrong: find out in which record
+            records = (_parse(element, False) for element in array_elements(data, self.name))
+        for number, record in enumerate(records):
+            self.records = number + 1
+            yield number, record
+
+    def _csv(self) -> Iterator[tuple[int, object]]:
+        # the bound is one of the whole process; never lowered, for another reader may rely on it
+        csv.field_size_limit(max(csv.field_size_limit(), self.max_record_bytes))
+        stem = self.path.name.lower().removesuffix(".gz").removesuffix(".zst")
+        delimiter = "\t" if stem.endswith(".tsv") else ","
+        damaged: list[int] = []
+        with self.path.open("rb") as file:
+            rows = csv.reader(self._csv_lines(self._read(file), damaged), delimiter=delimiter, strict=True)
+            header: list[str] = []
+            while True:
+                try:
+                    row = next(rows, None)
+                except csv.Error as error:
+                    raise DataError(f"{self.name}: line {rows.line_num}: {error}; is a quote left open?") from None
+                if row is None:
+                    return
+                if not header:
+                    header = row
+                    if len(set(header)) < len(header):
+                        twice = next(name for name in header if header.count(name) > 1)
+                        raise DataError(f"{self.name}: line 1: two columns are named {quoted(twice)}")
+                elif row:
+                    record = _csv_record(header, row, damaged)
+                    self.records += 1
+                    yield self.records - 1, record
+                damaged.clear()
+
+    def _csv_lines(self, read: Read, damaged: list[int]) -> Iterator[str]:
+        """Decoded lines with their line ends. A line that is not UTF-8 adds the offset of its first bad byte to
+        `damaged`, and goes on with surrogates in their place: it may be one of several lines of a record."""
+        for lines, unterminated in line_blocks(read, self.max_record_bytes):
+            for line in lines:
+                if line == TOO_LONG:
+                    raise DataError(f"{self.name}: {self._too_long()}")
+                try:
+                    text = line.decode()
+                except UnicodeDecodeError as error:
+                    damaged.append(error.start)
+                    text = line.decode("utf-8", "surrogateescape")
+                yield text if unterminated else text + "\n"
+
+    def _too_long(self) -> str:
+        return f"the line is longer than max_record_bytes, {self.max_record_bytes:,} bytes"
+
+    def _read(self, file: BinaryIO) -> Read:
+        if self.container == "jsonl" and not self.compression:
+            return byte_range(file, self.start, self.stop)
+        return unpacked(file, self.compression, self.name)
+
+    # -- tables -----------------------------------------------------------------------------------------------------
+
+    def _table(self) -> Iterator[tuple[int, object]]:
+        batches = self._parquet_batches() if self.container == "parquet" else self._arrow_batches()
+        try:
+            for batch in batches:
+                row_bytes = batch.nbytes // max(batch.num_rows, 1) + 1
+                step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
+                for offset in range(0, batch.num_rows, step):
+                    for record in _rows(batch.slice(offset, step)):
+                        self.records += 1
+                        yield self.records - 1, record
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{self.name}: cannot be read as {self.container}: {first_line(error)}") from None
+
+    def _parquet_batches(self) -> Iterator[Any]:
+        # no threads and no read-ahead: parts are what runs in parallel, and a row group may be large
+        with pq.ParquetFile(self.path, pre_buffer=False) as file:
+            yield from file.iter_batches(
+                batch_size=_BATCH_ROWS,
+                row_groups=list(range(self.start, self.stop)),
+                columns=self._wanted(file.schema_arrow.names),
+                use_threads=False,
+            )
+
+    def _arrow_batches(self) -> Iterator[Any]:
+        # not memory-mapped: a map of a file that somebody truncates kills the process
+        with pa.OSFile(str(self.path), "rb") as file:
+            is_file = file.read(len(_ARROW_FILE_MAGIC)) == _ARROW_FILE_MAGIC
+            file.seek(0)
+            reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+            wanted = self._wanted(reader.schema.names)
+            for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
+                yield batch.select(wanted)
+
+    def _wanted(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name in self.columns] or list(names)
+
+
+# -- JSON -----------------------------------------------------------------------------------------------------------
+
+
+def read_whole(read: Read, name: str) -> bytes:
+    """All bytes, without a byte order mark. Raises DataError beyond `ARRAY_LIMIT`."""
+    chunks, size = [], 0
+    while chunk := read(CHUNK):
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > ARRAY_LIMIT:
+            raise DataError(
+                f"{name}: JSON that is not one record a line has to be in memory as a whole, and this is over "
+                f"{ARRAY_LIMIT:,} bytes; write one record a line, with  jq -c '.[]' FILE.json > FILE.jsonl"
+            )
+    return b"".join(chunks).removeprefix(BOM)
+
+
+def array_elements(data: bytes, name: str) -> Iterator[bytes]:
+    """The text of every element of a JSON array, found by its brackets, commas and strings alone.
+
+    So one bad element costs one record and not the file. Raises DataError when the array does not close, or when
+    something follows it.
+    """
+    depth, begin, count = 0, 0, 0
+    for token in _JSON_TOKEN.finditer(data):
+        at = token.start()
+        byte = data[at : at + 1]
+        if byte == b'"':
+            if token.end() == at + 1:
+                break
+        elif byte in b"[{":
+            depth += 1
+            if depth == 1:
+                begin = at + 1
+        elif byte == b"," and depth == 1:
+            yield data[begin:at].strip()
+            begin, count = at + 1, count + 1
+        elif byte in b"]}":
+            depth -= 1
+            if depth == 0:
+                last = data[begin:at].strip()
+                if count or last:
+                    yield last
+                rest = data[at + 1 :].lstrip()
+                if rest:
+                    raise DataError(f"{name}: byte {len(data) - len(rest):,}: something follows the JSON array")
+                return
+    raise DataError(f"{name}: the JSON array does not close after record {count + 1:,} begins: truncated?")
+
+
+def _parse(text: bytes, unterminated: bool) -> object:
+    """The record in `text`, or why there is none. `unterminated`: the file ends with it, and without a line end.
+
+    A byte order mark is skipped wherever a line begins with it, as in files that were put together: if only the first
+    of a file were, it would matter whether a part begins there.
+    """
+    text = text.removeprefix(BOM)
+    try:
+        record = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        return _reject(text, error, unterminated)
+    return record if text.count(_KEY_END) == _count_keys(record) else _exact(text, record)
+
+
+def _count_keys(value: object) -> int:
+    """How often `":` stands in compact JSON of `value`, after keys and within strings; -1 where that cannot be told.
+
+    orjson keeps the last of two equal keys without a word. To find that out, count `":` in the text and in what was
+    read from it: they differ when a key was lost, and also when the text has a space before a colon or writes a quote
+    as \\u0022, which `_exact` then sorts out. This costs about as much as parsing; a parser that reports duplicate
+    keys costs five times as much. (Where a lost key and a spaced colon make up for each other, it is not seen.)
+    """
+    try:
+        return orjson.dumps(value).count(_KEY_END)
+    except orjson.JSONEncodeError:  # nested deeper than orjson writes
+        return -1
+
+
+def _exact(text: bytes, record: object) -> object:
+    """`record`, or a Reject where an object in its text, which is valid JSON, has two equal keys.
+
+    A loop over strings and brackets and not json's object_pairs_hook, whose recursion fails at a depth that depends on
+    the caller's.
+    """
+    levels: list[set[str]] = []  # the keys of every object that is open, and an empty set for every list
+    for token in _KEY_OR_BRACKET.finditer(text):
+        byte = text[token.start() : token.start() + 1]
+        if byte in b"{[":
+            levels.append(set())
+        elif byte in b"}]":
+            levels.pop()
+        elif token.group(2):
+            key = orjson.loads(token.group(1))
+            if key in levels[-1]:
+                return Reject("duplicate_key", f"the key {quoted(key)} stands twice in one object")
+            levels[-1].add(key)
+    return record
+
+
+def _reject(text: bytes, error: orjson.JSONDecodeError, unterminated: bool) -> Reject:
+    """Why `text` is no JSON. `unterminated`: it is the last line of its file and has no line end."""
+    try:
+        decoded = text.decode()
+    except UnicodeDecodeError as bad:
+        return Reject("bad_utf8", f"byte 0x{text[bad.start]:02x} at offset {bad.start} of the record is not UTF-8")
+    if b"\0" in text:
+        return Reject("nul", f"the record holds a NUL byte at offset {text.index(0)}")
+    place = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} of the record, column {error.colno}"
+    if "surrogate" in error.msg:
+        return Reject("lone_surrogate", f"{place}: {error.msg}")
+    if "depth" in error.msg or "recursion" in error.msg.lower():
+        return Reject("too_deep", f"{place}: the record is nested too deeply")
+    if match := _NOT_A_NUMBER.match(decoded, error.pos):
+        return Reject("bad_json", f"{place}: {match.group()} is not JSON")
+    if unterminated:
+        return Reject("bad_json", f"{place}: {error.msg}; the last line ends early: truncated?")
+    return Reject("bad_json", f"{place}: {error.msg}")
+
+
+# -- rows -----------------------------------------------------------------------------------------------------------
+
+
+def _csv_record(header: list[str], row: list[str], damaged: list[int]) -> object:
+    if len(row) > len(header):
+        return Reject("bad_csv", f"the row has {len(row)} cells, the header has {len(header)}")
+    if damaged:
+        return Reject("bad_utf8", f"a byte at offset {damaged[0]} of its line is not UTF-8")
+    row += [""] * (len(header) - len(row))
+    return dict(zip(header, row, strict=True))
+
+
+def _rows(batch: Any) -> list[object]:
+    """The rows of an Arrow batch; one that Python cannot hold is a Reject.
+
+    Times become text: as values they would depend on whether pandas is installed (Python has no nanoseconds).
+    """
+    for index, field in enumerate(batch.schema):
+        if pa.types.is_timestamp(field.type) or pa.types.is_time(field.type):
+            batch = batch.set_column(index, field.name, batch.column(index).cast(pa.string()))
+    try:
+        rows: list[object] = batch.to_pylist()
+        return rows
+    except UnicodeDecodeError as error:
+        reject = Reject("bad_utf8", f"a string is not UTF-8 at byte {error.start}")
+    except (ValueError, OverflowError) as error:
+        reject = Reject("bad_value", first_line(error))
+    if batch.num_rows == 1:
+        return [reject]
+    return [row for index in range(batch.num_rows) for row in _rows(batch.slice(index, 1))]
+
+
+def first_line(error: BaseException) -> str:
+    """What a library says, without the lines of advice that follow."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
