@@ -1,0 +1,423 @@
+"""Text → ids, behind one interface, with all matching of control tokens off.
+
+    open_tokenizer(path) ─▶ Encoder ── encode(texts) ─▶ Encoded(ids, offsets)
+                                   └── decode(ids)   ─▶ text, byte for byte where the model can
+
+Nothing that a text contains may become a control token. Two things see to it: the model is loaded without its
+control, special, added and user-defined strings (so that it has nothing to match), and every id that comes back is
+checked; a text that still gave a control id is encoded around that string. Strings of white space alone are left
+in: they are how a model writes indentation, not how a template speaks to it.
+
+No encoder here adds a dummy prefix (SentencePiece's leading space). Where one belongs depends on what stands before
+the text, which the encoder cannot see, so `leading_space` says what the tokenizer itself would do and the caller
+adds it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+
+from tasks.errors import DataError, InputMissing, UsageError
+from tasks.files import sha256_of
+
+# Where the tokenizer itself puts a dummy prefix: nowhere, before a text at the very start, or before each text that
+# stands at the start or behind a control token. "template" leaves it to the template (SentencePiece has no rule).
+LeadingSpace = Literal["none", "first", "each", "template"]
+
+# What a folder without a named EOS is asked for, in this order.
+COMMON_EOS = ("</s>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<eos>", "<|end|>")
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Texts as ids: text i is ids[offsets[i]:offsets[i + 1]]. ids int32[tokens], offsets int64[texts + 1]."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+
+
+class Encoder(ABC):
+    """One tokenizer. `controls` maps every string that it could take for a control token to that token's id."""
+
+    kind: str
+    engine: str
+    controls: Mapping[str, int]
+    vocab_size: int
+    bos_id: int | None
+    eos_id: int
+    pad_id: int
+    unk_id: int | None
+    adds_bos: bool
+    leading_space: LeadingSpace
+    # A text that begins with one of these has its leading space already.
+    has_space: tuple[str, ...] = ()
+    # U+2581 stands for a space in such a vocabulary, so a text that contains it comes back with a space.
+    underline_is_space: bool
+    # Control strings that swallow the white space beside them in a rendered template.
+    strips_left: frozenset[str] = frozenset()
+    strips_right: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def _encode(self, texts: Sequence[str]) -> Encoded: ...
+
+    @abstractmethod
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of text that an ordinary token stands for; of a control token, its string."""
+
+    def encode(self, texts: Sequence[str]) -> Encoded:
+        """Ids of each text by itself. Raises DataError where a text can only be written with a control token."""
+        encoded = self._encode(texts)
+        hits = np.flatnonzero(self._is_suspect[encoded.ids])
+        if not hits.size:
+            return encoded
+        guilty = {
+            index
+            for index, at in zip((np.searchsorted(encoded.offsets, hits, side="right") - 1).tolist(), hits, strict=True)
+            if encoded.ids[at] != self.unk_id or self.control_strings[int(encoded.ids[at])] in texts[index]
+        }
+        if not guilty:
+            return encoded
+        pieces = [encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]] for i in range(len(texts))]
+        for index in guilty:
+            pieces[index] = self._encode_around(texts[index])
+        offsets = np.zeros(len(texts) + 1, np.int64)
+        np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
+        return Encoded(np.concatenate(pieces), offsets)
+
+    def _encode_around(self, text: str) -> np.ndarray:
+        """Cut the text behind the first character of each control string, then between all characters of it.
+
+        A control string that a normalizer makes of other characters cannot be found: then between all characters.
+        """
+        for inside in (lambda s: [s[0], s[1:]], list):
+            cut: list[str] = []
+            end = 0
+            for match in self.control_pattern.finditer(text):
+                cut += [text[end : match.start()], *inside(match.group())]
+                end = match.end()
+            ids = self._encode([*filter(None, cut), text[end:]] if end < len(text) else [*filter(None, cut)]).ids
+            if not self._is_control[ids].any():
+                return ids
+        ids = self._encode(list(text)).ids
+        if not self._is_control[ids].any():
+            return ids
+        found = self.control_pattern.search(text)
+        raise DataError(
+            f"the tokenizer has no way to write {found.group() if found else text[:40]!r} as plain text; "
+            "take the character out of the data or the token out of the tokenizer"
+        )
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Text of the ids, control tokens as their strings. Bytes that are no UTF-8 show as U+FFFD."""
+        return b"".join(self.token_bytes(int(token)) for token in ids).decode("utf-8", "replace")
+
+    def with_leading_space(self, text: str) -> str:
+        """The text with the space in front that the tokenizer itself would put there."""
+        return text if text.startswith(self.has_space) else f" {text}"
+
+    def count_controls(self, texts: Sequence[str]) -> int:
+        """How many of the texts contain a control string (as text)."""
+        if not self.controls or not self.control_pattern.search("\0".join(texts)):
+            return 0
+        return sum(self.control_pattern.search(text) is not None for text in texts)
+
+    @cached_property
+    def control_pattern(self) -> re.Pattern[str]:
+        """Matches the longest control string first."""
+        strings = sorted(self.controls, key=lambda s: (-len(s), s))
+        return re.compile("|".join(map(re.escape, strings)) if strings else r"(?!)")
+
+    @cached_property
+    def written_pattern(self) -> re.Pattern[str]:
+        """Matches a control token in a rendered template, with the white space that the token swallows."""
+        strings = sorted(self.controls, key=lambda s: (-len(s), s))
+        swallow = [(r"\s*" * (s in self.strips_left), re.escape(s), r"\s*" * (s in self.strips_right)) for s in strings]
+        return re.compile("|".join(f"{left}(?:{s}){right}" for left, s, right in swallow) if swallow else r"(?!)")
+
+    @cached_property
+    def control_strings(self) -> dict[int, str]:
+        return {token: string for string, token in self.controls.items()}
+
+    @cached_property
+    def _is_control(self) -> np.ndarray:
+        table = np.zeros(self.vocab_size, bool)
+        table[[token for token in self.controls.values() if token != self.unk_id]] = True
+        return table
+
+    @cached_property
+    def _is_suspect(self) -> np.ndarray:
+        """Control ids, and the unknown token where its string could be taken for it."""
+        table = self._is_control.copy()
+        if self.unk_id is not None and self.unk_id in self.control_strings:
+            table[self.unk_id] = True
+        return table
+
+
+def _is_blank(piece: str) -> bool:
+    return not piece.replace("▁", " ").strip()
+
+
+def _offsets(lengths: Iterable[int], count: int) -> np.ndarray:
+    offsets = np.zeros(count + 1, np.int64)
+    np.cumsum(np.fromiter(lengths, np.int64, count), out=offsets[1:])
+    return offsets
+
+
+class SentencePieceEncoder(Encoder):
+    """The reference for `.model` files, BPE and Unigram."""
+
+    kind = "sentencepiece"
+    engine = "sentencepiece"
+    leading_space: LeadingSpace = "template"
+    underline_is_space = True
+
+    def __init__(self, path: Path, eos_token: str | None = None, pad_token: str | None = None):
+        # Both are imported here: a run that uses one kind of tokenizer does not load the other.
+        from google.protobuf.message import DecodeError
+        from sentencepiece import SentencePieceProcessor
+        from sentencepiece import sentencepiece_model_pb2 as proto
+
+        model = proto.ModelProto()
+        try:
+            model.ParseFromString(path.read_bytes())
+        except DecodeError as error:
+            raise DataError(f"{path}: is not a SentencePiece model, or is cut short: {error}") from None
+        if not model.pieces:
+            raise DataError(f"{path}: is not a SentencePiece model (it holds no pieces)")
+        types = proto.ModelProto.SentencePiece
+        self.controls = {}
+        for token, piece in enumerate(model.pieces):
+            user_defined = piece.type == types.USER_DEFINED and not _is_blank(piece.piece)
+            if piece.type == types.CONTROL or user_defined:
+                self.controls[piece.piece] = token
+            if user_defined:
+                piece.type = types.CONTROL  # a control piece is never matched in text
+        self._byte_pieces = {t: int(p.piece[3:5], 16) for t, p in enumerate(model.pieces) if p.type == types.BYTE}
+        model.normalizer_spec.add_dummy_prefix = False
+        self._pieces = [piece.piece for piece in model.pieces]
+        self._processor = SentencePieceProcessor(model_proto=model.SerializeToString())
+        self.vocab_size = len(self._pieces)
+        self.unk_id = self._processor.unk_id()
+        self.bos_id = None if self._processor.bos_id() < 0 else self._processor.bos_id()
+        self.adds_bos = self.bos_id is not None
+        named = {piece: token for token, piece in enumerate(self._pieces)}
+        self.eos_id = _special("eos_token", eos_token, self._processor.eos_id(), named, path)
+        pad = self._processor.pad_id()
+        self.pad_id = _special("pad_token", pad_token, pad if pad >= 0 else self.eos_id, named, path)
+
+    def _encode(self, texts: Sequence[str]) -> Encoded:
+        arrays = self._processor.encode_as_numpy(list(texts)) if texts else []
+        ids = np.concatenate(arrays).astype(np.int32, copy=False) if arrays else np.empty(0, np.int32)
+        return Encoded(ids, _offsets(map(len, arrays), len(arrays)))
+
+    def token_bytes(self, token: int) -> bytes:
+        if token in self._byte_pieces:
+            return bytes([self._byte_pieces[token]])
+        piece: str = self._pieces[token]
+        return (piece if token in self.control_strings else piece.replace("▁", " ")).encode()
+
+
+class HuggingFaceEncoder(Encoder):
+    """The reference for `tokenizer.json`: the tokenizers library, its added tokens and dummy prefix taken out."""
+
+    kind = "huggingface"
+    engine = "tokenizers"
+
+    def __init__(
+        self, path: Path, settings: Mapping[str, Any], eos_token: str | None = None, pad_token: str | None = None
+    ):
+        from tokenizers import Tokenizer
+
+        try:
+            spec = orjson.loads(path.read_bytes())
+            whole = Tokenizer.from_str(orjson.dumps(spec).decode())
+        except Exception as error:  # the library raises bare Exceptions
+            raise DataError(f"{path}: is not a tokenizer.json that can be read: {error}") from None
+        added = {t["content"]: t["id"] for t in spec.get("added_tokens") or []}
+        self.controls = {content: token for content, token in added.items() if not _is_blank(content)}
+        flags = spec.get("added_tokens") or []
+        self.strips_left = frozenset(t["content"] for t in flags if t.get("lstrip"))
+        self.strips_right = frozenset(t["content"] for t in flags if t.get("rstrip"))
+        vocab = whole.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.leading_space, self.has_space = _take_out_prefix(spec)
+        spec["added_tokens"] = [t for t in spec.get("added_tokens") or [] if _is_blank(t["content"])]
+        spec["post_processor"] = spec["truncation"] = spec["padding"] = None
+        self._tokenizer = Tokenizer.from_str(orjson.dumps(spec).decode())
+        self._tokens = {token: content for content, token in vocab.items()}
+        described = orjson.dumps([spec.get("normalizer"), spec.get("pre_tokenizer"), spec.get("decoder")])
+        self._byte_level = b'"ByteLevel"' in described
+        self.underline_is_space = not self._byte_level and (b"Metaspace" in described or "▁".encode() in described)
+        model = spec.get("model") or {}
+        unk = model.get("unk_token")
+        self.unk_id = vocab.get(unk) if isinstance(unk, str) else model.get("unk_id")  # Unigram names it by id
+        bos = _name(settings.get("bos_token"))
+        self.bos_id = vocab.get(bos) if bos else None
+        starts = whole.encode("", add_special_tokens=True).ids
+        self.adds_bos = self.bos_id is not None and starts[:1] == [self.bos_id]
+        eos = eos_token or _name(settings.get("eos_token")) or next((e for e in COMMON_EOS if e in added), None)
+        self.eos_id = _special("eos_token", eos, -1, vocab, path)
+        pad = pad_token or _name(settings.get("pad_token"))
+        self.pad_id = _special("pad_token", pad, self.eos_id, vocab, path)
+        # EOS and pad are never content, even where the file does not list them among its added tokens.
+        for token in {self.eos_id, self.pad_id, self.bos_id} - {None}:
+            self.controls.setdefault(self._tokens[token], token)  # type: ignore[index,arg-type]
+
+    def _encode(self, texts: Sequence[str]) -> Encoded:
+        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        lists = [encoding.ids for encoding in found]
+        offsets = _offsets(map(len, lists), len(lists))
+        ids = np.fromiter(chain.from_iterable(lists), np.int32, int(offsets[-1]))
+        return Encoded(ids, offsets)
+
+    def token_bytes(self, token: int) -> bytes:
+        content = self._tokens.get(token)
+        if content is None:
+            return f"<unused {token}>".encode()
+        if token in self.control_strings:
+            return content.encode()
+        if self._byte_level:
+            return b"".join(_BYTE_LEVEL.get(char, char.encode()) for char in content)
+        if len(content) == 6 and content.startswith("<0x"):
+            return bytes([int(content[3:5], 16)])
+        return (content.replace("▁", " ") if self.underline_is_space else content).encode()
+
+
+def _take_out_prefix(spec: dict[str, Any]) -> tuple[LeadingSpace, tuple[str, ...]]:
+    """Turn the dummy prefix of a tokenizer.json off (in place); say where it stood and before what it did not."""
+    found: LeadingSpace = "none"
+    unless: tuple[str, ...] = ()
+
+    def walk(node: Any) -> Any:
+        nonlocal found, unless
+        if not isinstance(node, dict):
+            return node
+        if node.get("type") == "Prepend":
+            found = "each"
+            return None
+        if node.get("type") == "Metaspace":
+            scheme = node.get("prepend_scheme") or ("always" if node.get("add_prefix_space", True) else "never")
+            if scheme != "never":
+                found = "first" if scheme == "first" else "each"
+                unless = (" ", node.get("replacement", "▁"))
+            old = {"add_prefix_space": False} if "add_prefix_space" in node else {}
+            return {**node, "prepend_scheme": "never", **old}
+        if node.get("type") == "ByteLevel" and node.get("add_prefix_space"):
+            found, unless = "each", (" ",)
+            return {**node, "add_prefix_space": False}
+        for key in ("normalizers", "pretokenizers"):
+            if key in node:
+                return {**node, key: [kept for child in node[key] if (kept := walk(child)) is not None]}
+        return node
+
+    for key in ("normalizer", "pre_tokenizer"):
+        spec[key] = walk(spec.get(key))
+    return found, unless
+
+
+def _byte_level_table() -> dict[str, bytes]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the other 68 for U+0100 and what follows."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): bytes([byte]) for byte in printable} | {chr(256 + i): bytes([b]) for i, b in enumerate(others)}
+
+
+_BYTE_LEVEL = _byte_level_table()
+
+
+def _name(token: Any) -> str | None:
+    """A special token as tokenizer_config.json has it: a string, or an object with `content`."""
+    if isinstance(token, Mapping):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _special(key: str, name: str | None, default: int, vocab: Mapping[str, int], path: Path) -> int:
+    if name is None:
+        if default < 0:
+            raise UsageError(f"{path}: names no {key.removesuffix('_token').upper()}; set `{key}` in the config")
+        return default
+    if name not in vocab:
+        raise UsageError(f"{path}: has no token {name!r}; `{key}` must be one of its tokens")
+    return vocab[name]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFiles:
+    """The files that one tokenizer consists of: `main` is a .model or a tokenizer.json, `files` all of them."""
+
+    main: Path
+    files: tuple[Path, ...]
+
+    def sha256(self) -> str:
+        """Of the file, where it is one; else of the names and digests of all."""
+        if len(self.files) == 1:
+            return sha256_of(self.files[0])
+        named = [[file.name, sha256_of(file)] for file in self.files]
+        return hashlib.sha256(orjson.dumps(named)).hexdigest()
+
+    def settings(self) -> dict[str, Any]:
+        """tokenizer_config.json over special_tokens_map.json; empty where there are none."""
+        merged: dict[str, Any] = {}
+        for name in ("special_tokens_map.json", "tokenizer_config.json"):
+            for file in self.files:
+                if file.name == name:
+                    try:
+                        loaded = orjson.loads(file.read_bytes())
+                    except orjson.JSONDecodeError as error:
+                        raise DataError(f"{file}: is not JSON: {error}") from None
+                    merged |= loaded if isinstance(loaded, dict) else {}
+        return merged
+
+    def chat_template(self) -> str | None:
+        """The tokenizer's own chat template; of several named ones, the one called default."""
+        for file in self.files:
+            if file.name == "chat_template.jinja":
+                return file.read_text(encoding="utf-8")
+        found = self.settings().get("chat_template")
+        if isinstance(found, list):
+            found = next((t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None)
+        return found if isinstance(found, str) else None
+
+
+def find_tokenizer(path: Path) -> TokenizerFiles:
+    """The files of the tokenizer at `path`. Raises InputMissing or UsageError, saying what was looked for."""
+    if path.is_dir():
+        files = tuple(path / name for name in TOKENIZER_FILES if (path / name).is_file())
+        for name in ("tokenizer.json", "tokenizer.model"):
+            if path / name in files:
+                kept = tuple(f for f in files if f.suffix != ".model" or f.name == name)
+                return TokenizerFiles(path / name, kept)
+        raise InputMissing(f"{path}: holds neither tokenizer.json nor tokenizer.model")
+    if not path.is_file():
+        raise InputMissing(f"{path}: no such tokenizer (a SentencePiece .model, a tokenizer.json, or a folder)")
+    if path.stat().st_size == 0:
+        raise DataError(f"{path}: is empty; a tokenizer was expected")
+    if path.suffix not in (".model", ".json"):
+        raise UsageError(f"{path}: is neither a .model nor a .json; name a tokenizer.json by its folder or file")
+    return TokenizerFiles(path, (path,))
+
+
+def open_encoder(files: TokenizerFiles, eos_token: str | None = None, pad_token: str | None = None) -> Encoder:
+    """Load the reference encoder for a tokenizer. Raises DataError or UsageError, naming the file."""
+    settings = files.settings()
+    if files.main.suffix == ".json":
+        return HuggingFaceEncoder(files.main, settings, eos_token, pad_token)
+    return SentencePieceEncoder(
+        files.main, eos_token or _name(settings.get("eos_token")), pad_token or _name(settings.get("pad_token"))
+    )

@@ -1,0 +1,242 @@
+"""The config: defaults, what is refused and how it is said, what reaches the key."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.config import WITHOUT_EFFECT, Config, Source, load_config
+from tasks.errors import InputMissing, PackError, UsageError
+
+DEFAULTS = {
+    "name": "corpus",
+    "sources": [{"path": "x.jsonl", "format": "auto", "columns": {}}],
+    "tokenizer": None,
+    "template": "chatml",
+    "sequence_length": 1024,
+    "train_on": "assistant",
+    "overlong": "truncate",
+    "validation": 0.0,
+    "max_rejects": 0.0,
+    "packing": True,
+    "seed": 42,
+    "eos_token": None,
+    "pad_token": None,
+    "vocab_size": 8192,
+    "template_date": "2026-01-01",
+    "part_size": 64 * 1024 * 1024,
+    "plan_group": 100_000_000,
+    "max_record_bytes": 16_000_000,
+}
+
+
+def load(folder: Path, text: str | bytes, sequence_length: int | None = None) -> Config:
+    path = folder / "corpus.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return load_config(path, sequence_length)
+
+
+def refusal(folder: Path, text: str | bytes) -> str:
+    with pytest.raises(UsageError) as caught:
+        load(folder, text)
+    message = str(caught.value)
+    assert "corpus.yaml: " in message
+    assert caught.value.exit_code == 64
+    return message
+
+
+def test_defaults_are_filled_in(tmp_path: Path) -> None:
+    config = load(tmp_path, "sources: [{path: x.jsonl}]\n")
+    assert config.model_dump() == DEFAULTS
+    assert config.settings() == {key: value for key, value in DEFAULTS.items() if key not in WITHOUT_EFFECT}
+    assert list(config.settings()) == [field for field in Config.model_fields if field not in WITHOUT_EFFECT]
+    assert set(Config.model_fields) >= WITHOUT_EFFECT, "a setting that is gone is still listed"
+    assert all(field.description for model in (Config, Source) for field in model.model_fields.values())
+
+
+def test_every_key_can_be_set(tmp_path: Path) -> None:
+    values = {
+        "name": "a.b-c_1",
+        "sources": [{"path": "a*", "format": "alpaca", "columns": {"instruction": "frage"}}, {"path": "b"}],
+        "tokenizer": "t.model",
+        "template": "llama2",
+        "sequence_length": 8,
+        "train_on": "last",
+        "overlong": "split",
+        "validation": 0.5,
+        "max_rejects": 1,
+        "packing": True,
+        "seed": (1 << 63) - 1,
+        "eos_token": "</s>",
+        "pad_token": "<pad>",
+        "vocab_size": 300,
+        "template_date": "1999-12-31",
+        "part_size": 1024,
+        "plan_group": 1,
+        "max_record_bytes": 1024,
+    }
+    assert set(values) == set(Config.model_fields)
+    config = load(tmp_path, yaml.safe_dump(values))
+    assert config.model_dump(exclude={"sources"}) == {k: v for k, v in values.items() if k != "sources"}
+    assert isinstance(config.max_rejects, float), "1 and 1.0 must give the same key"
+    assert config.sources[0].columns == {"instruction": "frage"}
+
+
+def test_the_command_line_goes_over_the_file(tmp_path: Path) -> None:
+    text = "sources: [{path: x}]\nsequence_length: 512\n"
+    assert load(tmp_path, text, 2048).sequence_length == 2048
+    assert load(tmp_path, text).sequence_length == 512
+    with pytest.raises(UsageError, match="sequence_length: Input should be greater than or equal to 8, found 7"):
+        load(tmp_path, text, 7)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("sequence_lenght: 5", "sequence_lenght: unknown key; did you mean `sequence_length`?"),
+        ("overlap: 5", "overlap: unknown key; did you mean `overlong`?"),
+        ("zzz: 5", "zzz: unknown key; known keys: name, sources, tokenizer,"),
+        ("1: 2", "1: Keys should be strings, found 1"),
+        ("sequence_length: 0", "sequence_length: Input should be greater than or equal to 8, found 0"),
+        ("sequence_length: '512'", "sequence_length: Input should be a valid integer, found '512'"),
+        ("sequence_length: 1.5", "sequence_length: Input should be a valid integer"),
+        ("sequence_length: 99999999", "sequence_length: Input should be less than or equal to 1048576"),
+        ("seed: true", "seed: Input should be a valid integer, found True"),
+        ("seed: -1", "seed: "),
+        ("packing: 1", "packing: Input should be a valid boolean, found 1"),
+        ("packing: 'no'", "packing: Input should be a valid boolean, found 'no'"),
+        ("validation: 1.0", "validation: Input should be less than 1, found 1.0"),
+        ("validation: .nan", "validation: "),
+        ("max_rejects: .nan", "max_rejects: "),
+        ("max_rejects: 1.1", "max_rejects: "),
+        ("train_on: assistent", "train_on: Input should be 'assistant', 'all' or 'last', found 'assistent'"),
+        ("overlong: cut", "overlong: Input should be 'truncate', 'drop', 'split' or 'error', found 'cut'"),
+        ("name: a/b", "name: "),
+        ("name: ../x", "name: "),
+        ("name: ''", "name: "),
+        ("tokenizer: ''", "tokenizer: "),
+        ("template: 5", "template: Input should be a valid string, found 5"),
+        ("template_date: 2026-02-30", "template_date: day is out of range for month, found '2026-02-30'"),
+        ("template_date: tomorrow", "template_date: "),
+        ("part_size: 10", "part_size: "),
+        ("packing: false\noverlong: split", "overlong: split needs packing: true"),
+    ],
+)
+def test_a_wrong_value_is_named(line: str, said: str, tmp_path: Path) -> None:
+    assert said in refusal(tmp_path, f"sources: [{{path: x}}]\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("sources", "said"),
+    [
+        ("", "sources: "),
+        ("[]", "sources: List should have at least 1 item"),
+        ("x.jsonl", "sources: Input should be a valid list, found 'x.jsonl'"),
+        ("[x.jsonl]", "sources[0]: "),
+        ("[{path: a}, {path: b, fromat: auto}]", "sources[1].fromat: unknown key; did you mean `format`?"),
+        ("[{format: auto}]", "sources[0].path: is missing"),
+        ("[{path: ''}]", "sources[0].path: "),
+        ("[{path: a, format: jsonl}]", "sources[0].format: Input should be 'auto', 'messages', 'sharegpt'"),
+        ("[{path: a, columns: {text: 1}}]", "sources[0].columns"),
+    ],
+)
+def test_a_wrong_source_is_named(sources: str, said: str, tmp_path: Path) -> None:
+    assert said in refusal(tmp_path, f"sources: {sources}\n")
+
+
+def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "sources: []\nsede: 1\npacking: 3\n")
+    assert len(message.splitlines()) == 4
+    assert "did you mean `seed`?" in message
+    assert "sources: is missing" in refusal(tmp_path, "name: x\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "expected `key: value` lines, found NoneType"),
+        ("- a\n", "expected `key: value` lines, found list"),
+        ("hello", "expected `key: value` lines, found str"),
+        ("name: a\nname: b\n", 'line 2, column 1: the key "name" stands here twice'),
+        ("sources:\n  - path: a\n    path: b\n", 'line 3, column 5: the key "path" stands here twice'),
+        ("a: [1\n", "line 2, column 1: "),
+        ("a: b: c", "line 1, column 5: "),
+        ("a: 1\n---\nb: 2\n", "found another document"),
+        ("? [a]\n: 1\n", "line 1, column 3: found unhashable key"),
+        ("!!map [a]", "expected a mapping node"),
+        ("x: !!timestamp y", "is not YAML"),
+        ("x: !!bool y", "is not YAML"),
+        ("x: !!int ''", "is not YAML"),
+        ("x: !!python/object/apply:os.system [ls]", "could not determine a constructor for the tag"),
+        ("\0", "is not YAML"),
+        (b"name: \xff", "cannot be read as a config: 'utf-8' codec can't decode byte 0xff"),
+        ("sources: [{path: a}]".encode("utf-16"), "cannot be read as a config"),
+        ("[" * 100_000, "is not YAML: maximum recursion depth exceeded"),
+    ],
+)
+def test_what_is_not_a_config(text: str | bytes, said: str, tmp_path: Path) -> None:
+    assert said in refusal(tmp_path, text)
+
+
+def test_a_yaml_bomb_is_refused_at_once(tmp_path: Path) -> None:
+    bomb = 'a: &a ["lol", "lol"]\n' + "".join(
+        f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghij", "bcdefghijk", strict=True)
+    )
+    started = time.monotonic()
+    assert "line 2, column 8: aliases are not allowed here; write it out" in refusal(tmp_path, bomb)
+    assert time.monotonic() - started < 5
+
+
+def test_a_byte_order_mark_is_skipped_and_a_date_is_text(tmp_path: Path) -> None:
+    config = load(tmp_path, "\ufeffsources: [{path: 2026-01-01}]\ntemplate_date: 2026-11-20\r\n")
+    assert config.template_date == "2026-11-20"
+    assert config.sources[0].path == "2026-01-01"
+
+
+def test_a_config_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "corpus.yaml").touch()
+    with pytest.raises(InputMissing, match=r"corpus\.yml: no such config.*did you mean .*corpus\.yaml"):
+        load_config(tmp_path / "corpus.yml")
+    with pytest.raises(InputMissing, match=r"no/x\.yaml: no such config.*no is not a folder"):
+        load_config(tmp_path / "no" / "x.yaml")
+    with pytest.raises(UsageError, match="cannot be read as a config"):
+        load_config(tmp_path)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),
+    max_leaves=6,
+)
+TAGS = [
+    "!!map",
+    "!!seq",
+    "!!set",
+    "!!omap",
+    "!!pairs",
+    "!!binary",
+    "!!float",
+    "!!int",
+    "!!null",
+    "!!str",
+    "!!timestamp",
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.dictionaries(st.sampled_from(list(Config.model_fields)), VALUES, max_size=3), st.sampled_from(["", *TAGS]))
+def test_whatever_stands_in_a_config_there_is_a_message(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], tag: str
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.yaml"
+    path.write_text(f"{tag} " + yaml.safe_dump({"sources": [{"path": "x"}]} | values, default_flow_style=True))
+    try:
+        load_config(path)
+    except PackError as error:
+        assert "any.yaml: " in str(error)  # noqa: PT017 - or no error
