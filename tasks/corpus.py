@@ -1,0 +1,86 @@
+"""The corpus folder: shards first, then what lies beside them, the manifest last.
+
+data/corpora/<name>-<key12>/   train-00000-of-00004.arrow …, index.arrow, rejects.jsonl, tokenizer/, run.json,
+                               manifest.json
+manifests/<name>-<key12>.json  the same bytes as manifest.json: the commit
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tasks.errors import PackError
+from tasks.files import read_json, sha256_of, to_json, write_bytes
+from tasks.manifest import build_manifest, load_manifest, publish
+from tasks.recipe import Recipe
+from tasks.shards import write_conversations, write_shard
+from tasks.token_files import TokenFiles
+
+
+def has_artefact(file: Path, receipt: Path) -> bool:
+    """Whether a stage left a receipt and the file that it speaks of, at its full size."""
+    if not (receipt.is_file() and file.is_file()):
+        return False
+    try:
+        return bool(read_json(receipt)["bytes"] == file.stat().st_size)
+    except (PackError, KeyError, OSError):
+        return False
+
+
+def shard_file(recipe: Recipe, shard: int) -> Path:
+    return recipe.corpus_folder / recipe.shard_names()[shard]
+
+
+def shard_receipt(recipe: Recipe, shard: int) -> Path:
+    return recipe.plan_folder / f"shard-{shard:05d}.json"
+
+
+def write_shard_of(recipe: Recipe, shard: int) -> dict[str, Any]:
+    """Write shard number `shard` of the plan, then its receipt, and return the receipt."""
+    config = recipe.config
+    with pa.memory_map(str(recipe.plan_folder / "plan.arrow")) as file:
+        plan = pa.ipc.open_file(file).get_batch(shard)
+        used = set(plan.column("part").to_numpy().tolist())
+        files = [recipe.layout.token_file(recipe.tokens_key(part)) for part in recipe.parts]
+        tokens = TokenFiles([path if part in used else None for part, path in enumerate(files)])
+        path = shard_file(recipe, shard)
+        if config.packing:
+            rows = read_json(recipe.plan_folder / "plan.json")["rows_of_shards"][shard]
+            receipt = write_shard(path, plan, rows, tokens, recipe.encoder, config.sequence_length, recipe.corpus_key)
+        else:
+            receipt = write_conversations(path, plan, tokens, config.sequence_length, recipe.corpus_key)
+    write_bytes(shard_receipt(recipe, shard), to_json(receipt))
+    return receipt
+
+
+def publish_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:
+    """Put what lies beside the shards into the corpus folder and commit the manifest; return its path."""
+    folder = recipe.corpus_folder
+    shards = [read_json(shard_receipt(recipe, shard)) for shard in range(len(recipe.shard_names()))]
+    plan = read_json(recipe.plan_folder / "plan.json")
+    copies = {name: recipe.plan_folder / name for name in ("index.arrow", "rejects.jsonl")}
+    copies |= {f"tokenizer/{file.name}": file for file in recipe.tokenizer_files.files}
+    files = []
+    for name, source in copies.items():
+        write_bytes(folder / name, source.read_bytes())
+        files.append({"path": name, "bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)})
+    write_bytes(folder / "run.json", to_json(run_record))
+    publish(build_manifest(recipe, plan, shards, files), folder, recipe.published)
+    return recipe.published
+
+
+def is_published(recipe: Recipe) -> bool:
+    """Whether the corpus is committed and whole: manifest unedited, every file there at its full size."""
+    if not recipe.published.is_file():
+        return False
+    try:
+        manifest = load_manifest(recipe.published)
+        folder = recipe.corpus_folder
+        if (folder / "manifest.json").read_bytes() != recipe.published.read_bytes():
+            return False
+        return all((folder / file.path).stat().st_size == file.bytes for file in manifest.listed())
+    except (PackError, OSError):
+        return False

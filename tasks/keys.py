@@ -1,0 +1,59 @@
+"""Content keys, and where the artefact of each key lies.
+
+A key is the digest of all that a stage reads, and of nothing else; it is in the artefact's path. A changed setting
+can therefore never meet a stale file, and what did not change is found again:
+
+    tokenizer   the sources in order + how it is trained                       data/tokenizers/KEY/
+    tokens      bytes of the part + how they are read + tokenizer + template + what is trained on   data/tokens/KEY
+    corpus      digests of the whole sources + every setting that can change the output            data/corpora/NAME-KEY
+                (not the part size, not the workers, not where the files lie)
+
+Each stage has a version in its keys. Whoever changes what a stage writes raises it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+VERSIONS = {"tokenizer": 1, "tokens": 1, "corpus": 1}
+FORMAT_VERSION = {True: "3.0", False: "2.0"}  # by config.packing
+
+
+def key_of(stage: str, content: dict[str, Any]) -> str:
+    """64 hexadecimal digits for what a stage reads."""
+    value = {"stage": stage, "version": VERSIONS[stage]} | content
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+class Layout:
+    """Paths of all artefacts below the project's root. Nothing here touches the disk."""
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    def tokenizer(self, key: str) -> Path:
+        return self.root / "data" / "tokenizers" / key[:12] / "tokenizer.model"
+
+    def token_file(self, key: str) -> Path:
+        return self.root / "data" / "tokens" / key[:2] / f"{key}.arrow"
+
+    def token_receipt(self, key: str) -> Path:
+        return self.token_file(key).with_suffix(".json")
+
+    def plan_folder(self, key: str) -> Path:
+        return self.root / "data" / "plans" / key[:12]
+
+    def corpus(self, name: str, key: str) -> Path:
+        return self.root / self.corpus_name(name, key)
+
+    @staticmethod
+    def corpus_name(name: str, key: str) -> str:
+        """The corpus folder, from the project's root."""
+        return f"data/corpora/{name}-{key[:12]}"
+
+    def published(self, name: str, key: str) -> Path:
+        return self.root / "manifests" / f"{name}-{key[:12]}.json"

@@ -1,0 +1,284 @@
+"""The manifest: what went in, what came out, how full the rows are. The commit of a corpus.
+
+    Recipe + plan receipt + shard receipts ─build_manifest─▶ Manifest ─publish─▶ <corpus>/manifest.json,
+                                                                                  then manifests/<name>-<key12>.json
+    manifest.json ─load_manifest─▶ Manifest, refused where its own digest or key says that it was edited
+
+`key` is the content key: the digest of everything that the corpus was made from. `digest` is over the manifest
+itself. A manifest holds no time and no host; these are in run.json.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tasks.errors import DataError, InputMissing
+from tasks.files import read_json, to_json, write_bytes
+from tasks.keys import FORMAT_VERSION
+from tasks.ledger import check_ledger
+from tasks.recipe import Recipe
+
+SHA256 = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Tokenizer(_Part):
+    """The tokenizer; `path` is that of the copy in the corpus folder."""
+
+    kind: Literal["sentencepiece", "huggingface"]
+    path: str
+    sha256: str = SHA256
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_id: int
+    pad_token_id: int
+    engine: str
+    trained_here: bool = Field(description="True where the run trained it on the sources.")
+
+
+class TemplateFacts(_Part):
+    """The template; a marker that the tokenizer lacks is encoded as text."""
+
+    name: str
+    sha256: str = SHA256
+    markers_as_text: list[str]
+    leading_space: str = Field(description="Whose rule puts a space before text: template, or none, first, each.")
+
+
+class SourceFacts(_Part):
+    """One source file. tokens and trained_tokens add up to the ledger's encoded and trained."""
+
+    path: str
+    format: str
+    bytes: int
+    sha256: str = SHA256
+    conversations: int
+    accepted: int
+    rejected: int
+    tokens: int
+    trained_tokens: int
+
+
+class Conversations(_Part):
+    """read = packed + Σ rejected + Σ dropped; truncated and split are among the packed."""
+
+    read: int
+    packed: int
+    rejected: dict[str, int]
+    dropped: dict[str, int]
+    truncated: int
+    split: int
+
+
+class Pieces(_Part):
+    """Pieces of conversations in rows; one each, except where overlong: split made more."""
+
+    packed: int
+    dropped: int
+
+
+class Tokens(_Part):
+    """encoded + separators = packed + truncated + dropped; packed + padding = rows × sequence_length."""
+
+    encoded: int
+    separators: int
+    truncated: int
+    dropped: int
+    rejected: int = Field(description="Tokens of conversations that were rejected after encoding; not in encoded.")
+    packed: int
+    padding: int
+    trained: int
+
+
+class Ledger(_Part):
+    """Where every conversation and every token went."""
+
+    conversations: Conversations
+    pieces: Pieces
+    tokens: Tokens
+
+
+class PackingMetadata(_Part):
+    """How full the rows are. packing_efficiency is packed / (rows × sequence_length) in percent."""
+
+    enabled: bool
+    algorithm: str
+    rows: int
+    lower_bound_rows: int
+    lower_bound: str
+    above_lower_bound_percent: float
+    packing_efficiency: float | None
+    avg_conversations_per_sequence: float
+    compression_ratio: float
+
+
+class Shard(_Part):
+    """One Arrow file; `path` is relative to the corpus folder."""
+
+    path: str
+    rows: int
+    bytes: int
+    sha256: str = SHA256
+
+
+class Split(_Part):
+    """Rows and shards of train or validation."""
+
+    rows: int
+    shards: list[Shard]
+
+
+class FileFacts(_Part):
+    """A file beside the shards."""
+
+    path: str
+    bytes: int
+    sha256: str = SHA256
+
+
+class Manifest(_Part):
+    """A corpus, accounted for."""
+
+    format_version: Literal["2.0", "3.0"]
+    name: str
+    key: str = SHA256
+    corpus: str = Field(description="The corpus folder, from the project's root.")
+    sequence_length: int
+    tokenizer: Tokenizer
+    template: TemplateFacts
+    train_on: Literal["assistant", "all", "last"]
+    seed: int
+    sources: list[SourceFacts]
+    ledger: Ledger
+    noticed: dict[str, int] = Field(description="Things that were handled but may surprise, as counts.")
+    packing_metadata: PackingMetadata
+    splits: dict[str, Split]
+    files: list[FileFacts] = Field(description="What lies beside the shards: the index and the rejects.")
+    config: dict[str, Any]
+    digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the manifest without this field.")
+
+    def listed(self) -> list[Shard | FileFacts]:
+        """Every file of the corpus folder that has a digest here, shards first."""
+        return [*(shard for split in self.splits.values() for shard in split.shards), *self.files]
+
+
+def build_manifest(
+    recipe: Recipe, plan: dict[str, Any], shards: list[dict[str, Any]], files: list[dict[str, Any]]
+) -> Manifest:
+    """Put the manifest together and check what must add up. Raises DataError, naming what does not."""
+    config, encoder, template = recipe.config, recipe.encoder, recipe.template
+    splits: dict[str, Any] = {}
+    described = list(zip(recipe.shard_names(), shards, strict=True))
+    for split, count in recipe.shards.items():
+        own, described = described[:count], described[count:]
+        listed = [
+            {"path": name, "rows": shard["rows"], "bytes": shard["bytes"], "sha256": shard["sha256"]}
+            for name, shard in own
+        ]
+        splits[split] = {"rows": sum(shard["rows"] for shard in listed), "shards": listed}
+    _check_shards(plan, shards)
+    values: dict[str, Any] = {
+        "format_version": FORMAT_VERSION[config.packing],
+        "name": config.name,
+        "key": recipe.corpus_key,
+        "corpus": recipe.layout.corpus_name(config.name, recipe.corpus_key),
+        "sequence_length": config.sequence_length,
+        "tokenizer": {
+            "kind": encoder.kind,
+            "path": f"tokenizer/{recipe.tokenizer_files.main.name}",
+            "sha256": recipe.tokenizer_files.sha256(),
+            "vocab_size": encoder.vocab_size,
+            "bos_token_id": encoder.bos_id,
+            "eos_token_id": encoder.eos_id,
+            "pad_token_id": encoder.pad_id,
+            "engine": encoder.engine,
+            "trained_here": recipe.tokenizer_key is not None,
+        },
+        "template": {
+            "name": config.template,
+            "sha256": recipe.template_sha256,
+            "markers_as_text": list(template.markers_as_text),
+            "leading_space": encoder.leading_space,
+        },
+        "train_on": config.train_on,
+        "seed": config.seed,
+        "sources": plan["sources"],
+        "ledger": plan["ledger"],
+        "noticed": plan["noticed"],
+        "packing_metadata": plan["packing_metadata"],
+        "splits": splits,
+        "files": files,
+        "config": config.settings(),
+    }
+    return Manifest.model_validate(values | {"digest": manifest_digest(values)})
+
+
+def _check_shards(plan: dict[str, Any], shards: list[dict[str, Any]]) -> None:
+    """The rows that were written must be those that were planned, token by token."""
+    tokens = plan["ledger"]["tokens"]
+    for name in ("packed", "trained"):
+        written = sum(shard[name] for shard in shards)
+        if written != tokens[name]:
+            raise DataError(
+                f"the ledger does not close: {tokens[name]:,} tokens planned as {name}, {written:,} written"
+            )
+    if [shard["rows"] for shard in shards] != plan["rows_of_shards"]:
+        raise DataError("the ledger does not close: shards hold other numbers of rows than planned")
+    check_ledger(plan["ledger"])
+
+
+def manifest_digest(values: dict[str, Any]) -> str:
+    """SHA-256 of the manifest's content, whatever the order of its keys."""
+    content = {key: value for key, value in values.items() if key != "digest"}
+    return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def publish(manifest: Manifest, corpus: Path, published: Path) -> None:
+    """The commit: the manifest into the corpus folder, then the same bytes to manifests/."""
+    data = to_json(manifest.model_dump())
+    write_bytes(corpus / "manifest.json", data)
+    write_bytes(published, data)
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Read a manifest and check that nobody edited it. Raises DataError or InputMissing, naming the file."""
+    if not path.is_file():
+        raise InputMissing(f"{path}: no such manifest; make one with: luigi --module pipeline PackCorpus")
+    values = read_json(path)
+    try:
+        manifest = Manifest.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "manifest"
+        raise DataError(f"{path}: is not a packcorpus manifest: {where}: {first['msg']}") from None
+    if manifest_digest(values) != manifest.digest:
+        raise DataError(f"{path}: was edited or damaged (its content does not match its digest); make the corpus again")
+    for inside in (*(file.path for file in manifest.listed()), manifest.tokenizer.path, manifest.corpus):
+        pure = PurePosixPath(inside)
+        if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in inside:
+            raise DataError(f"{path}: {inside!r} leads out of the corpus folder")
+    return manifest
+
+
+def corpus_folder(manifest: Manifest, path: Path) -> Path:
+    """The corpus that a manifest belongs to: its own folder, or the one it names below the project's root.
+
+    `path` is <corpus>/manifest.json or <root>/manifests/<name>.json. Raises InputMissing where the folder is gone.
+    """
+    folder = path.resolve().parent
+    root = folder.parent if folder.name == "manifests" else folder
+    candidates = [root / manifest.corpus, folder, Path.cwd() / manifest.corpus]
+    if path.name == "manifest.json":
+        candidates.insert(0, folder)
+    for candidate in candidates:
+        if (candidate / "manifest.json").is_file():
+            return candidate
+    raise InputMissing(f"{path}: its corpus folder {root / manifest.corpus} is gone; make the corpus again")

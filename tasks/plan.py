@@ -1,0 +1,137 @@
+"""Token files → plan: every conversation → (split, shard, row, start), from lengths alone.
+
+    lengths ─split by content─▶ train, validation ─over-long policy─▶ pieces ─pack─▶ rows ─shuffle─▶ shards
+                                                          └─▶ rejected, dropped, truncated: counted
+
+Written to one folder, the receipt last:
+
+    plan.arrow      IPC file; record batch s holds the pieces of shard s, by row and start (shards.PLAN_SCHEMA)
+    index.arrow     where every accepted conversation stands
+    rejects.jsonl   a line for each rejected conversation
+    plan.json       ledger, sources, packing figures: the receipt
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tasks import packing
+from tasks.errors import DataError
+from tasks.files import atomic_file, read_json, to_json, write_bytes
+from tasks.index import write_index
+from tasks.ledger import make_ledger, packing_metadata, source_facts
+from tasks.pieces import Accepted, Pieces, cut_overlong
+from tasks.placement import Placed, place
+from tasks.recipe import Recipe
+from tasks.rejects import Rejected, check_rejects, write_rejects
+from tasks.shards import PLAN_SCHEMA
+from tasks.sources import Part
+from tasks.token_files import TokenFiles
+from tasks.tokenization import NOTICED
+
+
+def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Write the plan, its receipt last, and return the receipt.
+
+    Raises DataError where too many conversations are rejected, none is left, or the policy for over-long ones says so.
+    """
+    config = recipe.config
+    receipts = [read_json(recipe.layout.token_receipt(recipe.tokens_key(part))) for part in recipe.parts]
+    tokens = TokenFiles([recipe.layout.token_file(recipe.tokens_key(part)) for part in recipe.parts])
+    bases = _record_bases(recipe.parts, receipts)
+    accepted = _read_columns(tokens, bases, config.validation)
+    pieces, lost, late = cut_overlong(accepted, tokens, recipe)
+    rejects = _rejects(receipts, bases, accepted, late, recipe)
+    write_rejects(folder / "rejects.jsonl", rejects, recipe)
+    read = sum(receipt["conversations"] for receipt in receipts)
+    check_rejects(rejects, read, recipe, folder / "rejects.jsonl")
+    if not len(pieces.conversation):
+        raise DataError(
+            f"{config.name}: no conversation is left to pack: {read:,} read, {len(rejects):,} rejected, "
+            f"{lost.dropped:,} dropped as longer than {config.sequence_length:,} tokens"
+        )
+    placed = place(pieces, accepted, config, recipe.shards)
+    places = placed.rows * config.sequence_length if config.packing else 0
+    receipt = {
+        "ledger": make_ledger(receipts, accepted, pieces, lost, rejects, places),
+        "packing_metadata": packing_metadata(
+            recipe, pieces, placed, packing.ALGORITHM if config.packing else "one conversation a row"
+        ),
+        "sources": source_facts(recipe, receipts, accepted, pieces, late),
+        "noticed": {name: sum(receipt[name] for receipt in receipts) for name in NOTICED},
+        "rows_of_shards": placed.rows_of_shards.tolist(),
+    }
+    _write_plan(folder / "plan.arrow", pieces, placed, accepted)
+    write_index(folder / "index.arrow", pieces, placed, accepted, late, recipe)
+    write_bytes(folder / "plan.json", to_json(receipt))
+    return receipt
+
+
+def _record_bases(parts: tuple[Part, ...], receipts: list[dict[str, Any]]) -> np.ndarray:
+    """Number of the first record of each part within its file; int64[parts]."""
+    bases = np.zeros(len(parts), np.int64)
+    for index in range(1, len(parts)):
+        if parts[index].file is parts[index - 1].file:
+            bases[index] = bases[index - 1] + receipts[index - 1]["records"]
+    return bases
+
+
+def _read_columns(tokens: TokenFiles, bases: np.ndarray, validation: float) -> Accepted:
+    counts = [table.num_rows for table in tokens.tables]
+    part = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
+
+    def column(name: str, kind: type) -> np.ndarray:
+        return np.concatenate([table.column(name).to_numpy() for table in tokens.tables]).astype(kind)
+
+    return Accepted(
+        part=part,
+        place=np.concatenate([np.arange(count, dtype=np.int32) for count in counts]),
+        record=column("record", np.int64) + bases[part],
+        length=tokens.lengths(),
+        trained=column("trained", np.int32),
+        separator=column("separator", np.bool_),
+        # A share of the hashes is a share of the conversations, the same one whatever else is in the corpus.
+        held_out=column("digest", np.uint64) < np.uint64(int(validation * 2**64)),
+    )
+
+
+def _rejects(
+    receipts: list[dict[str, Any]], bases: np.ndarray, accepted: Accepted, late: np.ndarray, recipe: Recipe
+) -> list[Rejected]:
+    """Those of every part and those that the over-long policy left without a trained token, in source order."""
+    config = recipe.config
+    message = (
+        f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong}); "
+        "a larger sequence_length keeps it"
+    )
+    early = [
+        Rejected(part, int(bases[part]) + record, code, text)
+        for part, receipt in enumerate(receipts)
+        for record, code, text in receipt["rejects"]
+    ]
+    cut = [Rejected(int(accepted.part[c]), int(accepted.record[c]), "no_trained_tokens", message) for c in late]
+    return sorted(early + cut, key=lambda reject: (reject.part, reject.record))
+
+
+def _write_plan(path: Path, pieces: Pieces, placed: Placed, accepted: Accepted) -> None:
+    order = np.lexsort((placed.start, placed.row, placed.shard))
+    shards = len(placed.rows_of_shards)
+    edges = np.searchsorted(placed.shard[order], np.arange(shards + 1)).tolist()
+    conversation = pieces.conversation[order]
+    columns = [
+        placed.row[order],
+        placed.start[order],
+        accepted.part[conversation],
+        accepted.place[conversation],
+        pieces.first[order],
+        pieces.taken[order],
+        pieces.closed[order],
+    ]
+    with atomic_file(path) as out, pa.ipc.new_file(pa.PythonFile(out, "w"), PLAN_SCHEMA) as writer:
+        for top, bottom in pairwise(edges):
+            writer.write_batch(pa.record_batch([pa.array(column[top:bottom]) for column in columns], PLAN_SCHEMA))

@@ -1,0 +1,205 @@
+"""A config made definite: its files found and digested, its parts cut, its keys known. What the graph is drawn from.
+
+    config file ─resolve─▶ Recipe(config, parts, keys, number of shards)
+
+All of it follows from the bytes of the sources and the config, so every process of a run, on any machine, draws the
+same graph. Sources are read once here (for their digests) and once more by the task that tokenises them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from tasks.config import Config, load_config
+from tasks.encoders import Encoder, TokenizerFiles, find_tokenizer, open_encoder
+from tasks.errors import InputMissing, UsageError
+from tasks.jinja_templates import JinjaTemplate
+from tasks.keys import FORMAT_VERSION, Layout, key_of
+from tasks.sources import Part, SourceFile, SourceSpec, find_parts
+from tasks.templates import BUILT_IN, MARKERS, BuiltIn, Template, built_in_sha256
+
+# Shards are many enough to be written in parallel and few enough for the graph (Luigi: 13 ms a task at 500 tasks).
+SOURCE_BYTES_PER_SHARD = 8 << 20
+MOST_SHARDS = 256
+
+
+@dataclass(frozen=True, eq=False)
+class Recipe:
+    """`files` in the order of the config, `parts` in the order of the files."""
+
+    config: Config
+    folder: Path
+    layout: Layout
+    files: tuple[SourceFile, ...]
+    parts: tuple[Part, ...]
+
+    # Tokenizer
+
+    @cached_property
+    def tokenizer_key(self) -> str | None:
+        """Key of the tokenizer that this run trains; None where the config names one."""
+        if self.config.tokenizer is not None:
+            return None
+        import sentencepiece
+
+        content = {
+            "sources": [self._content(file) for file in self.files],
+            "control_symbols": MARKERS.get(self.config.template, ()),
+            "vocab_size": self.config.vocab_size,
+            "max_record_bytes": self.config.max_record_bytes,
+            # Another release may train other pieces from the same text.
+            "trainer": sentencepiece.__version__,
+        }
+        return key_of("tokenizer", content)
+
+    @cached_property
+    def tokenizer_files(self) -> TokenizerFiles:
+        if self.tokenizer_key is not None:
+            return find_tokenizer(self.layout.tokenizer(self.tokenizer_key))
+        return find_tokenizer(self.folder / str(self.config.tokenizer))
+
+    @cached_property
+    def _tokenizer_digest(self) -> str:
+        return f"trained:{self.tokenizer_key}" if self.tokenizer_key else self.tokenizer_files.sha256()
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        files = self.tokenizer_files
+        return _open_once(files, files.sha256(), self.config.eos_token, self.config.pad_token)
+
+    # Template
+
+    @cached_property
+    def _template_source(self) -> str | None:
+        """The Jinja source; None for a built-in template."""
+        name = self.config.template
+        if name in BUILT_IN:
+            return None
+        if name == "tokenizer":
+            source = self.tokenizer_files.chat_template() if self.config.tokenizer else None
+            if source is None:
+                raise UsageError(
+                    f"template: tokenizer: {self.config.tokenizer or 'a tokenizer that is trained here'} has no chat "
+                    f"template of its own; take one of {', '.join(BUILT_IN)} or a Jinja file"
+                )
+            return source
+        file = self.folder / name
+        if not file.is_file():
+            raise InputMissing(
+                f"template: {name!r} is neither built in ({', '.join(BUILT_IN)}, tokenizer) nor a file ({file})"
+            )
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{file}: is not UTF-8: {error}") from None
+
+    @cached_property
+    def template_sha256(self) -> str:
+        source = self._template_source
+        return built_in_sha256(self.config.template) if source is None else hashlib.sha256(source.encode()).hexdigest()
+
+    @cached_property
+    def template(self) -> Template:
+        source, config = self._template_source, self.config
+        if source is None:
+            return BuiltIn(config.template, self.encoder, config.train_on)
+        return JinjaTemplate(config.template, source, self.encoder, config.train_on, config.template_date)
+
+    # Keys
+
+    @staticmethod
+    def _content(file: SourceFile) -> list[object]:
+        return [file.sha256, file.container, file.compression, file.format, list(file.columns)]
+
+    def tokens_key(self, part: Part) -> str:
+        config = self.config
+        return key_of(
+            "tokens",
+            {
+                "part": part.sha256,
+                "read": self._content(part.file)[1:],
+                "max_record_bytes": config.max_record_bytes,
+                "tokenizer": [self._tokenizer_digest, config.eos_token, config.pad_token],
+                "template": [self.template_sha256, self._template_source and config.template_date],
+                "train_on": config.train_on,
+                "whole": not config.packing,
+            },
+        )
+
+    @cached_property
+    def corpus_key(self) -> str:
+        settings = self.config.settings()
+        for where in ("name", "sources", "tokenizer", "template"):
+            del settings[where]
+        return key_of(
+            "corpus",
+            settings
+            | {
+                "format_version": FORMAT_VERSION[self.config.packing],
+                "sources": [self._content(file) for file in self.files],
+                "tokenizer": self._tokenizer_digest,
+                "template": self.template_sha256,
+            },
+        )
+
+    # Shards
+
+    @cached_property
+    def shards(self) -> dict[str, int]:
+        """Number of shards of each split."""
+        size = sum(file.bytes for file in self.files)
+        train = min(MOST_SHARDS, max(1, math.ceil(size / SOURCE_BYTES_PER_SHARD)))
+        return {"train": train, "validation": math.ceil(train * self.config.validation)}
+
+    def shard_names(self) -> list[str]:
+        """File names of all shards, train first; a shard's number in the plan is its place here."""
+        return [
+            f"{split}-{number:05d}-of-{count:05d}.arrow"
+            for split, count in self.shards.items()
+            for number in range(count)
+        ]
+
+    # Paths
+
+    @property
+    def corpus_folder(self) -> Path:
+        return self.layout.corpus(self.config.name, self.corpus_key)
+
+    @property
+    def published(self) -> Path:
+        return self.layout.published(self.config.name, self.corpus_key)
+
+    @property
+    def plan_folder(self) -> Path:
+        return self.layout.plan_folder(self.corpus_key)
+
+
+@lru_cache(maxsize=4)
+def _open_once(files: TokenizerFiles, sha256: str, eos_token: str | None, pad_token: str | None) -> Encoder:
+    """A tokenizer is loaded once per process, and not again in a child that is forked from it."""
+    return open_encoder(files, eos_token, pad_token)
+
+
+def resolve(config_file: Path, root: Path, sequence_length: int | None = None) -> Recipe:
+    """Read the config and find, cut and digest its sources. Raises PackError, naming what is wrong."""
+    config = load_config(config_file, sequence_length)
+    specs: Sequence[SourceSpec] = [
+        SourceSpec(source.path, source.format, tuple(source.columns.items())) for source in config.sources
+    ]
+    found = find_parts(specs, config_file.parent, config.part_size)
+    for file, _ in found:
+        # What cannot be written to a manifest: a name on disk that is no UTF-8.
+        if file.name.encode("utf-8", "ignore").decode() != file.name:
+            raise UsageError(f"{file.name!a}: the name of this source is not UTF-8; rename it")
+    return Recipe(
+        config,
+        config_file.parent,
+        Layout(root),
+        tuple(file for file, _ in found),
+        tuple(part for _, parts in found for part in parts),
+    )

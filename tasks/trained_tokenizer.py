@@ -1,0 +1,103 @@
+"""Sources → a SentencePiece BPE model with byte fallback, for a config that names no tokenizer.
+
+The same sources give the same bytes: one thread, no sampling, no clock. Text is left as it is (no normalisation, no
+white space removed), digits are split, and every byte has a piece, so that any text decodes to itself. The markers
+of the template become control tokens of the model, and so does nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.conversations import read_record
+from tasks.errors import DataError, Reject
+from tasks.files import write_bytes
+from tasks.sources import Part, read_part
+from tasks.templates import MARKERS, full_text
+
+# The trainer keeps all of its text in memory; more than this adds nothing to a vocabulary of the sizes allowed.
+MOST_CHARACTERS = 100_000_000
+LONGEST_SENTENCE = 16_384
+
+
+def train_tokenizer(parts: tuple[Part, ...], template: str, vocab_size: int, max_record_bytes: int, path: Path) -> None:
+    """Train on what the messages say and write the model.
+
+    Raises DataError where there is no text or vocab_size is too small for its characters, and what reading raises.
+    """
+    from sentencepiece import SentencePieceTrainer
+
+    model = io.BytesIO()
+    said = 0
+    rejects: list[str] = []
+    failures: list[BaseException] = []
+
+    def sentences() -> Iterator[str]:
+        # The trainer turns whatever is raised in here into a RuntimeError.
+        nonlocal said
+        try:
+            for sentence in _sentences(parts, max_record_bytes, rejects):
+                said += bool(sentence.strip())
+                yield sentence
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    options: dict[str, Any] = {
+        "model_type": "bpe",
+        "vocab_size": vocab_size,
+        "hard_vocab_limit": False,
+        "byte_fallback": True,
+        "split_digits": True,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "allow_whitespace_only_pieces": True,
+        "character_coverage": 0.9995,
+        "max_sentence_length": 4 * LONGEST_SENTENCE,
+        "shuffle_input_sentence": False,
+        "num_threads": 1,
+        "control_symbols": list(MARKERS.get(template, ())),
+        "pad_id": 0,
+        "bos_id": 1,
+        "eos_id": 2,
+        "unk_id": 3,
+        "minloglevel": 2,
+    }
+    try:
+        SentencePieceTrainer.train(sentence_iterator=sentences(), model_writer=model, **options)
+    except RuntimeError as error:
+        if failures:
+            raise failures[0] from None
+        if not said:
+            first = f" (the first of {len(rejects):,} rejects: {rejects[0]})" if rejects else ""
+            raise DataError(f"the sources hold no text to train a tokenizer on{first}; mend them") from None
+        raise DataError(
+            f"no tokenizer could be trained on the sources ({' '.join(str(error).split())[-160:]}); raise vocab_size, "
+            f"which is {vocab_size:,}, or name a tokenizer in the config"
+        ) from None
+    write_bytes(path, model.getvalue())
+
+
+def _sentences(parts: tuple[Part, ...], max_record_bytes: int, rejects: list[str]) -> Iterator[str]:
+    """What the messages say, in source order, in pieces that the trainer takes. Reasons of rejects go to `rejects`."""
+    left = MOST_CHARACTERS
+    for part in parts:
+        columns = dict(part.file.columns)
+        for record, value in read_part(part, max_record_bytes):
+            try:
+                if isinstance(value, Reject):
+                    raise value
+                conversation = read_record(value, part.file.format, columns)
+            except Reject as reject:
+                rejects.append(f"{part.file.name}: record {record + 1} of the part: {reject.message}")
+                continue
+            for message in conversation.messages:
+                text = full_text(message)
+                left -= len(text)
+                if left < 0:
+                    return
+                for start in range(0, len(text), LONGEST_SENTENCE):
+                    yield text[start : start + LONGEST_SENTENCE].replace("\0", "")

@@ -1,0 +1,298 @@
+"""Every invariant of a corpus, recomputed from its files. Nothing of what made the corpus is trusted, or called.
+
+manifest ─ its digest, its two copies
+   ├ every file ─ size and SHA-256, nothing missing, nothing besides
+   ├ every shard ─ schema, and for each row: mask, labels, positions, ids, at least one trained token
+   ├ index ─ its pieces tile every row without gap or overlap, begin where positions restart, end with EOS
+   └ ledger ─ conversations, tokens and figures counted a second time
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute
+
+from tasks.errors import DataError, InputMissing
+from tasks.files import sha256_of
+from tasks.index import INDEX_SCHEMA
+from tasks.ledger import check_ledger
+from tasks.manifest import Manifest, corpus_folder, load_manifest
+from tasks.placement import SPLITS
+from tasks.shards import IGNORED, conversation_schema, row_schema
+
+# What lies in a corpus folder and is not listed with a digest: the manifest itself, and the record of one run.
+UNLISTED = {"manifest.json", "run.json"}
+
+# Columns of the index that are null where a conversation was dropped; the others never are.
+PLACE = {"split", "shard", "row", "start", "first"}
+
+
+@dataclass(slots=True)
+class Report:
+    """What was checked: (name of the check, what was found). All of it held, or `verify` had raised."""
+
+    checks: list[tuple[str, str]] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Tokens:
+    """What the rows of all shards add up to."""
+
+    packed: int = 0
+    trained: int = 0
+    rows: int = 0
+    pieces: int = 0
+
+
+def verify(path: Path) -> Report:
+    """Check the corpus of a manifest. Raises DataError or InputMissing at the first thing that is not as promised."""
+    report = Report()
+    manifest = load_manifest(path)
+    folder = corpus_folder(manifest, path)
+    _check_copies(path, folder)
+    report.checks.append(("manifest", f"unedited, key {manifest.key[:12]}"))
+    count, size = _check_files(manifest, folder)
+    report.checks.append(("files", f"{count:,} files, {size:,} bytes: sizes and SHA-256 as recorded, nothing besides"))
+    index = _read_index(folder / "index.arrow")
+    check_rows = _check_rows if manifest.packing_metadata.enabled else _check_whole
+    tokens = check_rows(manifest, folder, index)
+    report.checks.append(
+        ("rows", f"{tokens.rows:,} rows, {tokens.packed:,} tokens, {tokens.trained:,} trained: every invariant holds")
+    )
+    if not tokens.rows:
+        raise DataError(f"{path}: the corpus holds no row")
+    if tokens.pieces != len(index) - index["row"].null_count:
+        raise DataError(f"{folder / 'index.arrow'}: has pieces in shards or rows that do not exist")
+    report.checks.append(("index", f"{tokens.pieces:,} pieces tile the rows without gap or overlap"))
+    _check_ledger(manifest, folder, index, tokens)
+    report.checks.append(("ledger", "conversations, tokens and figures agree with a second count"))
+    return report
+
+
+def _check_copies(path: Path, folder: Path) -> None:
+    copy = folder / "manifest.json"
+    if not path.samefile(copy) and copy.read_bytes() != path.read_bytes():
+        raise DataError(f"{path} and {copy} differ; they must be the same bytes")
+
+
+def _check_files(manifest: Manifest, folder: Path) -> tuple[int, int]:
+    listed = manifest.listed()
+    for file in listed:
+        where = folder / file.path
+        if where.is_symlink() or not where.resolve().is_relative_to(folder.resolve()):
+            raise DataError(f"{where}: is a link; a corpus holds its files itself")
+        if not where.is_file():
+            raise InputMissing(f"{where}: is missing; run PackCorpus again to make it")
+        size = where.stat().st_size
+        if size != file.bytes:
+            raise DataError(f"{where}: holds {size:,} bytes, {file.bytes:,} were written; delete it and run PackCorpus")
+        if sha256_of(where) != file.sha256:
+            raise DataError(f"{where}: does not have the SHA-256 that was recorded; delete it and run PackCorpus again")
+    known = {file.path for file in listed} | UNLISTED
+    found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
+    if found - known:
+        raise DataError(f"{folder / min(found - known)}: does not belong to this corpus")
+    return len(listed), sum(file.bytes for file in listed)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """What goes wrong while `path` is read or taken apart is said of it."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
+        raise DataError(f"{path}: cannot be read as what it should be: {error}") from error
+
+
+def _read_index(path: Path) -> pa.Table:
+    with _reading(path), pa.memory_map(str(path)) as file:
+        index = pa.ipc.open_stream(file).read_all()
+    if not index.schema.equals(INDEX_SCHEMA):
+        raise DataError(f"{path}: has another schema than expected: {index.schema.names}")
+    dropped = index["row"].is_null()
+    for name in index.schema.names:
+        if index[name].null_count and not (name in PLACE and index[name].is_null().equals(dropped)):
+            raise DataError(f"{path}: {name} is null where it may not be")
+    if len(index) and pa.compute.min(index["length"]).as_py() < 1:
+        raise DataError(f"{path}: a piece has no length")
+    return index
+
+
+def _pieces_of(index: pa.Table, split: str, shard: int) -> dict[str, np.ndarray]:
+    """The index's pieces in one shard, by row and start."""
+    chosen = index.filter(
+        pa.compute.and_(
+            pa.compute.equal(index["split"].cast(pa.string()), split), pa.compute.equal(index["shard"], shard)
+        )
+    )
+    order = np.lexsort((chosen["start"].to_numpy(), chosen["row"].to_numpy()))
+    return {name: chosen[name].to_numpy()[order] for name in chosen.schema.names if name != "split"}
+
+
+def _check_rows(manifest: Manifest, folder: Path, index: pa.Table) -> _Tokens:
+    total = _Tokens()
+    for split, facts in manifest.splits.items():
+        for number, shard in enumerate(facts.shards):
+            path = folder / shard.path
+            schema = row_schema(manifest.sequence_length, manifest.key)
+            pieces = _pieces_of(index, split, number)
+            rows = 0
+            with _reading(path), pa.memory_map(str(path)) as file:
+                reader = _open(path, file, schema)
+                for batch in reader:
+                    top, rows = rows, rows + batch.num_rows
+                    inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
+                    chosen = {name: values[inside] for name, values in pieces.items()}
+                    chosen["row"] = chosen["row"] - top
+                    _check_batch(batch, chosen, manifest, f"{path}: row {top}", total)
+            if rows != shard.rows:
+                raise DataError(f"{path}: holds {rows:,} rows, the manifest says {shard.rows:,}")
+            total.rows += rows
+    return total
+
+
+def _open(path: Path, file: Any, schema: pa.Schema) -> Any:
+    reader = pa.ipc.open_stream(file)
+    if not reader.schema.equals(schema, check_metadata=True):
+        raise DataError(f"{path}: is not a shard of this corpus (schema or metadata differ): {reader.schema}")
+    return reader
+
+
+def _check_batch(
+    batch: pa.RecordBatch, pieces: dict[str, np.ndarray], manifest: Manifest, where: str, total: _Tokens
+) -> None:
+    length, count = manifest.sequence_length, batch.num_rows
+    ids, mask, labels, positions = (
+        batch.column(name).flatten().to_numpy().reshape(count, length)
+        for name in ("input_ids", "attention_mask", "labels", "position_ids")
+    )
+
+    def require(held: Any, what: str) -> None:
+        """`held` is a bool for each row, or for each token."""
+        bad = ~np.asarray(held)
+        if bad.any():
+            row = int(np.argwhere(bad)[0][0])
+            raise DataError(f"{where} + {row}: {what}")
+
+    filled = mask.sum(axis=1, dtype=np.int64)
+    columns = np.arange(length)
+    require(((mask == 0) | (mask == 1)).all(axis=1), "attention_mask holds other values than 0 and 1")
+    require((mask == (columns < filled[:, None])).all(axis=1), "attention_mask has a pad among the tokens")
+    require(filled > 0, "the row is empty")
+    require(((ids >= 0) & (ids < manifest.tokenizer.vocab_size)).all(axis=1), "a token id is beyond the vocabulary")
+    require(((ids == manifest.tokenizer.pad_token_id) | (mask == 1)).all(axis=1), "a pad is not the pad token")
+    require(((labels == IGNORED) | (labels == ids)).all(axis=1), "a label is neither -100 nor the token itself")
+    require(((labels == IGNORED) | (mask == 1)).all(axis=1), "a pad is trained on")
+    require((labels != IGNORED).any(axis=1), "no token of the row is trained on")
+    # Positions: from the pieces of the index, and from nothing that wrote the rows.
+    starts, lengths = pieces["start"].astype(np.int64), pieces["length"].astype(np.int64)
+    first_of_row = np.searchsorted(pieces["row"], np.arange(count))
+    require(np.bincount(pieces["row"], weights=lengths, minlength=count) == filled, "the index covers other tokens")
+    expected = np.cumsum(lengths) - lengths
+    expected -= np.repeat(expected[first_of_row], np.diff(np.append(first_of_row, len(starts))))
+    if (starts != expected).any():
+        row = int(pieces["row"][np.flatnonzero(starts != expected)[0]])
+        raise DataError(f"{where} + {row}: the index's pieces leave a gap or overlap")
+    heads = pieces["row"].astype(np.int64) * length + starts
+    ends = heads + lengths - 1
+    marks = np.zeros(count * length, np.int64)
+    marks[heads] = heads
+    tails = np.arange(count) * length + filled
+    marks[tails[filled < length]] = tails[filled < length]
+    wanted = (np.arange(count * length) - np.maximum.accumulate(marks)).reshape(count, length)
+    require((positions == wanted).all(axis=1), "position_ids do not restart at 0 at every conversation")
+    flat_labels, flat_ids = labels.reshape(-1), ids.reshape(-1)
+    if (flat_labels[heads] != IGNORED).any():
+        raise DataError(f"{where}: the first token of a conversation is trained on")
+    if (flat_ids[ends][pieces["separator"]] != manifest.tokenizer.eos_token_id).any():
+        raise DataError(f"{where}: a conversation is not closed by the EOS separator")
+    if (flat_labels[ends][pieces["truncated"]] != IGNORED).any():
+        raise DataError(f"{where}: the separator behind a truncated conversation is trained on")
+    trained = np.add.reduceat(flat_labels != IGNORED, heads, dtype=np.int64) if len(heads) else np.zeros(0)
+    if (trained != pieces["trained"]).any():
+        raise DataError(f"{where}: the index counts other trained tokens than the labels")
+    total.pieces += len(heads)
+    total.packed += int(filled.sum())
+    total.trained += int((flat_labels != IGNORED).sum())
+
+
+def _check_whole(manifest: Manifest, folder: Path, index: pa.Table) -> _Tokens:
+    """Format 2.0: a row is a conversation."""
+    total = _Tokens()
+    for split, facts in manifest.splits.items():
+        for number, shard in enumerate(facts.shards):
+            path = folder / shard.path
+            schema = conversation_schema(manifest.sequence_length, manifest.key)
+            with _reading(path), pa.memory_map(str(path)) as file:
+                rows = sum(batch.num_rows for batch in _open(path, file, schema))
+            pieces = _pieces_of(index, split, number)
+            if rows != shard.rows:
+                raise DataError(f"{path}: holds {rows:,} rows, the manifest says {shard.rows:,}")
+            if not np.array_equal(pieces["row"], np.arange(rows)):
+                raise DataError(f"{path}: the index does not hold one conversation for each row")
+            total.pieces += rows
+            total.rows += rows
+            total.packed += int(pieces["length"].sum())
+            total.trained += int(pieces["trained"].sum())
+    return total
+
+
+def _check_ledger(manifest: Manifest, folder: Path, index: pa.Table, tokens: _Tokens) -> None:
+    def require(name: str, counted: Any, recorded: Any) -> None:
+        if counted != recorded:
+            raise DataError(f"{folder / 'manifest.json'}: {name} is recorded as {recorded}, counted {counted}")
+
+    ledger, packing = manifest.ledger, manifest.packing_metadata
+    check_ledger(ledger.model_dump())
+    with _reading(folder / "rejects.jsonl"):
+        rejects = [orjson.loads(line) for line in (folder / "rejects.jsonl").read_bytes().splitlines()]
+        reasons, rejected_by = (Counter(reject[key] for reject in rejects) for key in ("reason", "source"))
+    require("rejected", dict(sorted(reasons.items())), ledger.conversations.rejected)
+    source, record = index["source"].to_numpy(), index["record"].to_numpy()
+    placed = ~np.asarray(index["row"].is_null())
+    conversations = np.unique(np.stack([source, record]), axis=1)
+    packed = np.unique(np.stack([source[placed], record[placed]]), axis=1).shape[1]
+    require("packed conversations", packed, ledger.conversations.packed)
+    dropped = conversations.shape[1] - packed
+    require("dropped", dropped, sum(ledger.conversations.dropped.values()))
+    require("read", conversations.shape[1] + len(rejects), ledger.conversations.read)
+    trained = index["trained"].to_numpy()
+    for number, facts in enumerate(manifest.sources):
+        accepted = int((conversations[0] == number).sum())
+        require(f"{facts.path}: accepted", accepted, facts.accepted)
+        require(f"{facts.path}: rejected", rejected_by[facts.path], facts.rejected)
+        require(f"{facts.path}: conversations", accepted + facts.rejected, facts.conversations)
+        require(f"{facts.path}: trained_tokens", int(trained[source == number].sum()), facts.trained_tokens)
+    require("conversations of all sources", sum(s.conversations for s in manifest.sources), ledger.conversations.read)
+    require("tokens of all sources", sum(s.tokens for s in manifest.sources), ledger.tokens.encoded)
+    require("pieces", int(placed.sum()), ledger.pieces.packed)
+    require("packed tokens", tokens.packed, ledger.tokens.packed)
+    require("trained tokens", tokens.trained, ledger.tokens.trained)
+    separators = int(index["separator"].to_numpy()[placed].sum())
+    require("separators", separators, ledger.tokens.separators)
+    require("rows", tokens.rows, packing.rows)
+    require("splits", list(manifest.splits), list(SPLITS))
+    for name, split in manifest.splits.items():
+        require(f"rows of {name}", sum(shard.rows for shard in split.shards), split.rows)
+    per_row = round(tokens.pieces / tokens.rows, 4)
+    require("avg_conversations_per_sequence", per_row, packing.avg_conversations_per_sequence)
+    require("compression_ratio", per_row, packing.compression_ratio)
+    above = round(100 * (packing.rows / packing.lower_bound_rows - 1), 4) if packing.lower_bound_rows else None
+    require("above_lower_bound_percent", above, packing.above_lower_bound_percent)
+    require("config.sequence_length", manifest.config.get("sequence_length"), manifest.sequence_length)
+    require("truncated", int(index["truncated"].to_numpy().sum()), ledger.conversations.truncated)
+    places = tokens.rows * manifest.sequence_length
+    require("padding", places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)
+    efficiency = round(100 * tokens.packed / places, 4) if packing.enabled else None
+    require("packing_efficiency", efficiency, packing.packing_efficiency)
+    if packing.rows < packing.lower_bound_rows:
+        raise DataError(f"{packing.rows:,} rows are fewer than the lower bound {packing.lower_bound_rows:,}")

@@ -1,0 +1,343 @@
+"""Keys: what changes them, what must not, and golden digests of what they stand for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+import yaml
+
+from tasks import templates
+from tasks.config import WITHOUT_EFFECT, Config
+from tasks.conversations import Conversation, Message, ToolCall
+from tasks.encoders import Encoded, Encoder
+from tasks.errors import InputMissing, PackError, UsageError
+from tasks.keys import VERSIONS, Layout, key_of
+from tasks.recipe import Recipe, resolve
+from tasks.sources import SourceSpec, find_parts
+from tasks.templates import BUILT_IN, BuiltIn, trained_turns
+from tasks.token_files import SCHEMA
+from tasks.tokenization import tokenize_part
+
+LINES = [
+    json.dumps({"messages": [{"role": "user", "content": f"{i} " * 200}, {"role": "assistant", "content": "b"}]})
+    for i in range(12)
+]
+BASE: dict[str, Any] = {"name": "a", "sources": [{"path": "chat.jsonl"}], "tokenizer": "t.model"}
+
+
+def project(folder: Path, **changes: Any) -> Path:
+    """A folder with a config; the tokenizer is never opened for a key."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "chat.jsonl").write_text("".join(f"{line}\n" for line in LINES))
+    (folder / "t.model").write_bytes(b"one tokenizer")
+    (folder / "u.model").write_bytes(b"another tokenizer")
+    (folder / "own.jinja").write_text("{{ messages }}")
+    values = {key: value for key, value in (BASE | changes).items() if value is not None}
+    (folder / "corpus.yaml").write_text(yaml.safe_dump(values))
+    return folder / "corpus.yaml"
+
+
+def recipe(folder: Path, **changes: Any) -> Recipe:
+    made = resolve(project(folder, **changes), folder)
+    _ = made.corpus_key  # of the files as they are now
+    return made
+
+
+def token_keys(made: Recipe) -> list[str]:
+    return [made.tokens_key(part) for part in made.parts]
+
+
+# For every field: another value, and whether token files, too, become others. A new field must be decided on here.
+CHANGES: dict[str, tuple[Any, bool]] = {
+    "sources": ([{"path": "chat.jsonl", "columns": {"messages": "chat"}, "format": "messages"}], True),
+    "tokenizer": ("u.model", True),
+    "template": ("llama2", True),
+    "sequence_length": (512, False),
+    "train_on": ("all", True),
+    "overlong": ("drop", False),
+    "validation": (0.1, False),
+    "max_rejects": (0.1, False),
+    "packing": (False, True),
+    "seed": (43, False),
+    "eos_token": ("</s>", True),
+    "pad_token": ("<pad>", True),
+    "vocab_size": (9000, False),
+    "template_date": ("2026-01-02", False),  # a built-in template does not see it
+    "plan_group": (10, False),
+    "max_record_bytes": (1 << 20, True),
+}
+
+
+def test_every_setting_is_decided_on() -> None:
+    assert set(CHANGES) == set(Config.model_fields) - WITHOUT_EFFECT - {"name"}
+
+
+@pytest.mark.parametrize("field", CHANGES)
+def test_a_changed_setting_changes_the_corpus_key(field: str, tmp_path: Path) -> None:
+    value, tokens_too = CHANGES[field]
+    before, after = recipe(tmp_path), recipe(tmp_path, **{field: value})
+    assert after.corpus_key != before.corpus_key
+    assert after.corpus_folder != before.corpus_folder
+    assert after.plan_folder != before.plan_folder
+    shared = set(token_keys(before)) & set(token_keys(after))
+    assert not shared if tokens_too else token_keys(before) == token_keys(after)
+
+
+def test_what_cannot_change_the_output_changes_no_key(tmp_path: Path) -> None:
+    before = recipe(tmp_path / "here")
+    assert {"part_size"} == WITHOUT_EFFECT
+    parted = recipe(tmp_path / "here", part_size=1024)
+    assert len(parted.parts) > 1
+    assert parted.corpus_key == before.corpus_key
+    named = recipe(tmp_path / "here", name="b")
+    assert (named.corpus_key, token_keys(named)) == (before.corpus_key, token_keys(before))
+    assert named.published.name == f"b-{before.corpus_key[:12]}.json"
+
+
+def test_places_change_no_key(tmp_path: Path) -> None:
+    before = recipe(tmp_path / "here")
+    shutil.move(tmp_path / "here", tmp_path / "far" / "away")
+    moved = resolve(tmp_path / "far" / "away" / "corpus.yaml", tmp_path)
+    assert (moved.corpus_key, token_keys(moved)) == (before.corpus_key, token_keys(before))
+    folder = tmp_path / "renamed"
+    project(folder)
+    for old, new in (("chat.jsonl", "talk.jsonl"), ("t.model", "v.model"), ("own.jinja", "mine.jinja")):
+        (folder / old).rename(folder / new)
+    (folder / "corpus.yaml").write_text(yaml.safe_dump(BASE | {"sources": [{"path": "talk*"}], "tokenizer": "v.model"}))
+    renamed = resolve(folder / "corpus.yaml", tmp_path)
+    assert (renamed.corpus_key, token_keys(renamed)) == (before.corpus_key, token_keys(before))
+
+
+def test_places_change_no_key_of_a_trained_tokenizer(tmp_path: Path) -> None:
+    before = recipe(tmp_path / "a", tokenizer=None, template="own.jinja")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "other.jinja").write_text("{{ messages }}")
+    after = recipe(tmp_path / "b", tokenizer=None, template="other.jinja", part_size=1024, sequence_length=16)
+    assert before.tokenizer_key == after.tokenizer_key is not None
+    for change in ({"vocab_size": 9000}, {"template": "llama3"}, {"max_record_bytes": 1 << 20}):
+        changed = recipe(tmp_path / "a", **({"tokenizer": None, "template": "own.jinja"} | change))
+        assert changed.tokenizer_key != before.tokenizer_key
+        assert changed.corpus_key != before.corpus_key
+
+
+def test_bytes_change_keys(tmp_path: Path) -> None:
+    jinja = {"template": "own.jinja"}
+    before, with_jinja = recipe(tmp_path), recipe(tmp_path, **jinja)
+    for file, settings in (("t.model", {}), ("own.jinja", jinja)):
+        path = project(tmp_path, **settings)
+        old = with_jinja if settings else before
+        (tmp_path / file).write_bytes((tmp_path / file).read_bytes() + b" ")
+        changed = resolve(path, tmp_path)
+        assert changed.corpus_key != old.corpus_key, file
+        assert not set(token_keys(changed)) & set(token_keys(old)), file
+    dated = recipe(tmp_path, **jinja, template_date="2026-01-02")
+    assert not set(token_keys(dated)) & set(token_keys(with_jinja)), "a Jinja template sees the date"
+
+
+def test_a_changed_letter_changes_its_part(tmp_path: Path) -> None:
+    before = recipe(tmp_path, part_size=1024)
+    path = tmp_path / "chat.jsonl"
+    path.write_text(path.read_text().replace('"b"', '"c"', 1))
+    after = resolve(tmp_path / "corpus.yaml", tmp_path)
+    old, new = token_keys(before), token_keys(after)
+    assert [a == b for a, b in zip(old, new, strict=True)] == [False] + [True] * (len(old) - 1)
+    assert after.corpus_key != before.corpus_key
+
+
+def test_one_appended_line_changes_one_part(tmp_path: Path) -> None:
+    before = recipe(tmp_path, part_size=1024)
+    assert len(before.parts) > 3
+    with (tmp_path / "chat.jsonl").open("a") as file:
+        file.write(LINES[0] + "\n")
+    after = resolve(tmp_path / "corpus.yaml", tmp_path)
+    old, new = token_keys(before), token_keys(after)
+    assert len(set(new) - set(old)) == 1
+    assert after.corpus_key != before.corpus_key
+
+
+def test_the_order_of_sources_is_part_of_the_corpus(tmp_path: Path) -> None:
+    project(tmp_path)
+    (tmp_path / "more.jsonl").write_text(LINES[0] + "\n")
+    keys = {
+        recipe(tmp_path, sources=[{"path": name} for name in names]).corpus_key
+        for names in (("chat.jsonl", "more.jsonl"), ("more.jsonl", "chat.jsonl"), ("chat.jsonl",))
+    }
+    assert len(keys) == 3
+
+
+def test_stages_and_versions_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = {"a": 1, "b": [2, None]}
+    keys = [key_of(stage, content) for stage in VERSIONS]
+    assert len(set(keys)) == len(VERSIONS)
+    assert all(len(key) == 64 and set(key) <= set("0123456789abcdef") for key in keys)
+    assert key_of("tokens", {"b": [2, None], "a": 1}) == key_of("tokens", content), "the order of the keys"
+    for number, stage in enumerate(list(VERSIONS)):
+        monkeypatch.setitem(VERSIONS, stage, VERSIONS[stage] + 1)
+        assert key_of(stage, content) != keys[number]
+
+
+def test_layout() -> None:
+    layout, key = Layout(Path("/root")), "0123456789abcdef" * 4
+    assert layout.corpus("x", key) == Path("/root/data/corpora/x-0123456789ab")
+    assert layout.published("x", key) == Path("/root/manifests/x-0123456789ab.json")
+    assert layout.token_file(key) == Path(f"/root/data/tokens/01/{key}.arrow")
+    assert layout.token_receipt(key) == Path(f"/root/data/tokens/01/{key}.json")
+    assert layout.corpus("a.b", key).name == "a.b-0123456789ab"
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "validation", "expected"),
+    [
+        (1, 0.0, (1, 0)),
+        (1, 0.001, (1, 1)),
+        (8 << 20, 0.0, (1, 0)),
+        ((8 << 20) + 1, 0.5, (2, 1)),
+        (1 << 40, 0.1, (256, 26)),
+    ],
+)
+def test_shards_follow_from_the_sources(
+    bytes_: int, validation: float, expected: tuple[int, int], tmp_path: Path
+) -> None:
+    made = recipe(tmp_path, validation=validation)
+    made = replace(made, files=(replace(made.files[0], bytes=bytes_),))
+    assert tuple(made.shards.values()) == expected
+    names = made.shard_names()
+    assert len(names) == len(set(names)) == sum(expected)
+    assert names[0] == f"train-00000-of-{expected[0]:05d}.arrow"
+    assert names == sorted(names[: expected[0]]) + sorted(names[expected[0] :])
+
+
+def test_what_a_config_names_and_is_not_there(tmp_path: Path) -> None:
+    cases: list[tuple[dict[str, Any], type[PackError], str]] = [
+        (
+            {"template": "no.jinja"},
+            InputMissing,
+            r"template: 'no\.jinja' is neither built in \(chatml, .*tokenizer\) nor",
+        ),
+        ({"template": "tokenizer"}, UsageError, "template: tokenizer: t.model has no chat template of its own"),
+        (
+            {"template": "tokenizer", "tokenizer": None},
+            UsageError,
+            "a tokenizer that is trained here has no chat template",
+        ),
+        ({"tokenizer": "no.model"}, InputMissing, r"no\.model: no such tokenizer"),
+        ({"sources": [{"path": "no.jsonl"}]}, InputMissing, r"no\.jsonl"),
+    ]
+    for changes, kind, said in cases:
+        with pytest.raises(kind, match=said):
+            _ = resolve(project(tmp_path, **changes), tmp_path).corpus_key
+    (tmp_path / "bad.jinja").write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=r"bad\.jinja: is not UTF-8"):
+        recipe(tmp_path, template="bad.jinja")
+
+
+def test_a_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+    path = project(tmp_path, sources=[{"path": "in"}])
+    (tmp_path / "in").mkdir()
+    (tmp_path / "chat.jsonl").rename(tmp_path / "in" / "b\udcff.jsonl")
+    with pytest.raises(UsageError, match=r"b\\udcff\.jsonl': the name of this source is not UTF-8; rename it"):
+        resolve(path, tmp_path)
+    (tmp_path / "in" / "b\udcff.jsonl").rename(tmp_path / "in" / "größe.jsonl")
+    assert resolve(path, tmp_path).files[0].name == "in/größe.jsonl"
+
+
+# -- golden digests --------------------------------------------------------------------------------------------------
+
+
+class Bytes(Encoder):
+    """A tokenizer that needs no file: UTF-8 bytes, and a control token for each marker of each template."""
+
+    kind, engine = "bytes", "bytes"
+    controls = {  # noqa: RUF012 - the interface has it so
+        marker: 260 + i for i, marker in enumerate(["<s>", "</s>", *chain.from_iterable(templates.MARKERS.values())])
+    }
+    vocab_size = 300
+    bos_id, eos_id, pad_id, unk_id = 260, 261, 0, None
+    adds_bos, leading_space, underline_is_space = True, "template", False
+
+    def _encode(self, texts: Sequence[str]) -> Encoded:
+        data = [text.encode() for text in texts]
+        ids = np.frombuffer(b"".join(data), np.uint8).astype(np.int32)
+        return Encoded(ids, np.cumsum([0, *map(len, data)]).astype(np.int64))
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes([token]) if token < 256 else self.control_strings[token].encode()
+
+
+def said(*turns: tuple[str, str], **more: Any) -> Conversation:
+    return Conversation(tuple(Message(role, content) for role, content in turns), **more)
+
+
+GOLDEN_CONVERSATIONS = [
+    said(("user", "How many?"), ("assistant", "12"), ("user", "And\n\ntwice? </s>"), ("assistant", " 24 ")),
+    said(("system", "Be brief."), ("user", "Ulm?"), ("assistant", "Yes.")),
+    Conversation(
+        (
+            Message("user", "Weather?", context="In Ulm."),
+            Message("assistant", "I look.", tool_calls=(ToolCall("weather", '{"town": "Ulm"}', "c1"),)),
+            Message("tool", "18 °C", name="weather", tool_call_id="c1"),
+            Message("assistant", "18 degrees", weight=0),
+        ),
+        tools=('{"name": "weather"}',),
+    ),
+    said(("text", "Once upon a time.")),
+]
+SPANS = {
+    "chatml": "1d9dff53c5866a97",
+    "llama2": "1eefa138467cf193",
+    "llama3": "4844acbcd2aa4fe6",
+    "zephyr": "296c89a1d90180e4",
+    "alpaca": "d0c4d7ef03939c94",
+    "plain": "56f1c6cfa26ababe",
+    "mistral": "a5361d6d50aafbbd",
+}
+
+
+@pytest.mark.parametrize("template", BUILT_IN)
+def test_golden_spans(template: str) -> None:
+    digest = hashlib.sha256()
+    for train_on in ("assistant", "all", "last"):
+        built_in = BuiltIn(template, Bytes(), train_on)  # type: ignore[arg-type]
+        for conversation in GOLDEN_CONVERSATIONS:
+            spans = built_in.spans(conversation, trained_turns(conversation, train_on))  # type: ignore[arg-type]
+            digest.update(orjson.dumps([list(span) for span in spans]))
+    assert (templates.VERSION, digest.hexdigest()[:16]) == (1, SPANS[template]), (
+        f"the spans of {template} changed: raise VERSION in tasks/templates.py, then this digest"
+    )
+
+
+def test_golden_tokens(tmp_path: Path) -> None:
+    records = [
+        {"messages": [{"role": m.role, "content": m.content} for m in conversation.messages]}
+        for conversation in GOLDEN_CONVERSATIONS[:2]
+    ]
+    (tmp_path / "chat.jsonl").write_text("\n".join(["", *map(json.dumps, records), "{", ""]))
+    [(_, [part])] = find_parts([SourceSpec("chat.jsonl", "messages")], tmp_path, 1 << 20)
+    encoder, digest = Bytes(), hashlib.sha256()
+    for packing in (True, False):
+        config = Config.model_validate(BASE | {"packing": packing})
+        path = tmp_path / "tokens.arrow"
+        receipt = tokenize_part(
+            part, encoder, BuiltIn("chatml", encoder, "assistant"), config, path, tmp_path / "r.json"
+        )
+        with pa.memory_map(str(path)) as file:
+            rows = pa.ipc.open_file(file).read_all().to_pylist()
+        assert list(rows[0])[: len(SCHEMA)] == SCHEMA.names
+        assert [row["record"] for row in rows] == [1, 2]
+        assert [(record, code) for record, code, _ in receipt["rejects"]] == [(3, "bad_json")]
+        counted = {name: value for name, value in receipt.items() if name not in ("bytes", "sha256", "rejects")}
+        digest.update(orjson.dumps([rows, counted]))
+    assert (VERSIONS["tokens"], digest.hexdigest()[:16]) == (1, "632c4078efd16fe7"), (
+        "what a token file holds changed: raise VERSIONS['tokens'] in tasks/keys.py, then this digest"
+    )
