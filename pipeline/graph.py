@@ -1,0 +1,169 @@
+"""The graph. A class names its inputs, its output and one call.
+
+source files
+ └ TokenizePart × N     N follows from the bytes of the sources and the config, never from the workers
+    └ PlanPacking × 1   lengths only
+       └ WriteShard × S S follows from the bytes of the sources
+          └ PackCorpus  the manifest: the commit
+TrainTokenizer          before TokenizePart, where the config names no tokenizer
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import luigi
+
+from pipeline import progress
+from tasks import corpus
+from tasks.config import load_config
+from tasks.plan import make_plan
+from tasks.recipe import Recipe, resolve
+from tasks.tokenization import tokenize_part
+from tasks.trained_tokenizer import train_tokenizer
+
+# A child that is forked after the tokenizers library has used its threads hangs for ever.
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+
+@lru_cache(maxsize=16)
+def _resolved(config: str, root: str) -> Recipe:
+    return resolve(Path(config), Path(root))
+
+
+class _Step(luigi.Task):
+    """A task of one corpus. `config` and `root` are paths from the current folder."""
+
+    config = luigi.Parameter(description="Config of the corpus, a YAML file.")
+    root = luigi.Parameter(default=".", description="The project's root: data/ and manifests/ are written below it.")
+
+    @property
+    def recipe(self) -> Recipe:
+        return _resolved(self.config, self.root)
+
+    def run(self) -> None:
+        with progress.stage(self):
+            self.work()
+
+    def work(self) -> None:
+        raise NotImplementedError
+
+    def clone_to(self, task: type[luigi.Task], **parameters: Any) -> luigi.Task:
+        return task(config=self.config, root=self.root, **parameters)
+
+
+class _Sized(_Step):
+    """A task that depends on the sequence length."""
+
+    sequence_length = luigi.OptionalIntParameter(default=None, description="Overrides the config's sequence_length.")
+
+    @property
+    def recipe(self) -> Recipe:
+        base = _resolved(self.config, self.root)
+        if self.sequence_length is None:
+            return base
+        return _sized(base, self.config, self.sequence_length)
+
+
+@lru_cache(maxsize=16)
+def _sized(base: Recipe, config: str, sequence_length: int) -> Recipe:
+    return replace(base, config=load_config(Path(config), sequence_length))
+
+
+class TrainTokenizer(_Step):
+    def output(self) -> luigi.LocalTarget:
+        return luigi.LocalTarget(self.recipe.layout.tokenizer(str(self.recipe.tokenizer_key)))
+
+    def work(self) -> None:
+        recipe, config = self.recipe, self.recipe.config
+        train_tokenizer(
+            recipe.parts, config.template, config.vocab_size, config.max_record_bytes, Path(self.output().path)
+        )
+
+
+class TokenizePart(_Step):
+    part = luigi.IntParameter(description="Number of the part, in source order.")
+
+    def requires(self) -> list[luigi.Task]:
+        return [self.clone_to(TrainTokenizer)] if self.recipe.tokenizer_key else []
+
+    def output(self) -> luigi.LocalTarget:
+        return luigi.LocalTarget(self.recipe.layout.token_receipt(self._key))
+
+    def complete(self) -> bool:
+        return corpus.has_artefact(self.recipe.layout.token_file(self._key), Path(self.output().path))
+
+    def work(self) -> None:
+        recipe = self.recipe
+        tokenize_part(
+            recipe.parts[self.part],
+            recipe.encoder,
+            recipe.template,
+            recipe.config,
+            recipe.layout.token_file(self._key),
+            Path(self.output().path),
+            progress.tokenized,
+        )
+
+    @property
+    def _key(self) -> str:
+        return self.recipe.tokens_key(self.recipe.parts[self.part])
+
+
+class PlanPacking(_Sized):
+    def requires(self) -> list[luigi.Task]:
+        return [self.clone_to(TokenizePart, part=part) for part in range(len(self.recipe.parts))]
+
+    def output(self) -> luigi.LocalTarget:
+        return luigi.LocalTarget(self.recipe.plan_folder / "plan.json")
+
+    def complete(self) -> bool:
+        return bool(self.output().exists()) and all(task.complete() for task in self.requires())
+
+    def work(self) -> None:
+        progress.planned(make_plan(self.recipe, self.recipe.plan_folder))
+
+
+class WriteShard(_Sized):
+    shard = luigi.IntParameter(description="Number of the shard, over all splits.")
+
+    def requires(self) -> luigi.Task:
+        return self.clone_to(PlanPacking, sequence_length=self.sequence_length)
+
+    def output(self) -> luigi.LocalTarget:
+        return luigi.LocalTarget(corpus.shard_receipt(self.recipe, self.shard))
+
+    def complete(self) -> bool:
+        return corpus.has_artefact(corpus.shard_file(self.recipe, self.shard), Path(self.output().path))
+
+    def work(self) -> None:
+        progress.written(corpus.write_shard_of(self.recipe, self.shard))
+
+
+class PackCorpus(_Sized):
+    _running = False
+
+    def requires(self) -> Iterator[luigi.Task]:
+        with progress.reporting():
+            progress.announce(self.recipe)
+            for shard in range(len(self.recipe.shard_names())):
+                yield self.clone_to(WriteShard, sequence_length=self.sequence_length, shard=shard)
+
+    def output(self) -> luigi.LocalTarget:
+        return luigi.LocalTarget(self.recipe.published)
+
+    def complete(self) -> bool:
+        if not self._running:
+            # Luigi asks once before it runs anything: the sources may have changed since this process last looked.
+            _resolved.cache_clear()
+        with progress.reporting():
+            return corpus.is_published(self.recipe)
+
+    def work(self) -> None:
+        self._running = True
+        corpus.publish_corpus(self.recipe, progress.run_record())
