@@ -1,0 +1,146 @@
+"""The `packcorpus` command: looks at a corpus and checks it. (Making one is Luigi's: see pipeline.)
+
+    packcorpus inspect [MANIFEST] [--row N]     packcorpus verify [MANIFEST]     packcorpus schemas FOLDER
+
+Arrow, numpy and the tokenizers are imported by the commands that need them, so that --help comes at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+
+from tasks.errors import InputMissing, PackError, UsageError
+
+MANIFESTS = Path("manifests")
+
+app = typer.Typer(
+    help="Look at a corpus of training rows and check it.",
+    epilog="A corpus is made with: luigi --module pipeline PackCorpus --config FILE",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class Split(StrEnum):
+    train = "train"
+    validation = "validation"
+
+
+# typer reads annotations at run time, on Python 3.11 too.
+ManifestArgument = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Argument(
+        metavar="MANIFEST",
+        show_default=False,
+        help="A manifest or a corpus folder; absent: the newest in manifests/.",
+    ),
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"packcorpus {version('packcorpus')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def inspect(
+    manifest: ManifestArgument = None,
+    row: Annotated[Optional[int], typer.Option(metavar="N", help="Show row N, decoded; 0 is the first.")] = None,  # noqa: UP045
+    split: Annotated[Optional[Split], typer.Option(help="The split that --row counts in (train).")] = None,  # noqa: UP045
+    ids: Annotated[bool, typer.Option("--ids", help="With --row: show the token ids too.")] = False,
+) -> None:
+    """Show what a corpus is made of, or one row of it as text."""
+    if row is None and (ids or split):
+        raise UsageError(f"{'--ids' if ids else '--split'} goes with --row N")
+    path = find_manifest(manifest)
+    from tasks import show
+
+    console = show.open_console()
+    if row is None:
+        show.inspect(path, console)
+    else:
+        show.show_row(path, row, (split or Split.train).value, ids, console)
+
+
+@app.command()
+def verify(manifest: ManifestArgument = None) -> None:
+    """Recompute every digest of a corpus and check every row of it."""
+    path = find_manifest(manifest)
+    from tasks import show
+    from tasks.verify import verify as verify_corpus
+
+    show.checks(verify_corpus(path).checks, path, show.open_console())
+
+
+@app.command()
+def schemas(folder: Annotated[Path, typer.Argument(metavar="FOLDER", show_default=False)]) -> None:
+    """Write the JSON Schemas of config and manifest into a folder."""
+    from tasks.config import Config
+    from tasks.files import to_json, write_bytes
+    from tasks.manifest import Manifest
+
+    for name, model in (("config", Config), ("manifest", Manifest)):
+        file = folder / f"{name}.schema.json"
+        write_bytes(file, to_json(model.model_json_schema()))
+        print(file)
+
+
+def find_manifest(path: Path | None) -> Path:
+    """The manifest that is meant: a file, the one in a corpus folder, or the newest in ./manifests."""
+    if path is None:
+        found = sorted(MANIFESTS.glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
+        if not found:
+            raise InputMissing(
+                f"{MANIFESTS}/ holds no manifest; make one with: luigi --module pipeline PackCorpus, "
+                "or name one: packcorpus inspect MANIFEST"
+            )
+        print(f"{found[-1]}: the newest of {len(found)}" if len(found) > 1 else f"{found[-1]}", file=sys.stderr)
+        return found[-1]
+    if path.is_dir():
+        inside = path / "manifest.json"
+        if not inside.is_file():
+            raise InputMissing(f"{path}: is no corpus folder (it holds no manifest.json)")
+        return inside
+    return path
+
+
+def main() -> None:
+    """Entry point. Exit codes are those of sysexits.h, as in tasks.errors."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        app()
+    except PackError as error:
+        if "--debug" in sys.argv[1:]:
+            raise
+        from tasks.show import printable
+
+        print(f"error: {printable(str(error))}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except SystemExit as end:
+        # typer's code for a command line that it cannot read
+        sys.exit(UsageError.exit_code if end.code == 2 else end.code)
+
+
+if __name__ == "__main__":
+    main()
