@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup corpus test check bench inspect schemas sample clean
+.PHONY: help setup corpus inspect test check bench schemas sample clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -26,6 +26,10 @@ help:  ## list the targets
 	$(PIP) --editable '.[test]'
 	@touch $@
 
+.venv/.train: .venv/.setup
+	$(PIP) --editable '.[train]'
+	@touch $@
+
 setup: .venv/.setup  ## .venv with the packing core and the commands luigi and packcorpus
 
 corpus: .venv/.setup  ## pack CONFIG (default: the bundled sample)
@@ -42,6 +46,9 @@ check: .venv/.test  ## lint, types and tests: what CI runs
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(MAKE) test
+
+bench: .venv/.train  ## pack CONFIG (with a tokenizer of its own) beside TRL, in turns: docs/benchmarks.md
+	$(BIN)/python bench/preparation.py $(CONFIG)
 
 schemas: .venv/.setup  ## write the JSON Schemas of config and manifest to docs/
 	$(BIN)/packcorpus schemas docs

@@ -142,7 +142,7 @@ class WriteShard(_Sized):
         return corpus.has_artefact(corpus.shard_file(self.recipe, self.shard), Path(self.output().path))
 
     def work(self) -> None:
-        progress.written(corpus.write_shard_of(self.recipe, self.shard))
+        corpus.write_shard_of(self.recipe, self.shard)
 
 
 class PackCorpus(_Sized):
@@ -161,6 +161,7 @@ class PackCorpus(_Sized):
         if not self._running:
             # Luigi asks once before it runs anything: the sources may have changed since this process last looked.
             _resolved.cache_clear()
+            progress.begin()
         with progress.reporting():
             return corpus.is_published(self.recipe)
 

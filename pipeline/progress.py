@@ -12,17 +12,20 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import resource
+import shutil
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from types import TracebackType
 from typing import Any
 
 import luigi
 
 from tasks.errors import PackError
 from tasks.manifest import Manifest, load_manifest
+from tasks.printable import printable
 from tasks.recipe import Recipe
 
 LINE_EVERY = {True: 0.1, False: 5.0}  # seconds between two drawings, on a terminal and elsewhere
@@ -30,13 +33,34 @@ LINE_EVERY = {True: 0.1, False: 5.0}  # seconds between two drawings, on a termi
 STAGES = ("TrainTokenizer", "TokenizePart", "PlanPacking", "WriteShard")
 _NAMES = (
     "started", "drawn", "parts", "parts_done", "shards", "shards_done", "reused", "conversations", "rejected",
-    "tokens", "packed", "row_tokens", "peak",
+    "tokens", "fill", "characters", "characters_expected", "peak",
     *(f"{stage}.seconds" for stage in STAGES), *(f"{stage}.cpu" for stage in STAGES),
 )  # fmt: skip
 _shared = multiprocessing.Array("d", len(_NAMES))
 _place = {name: index for index, name in enumerate(_NAMES)}
 _discovered: set[str] = set()
 _reported: set[str] = set()
+
+# Characters of text in a byte of a source, as measured on chats: what remains to be done is guessed from it.
+CHARACTERS_PER_BYTE = {False: 0.9, True: 3.5}  # by whether the source is compressed
+# Share of the work that is tokenisation; the rest is shards.
+TOKENIZATION = 0.85
+
+
+def begin() -> None:
+    """Forget an earlier run of this process."""
+    with _shared.get_lock():
+        for index in range(len(_NAMES)):
+            _shared[index] = 0
+    _set(started=time.time(), drawn=time.time())
+    _discovered.clear()
+    _reported.clear()
+
+
+def _set(**values: float) -> None:
+    with _shared.get_lock():
+        for name, value in values.items():
+            _shared[_place[name]] = value
 
 
 def _add(**amounts: float) -> None:
@@ -56,13 +80,15 @@ def _get(name: str) -> float:
 def stage(task: luigi.Task) -> Iterator[None]:
     """Time a task, and turn a PackError into its one message."""
     start, cpu = time.perf_counter(), time.process_time()
-    with reporting():
-        yield
+    try:
+        with reporting():
+            yield
+    except KeyboardInterrupt:
+        raise Interrupted from None
     name = type(task).__name__
     if name in STAGES:
         _add(**{f"{name}.seconds": time.perf_counter() - start, f"{name}.cpu": time.process_time() - cpu})
-    with _shared.get_lock():
-        _shared[_place["peak"]] = max(_get("peak"), _peak_memory())
+    _set(peak=max(_get("peak"), _peak_memory()))
 
 
 @contextmanager
@@ -93,20 +119,19 @@ def announce(recipe: Recipe) -> None:
         _say(f"note: the tokenizer has no control token for {markers}; the template writes them as text")
 
 
-def tokenized(conversations: int, rejected: int, tokens: int) -> None:
-    _add(conversations=conversations, rejected=rejected, tokens=tokens)
+def tokenized(conversations: int, rejected: int, tokens: int, characters: int) -> None:
+    _add(conversations=conversations, rejected=rejected, tokens=tokens, characters=characters)
     _draw()
 
 
 def planned(receipt: dict[str, Any]) -> None:
     packing = receipt["packing_metadata"]
     if packing["enabled"]:
-        _say(f"planned {packing['rows']:,} rows, {packing['packing_efficiency']:.2f} % full")
-
-
-def written(receipt: dict[str, Any]) -> None:
-    _add(packed=receipt["packed"], row_tokens=receipt["rows"])
-    _draw()
+        _set(fill=packing["packing_efficiency"])
+        _say(
+            f"planned {packing['rows']:,} rows, {packing['packing_efficiency']:.2f} % full "
+            f"(fewer than {packing['lower_bound_rows']:,} are impossible)"
+        )
 
 
 def run_record() -> dict[str, Any]:
@@ -142,7 +167,7 @@ def _peak_memory() -> int:
 
 def _say(message: str) -> None:
     clear = "\r\033[K" if sys.stderr.isatty() else ""
-    print(f"{clear}{message}", file=sys.stderr, flush=True)
+    print(f"{clear}{printable(message)}", file=sys.stderr, flush=True)
 
 
 def _draw() -> None:
@@ -152,15 +177,31 @@ def _draw() -> None:
         if now - _get("drawn") < LINE_EVERY[terminal]:
             return
         _shared[_place["drawn"]] = now
-    elapsed = now - _get("started")
-    line = (
-        f"{elapsed:5.1f} s  parts {_get('parts_done'):.0f}/{_get('parts'):.0f}  "
-        f"shards {_get('shards_done'):.0f}/{_get('shards'):.0f}  {_get('conversations'):,.0f} conversations "
-        f"({_get('conversations') / max(elapsed, 0.1):,.0f}/s)  {_get('tokens') / 1e6:,.2f} M tokens"
-    )
-    if _get("rejected"):
-        line += f"  {_get('rejected'):,.0f} rejected"
+    elapsed = max(now - _get("started"), 0.1)
+    done = _share_done()
+    facts = [
+        f"{elapsed:.1f} s",
+        f"{elapsed * (1 - done) / done:,.0f} s left" if done > 0.02 else "",
+        f"parts {_get('parts_done'):.0f}/{_get('parts'):.0f}",
+        f"shards {_get('shards_done'):.0f}/{_get('shards'):.0f}",
+        f"{_get('conversations'):,.0f} conversations ({_get('conversations') / elapsed:,.0f}/s)",
+        f"{_get('rejected'):,.0f} rejected" if _get("rejected") else "",
+        f"{_get('fill'):.2f} % full" if _get("fill") else "",
+        f"{_get('tokens') / 1e6:,.2f} M tokens",
+    ]
+    line = "  ".join(filter(None, facts))
+    if terminal:
+        line = line[: shutil.get_terminal_size().columns - 1]
     print(f"\r\033[K{line}" if terminal else line, file=sys.stderr, end="" if terminal else "\n", flush=True)
+
+
+def _share_done() -> float:
+    """Between 0 and 1. What was found done does not count, neither as work nor as done."""
+    expected = _get("characters_expected")
+    tokenized = min(1.0, _get("characters") / expected) if expected else 1.0
+    if _get("fill"):
+        tokenized = 1.0
+    return TOKENIZATION * tokenized + (1 - TOKENIZATION) * _get("shards_done") / max(_get("shards"), 1)
 
 
 def _finish(manifest: Manifest, path: str, news: str) -> None:
@@ -181,21 +222,23 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
 
 @luigi.Task.event_handler(luigi.Event.DEPENDENCY_DISCOVERED)
 def _on_discovered(task: luigi.Task, dependency: luigi.Task) -> None:
-    if not _get("started"):
-        _add(started=time.time())
     if dependency.task_id in _discovered:
         return
     _discovered.add(dependency.task_id)
     kind = type(dependency).__name__
     _add(parts=kind == "TokenizePart", shards=kind == "WriteShard")
+    if kind == "TokenizePart" and not dependency.complete():
+        part = dependency.recipe.parts[dependency.part]
+        compressed = bool(part.file.compression) or part.file.container == "parquet"
+        size = part.file.bytes if part.file.container == "parquet" else part.stop - part.start
+        _add(characters_expected=size * CHARACTERS_PER_BYTE[compressed])
 
 
 @luigi.Task.event_handler(luigi.Event.DEPENDENCY_PRESENT)
 def _on_present(task: luigi.Task) -> None:
     kind = type(task).__name__
     if kind == "PackCorpus":
-        path = task.output().path
-        _finish(load_manifest(task.recipe.published), path, "already packed, nothing to do")
+        _finish(load_manifest(task.recipe.published), task.output().path, "already packed, nothing to do")
         return
     _add(reused=1, parts_done=kind == "TokenizePart", shards_done=kind == "WriteShard")
 
@@ -209,6 +252,20 @@ def _on_success(task: luigi.Task) -> None:
         return
     _add(parts_done=kind == "TokenizePart", shards_done=kind == "WriteShard")
     _draw()
+
+
+class Interrupted(PackError):
+    """Ctrl-C, in a task. The parent says so; nothing is lost, since nothing half-written counts."""
+
+
+def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        _say("interrupted; the same command goes on from here")
+    else:
+        sys.__excepthook__(kind, error, trace)
+
+
+sys.excepthook = _on_uncaught
 
 
 class _WithoutOurErrors(logging.Filter):

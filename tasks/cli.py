@@ -73,13 +73,13 @@ def inspect(
     if row is None and (ids or split):
         raise UsageError(f"{'--ids' if ids else '--split'} goes with --row N")
     path = find_manifest(manifest)
-    from tasks import show
+    from tasks import show, show_row
 
     console = show.open_console()
     if row is None:
         show.inspect(path, console)
     else:
-        show.show_row(path, row, (split or Split.train).value, ids, console)
+        show_row.show_row(path, row, (split or Split.train).value, ids, console)
 
 
 @app.command()
@@ -133,7 +133,7 @@ def main() -> None:
     except PackError as error:
         if "--debug" in sys.argv[1:]:
             raise
-        from tasks.show import printable
+        from tasks.printable import printable
 
         print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)

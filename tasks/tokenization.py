@@ -35,11 +35,11 @@ def tokenize_part(
     config: Config,
     token_file: Path,
     receipt_file: Path,
-    on_batch: Callable[[int, int, int], None] = lambda conversations, rejected, tokens: None,
+    on_batch: Callable[[int, int, int, int], None] = lambda conversations, rejected, tokens, characters: None,
 ) -> dict[str, Any]:
     """Write the token file, then its receipt (the commit), and return the receipt.
 
-    `on_batch` is told of conversations, rejects and tokens since it was last called.
+    `on_batch` is told of conversations, rejects, tokens and characters since it was last called.
 
     Raises PackError where the run must stop: the source changed or is damaged, or labels cannot be located.
     """
@@ -53,10 +53,13 @@ def tokenize_part(
             reader = read_part(part, config.max_record_bytes)
             told = (0, 0, 0)
 
-            def tell() -> None:
+            def flush(batch: _Batch) -> None:
                 nonlocal told
+                if batch.records:
+                    writer.write_batch(batch.encode(schema))
                 now = (receipt["conversations"], len(rejects), receipt["tokens"])
-                on_batch(*(n - t for n, t in zip(now, told, strict=True)))
+                conversations, rejected, tokens = (new - old for new, old in zip(now, told, strict=True))
+                on_batch(conversations, rejected, tokens, batch.characters)
                 told = now
 
             for record, value in reader:
@@ -77,12 +80,9 @@ def tokenize_part(
                 except PackError as error:
                     raise type(error)(f"{part.file.name}: record {record + 1} of the part: {error}") from None
                 if batch.characters >= BATCH_CHARACTERS:
-                    writer.write_batch(batch.encode(schema))
+                    flush(batch)
                     batch = _Batch(encoder, receipt)
-                    tell()
-            if batch.records:
-                writer.write_batch(batch.encode(schema))
-            tell()
+            flush(batch)
         receipt |= {"records": reader.records, "bytes": out.size, "sha256": out.sha256(), "rejects": rejects}
     write_bytes(receipt_file, to_json(receipt))
     return receipt

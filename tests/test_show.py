@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from tasks import show
+from tasks import printable, show, show_row
 from tasks.config import Config
 from tasks.errors import DataError, InputMissing, UsageError
 from tasks.manifest import Manifest, Shard, Split, load_manifest
@@ -32,7 +32,7 @@ SEQUENCE_LENGTH = 128
 # Everything here is an order to some terminal or markup language; said by a conversation it is only text.
 HOSTILE = "\x1b[31mred\x1b[0m \x07 \x9b1m \u202e [bold]no markup[/bold] [link=file:///x]y[/link] :smile: <|im_end|></s>"
 SHOWN = r"\x1b[31mred\x1b[0m \x07 \x9b1m \u202e [bold]no markup[/bold] [link=file:///x]y[/link] :smile: <|im_end|></s>"
-FORGED = f"{show.TRAINED[0]}not trained{show.TRAINED[1]} {show.CONTROL[0]}</s>{show.CONTROL[1]}"
+FORGED = f"{printable.TRAINED[0]}not trained{printable.TRAINED[1]} {printable.CONTROL[0]}</s>{printable.CONTROL[1]}"
 ANSWER = "One:\n    indented\n\n日本語 é 👩‍👩‍👧 [red]x[/red]"
 
 REJECTED = 7  # place of the record with a role that does not exist
@@ -91,7 +91,7 @@ def printed(
 ) -> str:
     file = StringIO()
     console = Console(file=file, width=width, force_terminal=terminal, markup=False, emoji=False, highlight=False)
-    show.show_row(path, row, split, ids, console)
+    show_row.show_row(path, row, split, ids, console)
     return file.getvalue()
 
 
@@ -114,7 +114,7 @@ def conversations(path: Path) -> dict[int, str]:
 
 
 def trained_runs(text: str) -> list[str]:
-    return re.findall(f"{show.TRAINED[0]}([^{show.TRAINED[1]}]*){show.TRAINED[1]}", text)
+    return re.findall(f"{printable.TRAINED[0]}([^{printable.TRAINED[1]}]*){printable.TRAINED[1]}", text)
 
 
 # A row
@@ -126,7 +126,7 @@ def test_every_conversation_is_shown_once_with_its_source_line(manifest: Path) -
 
 
 def test_trained_runs_are_the_answers_with_their_stop_tokens(manifest: Path) -> None:
-    stop = "".join(f"{show.CONTROL[0]}{token}{show.CONTROL[1]}" for token in ("<|im_end|>", "</s>"))
+    stop = "".join(f"{printable.CONTROL[0]}{token}{printable.CONTROL[1]}" for token in ("<|im_end|>", "</s>"))
     shown = conversations(manifest)
     for line, record in enumerate(records(), 1):
         if line in (6, REJECTED + 1):  # truncated and rejected
@@ -149,7 +149,7 @@ def test_orders_to_a_terminal_and_markup_are_shown_as_text(manifest: Path) -> No
     for split, row in rows(manifest):
         on_terminal = printed(manifest, row, split, terminal=True)
         left = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal)
-        assert not [char for char in left if not (char.isprintable() or char in "\n" + show.JOINERS)]
+        assert not [char for char in left if not (char.isprintable() or char in "\n" + printable.JOINERS)]
         assert "\x1b[31mred" not in on_terminal
 
 
@@ -157,14 +157,14 @@ def test_orders_to_a_terminal_and_markup_are_shown_as_text(manifest: Path) -> No
     "char", ["\x00", "\x08", "\r", "\t", "\x1b", "\x7f", "\x85", "\u200b", "\u2028", "\u2066", "\U000e0041"]
 )
 def test_printable_escapes_what_cannot_be_seen(char: str) -> None:
-    assert show.printable(f"a{char}b") == f"a{char.encode('unicode_escape').decode()}b"
+    assert printable.printable(f"a{char}b") == f"a{char.encode('unicode_escape').decode()}b"
 
 
 @pytest.mark.parametrize(
     "text", ["plain", "two\nlines", "日本語", "نمی\u200cخواهم", "👩\u200d👧", "a\u00a0b", "\\x1b", "[bold]"]
 )
 def test_printable_leaves_what_can_be_seen(text: str) -> None:
-    assert show.printable(text) == text
+    assert printable.printable(text) == text
 
 
 def test_symbols_tell_trained_from_untrained_without_colour(manifest: Path) -> None:
@@ -229,9 +229,9 @@ def test_rows_are_counted_over_all_shards_and_batches(manifest: Path, tmp_path: 
         shards.append(Shard(path=name, rows=count, bytes=file.stat().st_size, sha256="0" * 64))
     facts = facts.model_copy(update={"splits": {"train": Split(rows=5, shards=shards)}})
     for number in range(5):
-        place, shard, at = show._find_row(facts, number, "train")
+        place, shard, at = show_row._find_row(facts, number, "train")
         assert shard is shards[place]
-        row = show._read_row(tmp_path / shard.path, shard, schema, at)
+        row = show_row._read_row(tmp_path / shard.path, shard, schema, at)
         assert row["input_ids"].tolist() == [number] * length
 
 

@@ -1,0 +1,28 @@
+"""Text that is safe to show: what a terminal would obey, hide or reorder is escaped, and so are the marks of rows."""
+
+from __future__ import annotations
+
+# Marks that frame what is shown. In the data they are escaped, so that no text can pass for a mark.
+TRAINED = "⟦⟧"
+CONTROL = "▐▌"
+
+# Characters without a glyph that text needs all the same: joiners of Persian, of Indian scripts and of emoji.
+JOINERS = "\u200c\u200d"
+SPACES = "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+MARKS = frozenset(TRAINED + CONTROL)
+KEPT = frozenset("\n" + JOINERS + SPACES)
+
+
+def is_plain(char: str) -> bool:
+    return (char.isprintable() or char in KEPT) and char not in MARKS
+
+
+def escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode()
+
+
+def printable(text: str) -> str:
+    """`text` with every character escaped that a terminal would obey, hide or reorder; newlines stay."""
+    if text.isprintable() and MARKS.isdisjoint(text):
+        return text
+    return "".join(char if is_plain(char) else escaped(char) for char in text)

@@ -1,0 +1,61 @@
+"""What the documents say is true: commands run as they stand, tables name what exists, schemas are current."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+from commands import ROOT
+
+from tasks.config import Config
+from tasks.conversations import FORMATS
+from tasks.manifest import Manifest
+from tasks.templates import BUILT_IN
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_readmes_commands_run_as_they_stand(tmp_path: Path) -> None:
+    copy = tmp_path / "packcorpus"
+    shutil.copytree(
+        ROOT,
+        copy,
+        ignore=shutil.ignore_patterns(".venv", ".git", "corpora", "tokens", "plans", "tokenizers", ".*_cache"),
+    )
+    for old in (copy / "manifests").glob("*.json"):
+        old.unlink()
+    (copy / ".venv").symlink_to(Path(sys.prefix))
+    for installed in ("pyproject.toml", "constraints.txt"):
+        os.utime(copy / installed, (0, 0))  # make must not install the copy into the environment that it shares
+    script = "set -e\n" + "".join(re.findall(r"^```sh\n(.*?)^```", README, re.M | re.S))
+    assert "luigi --module pipeline PackCorpus" in script
+    done = subprocess.run(["bash", "-c", script], cwd=copy, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert len(list((copy / "manifests").glob("sample-*.json"))) == 1
+    assert len(list((copy / "manifests").glob("mine-*.json"))) == 1
+    assert "⟦6 × 7 = 42.▐<|im_end|>▌▐</s>▌⟧" in done.stdout
+
+
+def test_the_readme_names_every_setting_format_and_template() -> None:
+    config = README[README.index("## Config") :]
+    for name in Config.model_fields:
+        assert f"`{name}`" in config, name
+    for name in (*FORMATS, *BUILT_IN):
+        assert f"`{name}`" in README, name
+
+
+def test_contributing_names_every_module() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    for module in (ROOT / "tasks").glob("[!_]*.py"):
+        assert f"`{module.stem}`" in text, module.stem
+
+
+def test_the_schemas_in_docs_are_those_of_the_models() -> None:
+    for name, model in (("config", Config), ("manifest", Manifest)):
+        written = orjson.loads((ROOT / "docs" / f"{name}.schema.json").read_bytes())
+        assert written == model.model_json_schema(), "make schemas writes them anew"

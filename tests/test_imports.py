@@ -1,0 +1,113 @@
+"""What importing the packages loads, and what their sources import: pipeline → tasks ← train.
+
+Imports are tried in a fresh Python, because this one has loaded everything already.
+"""
+
+from __future__ import annotations
+
+import ast
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commands import ROOT
+
+import tasks
+import train
+
+MODULES = {
+    package.__name__: [
+        package.__name__,
+        *(m.name for m in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")),
+    ]
+    for package in (tasks, train)
+}
+HEAVY = ("luigi", "pandas", "torch", "transformers")
+
+
+def fresh(code: str, *words: str) -> list[str]:
+    """What `code` prints in a Python of its own, a line an item; `words` are its sys.argv[1:]."""
+    words = (sys.executable, "-c", code, *words)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def test_tasks_loads_nothing_heavy() -> None:
+    assert len(MODULES["tasks"]) > 20, "the modules of tasks were not found"
+    code = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    importlib.import_module(name)\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}), sep='\\n')\n"
+    )
+    loaded = fresh(code, *MODULES["tasks"])
+    assert "pyarrow" in loaded
+    assert not {*HEAVY, "pipeline", "train"} & set(loaded)
+
+
+def test_any_module_of_tasks_can_be_imported_first() -> None:
+    """An import cycle shows only from some of its modules. Libraries stay loaded; tasks is loaded anew each time."""
+    code = (
+        "import importlib, sys, traceback\n"
+        "for first in sys.argv[1:]:\n"
+        "    for name in [name for name in sys.modules if name.partition('.')[0] == 'tasks']:\n"
+        "        del sys.modules[name]\n"
+        "    try:\n"
+        "        importlib.import_module(first)\n"
+        "    except Exception:\n"
+        "        print(first, traceback.format_exc().splitlines()[-1])\n"
+    )
+    assert fresh(code, *MODULES["tasks"]) == []
+
+
+def test_train_loads_no_luigi_and_no_pipeline() -> None:
+    """A module that needs what the extra `train` installs may be refused here; its source is read below."""
+    code = (
+        "import importlib, sys\n"
+        "for name in sys.argv[1:]:\n"
+        "    try:\n"
+        "        importlib.import_module(name)\n"
+        "    except ModuleNotFoundError as error:\n"
+        "        if error.name.partition('.')[0] in ('luigi', 'pipeline', 'tasks', 'train'):\n"
+        "            raise\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules}), sep='\\n')\n"
+    )
+    loaded = fresh(code, *MODULES["train"])
+    assert "train" in loaded
+    assert not {"luigi", "pipeline"} & set(loaded)
+
+
+def imported(path: Path) -> Iterator[tuple[int, str]]:
+    """(line, package) of every import in a source, also of those within functions."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name.partition(".")[0]) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            yield node.lineno, str(node.module).partition(".")[0]
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [("tasks", {"luigi", "pipeline", "train"}), ("train", {"luigi", "pipeline"}), ("pipeline", {"train"})],
+)
+def test_imports_run_one_way(package: str, forbidden: set[str]) -> None:
+    sources = sorted((ROOT / package).rglob("*.py"))
+    assert sources
+    found = [f"{path.relative_to(ROOT)}:{line} {name}" for path in sources for line, name in imported(path)]
+    assert [place for place in found if place.split()[1] in forbidden] == []
+
+
+def test_importing_pipeline_registers_the_tasks() -> None:
+    code = (
+        "import pipeline\n"
+        "from luigi.task_register import Register\n"
+        "for name in ('PackCorpus', 'PlanPacking', 'TokenizePart', 'WriteShard', 'TrainTokenizer'):\n"
+        "    task = Register.get_task_cls(name)\n"
+        "    print(task.__name__, task.__module__.partition('.')[0], task is getattr(pipeline, name))\n"
+    )
+    names = ("PackCorpus", "PlanPacking", "TokenizePart", "WriteShard", "TrainTokenizer")
+    assert fresh(code) == [f"{name} pipeline True" for name in names]
