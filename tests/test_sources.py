@@ -649,3 +649,11 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
 def test_real_files_are_told_and_read_without_a_reject(name: str, format: str, count: int) -> None:
     assert parts_of(CORPORA / name)[0].format == format
     assert len(conversations_of(CORPORA / name, part_size=1 << 20)) == count
+
+
+def test_parts_grow_where_there_would_be_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.sources.MOST_PARTS", 8)
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "some words of text"}\n' * 400)
+    [(_, parts)] = find_parts([SourceSpec("a.jsonl")], tmp_path, 16)
+    assert 4 <= len(parts) <= 9
+    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
