@@ -266,12 +266,14 @@ class HuggingFaceEncoder(Encoder):
         model = spec.get("model") or {}
         unk = model.get("unk_token")
         self.unk_id = vocab.get(unk) if isinstance(unk, str) else model.get("unk_id")  # Unigram names it by id
-        bos = _name(settings.get("bos_token"))
-        self.bos_id = vocab.get(bos) if bos else None
-        starts = whole.encode("", add_special_tokens=True).ids
-        self.adds_bos = self.bos_id is not None and starts[:1] == [self.bos_id]
         eos = eos_token or _name(settings.get("eos_token")) or next((e for e in COMMON_EOS if e in added), None)
         self.eos_id = _special("eos_token", eos, -1, vocab, path)
+        starts = whole.encode("", add_special_tokens=True).ids
+        bos = _name(settings.get("bos_token"))
+        self.bos_id = vocab.get(bos) if bos else None
+        if self.bos_id is None and starts and starts[0] != self.eos_id:
+            self.bos_id = starts[0]  # a tokenizer.json by itself names none, but puts one in front
+        self.adds_bos = self.bos_id is not None and starts[:1] == [self.bos_id]
         pad = pad_token or _name(settings.get("pad_token"))
         self.pad_id = _special("pad_token", pad, self.eos_id, vocab, path)
         # EOS and pad are never content, even where the file does not list them among its added tokens.

@@ -436,9 +436,7 @@ CASES = {
     "another EOS": Case("hf_byte_level", "tokenizer", None, "<|im_end|>", "<|endoftext|>", "<|endoftext|>"),
     "llama3": Case("hf_byte_level", "llama3", with_llama3, "<|eot_id|>", "<|im_end|>"),
     "mistral": Case("hf_metaspace", "mistral", with_mistral, "</s>", "</s>"),
-    "file alone": Case(
-        "hf_metaspace", "chatml", with_chatml, "<|im_end|>", "<|im_end|>", "<|im_end|>", "tokenizer.json"
-    ),
+    "file alone": Case("hf_metaspace", "mistral", with_mistral, "</s>", "</s>", "</s>", "tokenizer.json"),
 }
 
 

@@ -300,3 +300,11 @@ def test_a_folder_with_a_sentencepiece_model_is_read_with_its_settings(tmp_path:
 
 def test_tokenizers_are_built_within_this_session() -> None:
     assert all(kind_path(kind).is_relative_to(folder()) for kind in BUILT)
+
+
+@pytest.mark.parametrize("kind", ["hf_metaspace", "hf_byte_level"])
+def test_a_tokenizer_json_by_itself_keeps_the_bos_that_it_puts_in_front(kind: str) -> None:
+    whole = open_kind(kind)
+    file = kind_path(kind) / "tokenizer.json"
+    alone = open_encoder(find_tokenizer(file), eos_token=whole.control_strings[whole.eos_id])
+    assert (alone.bos_id, alone.adds_bos) == (whole.bos_id, whole.adds_bos)
