@@ -7,7 +7,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup corpus inspect test check bench schemas sample clean
+.PHONY: help setup extras corpus inspect test check bench schemas sample clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -29,6 +29,8 @@ help:  ## list the targets
 .venv/.train: .venv/.setup
 	$(PIP) --editable '.[train]'
 	@touch $@
+
+extras: .venv/.train  ## add what Jinja templates and training need (transformers, torch and more)
 
 setup: .venv/.setup  ## .venv with the packing core and the commands luigi and packcorpus
 

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import orjson
 
+from tasks.config import load_config
 from tasks.conversations import read_record
 from tasks.errors import Reject
 from tasks.recipe import resolve
@@ -40,9 +41,12 @@ def write_messages(config: Path, path: Path) -> None:
     with path.open("wb") as file:
         for part in resolve(config, path.parent).parts:
             for _, value in read_part(part):
-                if isinstance(value, Reject):
+                try:
+                    if isinstance(value, Reject):
+                        raise value
+                    conversation = read_record(value, part.file.format, dict(part.file.columns))
+                except Reject:
                     continue
-                conversation = read_record(value, part.file.format, dict(part.file.columns))
                 messages = [
                     {"role": m.role, "content": "\n".join(filter(None, [full_text(m), *call_text(m)]))}
                     for m in conversation.messages
@@ -86,12 +90,12 @@ def packcorpus(config: Path, root: Path, length: int, workers: int) -> dict[str,
 def trl(messages: Path, tokenizer: Path, length: int, folder: Path) -> dict[str, float]:
     script = str(ROOT / "bench" / "trl_preparation.py")
     words = [sys.executable, script, str(messages), str(tokenizer), str(length), str(folder)]
-    out, _, cpu = timed(words, folder)
+    out, _, _ = timed(words, folder)
     found = json.loads(out.splitlines()[-1])
     return {
         "conversations": found["conversations"],
         "seconds": found["seconds"],
-        "cpu_seconds": cpu,
+        "cpu_seconds": found["cpu_seconds"],
         "conversations_per_second": found["conversations"] / found["seconds"],
         "tokens_per_second": found["tokens"] / found["seconds"],
         "peak_memory_bytes": found["peak_memory_bytes"],
@@ -110,6 +114,8 @@ def main() -> None:
     parser.add_argument("--without-trl", action="store_true")
     options = parser.parse_args()
     config = options.config.resolve()
+    if load_config(config).tokenizer is None:
+        sys.exit(f"{options.config}: names no tokenizer; both sides must use the same one: make bench CONFIG=my.yaml")
     found: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -22,13 +22,11 @@ CHATML = (
 
 
 def main(conversations: str, tokenizer_model: str, length: int, output: str) -> None:
-    started = time.perf_counter()
     os.environ["HF_DATASETS_CACHE"] = str(Path(output) / "cache")
     from datasets import load_dataset
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaTokenizerFast
     from trl import SFTConfig, SFTTrainer
 
-    imported = time.perf_counter()
     # The class reads the vocabulary from `vocab_file` in some releases and from a folder in others.
     folder = Path(output) / "tokenizer"
     folder.mkdir(parents=True, exist_ok=True)
@@ -51,20 +49,18 @@ def main(conversations: str, tokenizer_model: str, length: int, output: str) -> 
         use_cpu=True,
         bf16=False,
     )
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), _cpu_seconds()
     data = load_dataset("json", data_files=conversations, split="train", cache_dir=str(Path(output) / "cache"))
     trainer = SFTTrainer(model=model, args=settings, train_dataset=data, processing_class=tokenizer)
-    seconds = time.perf_counter() - begun
+    seconds, cpu = time.perf_counter() - begun, _cpu_seconds() - used
     packed = trainer.train_dataset.with_format("arrow")
     rows = len(packed)
     tokens = sum(len(chunk.values) for chunk in packed[:]["input_ids"].chunks) if rows else 0
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)) * 1024
-    cpu = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     print(
         json.dumps(
             {
                 "seconds": round(seconds, 2),
-                "seconds_with_imports": round(seconds + imported - started, 2),
                 "cpu_seconds": round(cpu, 2),
                 "conversations": len(data),
                 "rows": rows,
@@ -74,6 +70,10 @@ def main(conversations: str, tokenizer_model: str, length: int, output: str) -> 
             }
         )
     )
+
+
+def _cpu_seconds() -> float:
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
 if __name__ == "__main__":

@@ -123,7 +123,7 @@ class PlanPacking(_Sized):
         return luigi.LocalTarget(self.recipe.plan_folder / "plan.json")
 
     def complete(self) -> bool:
-        return bool(self.output().exists()) and all(task.complete() for task in self.requires())
+        return corpus.has_plan(self.recipe.plan_folder) and all(task.complete() for task in self.requires())
 
     def work(self) -> None:
         progress.planned(make_plan(self.recipe, self.recipe.plan_folder))
@@ -150,6 +150,7 @@ class PackCorpus(_Sized):
 
     def requires(self) -> Iterator[luigi.Task]:
         with progress.reporting():
+            corpus.claim(self.recipe)
             progress.announce(self.recipe)
             for shard in range(len(self.recipe.shard_names())):
                 yield self.clone_to(WriteShard, sequence_length=self.sequence_length, shard=shard)

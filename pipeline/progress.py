@@ -88,7 +88,8 @@ def stage(task: luigi.Task) -> Iterator[None]:
     name = type(task).__name__
     if name in STAGES:
         _add(**{f"{name}.seconds": time.perf_counter() - start, f"{name}.cpu": time.process_time() - cpu})
-    _set(peak=max(_get("peak"), _peak_memory()))
+    with _shared.get_lock():
+        _shared[_place["peak"]] = max(_get("peak"), _peak_memory())
 
 
 @contextmanager

@@ -6,7 +6,7 @@
 |-----------|-------------------------------------------|-------------------------------------------|-----------------|
 | jsonl     | what lies between two line ends           | 256 KiB at a time, any byte range         | its line        |
 | json      | an element of the one array               | whole, up to 2 GiB                        | its place       |
-| csv       | a row, as strings; first row: the columns | line by line; a quoted line end belongs   | its place       |
+| csv, tsv  | a row, as strings; first row: the columns | line by line; a quoted line end belongs   | its place       |
 | parquet   | a row                                     | slices of up to 1,000 rows or 32 MiB      | its place       |
 | arrow     | a row; IPC stream or file, by its magic   | slices of up to 1,000 rows or 32 MiB      | its place       |
 
@@ -39,10 +39,10 @@ EXTENSIONS = {
     ".arrow": "arrow",
     ".feather": "arrow",
     ".csv": "csv",
-    ".tsv": "csv",
+    ".tsv": "tsv",
 }
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
-TEXT_CONTAINERS = ("jsonl", "json", "csv")
+TEXT_CONTAINERS = ("jsonl", "json", "csv", "tsv")
 
 MAX_RECORD_BYTES = 16_000_000
 ARRAY_LIMIT = 2 << 30  # bytes of a JSON array, which has to be in memory as a whole
@@ -93,7 +93,7 @@ class RecordReader:
 
     def __iter__(self) -> Iterator[tuple[int, object]]:
         self.records = 0
-        readers = {"jsonl": self._lines, "json": self._array, "csv": self._csv}
+        readers = {"jsonl": self._lines, "json": self._array, "csv": self._csv, "tsv": self._csv}
         return readers.get(self.container, self._table)()
 
     # -- text -------------------------------------------------------------------------------------------------------
@@ -138,8 +138,7 @@ class RecordReader:
     def _csv(self) -> Iterator[tuple[int, object]]:
         # the bound is one of the whole process; never lowered, for another reader may rely on it
         csv.field_size_limit(max(csv.field_size_limit(), self.max_record_bytes))
-        stem = self.path.name.lower().removesuffix(".gz").removesuffix(".zst")
-        delimiter = "\t" if stem.endswith(".tsv") else ","
+        delimiter = "\t" if self.container == "tsv" else ","
         damaged: list[int] = []
         with self.path.open("rb") as file:
             rows = csv.reader(self._csv_lines(self._read(file), damaged), delimiter=delimiter, strict=True)

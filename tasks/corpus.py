@@ -12,12 +12,19 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.errors import PackError
-from tasks.files import read_json, sha256_of, to_json, write_bytes
+from tasks.errors import Busy, PackError
+from tasks.files import lock, read_json, sha256_of, to_json, write_bytes
 from tasks.manifest import build_manifest, load_manifest, publish
 from tasks.recipe import Recipe
 from tasks.shards import write_conversations, write_shard
 from tasks.token_files import TokenFiles
+
+
+def claim(recipe: Recipe) -> None:
+    """Make sure that no other run makes this corpus at the same time. Raises Busy."""
+    path = recipe.layout.lock(recipe.config.name, recipe.corpus_key)
+    if not lock(path):
+        raise Busy(f"{recipe.corpus_folder}: another run is making this corpus; wait for it, then run again")
 
 
 def has_artefact(file: Path, receipt: Path) -> bool:
@@ -26,7 +33,16 @@ def has_artefact(file: Path, receipt: Path) -> bool:
         return False
     try:
         return bool(read_json(receipt)["bytes"] == file.stat().st_size)
-    except (PackError, KeyError, OSError):
+    except (PackError, KeyError, TypeError, OSError):
+        return False
+
+
+def has_plan(folder: Path) -> bool:
+    """Whether a plan's receipt is there, and each file that it speaks of at its full size."""
+    try:
+        sizes = read_json(folder / "plan.json")["files"]
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (PackError, KeyError, TypeError, AttributeError, OSError):
         return False
 
 

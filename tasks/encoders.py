@@ -197,20 +197,24 @@ class SentencePieceEncoder(Encoder):
             model.ParseFromString(path.read_bytes())
         except DecodeError as error:
             raise DataError(f"{path}: is not a SentencePiece model, or is cut short: {error}") from None
-        if not model.pieces:
-            raise DataError(f"{path}: is not a SentencePiece model (it holds no pieces)")
+        if not model.pieces or not model.HasField("trainer_spec"):
+            raise DataError(f"{path}: is not a SentencePiece model, or is cut short")
         types = proto.ModelProto.SentencePiece
         self.controls = {}
         for token, piece in enumerate(model.pieces):
+            # Neither is ever content, even where the model has it as an ordinary piece.
+            named_here = piece.piece in (eos_token, pad_token)
             user_defined = piece.type == types.USER_DEFINED and not _is_blank(piece.piece)
-            if piece.type == types.CONTROL or user_defined:
+            if piece.type == types.CONTROL or user_defined or named_here:
                 self.controls[piece.piece] = token
-            if user_defined:
                 piece.type = types.CONTROL  # a control piece is never matched in text
         self._byte_pieces = {t: int(p.piece[3:5], 16) for t, p in enumerate(model.pieces) if p.type == types.BYTE}
         model.normalizer_spec.add_dummy_prefix = False
         self._pieces = [piece.piece for piece in model.pieces]
-        self._processor = SentencePieceProcessor(model_proto=model.SerializeToString())
+        try:
+            self._processor = SentencePieceProcessor(model_proto=model.SerializeToString())
+        except RuntimeError as error:
+            raise DataError(f"{path}: is not a SentencePiece model, or is cut short: {error}") from None
         self.vocab_size = len(self._pieces)
         self.unk_id = self._processor.unk_id()
         self.bos_id = None if self._processor.bos_id() < 0 else self._processor.bos_id()
@@ -390,7 +394,10 @@ class TokenizerFiles:
         """The tokenizer's own chat template; of several named ones, the one called default."""
         for file in self.files:
             if file.name == "chat_template.jinja":
-                return file.read_text(encoding="utf-8")
+                try:
+                    return file.read_text(encoding="utf-8")
+                except UnicodeDecodeError as error:
+                    raise DataError(f"{file}: is not UTF-8: {error}") from None
         found = self.settings().get("chat_template")
         if isinstance(found, list):
             found = next((t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None)

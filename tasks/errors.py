@@ -43,6 +43,12 @@ class StorageError(PackError):
     exit_code = 74
 
 
+class Busy(PackError):
+    """Another run is at the same work."""
+
+    exit_code = 75
+
+
 class Reject(Exception):
     """One conversation cannot be used; it goes to rejects.jsonl and the run goes on.
 

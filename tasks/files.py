@@ -87,6 +87,28 @@ def _locked_temporary(path: Path) -> tuple[int, str]:
         os.close(handle)
 
 
+_locks: dict[Path, IO[bytes]] = {}
+
+
+def lock(path: Path) -> bool:
+    """Take the lock that `path` stands for until this process, and every child forked from it, has ended.
+
+    False where another process has it. A lock that this process has already is taken as given.
+    """
+    path = path.absolute()
+    if path in _locks:
+        return True
+    path.parent.mkdir(parents=True, exist_ok=True)
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return False
+    _locks[path] = file
+    return True
+
+
 def _remove_abandoned(path: Path) -> None:
     for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         with suppress(OSError), old.open("rb") as file:

@@ -30,6 +30,7 @@ INDEX_SCHEMA = pa.schema(
         ("trained", pa.int32()),  # tokens
         ("separator", pa.bool_()),  # the last place is an EOS that was added behind the template's tokens
         ("truncated", pa.bool_()),
+        ("closed", pa.bool_()),  # cut off here, truncated or split: the EOS behind it is not trained
     ]
 )
 
@@ -67,6 +68,7 @@ def write_index(
         column(pieces.trained, np.int32, nulls=False),
         column(pieces.separators(accepted), np.bool_, nulls=False),
         column(truncated, np.bool_, nulls=False),
+        column(pieces.closed, np.bool_, nulls=False),
     ]
     with atomic_file(path) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), INDEX_SCHEMA) as writer:
         writer.write_table(pa.Table.from_arrays(columns, schema=INDEX_SCHEMA), max_chunksize=1 << 20)

@@ -17,7 +17,6 @@ Rendering is transformers' (its sandbox, its filters), so that the text is the o
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 import signal
@@ -52,7 +51,6 @@ class JinjaTemplate:
 
     def __init__(self, name: str, source: str, encoder: Encoder, train_on: TrainOn, today: str):
         self.name = name
-        self.sha256 = hashlib.sha256(source.encode()).hexdigest()
         self._source = source
         self._encoder = encoder
         self._all = train_on == "all"
@@ -104,9 +102,11 @@ class JinjaTemplate:
         except SecurityError as error:
             raise DataError(f"template {self.name}: reaches for what a template must not: {error}") from None
         except TemplateError as error:
-            raise Reject("template_refused", f"the template {self.name} refuses it: {error}") from None
+            raise Reject("template_refused", f"the template refuses it: {error}") from None
+        except MemoryError:
+            raise DataError(f"template {self.name}: takes more memory than there is") from None
         except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise Reject("template_failed", f"the template {self.name} fails on it: {error}") from None
+            raise Reject("template_failed", f"the template fails on it: {error}") from None
         return texts[0], found[0] if found else []
 
     # Content stays content
@@ -296,7 +296,8 @@ def _renderer(name: str, source: str) -> tuple[Any, dict[str, Any]]:
     except ImportError as error:
         raise PartMissing(
             f"the template {name} is written in Jinja and needs transformers ({error}); "
-            "install it with: pip install 'packcorpus[train]', or take a built-in template"
+            "install it with: make extras (or pip install --constraint constraints.txt 'packcorpus[train]'), "
+            "or take a built-in template"
         ) from None
     except (TemplateError, RecursionError) as error:
         raise DataError(f"template {name}: is not valid Jinja: {error}") from None

@@ -5,6 +5,7 @@ can therefore never meet a stale file, and what did not change is found again:
 
     tokenizer   the sources in order + how it is trained                       data/tokenizers/KEY/
     tokens      bytes of the part + how they are read + tokenizer + template + what is trained on   data/tokens/KEY
+    plan        the corpus key + the token files, in order + the names that it repeats      data/plans/KEY/
     corpus      digests of the whole sources + every setting that can change the output            data/corpora/NAME-KEY
                 (not the part size, not the workers, not where the files lie)
 
@@ -19,7 +20,7 @@ from typing import Any
 
 import orjson
 
-VERSIONS = {"tokenizer": 1, "tokens": 1, "corpus": 1}
+VERSIONS = {"tokenizer": 1, "tokens": 1, "plan": 1, "corpus": 1}
 FORMAT_VERSION = {True: "3.0", False: "2.0"}  # by config.packing
 
 
@@ -30,10 +31,15 @@ def key_of(stage: str, content: dict[str, Any]) -> str:
 
 
 class Layout:
-    """Paths of all artefacts below the project's root. Nothing here touches the disk."""
+    """Paths of all artefacts below the project's root. Nothing here reads or writes a file."""
 
     def __init__(self, root: Path):
         self.root = root
+
+    def outputs(self) -> list[Path]:
+        """Folders that hold nothing but what a run wrote, links resolved."""
+        written = ("data/tokenizers", "data/tokens", "data/plans", "data/corpora", "manifests")
+        return [(self.root / folder).resolve() for folder in written]
 
     def tokenizer(self, key: str) -> Path:
         return self.root / "data" / "tokenizers" / key[:12] / "tokenizer.model"
@@ -46,6 +52,9 @@ class Layout:
 
     def plan_folder(self, key: str) -> Path:
         return self.root / "data" / "plans" / key[:12]
+
+    def lock(self, name: str, key: str) -> Path:
+        return self.root / "data" / "plans" / f"{name}-{key[:12]}.lock"
 
     def corpus(self, name: str, key: str) -> Path:
         return self.root / self.corpus_name(name, key)

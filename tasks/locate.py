@@ -39,6 +39,9 @@ def locate(pattern: str, folder: Path) -> list[tuple[Path, str]]:
     if not glob.has_magic(pattern):
         raise InputMissing(f"{name}: there is no such file or folder{_suggestion(path)}")
     matches = glob.glob(pattern, root_dir=folder, recursive=True)
+    for match in matches:
+        if not (folder / match).is_file() and not (folder / match).is_dir():
+            raise DataError(f"{match}: is neither a file nor a folder (a broken link?)")
     names = {PurePath(match).as_posix() for match in matches if (folder / match).is_file()}
     if not names:
         only = ", only folders; to read a folder, name it without a glob" if matches else f" in {folder}"
@@ -87,6 +90,8 @@ def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) ->
             yield from _walk(folder / entry.name, f"{relative}{entry.name}/", name, seen)
         elif entry.is_file():
             yield os.fsencode(relative + entry.name), [relative + entry.name]
+        else:
+            raise DataError(f"{here}/{entry.name}: is neither a file nor a folder (a broken link?)")
 
 
 def _json_field(path: Path, name: str, key: str) -> list[object]:

@@ -161,7 +161,7 @@ class Manifest(_Part):
     noticed: dict[str, int] = Field(description="Things that were handled but may surprise, as counts.")
     packing_metadata: PackingMetadata
     splits: dict[str, Split]
-    files: list[FileFacts] = Field(description="What lies beside the shards: the index and the rejects.")
+    files: list[FileFacts] = Field(description="What lies beside the shards: index, rejects, tokenizer.")
     config: dict[str, Any]
     digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the manifest without this field.")
 
@@ -184,7 +184,7 @@ def build_manifest(
             for name, shard in own
         ]
         splits[split] = {"rows": sum(shard["rows"] for shard in listed), "shards": listed}
-    _check_shards(plan, shards)
+    _check_shards(plan, shards, config.sequence_length)
     values: dict[str, Any] = {
         "format_version": FORMAT_VERSION[config.packing],
         "name": config.name,
@@ -216,12 +216,12 @@ def build_manifest(
         "packing_metadata": plan["packing_metadata"],
         "splits": splits,
         "files": files,
-        "config": config.settings(),
+        "config": recipe.settings(),
     }
     return Manifest.model_validate(values | {"digest": manifest_digest(values)})
 
 
-def _check_shards(plan: dict[str, Any], shards: list[dict[str, Any]]) -> None:
+def _check_shards(plan: dict[str, Any], shards: list[dict[str, Any]], length: int) -> None:
     """The rows that were written must be those that were planned, token by token."""
     tokens = plan["ledger"]["tokens"]
     for name in ("packed", "trained"):
@@ -230,6 +230,9 @@ def _check_shards(plan: dict[str, Any], shards: list[dict[str, Any]]) -> None:
             raise DataError(
                 f"the ledger does not close: {tokens[name]:,} tokens planned as {name}, {written:,} written"
             )
+    places = sum(shard["rows"] for shard in shards) * (plan["packing_metadata"]["enabled"] and length)
+    if places and tokens["packed"] + tokens["padding"] != places:
+        raise DataError(f"the ledger does not close: {places:,} places in the rows, not packed + padding")
     if [shard["rows"] for shard in shards] != plan["rows_of_shards"]:
         raise DataError("the ledger does not close: shards hold other numbers of rows than planned")
     check_ledger(plan["ledger"])

@@ -34,6 +34,8 @@ from tasks.sources import Part
 from tasks.token_files import TokenFiles
 from tasks.tokenization import NOTICED
 
+PLAN_FILES = ("plan.arrow", "index.arrow", "rejects.jsonl")
+
 
 def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Write the plan, its receipt last, and return the receipt.
@@ -68,6 +70,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     }
     _write_plan(folder / "plan.arrow", pieces, placed, accepted)
     write_index(folder / "index.arrow", pieces, placed, accepted, late, recipe)
+    receipt["files"] = {name: (folder / name).stat().st_size for name in PLAN_FILES}
     write_bytes(folder / "plan.json", to_json(receipt))
     return receipt
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 from tasks.config import Config, load_config
 from tasks.encoders import Encoder, TokenizerFiles, find_tokenizer, open_encoder
@@ -112,6 +113,15 @@ class Recipe:
 
     # Keys
 
+    def settings(self) -> dict[str, Any]:
+        """Every setting that affects the output of this very recipe; what the manifest repeats."""
+        settings = self.config.settings()
+        if self.config.tokenizer is not None:
+            del settings["vocab_size"]
+        if self._template_source is None:
+            del settings["template_date"]
+        return settings
+
     @staticmethod
     def _content(file: SourceFile) -> list[object]:
         return [file.sha256, file.container, file.compression, file.format, list(file.columns)]
@@ -133,7 +143,7 @@ class Recipe:
 
     @cached_property
     def corpus_key(self) -> str:
-        settings = self.config.settings()
+        settings = self.settings()
         for where in ("name", "sources", "tokenizer", "template"):
             del settings[where]
         return key_of(
@@ -174,9 +184,16 @@ class Recipe:
     def published(self) -> Path:
         return self.layout.published(self.config.name, self.corpus_key)
 
-    @property
+    @cached_property
     def plan_folder(self) -> Path:
-        return self.layout.plan_folder(self.corpus_key)
+        """A plan speaks of rows of token files, so it belongs to these parts, and it repeats the sources' names."""
+        content = {
+            "corpus": self.corpus_key,
+            "name": self.config.name,
+            "sources": [file.name for file in self.files],
+            "tokens": [self.tokens_key(part) for part in self.parts],
+        }
+        return self.layout.plan_folder(key_of("plan", content))
 
 
 @lru_cache(maxsize=4)
@@ -185,13 +202,14 @@ def _open_once(files: TokenizerFiles, sha256: str, eos_token: str | None, pad_to
     return open_encoder(files, eos_token, pad_token)
 
 
-def resolve(config_file: Path, root: Path, sequence_length: int | None = None) -> Recipe:
+def resolve(config_file: Path, root: Path) -> Recipe:
     """Read the config and find, cut and digest its sources. Raises PackError, naming what is wrong."""
-    config = load_config(config_file, sequence_length)
+    config = load_config(config_file)
     specs: Sequence[SourceSpec] = [
         SourceSpec(source.path, source.format, tuple(source.columns.items())) for source in config.sources
     ]
-    found = find_parts(specs, config_file.parent, config.part_size)
+    layout = Layout(root)
+    found = find_parts(specs, config_file.parent, config.part_size, layout.outputs())
     for file, _ in found:
         # What cannot be written to a manifest: a name on disk that is no UTF-8.
         if file.name.encode("utf-8", "ignore").decode() != file.name:
@@ -199,7 +217,7 @@ def resolve(config_file: Path, root: Path, sequence_length: int | None = None) -
     return Recipe(
         config,
         config_file.parent,
-        Layout(root),
+        layout,
         tuple(file for file, _ in found),
         tuple(part for _, parts in found for part in parts),
     )

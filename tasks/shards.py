@@ -40,7 +40,7 @@ PLAN_SCHEMA = pa.schema(
 )
 
 
-def row_schema(sequence_length: int, key: str, format_version: str = "3.0") -> pa.Schema:
+def row_schema(sequence_length: int, key: str) -> pa.Schema:
     """Schema of a shard of rows, with its metadata."""
 
     def fixed(value: pa.DataType) -> pa.DataType:
@@ -52,7 +52,7 @@ def row_schema(sequence_length: int, key: str, format_version: str = "3.0") -> p
         pa.field("labels", fixed(pa.int32()), nullable=False),
         pa.field("position_ids", fixed(pa.int32()), nullable=False),
     ]
-    return pa.schema(fields, metadata(sequence_length, key, format_version))
+    return pa.schema(fields, metadata(sequence_length, key, "3.0"))
 
 
 def metadata(sequence_length: int, key: str, format_version: str) -> dict[str, str]:
@@ -77,6 +77,7 @@ MESSAGE = pa.struct(
             ),
         ),
         ("tool_call_id", pa.string()),
+        ("weight", pa.int8()),
     ]
 )
 

@@ -90,11 +90,13 @@ class Part:
     sha256: str
 
 
-def find_parts(specs: Sequence[SourceSpec], folder: Path, part_size: int) -> list[tuple[SourceFile, list[Part]]]:
+def find_parts(
+    specs: Sequence[SourceSpec], folder: Path, part_size: int, outputs: Sequence[Path] = ()
+) -> list[tuple[SourceFile, list[Part]]]:
     """The files of `specs`, in their order, and within a glob or folder by name; each with its parts.
 
-    `folder` is the config's. `part_size` is in bytes; it is doubled until there are no more than MOST_PARTS parts.
-    A file that is reached twice is read once.
+    `folder` is the config's. `part_size` is in bytes; it is doubled until MOST_PARTS of them hold all (each file is
+    one part at least). A file that is reached twice is read once; one below `outputs` is refused.
     Raises UsageError, InputMissing, DataError or StorageError, whose message names the file.
     """
     if part_size < 1:
@@ -104,6 +106,8 @@ def find_parts(specs: Sequence[SourceSpec], folder: Path, part_size: int) -> lis
         _check_spec(spec)
         try:
             for path, name in locate(spec.path, folder):
+                if any(path.resolve().is_relative_to(output) for output in outputs):
+                    raise UsageError(f"{name}: is an output of packcorpus, not a source; narrow the path {spec.path}")
                 stat = path.stat()
                 source = _resolve(path, name, spec, stat)
                 first = found.setdefault((stat.st_dev, stat.st_ino), source)

@@ -47,7 +47,6 @@ class Template(Protocol):
     """What `tokenization` needs of a template, built-in or Jinja."""
 
     name: str
-    sha256: str
     markers_as_text: tuple[str, ...]
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
@@ -321,11 +320,19 @@ _ONE_BY_ONE: dict[str, Callable[[_Writer, Turns], None]] = {
 }
 BUILT_IN = (*_ONE_BY_ONE, "mistral")
 
-# The markers that frame a turn; what a tokenizer lacks of them is written as text.
+# Every marker that a template may write; what a tokenizer lacks of them is written as text.
+_CALLS = ("<tool_call>", "</tool_call>")
 MARKERS: dict[str, tuple[str, ...]] = {
-    "chatml": ("<|im_start|>", "<|im_end|>"),
-    "llama3": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
-    "mistral": ("[INST]", "[/INST]"),
+    "chatml": ("<|im_start|>", "<|im_end|>", *_CALLS),
+    "llama2": _CALLS,
+    "llama3": ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", *_CALLS),
+    "mistral": (
+        *("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
+        *("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
+    ),
+    "zephyr": ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", *_CALLS),
+    "alpaca": _CALLS,
+    "plain": _CALLS,
 }
 
 
@@ -334,8 +341,7 @@ class BuiltIn:
 
     def __init__(self, name: str, encoder: Encoder, train_on: TrainOn):
         self.name = name
-        self.sha256 = built_in_sha256(name)
-        self.markers_as_text = tuple(m for m in MARKERS.get(name, ()) if m not in encoder.controls)
+        self.markers_as_text = tuple(m for m in MARKERS[name] if m not in encoder.controls)
         self._encoder = encoder
         self._headers_too = train_on == "all"
 

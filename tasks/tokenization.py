@@ -73,7 +73,7 @@ def tokenize_part(
                         raise Reject("no_trained_tokens", f"no turn of it is trained on (train_on: {config.train_on})")
                     spans = template.spans(conversation, trained)
                     if not any(span.trained for span in spans):
-                        raise Reject("no_trained_tokens", f"the template {template.name} writes nothing of its answers")
+                        raise Reject("no_trained_tokens", "the template writes nothing of its answers")
                     batch.add(record, conversation, spans, whole=not config.packing)
                 except Reject as reject:
                     rejects.append([record, reject.code, reject.message])
@@ -153,7 +153,9 @@ class _Batch:
         if self.encoder.count_controls(_said(conversation)):
             self.receipt["control_text_seen"] += 1
         if whole:
-            self.messages.append(orjson.dumps([_as_row(message) for message in conversation.messages]).decode())
+            plain = conversation.messages[0].role == "text"  # it has no turns, only `text`
+            turns = None if plain else [_as_row(message) for message in conversation.messages]
+            self.messages.append(orjson.dumps(turns).decode())
             self.tools.append(f"[{','.join(conversation.tools)}]" if conversation.tools else None)
             self.rendered.append("".join(span.text for span in spans))
 
@@ -239,4 +241,5 @@ def _as_row(message: Any) -> dict[str, Any]:
         "name": message.name,
         "tool_calls": calls or None,
         "tool_call_id": message.tool_call_id,
+        "weight": message.weight,
     }

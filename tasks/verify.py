@@ -215,8 +215,8 @@ def _check_batch(
         raise DataError(f"{where}: the first token of a conversation is trained on")
     if (flat_ids[ends][pieces["separator"]] != manifest.tokenizer.eos_token_id).any():
         raise DataError(f"{where}: a conversation is not closed by the EOS separator")
-    if (flat_labels[ends][pieces["truncated"]] != IGNORED).any():
-        raise DataError(f"{where}: the separator behind a truncated conversation is trained on")
+    if (flat_labels[ends][pieces["closed"]] != IGNORED).any():
+        raise DataError(f"{where}: the separator behind a conversation that was cut is trained on")
     trained = np.add.reduceat(flat_labels != IGNORED, heads, dtype=np.int64) if len(heads) else np.zeros(0)
     if (trained != pieces["trained"]).any():
         raise DataError(f"{where}: the index counts other trained tokens than the labels")

@@ -308,3 +308,18 @@ def test_a_tokenizer_json_by_itself_keeps_the_bos_that_it_puts_in_front(kind: st
     file = kind_path(kind) / "tokenizer.json"
     alone = open_encoder(find_tokenizer(file), eos_token=whole.control_strings[whole.eos_id])
     assert (alone.bos_id, alone.adds_bos) == (whole.bos_id, whole.adds_bos)
+
+
+def test_an_ordinary_piece_that_is_named_eos_is_never_content() -> None:
+    encoder = open_encoder(find_tokenizer(kind_path("sp_bpe_chatml")), eos_token="e", pad_token="a")
+    ids = encoder.encode(["see a tea"]).ids
+    assert not {encoder.eos_id, encoder.pad_id} & set(ids.tolist())
+    assert encoder.decode(ids) == "see a tea"
+
+
+def test_a_model_cut_at_any_place_is_refused_or_whole(tmp_path: Path) -> None:
+    data = kind_path("sp_bpe_chatml").read_bytes()
+    for cut in range(1, len(data), len(data) // 150):
+        (tmp_path / "cut.model").write_bytes(data[:cut])
+        with pytest.raises(DataError, match="cut short"):
+            open_encoder(find_tokenizer(tmp_path / "cut.model"))

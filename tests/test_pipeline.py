@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import shutil
@@ -275,3 +276,65 @@ def test_a_corpus_is_published_again_from_its_folder_alone(folder: Path) -> None
         shutil.rmtree(folder / "data" / cache)
     manifest.unlink()
     assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+
+
+def test_a_shard_is_made_again_from_other_parts(folder: Path) -> None:
+    """The key of a corpus knows nothing of parts, but a plan speaks of rows of token files."""
+    manifest = pack(folder, "--config", "corpus.yaml")
+    before = corpus_bytes(manifest)
+    set_config(folder, part_size=1024)
+    pack(folder, "--config", "corpus.yaml", "--sequence-length", "200")
+    for shard in (folder / "data" / "corpora").glob("*/train-*.arrow"):
+        shard.unlink()
+    assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+
+
+def test_the_same_bytes_under_another_name_are_named_so(folder: Path) -> None:
+    pack(folder, "--config", "corpus.yaml")
+    (folder / "chats.jsonl").rename(folder / "talks.jsonl")
+    set_config(folder, name="talks", sources="[{path: talks.jsonl}]")
+    facts = orjson.loads(pack(folder, "--config", "corpus.yaml").read_bytes())
+    assert [source["path"] for source in facts["sources"]] == ["talks.jsonl"]
+
+
+def test_a_lost_plan_file_is_made_again(folder: Path) -> None:
+    before = corpus_bytes(pack(folder, "--config", "corpus.yaml"))
+    shutil.rmtree(folder / "data" / "corpora")
+    next((folder / "data" / "plans").rglob("index.arrow")).unlink()
+    assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+
+
+def test_a_second_run_at_once_says_that_the_corpus_is_taken(folder: Path) -> None:
+    manifest = pack(folder, "--config", "corpus.yaml")
+    before = corpus_bytes(manifest)
+    shutil.rmtree(folder / "data" / "corpora")
+    [held] = (folder / "data" / "plans").glob("chats-*.lock")
+    with held.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        busy = luigi(folder, "--config", "corpus.yaml")
+        assert busy.returncode != 0
+        assert "another run is making this corpus" in busy.stderr
+        assert "Traceback" not in busy.stderr
+    assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+
+
+def test_two_projects_at_once_do_not_meet(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    shutil.copytree(folder, other, dirs_exist_ok=True)
+    env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
+    words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml"]
+    runs = [
+        subprocess.Popen(words, cwd=place, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for place in (folder, other)
+    ]
+    found = [(run.communicate(timeout=120), run.returncode) for run in runs]
+    assert [code for _, code in found] == [0, 0], found
+    assert corpus_bytes(folder / found[0][0][0].strip()) == corpus_bytes(other / found[1][0][0].strip())
+
+
+def test_its_own_outputs_are_no_sources(folder: Path) -> None:
+    set_config(folder, sources="[{path: '**/*.jsonl'}]")
+    pack(folder, "--config", "corpus.yaml")
+    done = luigi(folder, "--config", "corpus.yaml")
+    assert done.returncode != 0
+    assert "is an output of packcorpus" in done.stderr

@@ -7,7 +7,6 @@ import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +71,38 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "seed": (43, False),
     "eos_token": ("</s>", True),
     "pad_token": ("<pad>", True),
-    "vocab_size": (9000, False),
-    "template_date": ("2026-01-02", False),  # a built-in template does not see it
     "plan_group": (10, False),
     "max_record_bytes": (1 << 20, True),
 }
 
 
+# Of no effect in BASE: it names a tokenizer, and a built-in template, which sees no date.
+SOMETIMES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "vocab_size": (9000, {"tokenizer": None}),
+    "template_date": ("2026-01-02", {"template": "own.jinja"}),
+}
+
+
 def test_every_setting_is_decided_on() -> None:
-    assert set(CHANGES) == set(Config.model_fields) - WITHOUT_EFFECT - {"name"}
+    assert {*CHANGES, *SOMETIMES} == set(Config.model_fields) - WITHOUT_EFFECT - {"name"}
+
+
+@pytest.mark.parametrize("field", SOMETIMES)
+def test_a_setting_changes_the_corpus_key_only_where_it_has_an_effect(field: str, tmp_path: Path) -> None:
+    value, where = SOMETIMES[field]
+    assert recipe(tmp_path).corpus_key == recipe(tmp_path, **{field: value}).corpus_key
+    assert field not in recipe(tmp_path).settings()
+    before, after = recipe(tmp_path, **where), recipe(tmp_path, **where, **{field: value})
+    assert before.corpus_key != after.corpus_key
+    assert not set(token_keys(before)) & set(token_keys(after))
+    assert after.settings()[field] == value
+
+
+def test_a_plan_belongs_to_its_parts_and_names(tmp_path: Path) -> None:
+    before = recipe(tmp_path)
+    parted, named = recipe(tmp_path, part_size=1024), recipe(tmp_path, name="b")
+    assert before.corpus_key == parted.corpus_key == named.corpus_key
+    assert len({made.plan_folder for made in (before, parted, named)}) == 3
 
 
 @pytest.mark.parametrize("field", CHANGES)
@@ -256,11 +278,25 @@ def test_a_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
 
 
 class Bytes(Encoder):
-    """A tokenizer that needs no file: UTF-8 bytes, and a control token for each marker of each template."""
+    """A tokenizer that needs no file: UTF-8 bytes, and control tokens for the frames of three templates."""
 
     kind, engine = "bytes", "bytes"
     controls = {  # noqa: RUF012 - the interface has it so
-        marker: 260 + i for i, marker in enumerate(["<s>", "</s>", *chain.from_iterable(templates.MARKERS.values())])
+        marker: 260 + i
+        for i, marker in enumerate(
+            [
+                "<s>",
+                "</s>",
+                "<|im_start|>",
+                "<|im_end|>",
+                "<|begin_of_text|>",
+                "<|start_header_id|>",
+                "<|end_header_id|>",
+                "<|eot_id|>",
+                "[INST]",
+                "[/INST]",
+            ]
+        )
     }
     vocab_size = 300
     bos_id, eos_id, pad_id, unk_id = 260, 261, 0, None
@@ -338,6 +374,6 @@ def test_golden_tokens(tmp_path: Path) -> None:
         assert [(record, code) for record, code, _ in receipt["rejects"]] == [(3, "bad_json")]
         counted = {name: value for name, value in receipt.items() if name not in ("bytes", "sha256", "rejects")}
         digest.update(orjson.dumps([rows, counted]))
-    assert (VERSIONS["tokens"], digest.hexdigest()[:16]) == (1, "632c4078efd16fe7"), (
+    assert (VERSIONS["tokens"], digest.hexdigest()[:16]) == (1, "b5d8588a347b5be5"), (
         "what a token file holds changed: raise VERSIONS['tokens'] in tasks/keys.py, then this digest"
     )

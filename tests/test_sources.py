@@ -657,3 +657,21 @@ def test_parts_grow_where_there_would_be_too_many(tmp_path: Path, monkeypatch: p
     [(_, parts)] = find_parts([SourceSpec("a.jsonl")], tmp_path, 16)
     assert 4 <= len(parts) <= 9
     assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+
+
+def test_a_tab_is_a_delimiter_only_in_a_tsv(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,n\nx\ty,1\n")
+    (tmp_path / "a.tsv").write_text("text\tn\nx,y\t1\n")
+    for name, container, text in (("a.csv", "csv", "x\ty"), ("a.tsv", "tsv", "x,y")):
+        [(file, [part])] = find_parts([SourceSpec(name)], tmp_path, 1 << 20)
+        assert file.container == container
+        assert [record for _, record in read_part(part)] == [{"text": text, "n": "1"}]
+
+
+@pytest.mark.parametrize("path", ["in", "in/*.jsonl"])
+def test_what_is_no_file_is_not_passed_over(tmp_path: Path, path: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "x"}\n')
+    (tmp_path / "in" / "b.jsonl").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"b\.jsonl: is neither a file nor a folder"):
+        find_parts([SourceSpec(path)], tmp_path, 1 << 20)

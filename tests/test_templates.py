@@ -197,11 +197,12 @@ def test_markers_become_tokens_where_the_tokenizer_has_them() -> None:
 @pytest.mark.parametrize(
     ("template", "kind", "missing"),
     [
-        ("chatml", "sp_bpe_chatml", ()),
-        ("chatml", "sp_unigram", ("<|im_start|>", "<|im_end|>")),
+        ("chatml", "sp_bpe_chatml", ("<tool_call>", "</tool_call>")),
+        ("chatml", "sp_unigram", ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>")),
         ("llama3", "hf_metaspace", MARKERS["llama3"]),
-        ("mistral", "sp_bpe_user_defined", ("[/INST]",)),
-        ("plain", "sp_unigram", ()),
+        ("mistral", "sp_bpe_user_defined", tuple(m for m in MARKERS["mistral"] if m != "[INST]")),
+        ("mistral", "mistral_v3", ()),
+        ("plain", "sp_unigram", ("<tool_call>", "</tool_call>")),
     ],
 )
 def test_markers_that_the_tokenizer_lacks_are_listed(template: str, kind: str, missing: tuple[str, ...]) -> None:
