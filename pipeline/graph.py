@@ -60,18 +60,19 @@ class _Step(luigi.Task):
 class _Sized(_Step):
     """A task that depends on the sequence length."""
 
-    sequence_length = luigi.OptionalIntParameter(default=None, description="Overrides the config's sequence_length.")
+    # As text: what is no number is a mistake in the config, and told like one.
+    sequence_length = luigi.OptionalParameter(default="", description="Overrides the config's sequence_length.")
 
     @property
     def recipe(self) -> Recipe:
         base = _resolved(self.config, self.root)
-        if self.sequence_length is None:
+        if not self.sequence_length:
             return base
         return _sized(base, self.config, self.sequence_length)
 
 
 @lru_cache(maxsize=16)
-def _sized(base: Recipe, config: str, sequence_length: int) -> Recipe:
+def _sized(base: Recipe, config: str, sequence_length: str) -> Recipe:
     return replace(base, config=load_config(Path(config), sequence_length))
 
 

@@ -43,6 +43,8 @@ _reported: set[str] = set()
 
 # Characters of text in a byte of a source, as measured on chats: what remains to be done is guessed from it.
 CHARACTERS_PER_BYTE = {False: 0.9, True: 3.5}  # by whether the source is compressed
+# Share of the tokens that may go, by a policy that the user chose, without a word.
+NOTEWORTHY = 0.05
 # Share of the work that is tokenisation; the rest is shards.
 TOKENIZATION = 0.85
 
@@ -84,6 +86,8 @@ def stage(task: luigi.Task) -> Iterator[None]:
         with reporting():
             yield
     except KeyboardInterrupt:
+        if multiprocessing.parent_process() is None:
+            raise  # with one worker tasks run here, and Luigi must hear of it
         raise Interrupted from None
     name = type(task).__name__
     if name in STAGES:
@@ -112,12 +116,12 @@ def announce(recipe: Recipe) -> None:
     config = recipe.config
     size = sum(file.bytes for file in recipe.files)
     _say(
-        f"{config.name}: {len(recipe.files)} files, {size / 1e6:,.1f} MB, {len(recipe.parts)} parts → rows of "
-        f"{config.sequence_length:,} tokens, {len(recipe.shard_names())} shards"
+        f"{config.name}: {_many(len(recipe.files), 'file')}, {size / 1e6:,.2f} MB, {_many(len(recipe.parts), 'part')} "
+        f"→ rows of {config.sequence_length:,} tokens, {_many(len(recipe.shard_names()), 'shard')}"
     )
     if recipe.tokenizer_key is None and recipe.template.markers_as_text:
         markers = ", ".join(recipe.template.markers_as_text)
-        _say(f"note: the tokenizer has no control token for {markers}; the template writes them as text")
+        _say(f"note: written as text, since the tokenizer has no such token: {markers}")
 
 
 def tokenized(conversations: int, rejected: int, tokens: int, characters: int) -> None:
@@ -130,8 +134,8 @@ def planned(receipt: dict[str, Any]) -> None:
     if packing["enabled"]:
         _set(fill=packing["packing_efficiency"])
         _say(
-            f"planned {packing['rows']:,} rows, {packing['packing_efficiency']:.2f} % full "
-            f"(fewer than {packing['lower_bound_rows']:,} are impossible)"
+            f"planned {_many(packing['rows'], 'row')}, {packing['packing_efficiency']:.2f} % full; "
+            f"no plan can do with fewer than {packing['lower_bound_rows']:,}"
         )
 
 
@@ -185,10 +189,12 @@ def _draw() -> None:
         f"{elapsed * (1 - done) / done:,.0f} s left" if done > 0.02 else "",
         f"parts {_get('parts_done'):.0f}/{_get('parts'):.0f}",
         f"shards {_get('shards_done'):.0f}/{_get('shards'):.0f}",
-        f"{_get('conversations'):,.0f} conversations ({_get('conversations') / elapsed:,.0f}/s)",
+        f"{_get('conversations'):,.0f} conversations ({_get('conversations') / elapsed:,.0f}/s)"
+        if _get("conversations")
+        else "",
         f"{_get('rejected'):,.0f} rejected" if _get("rejected") else "",
         f"{_get('fill'):.2f} % full" if _get("fill") else "",
-        f"{_get('tokens') / 1e6:,.2f} M tokens",
+        f"{_get('tokens') / 1e6:,.2f} M tokens" if _get("tokens") else "",
     ]
     line = "  ".join(filter(None, facts))
     if terminal:
@@ -209,13 +215,23 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
     packing, ledger = manifest.packing_metadata, manifest.ledger
     conversations, tokens = ledger.conversations, ledger.tokens
     full = f", {packing.packing_efficiency:.2f} % full" if packing.packing_efficiency is not None else ""
-    rejected, dropped = sum(conversations.rejected.values()), sum(conversations.dropped.values())
-    _say(
-        f"{news}: {conversations.read:,} conversations read, {conversations.packed:,} packed, {rejected:,} rejected, "
-        f"{dropped:,} dropped, {conversations.truncated:,} truncated; {packing.rows:,} rows{full}; "
-        f"{tokens.packed:,} tokens, {tokens.trained:,} trained on"
-    )
+    ends = {
+        "packed": conversations.packed,
+        "rejected": sum(conversations.rejected.values()),
+        "dropped": sum(conversations.dropped.values()),
+    }
+    _say(f"{news}: {_many(packing.rows, 'row')}{full}; {_many(tokens.packed, 'token')}, {tokens.trained:,} trained on")
+    _say(f"{_many(conversations.read, 'conversation')}: " + ", ".join(f"{n:,} {end}" for end, n in ends.items()))
+    lost = {"dropped": tokens.dropped, "cut off": tokens.truncated}
+    for how, count in lost.items():
+        if count > NOTEWORTHY * tokens.encoded:
+            share = 100 * count / tokens.encoded
+            _say(f"note: {share:.1f} % of all tokens were {how}, of conversations longer than a row")
     print(path, flush=True)
+
+
+def _many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 # What Luigi tells

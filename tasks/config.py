@@ -117,8 +117,11 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load_config(path: Path, sequence_length: int | None = None) -> Config:
-    """Read and check a config. Raises UsageError or InputMissing, naming the key and the nearest known one."""
+def load_config(path: Path, sequence_length: str = "") -> Config:
+    """Read and check a config; a source may be a path by itself. `sequence_length`, where given, replaces the config's.
+
+    Raises UsageError or InputMissing, naming the key and the nearest known one.
+    """
     try:
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -129,10 +132,17 @@ def load_config(path: Path, sequence_length: int | None = None) -> Config:
         values = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader, made stricter
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
         raise UsageError(f"{path}: {_yaml_problem(error)}") from error
+    if values is None:
+        raise UsageError(f"{path}: is empty; it needs at least `sources:`")
     if not isinstance(values, dict):
         raise UsageError(f"{path}: expected `key: value` lines, found {type(values).__name__}")
-    if sequence_length is not None:
-        values["sequence_length"] = sequence_length
+    if sequence_length:
+        values["sequence_length"] = int(sequence_length) if sequence_length.isdecimal() else sequence_length
+    sources = values.get("sources")
+    if isinstance(sources, str):
+        sources = [sources]
+    if isinstance(sources, list):
+        values["sources"] = [{"path": source} if isinstance(source, str) else source for source in sources]
     try:
         return Config.model_validate(values, strict=True)
     except ValidationError as error:

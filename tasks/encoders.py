@@ -414,7 +414,10 @@ def find_tokenizer(path: Path) -> TokenizerFiles:
                 return TokenizerFiles(path / name, kept)
         raise InputMissing(f"{path}: holds neither tokenizer.json nor tokenizer.model")
     if not path.is_file():
-        raise InputMissing(f"{path}: no such tokenizer (a SentencePiece .model, a tokenizer.json, or a folder)")
+        raise InputMissing(
+            f"{path}: no such tokenizer: a SentencePiece .model, a tokenizer.json, or a folder with one "
+            "was expected (names on a hub are not fetched)"
+        )
     if path.stat().st_size == 0:
         raise DataError(f"{path}: is empty; a tokenizer was expected")
     if path.suffix not in (".model", ".json"):

@@ -12,6 +12,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -91,8 +92,10 @@ class Recipe:
             return source
         file = self.folder / name
         if not file.is_file():
+            near = get_close_matches(name, (*BUILT_IN, "tokenizer"), 1)
+            hint = f'; did you mean "{near[0]}"?' if near else ""
             raise InputMissing(
-                f"template: {name!r} is neither built in ({', '.join(BUILT_IN)}, tokenizer) nor a file ({file})"
+                f"template: {name!r} is neither built in ({', '.join(BUILT_IN)}, tokenizer) nor a file ({file}){hint}"
             )
         try:
             return file.read_text(encoding="utf-8")

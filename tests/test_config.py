@@ -90,10 +90,12 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
 
 def test_the_command_line_goes_over_the_file(tmp_path: Path) -> None:
     text = "sources: [{path: x}]\nsequence_length: 512\n"
-    assert load(tmp_path, text, 2048).sequence_length == 2048
+    assert load(tmp_path, text, "2048").sequence_length == 2048
     assert load(tmp_path, text).sequence_length == 512
     with pytest.raises(UsageError, match="sequence_length: Input should be greater than or equal to 8, found 7"):
-        load(tmp_path, text, 7)
+        load(tmp_path, text, "7")
+    with pytest.raises(UsageError, match="sequence_length: Input should be a valid integer, found '1k'"):
+        load(tmp_path, text, "1k")
 
 
 @pytest.mark.parametrize(
@@ -132,13 +134,18 @@ def test_a_wrong_value_is_named(line: str, said: str, tmp_path: Path) -> None:
     assert said in refusal(tmp_path, f"sources: [{{path: x}}]\n{line}\n")
 
 
+def test_a_source_may_be_a_path_by_itself(tmp_path: Path) -> None:
+    for text in ("x.jsonl", "[x.jsonl]", "[{path: x.jsonl}]"):
+        assert [source.path for source in load(tmp_path, f"sources: {text}\n").sources] == ["x.jsonl"]
+
+
 @pytest.mark.parametrize(
     ("sources", "said"),
     [
         ("", "sources: "),
         ("[]", "sources: List should have at least 1 item"),
-        ("x.jsonl", "sources: Input should be a valid list, found 'x.jsonl'"),
-        ("[x.jsonl]", "sources[0]: "),
+        ("5", "sources: Input should be a valid list, found 5"),
+        ("[5]", "sources[0]: "),
         ("[{path: a}, {path: b, fromat: auto}]", "sources[1].fromat: unknown key; did you mean `format`?"),
         ("[{format: auto}]", "sources[0].path: is missing"),
         ("[{path: ''}]", "sources[0].path: "),
@@ -160,7 +167,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "expected `key: value` lines, found NoneType"),
+        ("", "is empty; it needs at least `sources:`"),
         ("- a\n", "expected `key: value` lines, found list"),
         ("hello", "expected `key: value` lines, found str"),
         ("name: a\nname: b\n", 'line 2, column 1: the key "name" stands here twice'),

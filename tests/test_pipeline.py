@@ -216,6 +216,8 @@ FAILURES = {
     "over-long": ({"overlong": "error", "sequence_length": 16}, (), "more than sequence_length 16"),
     "all dropped": ({"overlong": "drop", "sequence_length": 8}, (), "no conversation is left to pack"),
     "not a tokenizer": ({"tokenizer": "chats.jsonl"}, (), "neither a .model nor a .json"),
+    "no number": ({}, ("--sequence-length", "1k"), "sequence_length: Input should be a valid integer, found '1k'"),
+    "nearly a template": ({"template": "chat-ml"}, (), 'did you mean "chatml"?'),
     "zero length": ({}, ("--sequence-length", "0"), "greater than or equal to 8"),
 }
 
@@ -338,3 +340,42 @@ def test_its_own_outputs_are_no_sources(folder: Path) -> None:
     done = luigi(folder, "--config", "corpus.yaml")
     assert done.returncode != 0
     assert "is an output of packcorpus" in done.stderr
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_ctrl_c_stops_at_once_and_is_resumed(folder: Path, workers: str) -> None:
+    write_chats(folder / "chats.jsonl", 60_000)
+    set_config(folder, part_size=1 << 20)
+    env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
+    words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", workers]
+    run = subprocess.Popen(words, cwd=folder, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not list((folder / "data").glob("tokens/*/*.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGINT)
+    _, said = run.communicate(timeout=10)
+    assert run.returncode != 0
+    assert "interrupted; the same command goes on from here" in said
+    assert "Traceback" not in said
+    before = token_files(folder)
+    verify(pack(folder, "--config", "corpus.yaml"))
+    assert before.items() <= token_files(folder).items()
+
+
+def test_it_works_from_any_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where there is no luigi.cfg: no server is looked for, and a failure is a failure."""
+    env = {key: value for key, value in os.environ.items() if key != "LUIGI_CONFIG_PATH"}
+    words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config"]
+    for config, code in (("corpus.yaml", 0), ("nowhere.yaml", 65)):
+        place = tmp_path_factory.mktemp("any")
+        done = subprocess.run(
+            [*words, str(folder / config)], cwd=place, env=env, capture_output=True, text=True, check=False, timeout=50
+        )
+        assert done.returncode == code, done.stderr
+        assert len(list(place.glob("manifests/*.json"))) == (code == 0)
+
+
+def test_a_source_may_be_a_path_by_itself(folder: Path) -> None:
+    first = pack(folder, "--config", "corpus.yaml")
+    set_config(folder, sources="chats.jsonl")
+    assert luigi(folder, "--config", "corpus.yaml").stdout.strip() == f"manifests/{first.name}"
