@@ -36,7 +36,7 @@ DEFAULTS = {
 }
 
 
-def load(folder: Path, text: str | bytes, sequence_length: int | None = None) -> Config:
+def load(folder: Path, text: str | bytes, sequence_length: str = "") -> Config:
     path = folder / "corpus.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return load_config(path, sequence_length)
