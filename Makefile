@@ -4,7 +4,7 @@ PYTHON ?= python3
 CONFIG ?= data/sample/corpus.yaml
 WORKERS ?= 2
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help setup extras corpus inspect test check bench schemas sample clean
@@ -14,20 +14,20 @@ help:  ## list the targets
 	@echo "  CONFIG=$(CONFIG) WORKERS=$(WORKERS)"
 
 .venv/.created:
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "packcorpus needs Python 3.11 to 3.13, $(PYTHON) is " + sys.version.split()[0] + "; name another with make PYTHON=python3.12")'
-	$(PYTHON) -m venv .venv
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14) and "packcorpus needs Python 3.11 to 3.13, $(PYTHON) is " + sys.version.split()[0] + "; name another with make PYTHON=python3.12")'
+	@echo 'setting up .venv'; $(PYTHON) -m venv .venv
 	@touch $@
 
 .venv/.setup: .venv/.created pyproject.toml constraints.txt
-	$(PIP) --editable .
+	@echo 'installing the packing core'; $(PIP) --editable .
 	@touch $@
 
 .venv/.test: .venv/.setup
-	$(PIP) --editable '.[test]'
+	@echo 'installing what the tests need'; $(PIP) --editable '.[test]'
 	@touch $@
 
 .venv/.train: .venv/.setup
-	$(PIP) --editable '.[train]'
+	@echo 'installing what training needs'; $(PIP) --editable '.[train]'
 	@touch $@
 
 extras: .venv/.train  ## add what Jinja templates and training need (transformers, torch and more)

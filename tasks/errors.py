@@ -8,7 +8,10 @@ from __future__ import annotations
 
 
 class PackError(Exception):
-    """The run stops. The message is one that a user can act on; `exit_code` follows sysexits.h."""
+    """The run stops. The message is one that a user can act on; `exit_code` follows sysexits.h.
+
+    It is what the packcorpus command exits with. Luigi's command knows one code for every failed task: see luigi.cfg.
+    """
 
     exit_code = 65
 
