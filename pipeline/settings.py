@@ -1,0 +1,26 @@
+"""Luigi's settings where nobody has set them.
+
+Luigi finds a luigi.cfg in the current folder only. In any other folder it would look for a server for a minute, and a
+failed task would exit with 0. So what no config of the user's has set is as in the project's own luigi.cfg.
+"""
+
+from __future__ import annotations
+
+from configparser import ConfigParser
+from pathlib import Path
+
+from luigi.configuration import get_config
+
+OURS = Path(__file__).resolve().parent.parent / "luigi.cfg"
+CENTRAL = ("scheduler_host", "scheduler_url", "default_scheduler_host", "default_scheduler_url")
+
+
+def apply() -> None:
+    """Set what is unset; whoever names a central scheduler keeps it."""
+    theirs, ours = get_config(), ConfigParser(interpolation=None)
+    ours.read(OURS)
+    central = any(theirs.has_option("core", option) for option in CENTRAL)
+    for section in ours.sections():
+        for option, value in ours[section].items():
+            if not theirs.has_option(section, option) and not (central and option == "local_scheduler"):
+                theirs.set(section, option, value)
