@@ -60,8 +60,12 @@ def write_shard_of(recipe: Recipe, shard: int) -> dict[str, Any]:
     with pa.memory_map(str(recipe.plan_folder / "plan.arrow")) as file:
         plan = pa.ipc.open_file(file).get_batch(shard)
         used = set(plan.column("part").to_numpy().tolist())
-        files = [recipe.layout.token_file(recipe.tokens_key(part)) for part in recipe.parts]
-        tokens = TokenFiles([path if part in used else None for part, path in enumerate(files)])
+        tokens = TokenFiles(
+            [
+                recipe.layout.token_file(recipe.tokens_key(part)) if number in used else None
+                for number, part in enumerate(recipe.parts)
+            ]
+        )
         path = shard_file(recipe, shard)
         if config.packing:
             rows = read_json(recipe.plan_folder / "plan.json")["rows_of_shards"][shard]

@@ -64,7 +64,7 @@ def _pack(lengths: np.ndarray, config: Config) -> tuple[np.ndarray, np.ndarray, 
         patterns = packing.pack(packing.histogram(lengths[group], config.sequence_length), config.sequence_length)
         row, starts[group] = packing.assign(lengths[group], patterns)
         rows[group] = row + count
-        count += int(patterns.copies.sum())
+        count += patterns.rows
     bound = packing.lower_bound(packing.histogram(lengths, config.sequence_length), config.sequence_length)
     return rows, starts, count, bound
 

@@ -41,9 +41,9 @@ LOST = {
 TRAINED_TURNS = {"assistant": "assistant turns", "last": "the last assistant turn", "all": "all turns"}
 
 
-def open_console(stderr: bool = False) -> Console:
+def open_console() -> Console:
     """A console that takes every string for what it says: no markup, no emoji names, no highlighting."""
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+    return Console(markup=False, emoji=False, highlight=False)
 
 
 def inspect(path: Path, console: Console) -> None:
