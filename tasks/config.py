@@ -7,16 +7,14 @@ Paths in a config are relative to the folder of the config file.
 
 from __future__ import annotations
 
-import difflib
-import re
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from tasks.errors import InputMissing, UsageError
+from tasks.errors import UsageError
+from tasks.yaml_settings import check_settings, read_settings
 
 Format = Literal["auto", "messages", "sharegpt", "alpaca", "dolly", "oasst", "prompt_completion", "text"]
 
@@ -92,50 +90,14 @@ class Config(BaseModel):
         return self.model_dump(exclude=WITHOUT_EFFECT)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML without aliases (nested ones grow without bound), a key twice (the first would be lost) and dates."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012 - as its parent has it
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(None, None, "aliases are not allowed here; write it out", event.start_mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen = set()
-        keys = [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
-        for key in keys:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    raise yaml.MarkedYAMLError(None, None, f'the key "{key.value}" stands here twice', key.start_mark)
-                seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
 def load_config(path: Path, sequence_length: str = "") -> Config:
     """Read and check a config; a source may be a path by itself. `sequence_length`, where given, replaces the config's.
 
     Raises UsageError or InputMissing, naming the key and the nearest known one.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise InputMissing(f"{path}: no such config; name one with --config FILE{_yaml_nearby(path)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read as a config: {error}") from error
-    try:
-        values = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader, made stricter
-    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
-        raise UsageError(f"{path}: {_yaml_problem(error)}") from error
-    if values is None:
+    values = read_settings(path)
+    if not values:
         raise UsageError(f"{path}: is empty; it needs at least `sources:`")
-    if not isinstance(values, dict):
-        raise UsageError(f"{path}: expected `key: value` lines, found {type(values).__name__}")
     if sequence_length:
         values["sequence_length"] = int(sequence_length) if sequence_length.isdecimal() else sequence_length
     sources = values.get("sources")
@@ -143,36 +105,4 @@ def load_config(path: Path, sequence_length: str = "") -> Config:
         sources = [sources]
     if isinstance(sources, list):
         values["sources"] = [{"path": source} if isinstance(source, str) else source for source in sources]
-    try:
-        return Config.model_validate(values, strict=True)
-    except ValidationError as error:
-        problems = "\n".join(f"  {_problem(item)}" for item in error.errors(include_url=False))
-        raise UsageError(f"{path}: the config cannot be used\n{problems}") from None
-
-
-def _yaml_nearby(path: Path) -> str:
-    if not path.parent.is_dir():
-        return f" ({path.parent} is not a folder)"
-    found = sorted(p.name for p in path.parent.glob("*.y*ml"))
-    near = difflib.get_close_matches(path.name, found, 1, 0.4)
-    return f" (did you mean {path.parent / near[0]}?)" if near else ""
-
-
-def _yaml_problem(error: Exception) -> str:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or str(error) or type(error).__name__
-    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else f"is not YAML: {problem}"
-
-
-def _problem(item: Any) -> str:
-    """One line for one finding of pydantic: where, what, and the nearest known key."""
-    where = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in item["loc"]))
-    if item["type"] == "extra_forbidden":
-        model = Source if len(item["loc"]) > 1 else Config
-        near = difflib.get_close_matches(str(item["loc"][-1]), model.model_fields, 1, 0.5)
-        hint = f"did you mean `{near[0]}`?" if near else "known keys: " + ", ".join(model.model_fields)
-        return f"{where}: unknown key; {hint}"
-    if item["type"] == "missing":
-        return f"{where}: is missing"
-    message = item["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}, found {item['input']!r:.80}" if where else message
+    return check_settings(Config, values, str(path))

@@ -1,0 +1,120 @@
+"""A YAML file of settings → a checked pydantic model; every problem is told with its key and the nearest known one.
+
+corpus.yaml ──read_settings──▶ dict ──check_settings──▶ Config
+qlora.yaml  ──read_settings──▶ dict ──check_settings──▶ TrainingConfig
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from tasks.errors import InputMissing, UsageError
+
+Model = TypeVar("Model", bound=BaseModel)
+
+EXPONENT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without aliases (nested ones grow without bound), a key twice (the first would be lost) and dates."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as its parent has it
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]
+            raise yaml.MarkedYAMLError(None, None, "aliases are not allowed here; write it out", event.start_mark)
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen = set()
+        keys = [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+        for key in keys:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise yaml.MarkedYAMLError(None, None, f'the key "{key.value}" stands here twice', key.start_mark)
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+# YAML 1.1 takes 1e-4 for a text.
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("+-0123456789"))
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """The values of a YAML file, {} where it is empty. Raises UsageError or InputMissing, naming line and column."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise InputMissing(f"{path}: no such config; name one with --config FILE{_yaml_nearby(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read as a config: {error}") from error
+    return parse_settings(text, str(path))
+
+
+def parse_settings(text: str, where: str) -> dict[str, Any]:
+    """The values of a YAML text; `where` names it in messages."""
+    try:
+        values = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader, made stricter
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
+        raise UsageError(f"{where}: {_yaml_problem(error)}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise UsageError(f"{where}: expected `key: value` lines, found {type(values).__name__}")
+    return values
+
+
+def check_settings(model: type[Model], values: dict[str, Any], where: str) -> Model:
+    """`values` as `model`. Raises UsageError with one line for each finding."""
+    try:
+        return model.model_validate(values, strict=True)
+    except ValidationError as error:
+        problems = "\n".join(f"  {_problem(model, item)}" for item in error.errors(include_url=False))
+        raise UsageError(f"{where}: the config cannot be used\n{problems}") from None
+
+
+def _yaml_nearby(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f" ({path.parent} is not a folder)"
+    found = sorted(p.name for p in path.parent.glob("*.y*ml"))
+    near = difflib.get_close_matches(path.name, found, 1, 0.4)
+    return f" (did you mean {path.parent / near[0]}?)" if near else ""
+
+
+def _yaml_problem(error: Exception) -> str:
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or str(error) or type(error).__name__
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else f"is not YAML: {problem}"
+
+
+def _problem(model: type[BaseModel], item: Any) -> str:
+    """One line for one finding of pydantic: where, what, and the nearest known key."""
+    where = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in item["loc"]))
+    if item["type"] == "extra_forbidden":
+        known = list(_model_at(model, item["loc"][:-1]).model_fields)
+        near = difflib.get_close_matches(str(item["loc"][-1]), known, 1, 0.5)
+        hint = f"did you mean `{near[0]}`?" if near else "known keys: " + ", ".join(known)
+        return f"{where}: unknown key; {hint}"
+    if item["type"] == "missing":
+        return f"{where}: is missing"
+    message = item["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}, found {item['input']!r:.80}" if where else message
+
+
+def _model_at(model: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:
+    """The model that a finding's place leads to, through lists of models."""
+    for part in place:
+        if isinstance(part, str):
+            annotation = model.model_fields[part].annotation
+            model = next(kind for kind in (*get_args(annotation), annotation) if isinstance(kind, type))
+    return model
