@@ -3,11 +3,13 @@
 PYTHON ?= python3
 CONFIG ?= data/sample/corpus.yaml
 WORKERS ?= 2
+# The sample is small: with fewer tokens a step it has 42 steps, and the loss is seen to fall.
+OPTIONS ?= $(if $(filter data/sample/corpus.yaml,$(CONFIG)),--tokens-per-step 2048)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup extras corpus inspect test check bench schemas sample clean
+.PHONY: help setup extras corpus train doctor inspect test check bench schemas sample clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -37,6 +39,12 @@ setup: .venv/.setup  ## .venv with the packing core and the commands luigi and p
 corpus: .venv/.setup  ## pack CONFIG (default: the bundled sample)
 	@$(BIN)/luigi --module pipeline PackCorpus --config $(CONFIG) --workers $(WORKERS)
 
+train: .venv/.train  ## train an adapter on CONFIG's corpus; settings: OPTIONS="--max-steps 50"
+	@$(BIN)/luigi --module pipeline TrainAdapter --config $(CONFIG) --workers $(WORKERS) --options "$(OPTIONS)"
+
+doctor: .venv/.train  ## say what this machine can train with, and how to mend what is missing
+	@$(BIN)/python -m train doctor
+
 inspect: .venv/.setup  ## show the newest manifest
 	@$(BIN)/packcorpus inspect
 
@@ -58,5 +66,5 @@ schemas: .venv/.setup  ## write the JSON Schemas of config and manifest to docs/
 sample: .venv/.setup  ## make the bundled sample again
 	$(BIN)/python data/sample/generate.py
 
-clean:  ## remove what was made: corpora, token files, plans, trained tokenizers (not .venv, not manifests)
-	rm -rf data/corpora data/tokens data/plans data/tokenizers .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+clean:  ## remove what was made: corpora, token files, plans, tokenizers, models (not .venv, manifests, adapters)
+	rm -rf data/corpora data/tokens data/plans data/tokenizers data/models .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,13 +1,14 @@
 """The order of the work: the Luigi graph.
 
     luigi --module pipeline PackCorpus --config corpus.yaml
+    luigi --module pipeline TrainAdapter --config corpus.yaml
 
 Importing this package registers the tasks. It is the only one that imports luigi.
 """
 
 from pipeline import settings
-from pipeline.graph import PackCorpus, PlanPacking, TokenizePart, TrainTokenizer, WriteShard
+from pipeline.graph import PackCorpus, PlanPacking, TokenizePart, TrainAdapter, TrainTokenizer, WriteShard
 
-__all__ = ["PackCorpus", "PlanPacking", "TokenizePart", "TrainTokenizer", "WriteShard"]
+__all__ = ["PackCorpus", "PlanPacking", "TokenizePart", "TrainAdapter", "TrainTokenizer", "WriteShard"]
 
 settings.apply()

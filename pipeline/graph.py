@@ -5,6 +5,7 @@ source files
     └ PlanPacking × 1   lengths only
        └ WriteShard × S S follows from the bytes of the sources
           └ PackCorpus  the manifest: the commit
+             └ TrainAdapter   a process of its own
 TrainTokenizer          before TokenizePart, where the config names no tokenizer
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 
 import luigi
 
-from pipeline import progress
+from pipeline import progress, training
 from tasks import corpus
 from tasks.config import load_config
 from tasks.plan import make_plan
@@ -170,3 +171,30 @@ class PackCorpus(_Sized):
     def work(self) -> None:
         self._running = True
         corpus.publish_corpus(self.recipe, progress.run_record())
+
+
+class TrainAdapter(_Sized):
+    """Trains on the corpus, in a process of its own: there is no CUDA in a forked child, and ranks stay possible."""
+
+    training = luigi.OptionalParameter(default="", description="Settings of the training; default: train/qlora.yaml.")
+    options = luigi.OptionalParameter(default="", description="Settings over these, such as '--max-steps 10'.")
+
+    resources = {"gpu": 1}  # noqa: RUF012 - as luigi.Task has it
+
+    def requires(self) -> luigi.Task:
+        return self.clone_to(PackCorpus, sequence_length=self.sequence_length)
+
+    def output(self) -> luigi.LocalTarget:
+        with progress.reporting():
+            return luigi.LocalTarget(training.record_of(self._command))
+
+    def complete(self) -> bool:
+        return self.requires().complete() and super().complete()
+
+    def work(self) -> None:
+        training.train(self._command)
+
+    @property
+    def _command(self) -> tuple[str, ...]:
+        manifest = str(self.recipe.published)
+        return training.command(manifest, self.root, self.training or "", self.options or "")

@@ -257,6 +257,10 @@ def _on_present(task: luigi.Task) -> None:
     if kind == "PackCorpus":
         _finish(load_manifest(task.recipe.published), task.output().path, "already packed, nothing to do")
         return
+    if kind == "TrainAdapter":
+        _say("already trained, nothing to do")
+        print(task.output().path, flush=True)
+        return
     _add(reused=1, parts_done=kind == "TokenizePart", shards_done=kind == "WriteShard")
 
 
@@ -267,6 +271,8 @@ def _on_success(task: luigi.Task) -> None:
         seconds = time.time() - _get("started")
         _finish(load_manifest(task.recipe.published), task.output().path, f"packed in {seconds:.1f} s")
         return
+    if kind == "TrainAdapter":
+        return  # the training has said it all
     _add(parts_done=kind == "TokenizePart", shards_done=kind == "WriteShard")
     _draw()
 

@@ -58,7 +58,7 @@ def verify(path: Path) -> Report:
     report = Report()
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
-    _check_copies(path, folder)
+    check_copies(path, folder)
     report.checks.append(("manifest", f"unedited, key {manifest.key[:12]}"))
     count, size = _check_files(manifest, folder)
     report.checks.append(("files", f"{count:,} files, {size:,} bytes: sizes and SHA-256 as recorded, nothing besides"))
@@ -79,25 +79,37 @@ def verify(path: Path) -> Report:
     return report
 
 
-def _check_copies(path: Path, folder: Path) -> None:
+def check_copies(path: Path, folder: Path) -> None:
+    """The manifest that was named and the one in the corpus folder must be the same bytes. Raises DataError."""
     copy = folder / "manifest.json"
     if not path.samefile(copy) and copy.read_bytes() != path.read_bytes():
         raise DataError(f"{path} and {copy} differ; they must be the same bytes")
 
 
+def find_listed(folder: Path, name: str, size: int) -> Path:
+    """The file of a corpus that is listed as `name`, of `size` bytes. Raises DataError or InputMissing."""
+    where = folder / name
+    if where.is_symlink() or not where.resolve().is_relative_to(folder.resolve()):
+        raise DataError(f"{where}: is a link; a corpus holds its files itself")
+    if not where.is_file():
+        raise InputMissing(f"{where}: is missing; run PackCorpus again to make it")
+    found = where.stat().st_size
+    if found != size:
+        raise DataError(f"{where}: holds {found:,} bytes, {size:,} were written; delete it and run PackCorpus")
+    return where
+
+
+def check_digest(where: Path, found: str, recorded: str) -> None:
+    """Raises DataError where the SHA-256 of a listed file is another than the manifest records."""
+    if found != recorded:
+        raise DataError(f"{where}: does not have the SHA-256 that was recorded; delete it and run PackCorpus again")
+
+
 def _check_files(manifest: Manifest, folder: Path) -> tuple[int, int]:
     listed = manifest.listed()
     for file in listed:
-        where = folder / file.path
-        if where.is_symlink() or not where.resolve().is_relative_to(folder.resolve()):
-            raise DataError(f"{where}: is a link; a corpus holds its files itself")
-        if not where.is_file():
-            raise InputMissing(f"{where}: is missing; run PackCorpus again to make it")
-        size = where.stat().st_size
-        if size != file.bytes:
-            raise DataError(f"{where}: holds {size:,} bytes, {file.bytes:,} were written; delete it and run PackCorpus")
-        if sha256_of(where) != file.sha256:
-            raise DataError(f"{where}: does not have the SHA-256 that was recorded; delete it and run PackCorpus again")
+        where = find_listed(folder, file.path, file.bytes)
+        check_digest(where, sha256_of(where), file.sha256)
     known = {file.path for file in listed} | UNLISTED
     found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
     if found - known:
@@ -106,16 +118,16 @@ def _check_files(manifest: Manifest, folder: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def _reading(path: Path) -> Iterator[None]:
+def reading(path: Path) -> Iterator[None]:
     """What goes wrong while `path` is read or taken apart is said of it."""
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path}: cannot be read as what it should be: {error}") from error
+        raise DataError(f"{path}: cannot be read as what it should be: {error}; make it again") from error
 
 
 def _read_index(path: Path) -> pa.Table:
-    with _reading(path), pa.memory_map(str(path)) as file:
+    with reading(path), pa.memory_map(str(path)) as file:
         index = pa.ipc.open_stream(file).read_all()
     if not index.schema.equals(INDEX_SCHEMA):
         raise DataError(f"{path}: has another schema than expected: {index.schema.names}")
@@ -147,7 +159,7 @@ def _check_rows(manifest: Manifest, folder: Path, index: pa.Table) -> _Tokens:
             schema = row_schema(manifest.sequence_length, manifest.key)
             pieces = _pieces_of(index, split, number)
             rows = 0
-            with _reading(path), pa.memory_map(str(path)) as file:
+            with reading(path), pa.memory_map(str(path)) as file:
                 reader = _open(path, file, schema)
                 for batch in reader:
                     top, rows = rows, rows + batch.num_rows
@@ -233,7 +245,7 @@ def _check_whole(manifest: Manifest, folder: Path, index: pa.Table) -> _Tokens:
         for number, shard in enumerate(facts.shards):
             path = folder / shard.path
             schema = conversation_schema(manifest.sequence_length, manifest.key)
-            with _reading(path), pa.memory_map(str(path)) as file:
+            with reading(path), pa.memory_map(str(path)) as file:
                 rows = sum(batch.num_rows for batch in _open(path, file, schema))
             pieces = _pieces_of(index, split, number)
             if rows != shard.rows:
@@ -254,7 +266,7 @@ def _check_ledger(manifest: Manifest, folder: Path, index: pa.Table, tokens: _To
 
     ledger, packing = manifest.ledger, manifest.packing_metadata
     check_ledger(ledger.model_dump())
-    with _reading(folder / "rejects.jsonl"):
+    with reading(folder / "rejects.jsonl"):
         rejects = [orjson.loads(line) for line in (folder / "rejects.jsonl").read_bytes().splitlines()]
         reasons, rejected_by = (Counter(reject[key] for reject in rejects) for key in ("reason", "source"))
     require("rejected", dict(sorted(reasons.items())), ledger.conversations.rejected)

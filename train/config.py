@@ -37,7 +37,11 @@ class TrainingConfig(BaseModel):
         description="The tokenizer that the model will be used with; its digest must be the manifest's. Absent: the "
         "base model's, or else the corpus's own copy.",
     )
-    output: str = Field("data/adapters", min_length=1, description="Each run gets a folder of its own in it.")
+    output: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder of the run. Absent: data/adapters/<corpus>-<key of corpus and settings>.",
+    )
     load: Literal["auto", "memory", "mmap"] = Field(
         "auto", description="Where rows live; auto: in memory, if they fit in half of what is free."
     )
@@ -59,7 +63,9 @@ class TrainingConfig(BaseModel):
     compile: bool = Field(False, description="torch.compile, if a step with it gives the same loss.")
     fused_loss: bool = Field(False, description="Loss without logits in memory, if a step with it gives the same.")
     optimizer: Literal["adamw_torch_fused", "paged_adamw_8bit"] = "adamw_torch_fused"
-    learning_rate: float = Field(2e-4, gt=0, lt=1)
+    learning_rate: Literal["auto"] | Annotated[float, Field(gt=0, lt=1)] = Field(
+        "auto", description="auto: 2e-4, or 2e-3 for the small Llama, which has random weights."
+    )
     schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="Of the learning rate.")
     warmup: float = Field(0.03, ge=0, lt=1, description="Share of the steps in which the learning rate rises.")
     weight_decay: float = Field(0.0, ge=0, lt=1)
@@ -74,6 +80,13 @@ class TrainingConfig(BaseModel):
     report_to: Literal["none", "tensorboard", "wandb"] = "none"
     seed: int = Field(42, ge=0, lt=1 << 31)
 
+    @property
+    def rate(self) -> float:
+        """The learning rate in effect."""
+        if self.learning_rate == "auto":
+            return 2e-4 if self.base_model else 2e-3
+        return self.learning_rate
+
     def settings(self) -> dict[str, Any]:
         """Every setting that can change the adapter."""
         return self.model_dump(exclude=WITHOUT_EFFECT)
@@ -87,4 +100,5 @@ def load_training_config(path: Path = DEFAULT, overrides: dict[str, str] | None 
     values = read_settings(path)
     for key, text in (overrides or {}).items():
         values |= parse_settings(f"{key}: {text}", f"--{key.replace('_', '-')} {text}")
-    return check_settings(TrainingConfig, values, str(path))
+    where = f"{path} with the command line" if overrides else str(path)
+    return check_settings(TrainingConfig, values, where)

@@ -1,0 +1,52 @@
+"""Starts `python -m train` and waits for it; never imports it.
+
+manifest ─command─▶ python -m train --manifest … ─train─▶ data/adapters/<name>-<key12>/training.json
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+
+from tasks.errors import PackError
+
+INTERRUPTED = 75
+
+
+class TrainingFailed(PackError):
+    """The training process ended with an error, which it has told."""
+
+
+def command(manifest: str, root: str, settings: str, options: str) -> tuple[str, ...]:
+    """The words of the command; `options` are split as a shell does."""
+    config = ("--config", settings) if settings else ()
+    return (sys.executable, "-m", "train", "--manifest", manifest, "--root", root, *config, *shlex.split(options))
+
+
+@lru_cache(maxsize=16)
+def record_of(words: tuple[str, ...]) -> Path:
+    """Where the record of this run lies, or will lie. Raises TrainingFailed where the settings are wrong."""
+    asked = subprocess.run([*words, "--where"], capture_output=True, text=True, check=False)  # noqa: S603
+    if asked.returncode:
+        raise TrainingFailed(asked.stderr.strip().removeprefix("error: "))
+    return Path(asked.stdout.splitlines()[-1])
+
+
+def train(words: tuple[str, ...]) -> None:
+    """Run the training. A signal to this process goes on to it, and we wait until it has saved what it has."""
+    process = subprocess.Popen(words)  # noqa: S603
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+    while True:
+        try:
+            code = process.wait()
+            break
+        except KeyboardInterrupt:  # a terminal sends Ctrl-C to all its processes, the training among them
+            continue
+    if code == INTERRUPTED:
+        raise TrainingFailed("training was interrupted; the same command goes on from its newest checkpoint")
+    if code:
+        raise TrainingFailed(f"training failed with exit code {code}; what went wrong stands above")

@@ -1,0 +1,97 @@
+"""`python -m train`: a manifest in, an adapter out.
+
+    python -m train --manifest MANIFEST [--config FILE] [--learning-rate 1e-4 …]
+    python -m train doctor
+
+Everything that can be refused without torch is refused before torch is loaded. The last line on standard output is the
+path of the training record.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import NoReturn
+
+from tasks.errors import PackError, UsageError
+from tasks.printable import printable
+from train.config import DEFAULT, TrainingConfig, load_training_config
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message}; see python -m train --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    """An option for each setting of TrainingConfig, named after it."""
+    ours = _Parser(
+        prog="python -m train",
+        description="Train a QLoRA adapter on a corpus. `python -m train doctor` looks at the machine instead.",
+        allow_abbrev=False,
+    )
+    ours.add_argument("--manifest", type=Path, required=True, help="a manifest, a corpus folder or a folder of shards")
+    ours.add_argument("--config", type=Path, default=DEFAULT, help="settings, a YAML file (default: train/qlora.yaml)")
+    ours.add_argument("--root", type=Path, default=Path(), help="data/ is written below it (default: here)")
+    ours.add_argument("--where", action="store_true", help="print where the record of the run will lie, and stop")
+    ours.add_argument("--debug", action="store_true", help="show where an error comes from")
+    settings = ours.add_argument_group("settings, over those of the file")
+    for name, field in TrainingConfig.model_fields.items():
+        text = (field.description or "").replace("%", "%%")
+        settings.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", metavar="VALUE", help=text)
+    return ours
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code."""
+    debug = "--debug" in arguments
+    try:
+        if arguments[:1] == ["doctor"]:
+            from train import doctor
+
+            return doctor.main()
+        _run(parser().parse_args(arguments), arguments)
+    except PackError as error:
+        if debug:
+            traceback.print_exc()
+        if str(error):
+            rank = os.environ.get("RANK")
+            print(f"{f'rank {rank}: ' if rank and rank != '0' else ''}error: {printable(str(error))}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+def _run(options: argparse.Namespace, arguments: list[str]) -> None:
+    from train.corpus import open_corpus
+    from train.run_folder import RunFolder
+
+    given = {name: getattr(options, f"set_{name}") for name in TrainingConfig.model_fields}
+    config = load_training_config(options.config, {name: text for name, text in given.items() if text is not None})
+    corpus = open_corpus(options.manifest, config.allow_unisolated)
+    folder = RunFolder(options.root, config, corpus)
+    folder.check()
+    if options.where:
+        print(folder.record)
+        return
+    if folder.record.exists():
+        print("already trained, nothing to do", file=sys.stderr)
+        print(folder.record)
+        return
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it speaks while it is imported
+    from train import launch, machine
+
+    ranks = machine.ranks(config)
+    if ranks > 1 and "RANK" not in os.environ:
+        launch.launch(ranks, arguments)
+        return
+    from train import run
+
+    run.train(corpus, config, folder, options.root)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,81 @@
+"""How much work a token is, and how much a GPU can do: together, the share of a GPU that is used (MFU).
+
+    model, position_ids ─flops_per_token─▶ FLOP        name of the GPU ─peak_flops─▶ FLOP/s
+
+    4 N        of each weight of a matrix product: 2 forward, 2 for the gradient of its input. Frozen weights have no
+               gradient of their own, hence 4 and not 6. An embedding that is only looked up does not count.
+    6 N_lora   of each weight of the adapter
+    attention  12 · d · k in each layer, d = heads × head size and k = the tokens that one token attends to, itself
+               included: 2 · d · k for the scores and 2 · d · k for their sum forward, and twice that backward. On
+               average over a conversation of n tokens, k = (n + 1) / 2: attention is causal and ends at the
+               conversation, so a kernel that also computes what it masks does no more useful work.
+
+What activation checkpointing computes again is not useful work and does not count either.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import torch
+
+# Dense bf16 with fp32 accumulation, FLOP/s, from NVIDIA's data sheets. The first that matches counts.
+PEAK = {
+    "B200": 2250e12,
+    "H200 NVL": 835e12,
+    "H200": 989e12,
+    "GH200": 989e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "L40": 181e12,
+    "L4": 121e12,
+    "A40": 150e12,
+    "A30": 165e12,
+    "A10G": 70e12,
+    "A10": 125e12,
+    "RTX 6000 Ada": 364e12,
+    "RTX A6000": 155e12,
+    "RTX 5090": 209e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+
+
+def parameters(model: Any) -> tuple[int, int]:
+    """(all, trainable) parameters, the adapter among both. Of NF4, which packs two into a byte, the real number."""
+    # Tied weights come once.
+    counts = [(_count(weights), weights.requires_grad) for weights in model.parameters()]
+    return sum(count for count, _ in counts), sum(count for count, trainable in counts if trainable)
+
+
+def _count(weights: Any) -> int:
+    state = getattr(weights, "quant_state", None)
+    return int((weights if state is None else torch.empty(state.shape, device="meta")).numel())
+
+
+def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
+    """Useful work of one token of a training step in FLOP; `position_ids`, int[rows, L], are those of typical rows."""
+    config = model.config.get_text_config()
+    everything, adapter = parameters(model)
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    looked_up = 0 if head is None or embeddings.weight is head.weight else _count(embeddings.weight)
+    heads = config.num_attention_heads
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    window = getattr(config, "sliding_window", None)
+    layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    seen = position_ids.double() + 1
+    full, near = (x.mean().item() for x in (seen, seen.clamp(max=window or math.inf)))
+    attention = sum(12 * width * (near if "sliding" in kind else full) for kind in layers)
+    return 4 * (everything - adapter - looked_up) + 6 * adapter + attention
+
+
+def peak_flops(name: str) -> float | None:
+    """FLOP/s that a GPU can do in bf16, by the name that torch gives it; None where it is not known."""
+    if re.search(r"\bMIG\b|\bLaptop\b|\bMax-Q\b", name):  # a part of the chip, or a slower one
+        return None
+    return next((peak for known, peak in PEAK.items() if re.search(rf"\b{known}\b", name)), None)

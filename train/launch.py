@@ -1,0 +1,51 @@
+"""One process a GPU, by torch's own launcher, within the same command.
+
+    python -m train … ─(gpus > 1)─▶ this process watches ─▶ rank 0 … rank N-1, each `python -m train …`
+
+A signal goes on to every rank, and the ranks may take as long as a step and a checkpoint need.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import uuid
+
+from tasks.errors import PackError
+from train.interruption import Interrupted
+
+# Seconds that the ranks have for the step at hand and a checkpoint.
+PATIENCE = 3600
+
+
+class RankFailed(PackError):
+    """A rank ended with an error, which it has told; the exit code is that of the first rank that failed."""
+
+
+def launch(ranks: int, arguments: list[str]) -> None:
+    """Run `python -m train arguments` as `ranks` processes. Raises RankFailed or Interrupted."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=str(uuid.uuid4()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+        shutdown_timeout=PATIENCE,
+    )
+    try:
+        elastic_launch(config, sys.executable)("-m", "train", *arguments)
+    except SignalException:
+        raise Interrupted("interrupted; the same command goes on from here") from None
+    except ChildFailedError as error:
+        _, first = error.get_first_failure()
+        failed = RankFailed("")
+        failed.exit_code = first.exitcode if first.exitcode > 0 else 1
+        raise failed from None
