@@ -71,7 +71,7 @@ class Lost:
     tokens_rejected: int = 0
 
 
-class _Cut(NamedTuple):
+class Cut(NamedTuple):
     first: int
     taken: int
     closed: bool
@@ -99,7 +99,7 @@ def cut_overlong(accepted: Accepted, tokens: TokenFiles, recipe: Recipe) -> tupl
     lost.tokens_rejected += int(accepted.encoded[without].sum())
     whole = np.flatnonzero(~is_long & (accepted.trained > 0))
     owners: list[int] = []
-    cuts: list[_Cut] = []
+    cuts: list[Cut] = []
     for conversation in np.flatnonzero(is_long).tolist() if config.overlong in ("truncate", "split") else ():
         kept = _cut_one(conversation, accepted, tokens, config, lost)
         if not kept:
@@ -124,11 +124,11 @@ def cut_overlong(accepted: Accepted, tokens: TokenFiles, recipe: Recipe) -> tupl
     return pieces, lost, np.sort(np.array(without, np.int64))
 
 
-def _cut_one(conversation: int, accepted: Accepted, tokens: TokenFiles, config: Config, lost: Lost) -> list[_Cut]:
+def _cut_one(conversation: int, accepted: Accepted, tokens: TokenFiles, config: Config, lost: Lost) -> list[Cut]:
     """Pieces of one over-long conversation that have a trained token; what goes is added to `lost`."""
     values = tokens.tokens(int(accepted.part[conversation]), int(accepted.place[conversation]))
     separator = bool(accepted.separator[conversation])
-    cuts = _cut(values, config.sequence_length, split=config.overlong == "split")
+    cuts = cut_conversation(values, config.sequence_length, split=config.overlong == "split")
     kept = [cut for cut in cuts if cut.trained]
     encoded = len(values) - separator
     if not kept:
@@ -145,20 +145,20 @@ def _cut_one(conversation: int, accepted: Accepted, tokens: TokenFiles, config: 
     return kept
 
 
-def _cut(values: np.ndarray, length: int, split: bool) -> list[_Cut]:
+def cut_conversation(values: np.ndarray, length: int, split: bool) -> list[Cut]:
     """Cut the tokens of a conversation (int32, ~id where untrained) into pieces of at most `length` places.
 
     A piece that is cut off takes one token less than a row and is closed by an untrained EOS: a model must not learn
     to stop in mid-sentence. Its first token has nothing before it and is not trained.
     """
-    cuts: list[_Cut] = []
+    cuts: list[Cut] = []
     first = 0
     while first < len(values):
         rest = len(values) - first
         closed = rest > length
         taken = length - 1 if closed else rest
         trained = int((values[first + 1 : first + taken] >= 0).sum())
-        cuts.append(_Cut(first, taken, closed, trained))
+        cuts.append(Cut(first, taken, closed, trained))
         first += taken
         if not split:
             break

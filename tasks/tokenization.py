@@ -49,11 +49,11 @@ def tokenize_part(
     schema = SCHEMA if config.packing else WHOLE_SCHEMA
     with atomic_file(token_file) as out:
         with pa.ipc.new_file(pa.PythonFile(out, "w"), schema) as writer:
-            batch = _Batch(encoder, receipt)
+            batch = Batch(encoder, receipt)
             reader = read_part(part, config.max_record_bytes)
             told = (0, 0, 0)
 
-            def flush(batch: _Batch) -> None:
+            def flush(batch: Batch) -> None:
                 nonlocal told
                 if batch.records:
                     writer.write_batch(batch.encode(schema))
@@ -81,7 +81,7 @@ def tokenize_part(
                     raise type(error)(f"{part.file.name}: record {record + 1} of the part: {error}") from None
                 if batch.characters >= BATCH_CHARACTERS:
                     flush(batch)
-                    batch = _Batch(encoder, receipt)
+                    batch = Batch(encoder, receipt)
             flush(batch)
         receipt |= {"records": reader.records, "bytes": out.size, "sha256": out.sha256(), "rejects": rejects}
     write_bytes(receipt_file, to_json(receipt))
@@ -94,7 +94,7 @@ NOTICED = ("control_text_seen", "not_round_trip", "unknown_tokens", "unusual_ord
 COUNTS = ("conversations", "accepted", "tokens", *NOTICED)
 
 
-class _Batch:
+class Batch:
     """Conversations on their way into one encode call. A segment is one control token or one text."""
 
     def __init__(self, encoder: Encoder, receipt: dict[str, Any]):

@@ -105,9 +105,9 @@ def test_importing_pipeline_registers_the_tasks() -> None:
     code = (
         "import pipeline\n"
         "from luigi.task_register import Register\n"
-        "for name in ('PackCorpus', 'PlanPacking', 'TokenizePart', 'WriteShard', 'TrainTokenizer'):\n"
+        "for name in ('PackCorpus', 'PlanPacking', 'TokenizePart', 'WriteShard', 'TrainTokenizer', 'TrainAdapter'):\n"
         "    task = Register.get_task_cls(name)\n"
         "    print(task.__name__, task.__module__.partition('.')[0], task is getattr(pipeline, name))\n"
     )
-    names = ("PackCorpus", "PlanPacking", "TokenizePart", "WriteShard", "TrainTokenizer")
+    names = ("PackCorpus", "PlanPacking", "TokenizePart", "WriteShard", "TrainTokenizer", "TrainAdapter")
     assert fresh(code) == [f"{name} pipeline True" for name in names]

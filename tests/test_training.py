@@ -57,9 +57,7 @@ def words(folder: Path, output: Path, *options: str, manifest: Path | None = Non
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 def stop(command: list[str], number: int) -> tuple[int, str]:

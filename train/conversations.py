@@ -33,11 +33,11 @@ from tasks.files import sha256_of
 from tasks.index import INDEX_SCHEMA
 from tasks.jinja_templates import JinjaTemplate
 from tasks.manifest import Manifest
-from tasks.pieces import _cut
+from tasks.pieces import cut_conversation
 from tasks.shards import IGNORED, conversation_schema
 from tasks.templates import BUILT_IN, BuiltIn, Span, Template, built_in_sha256, trained_turns
 from tasks.token_files import SCHEMA
-from tasks.tokenization import BATCH_CHARACTERS, COUNTS, _Batch
+from tasks.tokenization import BATCH_CHARACTERS, COUNTS, Batch
 from tasks.verify import check_digest, find_listed, reading
 from train.corpus import Corpus, Shard, read_verified
 
@@ -122,8 +122,8 @@ def _tokenize(
 _OTHER_VERSIONS = "other versions of packcorpus, tokenizers or transformers are installed now; make the corpus again"
 
 
-def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, template: Template) -> Iterator[_Batch]:
-    batch = _Batch(encoder, dict.fromkeys(COUNTS, 0))
+def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, template: Template) -> Iterator[Batch]:
+    batch = Batch(encoder, dict.fromkeys(COUNTS, 0))
     number = 0
     for found in rows.to_batches(max_chunksize=1024):
         for row in found.to_pylist():
@@ -135,7 +135,7 @@ def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, t
             number += 1
             if batch.characters >= BATCH_CHARACTERS:
                 yield batch
-                batch = _Batch(encoder, dict.fromkeys(COUNTS, 0))
+                batch = Batch(encoder, dict.fromkeys(COUNTS, 0))
     if batch.records:
         yield batch
 
@@ -180,7 +180,7 @@ def _cut_all(
     kept: list[np.ndarray] = [np.empty(0, np.int32)]
     for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         conversation = values[start:stop]
-        cut = _cut(conversation, manifest.sequence_length, split=False)[0]
+        cut = cut_conversation(conversation, manifest.sequence_length, split=False)[0]
         counts.read += 1
         if not cut.trained:
             counts.dropped += 1

@@ -1,0 +1,75 @@
+"""`luigi --module pipeline TrainAdapter`: packs where needed, trains in a process of its own, knows when it is done."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import orjson
+import pytest
+import torch
+from commands import BIN, ROOT, command, write_chats
+from transformers import LlamaConfig, LlamaForCausalLM
+
+CONFIG = "name: chats\nsources: [{path: chats.jsonl}]\nsequence_length: 128\nvocab_size: 400\n"
+OPTIONS = "--base-model tiny --device cpu --micro-batch 1 --tokens-per-step 256 --learning-rate 5e-3"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_chats(tmp_path / "chats.jsonl", 300)
+    (tmp_path / "corpus.yaml").write_text(CONFIG)
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "tiny")
+    return tmp_path
+
+
+def words(options: str) -> list[str]:
+    return [str(BIN / "luigi"), "--module", "pipeline", "TrainAdapter", "--config", "corpus.yaml", "--options", options]
+
+
+def test_it_packs_trains_and_finds_itself_done(folder: Path) -> None:
+    wanted = words(f"{OPTIONS} --max-steps 3")
+    done = command(folder, *wanted)
+    assert done.returncode == 0, done.stderr
+    record = folder / done.stdout.splitlines()[-1]
+    (manifest,) = (folder / "manifests").glob("*.json")
+    assert orjson.loads(record.read_bytes())["corpus"]["key"] == orjson.loads(manifest.read_bytes())["key"]
+    again = command(folder, *wanted)
+    assert again.returncode == 0, again.stderr
+    assert "already trained, nothing to do" in again.stderr
+    assert folder / again.stdout.splitlines()[-1] == record
+
+
+def test_what_training_refuses_fails_the_task_without_a_traceback(folder: Path) -> None:
+    done = command(folder, *words(f"{OPTIONS} --precision bf16"))
+    assert done.returncode == 65, done.stderr
+    assert "bf16 is not in effect on a CPU" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list((folder / "manifests").glob("*.json")), "the corpus is packed all the same"
+
+
+def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(folder: Path) -> None:
+    wanted = words(f"{OPTIONS} --max-steps 300")
+    environment = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
+    process = subprocess.Popen(
+        wanted, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr
+    said = ""
+    for line in process.stderr:
+        said += line
+        if line.startswith("step 1/"):
+            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    assert process.wait(timeout=120) != 0
+    assert "Traceback" not in said
+    assert list(folder.glob("data/adapters/*/checkpoint-*/complete.json")), said
+    done = command(folder, *wanted)
+    assert done.returncode == 0, done.stderr
+    assert "after checkpoint-" in done.stderr
