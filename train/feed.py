@@ -33,7 +33,10 @@ class PackedFeed:
         self.places = len(self.train) * corpus.sequence_length
         self.notes = list(self.train.notes)
         self.longest: Any = self.train  # every row is as long
-        self.described = f"{len(self.train):,} rows of {corpus.sequence_length:,}, {_where(self.train)}"
+        full = 100 * self.tokens / self.places
+        self.described = (
+            f"{len(self.train):,} rows of {corpus.sequence_length:,}, {full:.2f} % full, {_where(self.train)}"
+        )
 
     def collator(self, attention: str) -> Any:
         return Collator(attention)

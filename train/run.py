@@ -202,8 +202,7 @@ def _effect(
         "attention": f"{choices['attention']}; {seen or 'no row has two conversations to keep apart'}",
         "optimizer": f"{config.optimizer}, learning rate {config.rate:g}, {config.schedule}",
         "checkpointing": "on" if model.is_gradient_checkpointing else "off",
-        "rows": f"{feed.described}, {100 * feed.tokens / places:.2f} % full"
-        f"{f'; validation {len(feed.validation):,}' if feed.validation is not None else ''}",
+        "rows": f"{feed.described}{f'; validation {len(feed.validation):,}' if feed.validation is not None else ''}",
         "a step": f"{size} rows × {accumulation} passes × {ranks} ranks = {si(per_step)} tokens, "
         f"{si(per_step * feed.trained / places)} trained on",
         "steps": f"{steps.total:,}, {steps.per_epoch:,} an epoch",
