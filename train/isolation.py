@@ -23,6 +23,7 @@ import torch
 
 from tasks.errors import DataError, PackError, PartMissing
 from train.attention import BACKENDS, Collator, use_attention
+from train.qlora import keep_random
 
 # Logits that are compared at a time: 2 × 256 MiB in fp32.
 LOGITS = 1 << 26
@@ -96,7 +97,7 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
     mode = model.training
     model.train()
     try:
-        with torch.no_grad(), torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.no_grad(), keep_random(device):
             once, twice, other = (_hidden(model, batch | {"input_ids": x}, seed) for x in (ids, ids, changed))
             noise = _moved(model, once, twice, torch.ones_like(first))
             moved, first_moved = (_moved(model, once, other, where) for where in (~first, first))
@@ -214,7 +215,7 @@ def _try(model: Any, dataset: Any, count: int, backend: str, seed: int, passes: 
         batch = collate([dataset[i % len(dataset)] for i in range(count)])
         batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items()}
         seconds = []
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with keep_random(device):
             for _ in range(1 + passes):
                 begin = time.perf_counter()
                 model(**batch).loss.backward()

@@ -77,7 +77,7 @@ def load_model(
         # transformers makes up random ones, and goes on.
         raise DataError(f"{base}: has no weights for {missing[0]} and {len(missing) - 1} more; copy the model anew")
     model.config.use_cache = False  # with a cache, conversations see each other
-    for layer in _quantised(model):
+    for layer in quantised(model):
         # transformers compares the shapes of all weights but of these.
         if tuple(layer.weight.quant_state.shape) != (layer.out_features, layer.in_features):
             raise DataError(f"{base}: its weights are not of the shapes that its config.json says; copy the model anew")
@@ -116,7 +116,7 @@ def add_adapter(model: Any, config: TrainingConfig) -> Any:
 def check(model: Any, config: TrainingConfig) -> None:
     """Raises PartMissing or DataError where the model is not what the config says."""
     if config.quantization == "nf4":
-        kinds = {layer.weight.quant_state.quant_type for layer in _quantised(model) if layer.weight.quant_state}
+        kinds = {layer.weight.quant_state.quant_type for layer in quantised(model) if layer.weight.quant_state}
         if kinds != {"nf4"}:
             raise PartMissing(
                 f"quantization: nf4 is not in effect: the model has {', '.join(kinds) or 'no 4-bit weights'}; "
@@ -134,7 +134,8 @@ def keep_random(device: torch.device) -> Any:
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
-def _quantised(model: Any) -> list[Any]:
+def quantised(model: Any) -> list[Any]:
+    """The layers whose weights bitsandbytes holds in 4 bits."""
     from bitsandbytes.nn import Linear4bit
 
     return [layer for layer in model.modules() if isinstance(layer, Linear4bit)]

@@ -27,7 +27,7 @@ from train import batch, flops, isolation, machine, models, qlora, record
 from train.attention import use_attention
 from train.checkpoints import Checkpoints, newest_complete
 from train.config import TrainingConfig
-from train.corpus import Corpus
+from train.corpus import PACKED, Corpus
 from train.display import ProgressLine, duration, open_console, show_effect, show_result, si
 from train.feed import Feed, batch_of, open_feed
 from train.interruption import Interrupted, Interruption
@@ -191,14 +191,13 @@ def _effect(
     rows, places = len(feed.train), feed.places
     size, accumulation = choices["micro_batch"], choices["accumulation"]
     per_step = size * accumulation * ranks * places / rows
-    kinds = sorted({type(layer).__name__ for layer in model.modules() if type(layer).__name__ == "Linear4bit"})
     speed = choices["tokens_per_second"]
     guess = duration(steps.total * per_step / (speed * ranks)) if speed else "not measured"
     return {
         "corpus": f"{corpus.name} {corpus.key[:12]}, format {corpus.format_version}",
         "device": f"{device.name}{f' × {ranks}' if ranks > 1 else ''}, {device.precision}",
         "model": f"{si(everything)} parameters, {si(trainable)} trainable ({100 * trainable / everything:.2f} %)",
-        "frozen weights": "NF4, double quantisation" if kinds else f"{model.dtype}, not quantised",
+        "frozen weights": "NF4, double quantisation" if qlora.quantised(model) else f"{model.dtype}, not quantised",
         "attention": f"{choices['attention']}; {seen or 'no row has two conversations to keep apart'}",
         "optimizer": f"{config.optimizer}, learning rate {config.rate:g}, {config.schedule}",
         "checkpointing": "on" if model.is_gradient_checkpointing else "off",
@@ -217,7 +216,7 @@ def _warnings(feed: Feed, steps: Steps, config: TrainingConfig, corpus: Corpus, 
             f"only {steps.total} optimizer steps: packing leaves few on a small corpus, and a model learns little in "
             f"fewer than {FEW_STEPS}. Lower tokens_per_step ({config.tokens_per_step:,}) or raise epochs"
         )
-    if corpus.format_version == "3.0" and not corpus.isolated:
+    if corpus.format_version == PACKED and not corpus.isolated:
         found.append("rows have no position_ids: the conversations of a row see each other (allow_unisolated)")
     if repeated := -len(feed.train) % ranks:
         found.append(f"{repeated} rows are seen twice in an epoch, so that all {ranks} ranks have as many")
