@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import os
 import resource
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 import luigi
@@ -82,13 +84,8 @@ def _get(name: str) -> float:
 def stage(task: luigi.Task) -> Iterator[None]:
     """Time a task, and turn a PackError into its one message."""
     start, cpu = time.perf_counter(), time.process_time()
-    try:
-        with reporting():
-            yield
-    except KeyboardInterrupt:
-        if multiprocessing.parent_process() is None:
-            raise  # with one worker tasks run here, and Luigi must hear of it
-        raise Interrupted from None
+    with reporting():
+        yield
     name = type(task).__name__
     if name in STAGES:
         _add(**{f"{name}.seconds": time.perf_counter() - start, f"{name}.cpu": time.process_time() - cpu})
@@ -277,8 +274,13 @@ def _on_success(task: luigi.Task) -> None:
     _draw()
 
 
-class Interrupted(PackError):
-    """Ctrl-C, in a task. The parent says so; nothing is lost, since nothing half-written counts."""
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+# Ctrl-C reaches every process of a terminal. A child leaves without a word, wherever it is, and cleans up as it goes:
+# the parent says what happened. With one worker tasks run in the parent.
+os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGINT, _leave))
 
 
 def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -292,10 +294,11 @@ sys.excepthook = _on_uncaught
 
 
 class _WithoutOurErrors(logging.Filter):
-    """Luigi logs a failing task with its traceback; a PackError has said what a user needs to know."""
+    """Luigi logs a failing task with its traceback; a PackError has said what a user needs to know, and who pressed
+    Ctrl-C knows it."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.exc_info and isinstance(record.exc_info[1], PackError):
+        if record.exc_info and isinstance(record.exc_info[1], (PackError, SystemExit)):
             return False
         message = record.getMessage()
         return not any(text in message for text in _reported if "Traceback" in message)

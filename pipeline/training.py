@@ -40,12 +40,8 @@ def train(words: tuple[str, ...]) -> None:
     """Run the training. A signal to this process goes on to it, and we wait until it has saved what it has."""
     process = subprocess.Popen(words)  # noqa: S603
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    while True:
-        try:
-            code = process.wait()
-            break
-        except KeyboardInterrupt:  # a terminal sends Ctrl-C to all its processes, the training among them
-            continue
+    signal.signal(signal.SIGINT, lambda *_: None)  # a terminal sends Ctrl-C to all its processes, the training too
+    code = process.wait()
     if code == INTERRUPTED:
         raise TrainingFailed("training was interrupted; the same command goes on from its newest checkpoint")
     if code:
