@@ -274,13 +274,39 @@ def _on_success(task: luigi.Task) -> None:
     _draw()
 
 
+_STOP = (signal.SIGINT, signal.SIGTERM)
+
+
 def _leave(number: int, frame: FrameType | None) -> None:
+    for other in _STOP:
+        signal.signal(other, lambda *_: None)
     raise SystemExit(128 + number)
 
 
-# Ctrl-C reaches every process of a terminal. A child leaves without a word, wherever it is, and cleans up as it goes:
-# the parent says what happened. With one worker tasks run in the parent.
-os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGINT, _leave))
+def _in_child() -> None:
+    """Ctrl-C reaches every process of a terminal, and Luigi ends its children by SIGTERM. A child leaves without a
+    word, wherever it is, and removes what it had half-written; the parent says what happened."""
+    for number in _STOP:
+        signal.signal(number, _leave)
+
+
+os.register_at_fork(after_in_child=_in_child)
+
+
+def _on_unraisable(found: sys.UnraisableHookArgs) -> None:
+    """Python drops what is raised in some places (a hook of fork, a destructor). An interrupt comes again after it."""
+    if not issubclass(found.exc_type, (KeyboardInterrupt, SystemExit)):
+        sys.__unraisablehook__(found)
+        return
+
+    def again(number: int, frame: FrameType | None) -> None:
+        raise found.exc_type
+
+    signal.signal(signal.SIGALRM, again)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+
+sys.unraisablehook = _on_unraisable
 
 
 def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

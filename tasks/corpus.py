@@ -1,7 +1,7 @@
 """The corpus folder: shards first, then what lies beside them, the manifest last.
 
-data/corpora/<name>-<key12>/   train-00000-of-00004.arrow …, index.arrow, rejects.jsonl, tokenizer/, run.json,
-                               manifest.json
+data/corpora/<name>-<key12>/   train-00000-of-00004.arrow …, index.arrow, rejects.jsonl, tokenizer/, template.jinja (if
+                               it is one), run.json, manifest.json
 manifests/<name>-<key12>.json  the same bytes as manifest.json: the commit
 """
 
@@ -81,11 +81,13 @@ def publish_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:
     folder = recipe.corpus_folder
     shards = [read_json(shard_receipt(recipe, shard)) for shard in range(len(recipe.shard_names()))]
     plan = read_json(recipe.plan_folder / "plan.json")
-    copies = {name: recipe.plan_folder / name for name in ("index.arrow", "rejects.jsonl")}
-    copies |= {f"tokenizer/{file.name}": file for file in recipe.tokenizer_files.files}
+    copies = {name: (recipe.plan_folder / name).read_bytes() for name in ("index.arrow", "rejects.jsonl")}
+    copies |= {f"tokenizer/{file.name}": file.read_bytes() for file in recipe.tokenizer_files.files}
+    if recipe.template_source is not None:
+        copies["template.jinja"] = recipe.template_source.encode()
     files = []
-    for name, source in copies.items():
-        write_bytes(folder / name, source.read_bytes())
+    for name, content in copies.items():
+        write_bytes(folder / name, content)
         files.append({"path": name, "bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)})
     write_bytes(folder / "run.json", to_json(run_record))
     publish(build_manifest(recipe, plan, shards, files), folder, recipe.published)

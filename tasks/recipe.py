@@ -77,8 +77,8 @@ class Recipe:
     # Template
 
     @cached_property
-    def _template_source(self) -> str | None:
-        """The Jinja source; None for a built-in template."""
+    def template_source(self) -> str | None:
+        """The Jinja source, as the corpus keeps it; None for a built-in template."""
         name = self.config.template
         if name in BUILT_IN:
             return None
@@ -104,12 +104,12 @@ class Recipe:
 
     @cached_property
     def template_sha256(self) -> str:
-        source = self._template_source
+        source = self.template_source
         return built_in_sha256(self.config.template) if source is None else hashlib.sha256(source.encode()).hexdigest()
 
     @cached_property
     def template(self) -> Template:
-        source, config = self._template_source, self.config
+        source, config = self.template_source, self.config
         if source is None:
             return BuiltIn(config.template, self.encoder, config.train_on)
         return JinjaTemplate(config.template, source, self.encoder, config.train_on, config.template_date)
@@ -121,7 +121,7 @@ class Recipe:
         settings = self.config.settings()
         if self.config.tokenizer is not None:
             del settings["vocab_size"]
-        if self._template_source is None:
+        if self.template_source is None:
             del settings["template_date"]
         return settings
 
@@ -138,7 +138,7 @@ class Recipe:
                 "read": self._content(part.file)[1:],
                 "max_record_bytes": config.max_record_bytes,
                 "tokenizer": [self._tokenizer_digest, config.eos_token, config.pad_token],
-                "template": [self.template_sha256, self._template_source and config.template_date],
+                "template": [self.template_sha256, self.template_source and config.template_date],
                 "train_on": config.train_on,
                 "whole": not config.packing,
             },

@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 from rich.console import Console
 from rich.text import Text
 
-from tasks.encoders import Encoder, TokenizerFiles, open_encoder
-from tasks.errors import DataError, InputMissing, UsageError
+from tasks.corpus_files import find_listed, open_tokenizer, reading
+from tasks.encoders import Encoder
+from tasks.errors import DataError, UsageError
 from tasks.index import INDEX_SCHEMA
 from tasks.manifest import Manifest, Shard, corpus_folder, load_manifest
 from tasks.printable import CONTROL, MARKS, TRAINED, escaped, is_plain, printable
@@ -56,10 +57,10 @@ def show_row(path: Path, number: int, split: str, ids: bool, console: Console) -
         soft_wrap=True,
     )
     if manifest.format_version == "2.0":
-        value = _read_row(folder / shard.path, shard, conversation_schema(manifest.sequence_length, manifest.key), at)
+        value = _read_row(folder, shard, conversation_schema(manifest.sequence_length, manifest.key), at)
         _print_messages(manifest, folder, split, place, at, value, console)
     else:
-        value = _read_row(folder / shard.path, shard, row_schema(manifest.sequence_length, manifest.key), at)
+        value = _read_row(folder, shard, row_schema(manifest.sequence_length, manifest.key), at)
         _print_row(manifest, folder, split, place, at, value, ids, console)
 
 
@@ -81,25 +82,17 @@ def _find_row(manifest: Manifest, number: int, split: str) -> tuple[int, Shard, 
 
 
 @contextmanager
-def _mapped(path: Path, size: int) -> Iterator[pa.RecordBatchReader]:
+def _mapped(folder: Path, name: str, size: int) -> Iterator[pa.RecordBatchReader]:
     """An Arrow stream of the corpus, mapped. Raises DataError or InputMissing where it is not as the manifest says."""
-    if path.is_symlink():
-        raise DataError(f"{path}: is a link; a corpus consists of its own files")
-    if not path.is_file():
-        raise InputMissing(f"{path}: is gone; make the corpus again")
-    found = path.stat().st_size
-    if found != size:
-        raise DataError(f"{path}: has {found:,} bytes, the manifest says {size:,}; make the corpus again")
-    try:
-        with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
-            yield reader
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{path}: is damaged ({str(error).splitlines()[0]}); make the corpus again") from None
+    path = find_listed(folder, name, size)
+    with reading(path), pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
+        yield reader
 
 
-def _read_row(path: Path, shard: Shard, schema: pa.Schema, at: int) -> dict[str, Any]:
+def _read_row(folder: Path, shard: Shard, schema: pa.Schema, at: int) -> dict[str, Any]:
     """One row of a shard; only the pages that it lies on are read."""
-    with _mapped(path, shard.bytes) as reader:
+    path = folder / shard.path
+    with _mapped(folder, shard.path, shard.bytes) as reader:
         if not reader.schema.equals(schema, check_metadata=True):
             raise DataError(f"{path}: belongs to another corpus (its schema or its key differ); make the corpus again")
         for batch in reader:
@@ -112,21 +105,6 @@ def _read_row(path: Path, shard: Shard, schema: pa.Schema, at: int) -> dict[str,
     raise DataError(f"{path}: holds fewer rows than the manifest says; make the corpus again")
 
 
-def _open_tokenizer(manifest: Manifest, folder: Path) -> Encoder:
-    """The corpus's own copy of its tokenizer, checked."""
-    files = tuple(folder / file.path for file in manifest.files if file.path.startswith("tokenizer/"))
-    for file in files:
-        if not file.is_file():
-            raise InputMissing(f"{file}: is gone; make the corpus again")
-    main = folder / manifest.tokenizer.path
-    if main not in files:
-        raise DataError(f"{main}: the tokenizer is not among the files of the manifest")
-    tokenizer = TokenizerFiles(main, files)
-    if tokenizer.sha256() != manifest.tokenizer.sha256:
-        raise DataError(f"{main}: is not the tokenizer that the rows were made with; make the corpus again")
-    return open_encoder(tokenizer, manifest.config.get("eos_token"), manifest.config.get("pad_token"))
-
-
 def _find_pieces(manifest: Manifest, folder: Path, split: str, shard: int, row: int) -> dict[int, dict[str, Any]]:
     """What index.arrow says of the conversations in a row, by their first token. `pieces` and `piece` are added
     where a conversation was split."""
@@ -134,7 +112,7 @@ def _find_pieces(manifest: Manifest, folder: Path, split: str, shard: int, row: 
     if facts is None:
         raise DataError("the manifest names no index.arrow; make the corpus again")
     found: list[dict[str, Any]] = []
-    with _mapped(folder / facts.path, facts.bytes) as reader:
+    with _mapped(folder, facts.path, facts.bytes) as reader:
         if not reader.schema.equals(INDEX_SCHEMA):
             raise DataError(f"{folder / facts.path}: has other columns than an index; make the corpus again")
         for batch in reader:
@@ -142,7 +120,7 @@ def _find_pieces(manifest: Manifest, folder: Path, split: str, shard: int, row: 
             if here.true_count:
                 found += (place for place in batch.filter(here).to_pylist() if place["split"] == split)
     if manifest.ledger.conversations.split:
-        with _mapped(folder / facts.path, facts.bytes) as reader:
+        with _mapped(folder, facts.path, facts.bytes) as reader:
             _number_pieces(reader, found)
     return {place["start"]: place for place in found}
 
@@ -222,7 +200,7 @@ def _print_hanging(console: Console, text: Text, indent: int = 2) -> None:
 def _print_row(
     manifest: Manifest, folder: Path, split: str, shard: int, at: int, row: dict[str, Any], ids: bool, console: Console
 ) -> None:
-    encoder = _open_tokenizer(manifest, folder)
+    encoder = open_tokenizer(manifest, folder)
     tokens, labels, positions = row["input_ids"], row["labels"], row["position_ids"]
     if tokens.min() < 0 or tokens.max() >= encoder.vocab_size:
         raise DataError("the row holds ids that the tokenizer does not have; packcorpus verify says where")

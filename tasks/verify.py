@@ -10,8 +10,6 @@ manifest ─ its digest, its two copies
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,8 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute
 
-from tasks.errors import DataError, InputMissing
+from tasks.corpus_files import check_copies, check_digest, find_listed, reading
+from tasks.errors import DataError
 from tasks.files import sha256_of
 from tasks.index import INDEX_SCHEMA
 from tasks.ledger import check_ledger
@@ -79,32 +78,6 @@ def verify(path: Path) -> Report:
     return report
 
 
-def check_copies(path: Path, folder: Path) -> None:
-    """The manifest that was named and the one in the corpus folder must be the same bytes. Raises DataError."""
-    copy = folder / "manifest.json"
-    if not path.samefile(copy) and copy.read_bytes() != path.read_bytes():
-        raise DataError(f"{path} and {copy} differ; they must be the same bytes")
-
-
-def find_listed(folder: Path, name: str, size: int) -> Path:
-    """The file of a corpus that is listed as `name`, of `size` bytes. Raises DataError or InputMissing."""
-    where = folder / name
-    if where.is_symlink() or not where.resolve().is_relative_to(folder.resolve()):
-        raise DataError(f"{where}: is a link; a corpus holds its files itself")
-    if not where.is_file():
-        raise InputMissing(f"{where}: is missing; run PackCorpus again to make it")
-    found = where.stat().st_size
-    if found != size:
-        raise DataError(f"{where}: holds {found:,} bytes, {size:,} were written; delete it and run PackCorpus")
-    return where
-
-
-def check_digest(where: Path, found: str, recorded: str) -> None:
-    """Raises DataError where the SHA-256 of a listed file is another than the manifest records."""
-    if found != recorded:
-        raise DataError(f"{where}: does not have the SHA-256 that was recorded; delete it and run PackCorpus again")
-
-
 def _check_files(manifest: Manifest, folder: Path) -> tuple[int, int]:
     listed = manifest.listed()
     for file in listed:
@@ -115,15 +88,6 @@ def _check_files(manifest: Manifest, folder: Path) -> tuple[int, int]:
     if found - known:
         raise DataError(f"{folder / min(found - known)}: does not belong to this corpus")
     return len(listed), sum(file.bytes for file in listed)
-
-
-@contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """What goes wrong while `path` is read or taken apart is said of it."""
-    try:
-        yield
-    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path}: cannot be read as what it should be: {error}; make it again") from error
 
 
 def _read_index(path: Path) -> pa.Table:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tasks.errors import DataError, UsageError
+from tasks.errors import Busy, DataError, UsageError
 from train.config import WITHOUT_EFFECT, TrainingConfig
 from train.corpus import Corpus
 from train.run_folder import RunFolder
@@ -48,15 +49,14 @@ def test_a_local_model_counts_by_its_files(tmp_path: Path) -> None:
     model.mkdir()
     (model / "config.json").write_text('{"layers": 2}')
     config = TrainingConfig(base_model=str(model))
-    before = RunFolder(tmp_path, config, CORPUS).path
+    before = RunFolder(tmp_path, config, CORPUS)
     moved = model.rename(tmp_path / "moved")
-    assert (
-        RunFolder(tmp_path, TrainingConfig(base_model=str(moved)), CORPUS).identity["base_model"]
-        == RunFolder(tmp_path, TrainingConfig(base_model=str(moved)), CORPUS).identity["base_model"]
-    )
+    found = RunFolder(tmp_path, TrainingConfig(base_model=str(moved)), CORPUS)
+    assert found.identity["base_model"] == before.identity["base_model"]
     moved.rename(model)
+    assert RunFolder(tmp_path, config, CORPUS).path == before.path
     (model / "config.json").write_text('{"layers": 3}')
-    assert RunFolder(tmp_path, config, CORPUS).path != before
+    assert RunFolder(tmp_path, config, CORPUS).path != before.path
 
 
 def test_choices_are_kept_for_the_next_start(tmp_path: Path) -> None:
@@ -87,3 +87,14 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(UsageError, match="holds other files"):
         RunFolder(tmp_path, TrainingConfig(output=str(tmp_path)), CORPUS).check()
+
+
+def test_a_folder_that_another_process_trains_in_is_refused(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, TrainingConfig(output=str(tmp_path / "run")), CORPUS)
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / "run.lock").open("wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(Busy, match="another run is at work in it"):
+            folder.claim()
+    folder.claim()
+    folder.check()  # the lock alone is no other file

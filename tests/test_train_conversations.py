@@ -170,19 +170,17 @@ def test_whatever_a_conversation_says(
     check_equal(*pack_both(folder, [always, *found], **common))
 
 
-def test_a_jinja_file_is_taken_from_the_current_folder_if_it_is_the_same(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_corpus_holds_its_jinja_template(tmp_path: Path) -> None:
     shutil.copytree(kind_path("hf_byte_level"), tmp_path / "tokenizer")
     (tmp_path / "own.jinja").write_text(CHATML_JINJA)
     whole, packed = pack_both(tmp_path, conversations(5), tokenizer="tokenizer", template="own.jinja")
-    monkeypatch.chdir(tmp_path)
-    check_equal(whole, packed)
-    (tmp_path / "own.jinja").write_text(CHATML_JINJA.replace("assistant", "model"))
-    with pytest.raises(DataError, match=r"own\.jinja: is not the template that the corpus was made with"):
-        sft_dataset(whole)
     (tmp_path / "own.jinja").unlink()
-    with pytest.raises(InputMissing, match=r"template own\.jinja: no such file here; copy the one"):
+    check_equal(whole, packed)
+    (whole.folder / "template.jinja").write_text(CHATML_JINJA.replace("assistant", "a_model__"))
+    with pytest.raises(DataError, match=r"template\.jinja"):
+        sft_dataset(whole)
+    (whole.folder / "template.jinja").unlink()
+    with pytest.raises(InputMissing, match=r"template\.jinja"):
         sft_dataset(whole)
 
 

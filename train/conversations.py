@@ -13,7 +13,6 @@ same conversation has in a corpus of format 3.0. Its collator takes labels as th
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,8 +26,9 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from tasks.conversations import Conversation, read_record
-from tasks.encoders import Encoder, TokenizerFiles, open_encoder
-from tasks.errors import DataError, InputMissing, Reject
+from tasks.corpus_files import check_digest, find_listed, find_tokenizer_files, open_tokenizer, reading
+from tasks.encoders import Encoder
+from tasks.errors import DataError, Reject
 from tasks.files import sha256_of
 from tasks.index import INDEX_SCHEMA
 from tasks.jinja_templates import JinjaTemplate
@@ -38,7 +38,6 @@ from tasks.shards import IGNORED, conversation_schema
 from tasks.templates import BUILT_IN, BuiltIn, Span, Template, built_in_sha256, trained_turns
 from tasks.token_files import SCHEMA
 from tasks.tokenization import BATCH_CHARACTERS, COUNTS, Batch
-from tasks.verify import check_digest, find_listed, reading
 from train.corpus import Corpus, Shard, read_verified
 
 # What SFTConfig must be told beside the settings of the run: the rows are tokens already, and cut.
@@ -70,7 +69,7 @@ def sft_dataset(corpus: Corpus, split: str = "train") -> tuple[Dataset, Counts]:
     InputMissing where a shard, the tokenizer or the template is not that of the manifest, or gives other tokens.
     """
     manifest, folder = _manifest(corpus), corpus.folder
-    encoder = _open_tokenizer(manifest, folder)
+    encoder = open_tokenizer(manifest, folder)
     template = _open_template(manifest, folder, encoder)
     index = _read_index(corpus, manifest, split)
     counts = Counts()
@@ -233,20 +232,6 @@ def _read_index(corpus: Corpus, manifest: Manifest, split: str) -> pa.Table:
     return index.filter(pc.equal(index["split"].cast(pa.string()), split)).sort_by("row")
 
 
-def _tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
-    """The corpus's own copy of its tokenizer, digests checked."""
-    listed = [file for file in manifest.files if file.path.startswith("tokenizer/")]
-    files = tuple(find_listed(folder, file.path, file.bytes) for file in listed)
-    for file, path in zip(listed, files, strict=True):
-        check_digest(path, sha256_of(path), file.sha256)
-    return TokenizerFiles(folder / manifest.tokenizer.path, files)
-
-
-def _open_tokenizer(manifest: Manifest, folder: Path) -> Encoder:
-    files = _tokenizer_files(manifest, folder)
-    return open_encoder(files, manifest.config.get("eos_token"), manifest.config.get("pad_token"))
-
-
 def _open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Template:
     """The template that the manifest names. Raises DataError or InputMissing where it is not to be had as it was."""
     name, sha256 = manifest.template.name, manifest.template.sha256
@@ -254,24 +239,13 @@ def _open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Templa
         if built_in_sha256(name) != sha256:
             raise DataError(f"template {name}: is another than the corpus was made with: {_OTHER_VERSIONS}")
         return BuiltIn(name, encoder, manifest.train_on)
-    if name == "tokenizer":
-        source = _tokenizer_files(manifest, folder).chat_template() or ""
-        if hashlib.sha256(source.encode()).hexdigest() != sha256:
-            raise DataError(f"{folder}: the tokenizer's chat template is not that of the manifest; {_OTHER_VERSIONS}")
-    else:
-        source = _find_jinja(name, sha256)
+    listed = next((file for file in manifest.files if file.path == "template.jinja"), None)
+    if listed is None or listed.sha256 != sha256:
+        raise DataError(f"{folder}: has no template.jinja of the manifest; delete the folder and pack again")
+    path = find_listed(folder, listed.path, listed.bytes)
+    check_digest(path, sha256_of(path), listed.sha256)
+    source = path.read_text(encoding="utf-8")
     return JinjaTemplate(name, source, encoder, manifest.train_on, str(manifest.config["template_date"]))
-
-
-def _find_jinja(name: str, sha256: str) -> str:
-    """The Jinja file, by its path from the current folder: a corpus does not hold it."""
-    path = Path(name)
-    if not path.is_file():
-        raise InputMissing(f"template {name}: no such file here; copy the one that the corpus was made with to {path}")
-    source = path.read_text(encoding="utf-8", errors="replace")
-    if hashlib.sha256(source.encode()).hexdigest() != sha256:
-        raise DataError(f"{path}: is not the template that the corpus was made with (SHA-256 {sha256[:12]}…)")
-    return source
 
 
 # -- what SFTTrainer asks for ------------------------------------------------------------------------------------------
@@ -297,10 +271,10 @@ def padding_tokenizer(corpus: Corpus) -> PaddingTokenizer:
     from tokenizers import Tokenizer, models
 
     manifest = _manifest(corpus)
-    encoder = _open_tokenizer(manifest, corpus.folder)
+    encoder = open_tokenizer(manifest, corpus.folder)
     ids = {"bos_token": encoder.bos_id, "eos_token": encoder.eos_id, "pad_token": encoder.pad_id}
     named = {name: encoder.control_strings[token] for name, token in ids.items() if token is not None}
     vocabulary = {string: encoder.controls[string] for string in named.values()}
     found = PaddingTokenizer(tokenizer_object=Tokenizer(models.WordLevel(vocabulary, named["eos_token"])), **named)
-    found.files = _tokenizer_files(manifest, corpus.folder).files
+    found.files = find_tokenizer_files(manifest, corpus.folder).files
     return found

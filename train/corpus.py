@@ -16,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from tasks.corpus_files import check_copies, check_digest, find_listed, reading
 from tasks.errors import DataError, InputMissing, UsageError
 from tasks.files import read_json, sha256_of
 from tasks.keys import FORMAT_VERSION
 from tasks.manifest import Manifest, corpus_folder, load_manifest
 from tasks.placement import SPLITS
 from tasks.shards import conversation_schema, row_schema
-from tasks.verify import check_copies, check_digest, find_listed, reading
 
 SHARD_NAME = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.arrow")
 KEY = re.compile(r"[0-9a-f]{64}")

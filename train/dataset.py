@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
+from tasks.corpus_files import reading
 from tasks.errors import DataError
 from tasks.shards import IGNORED
-from tasks.verify import reading
 from train.corpus import PACKED, Corpus, Shard, open_corpus, read_verified
 from train.machine import cpus, free_memory, is_wsl
 

@@ -2,11 +2,13 @@
 
     signal ─▶ a flag ─on_step_end─▶ the highest flag of all ranks ─▶ save, stop ─▶ exit code 75
 
-Before the first step there is nothing to save, and a signal ends the run at once. So does a second Ctrl-C.
+Before the first step there is nothing to save, and a signal ends the run at once. So does a second Ctrl-C. A rank whose
+launcher was killed stops as if it had been told to: it would go on unseen.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from types import FrameType
 from typing import Any
@@ -30,6 +32,7 @@ class Interruption(TrainerCallback):
         self.stopped = False
         self._asked = 0
         self._training = False
+        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
 
@@ -44,7 +47,8 @@ class Interruption(TrainerCallback):
         self._training = True
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        asked = torch.tensor(self._asked, device=args.device)
+        alone = self._launcher not in (None, os.getppid())
+        asked = torch.tensor(self._asked + alone, device=args.device)
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
         if asked.item():

@@ -6,8 +6,9 @@
     model(batch, first conversation of each row replaced) logits ┴▶ of the later conversations: must not move by more
                                                                   of the first one: must move, or the check is blind
 
-It costs three forward passes. It catches every way in which rows were seen to leak (an attention mask that is passed
-on, positions that are dropped, a cache, a backend that ignores segments), all of which leave the loss looking healthy.
+It costs three forward passes a batch. It catches every way in which rows were seen to leak (an attention mask that is
+passed on, positions that are dropped, a cache, a backend that ignores segments), all of which leave the loss looking
+healthy.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from train.qlora import keep_random
 
 # Logits that are compared at a time: 2 × 256 MiB in fp32.
 LOGITS = 1 << 26
+# A single row may by chance show less than others.
+ROWS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,16 +136,18 @@ def _moved(model: Any, one: torch.Tensor, other: torch.Tensor, where: torch.Tens
 def require_isolation(
     model: Any, dataset: Any, collator: Any, count: int, *, attention: str, seed: int
 ) -> Isolation | None:
-    """Check the isolation of `count` rows of real data; None where no row has two conversations.
+    """Check the isolation of real data in batches of `count` rows, of at least ROWS rows; None where no row has two
+    conversations.
 
     Raises DataError where conversations see each other or the check sees nothing, PartMissing where the backend does
     not run.
     """
-    rows = [dataset[number] for number in choose_rows(dataset, count)]
+    rows = [dataset[number] for number in choose_rows(dataset, count * math.ceil(ROWS / count))]
     if not rows:
         return None
+    batches = [rows[top : top + count] for top in range(0, len(rows), count)]
     try:
-        seen = check_isolation(model, collator(rows), rows, seed=seed)
+        seen = _together([check_isolation(model, collator(batch), batch, seed=seed) for batch in batches])
     except (ImportError, NotImplementedError, RuntimeError, ValueError) as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
@@ -151,6 +156,15 @@ def require_isolation(
     if not seen.passed:
         raise DataError(f"{_complaint(seen, attention)}; nothing is trained. {_instead(attention).capitalize()}")
     return seen
+
+
+def _together(batches: Sequence[Isolation]) -> Isolation:
+    """What several batches showed, the worst of each."""
+    worst = torch.tensor([(seen.moved, -seen.first_moved, seen.noise) for seen in batches], dtype=torch.float64)
+    moved, first_moved, noise = worst.amax(0).tolist()  # keeps a NaN
+    return Isolation(
+        sum(seen.rows for seen in batches), sum(seen.conversations for seen in batches), moved, -first_moved, noise
+    )
 
 
 def _complaint(seen: Isolation, attention: str) -> str:

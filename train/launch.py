@@ -8,6 +8,7 @@ A signal goes on to every rank, and the ranks may take as long as a step and a c
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 import uuid
 
@@ -19,7 +20,7 @@ PATIENCE = 3600
 
 
 class RankFailed(PackError):
-    """A rank ended with an error, which it has told; the exit code is that of the first rank that failed."""
+    """A rank ended with an error, which it has told, or was killed; the exit code is that of the first that failed."""
 
 
 def launch(ranks: int, arguments: list[str]) -> None:
@@ -45,7 +46,10 @@ def launch(ranks: int, arguments: list[str]) -> None:
     except SignalException:
         raise Interrupted("interrupted; the same command goes on from here") from None
     except ChildFailedError as error:
-        _, first = error.get_first_failure()
-        failed = RankFailed("")
-        failed.exit_code = first.exitcode if first.exitcode > 0 else 1
+        rank, first = error.get_first_failure()
+        why = "" if first.exitcode > 0 else f"rank {rank} was killed by {signal.Signals(-first.exitcode).name}"
+        if first.exitcode == -signal.SIGKILL:
+            why += ", as a machine does that runs out of memory"
+        failed = RankFailed(f"{why}; the same command goes on from the newest checkpoint" if why else "")
+        failed.exit_code = max(first.exitcode, 1)
         raise failed from None

@@ -45,6 +45,8 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path)
     device = machine.resolve(config)
     ranks = PartialState(cpu=device.kind == "cpu")
     console = open_console(quiet=not ranks.is_main_process)
+    if ranks.is_main_process:
+        folder.claim()
 
     feed = open_feed(corpus, config)
     vocab_size = corpus.manifest.tokenizer.vocab_size if corpus.manifest else feed.max_id + 1

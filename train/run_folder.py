@@ -5,6 +5,7 @@
         checkpoint-N/        with complete.json, the list of its files, written last
         adapter_model.safetensors, adapter_config.json, the tokenizer, training.svg
         training.json        the record, written last: the run is done
+        run.lock             held while the run is at work
 
 The key is a digest of the corpus's key, every setting that can change the adapter, and the base model. A changed
 setting is another run in another folder; the same command goes on where the last one stopped.
@@ -18,12 +19,13 @@ from typing import Any
 
 import orjson
 
-from tasks.errors import DataError, UsageError
-from tasks.files import read_json, to_json, write_bytes
+from tasks.errors import Busy, DataError, UsageError
+from tasks.files import lock, read_json, to_json, write_bytes
 from train.config import TrainingConfig
 from train.corpus import Corpus
 
 VERSION = 1
+LOCK = "run.lock"
 
 
 class RunFolder:
@@ -45,7 +47,7 @@ class RunFolder:
     def check(self) -> None:
         """Refuse a folder that holds a run of another corpus or of other settings. Raises DataError or UsageError."""
         if not self._run.exists():
-            if self.path.is_dir() and any(self.path.iterdir()):
+            if self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir()):
                 raise UsageError(f"{self.path}: holds other files than a training run's; name another `output`")
             return
         found = read_json(self._run)
@@ -61,6 +63,11 @@ class RunFolder:
             raise UsageError(
                 f"{self.path}: was trained with other settings ({what}); name another `output`, or delete the folder"
             )
+
+    def claim(self) -> None:
+        """Make sure that no other process trains in this folder, for as long as this one lives. Raises Busy."""
+        if not lock(self.path / LOCK):
+            raise Busy(f"{self.path}: another run is at work in it; wait for it, then run again")
 
     def choices(self) -> dict[str, Any]:
         """What an earlier start of this run measured and chose; {} at the first."""
