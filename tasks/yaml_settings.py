@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -79,8 +79,15 @@ def check_settings(model: type[Model], values: dict[str, Any], where: str) -> Mo
     try:
         return model.model_validate(values, strict=True)
     except ValidationError as error:
-        problems = "\n".join(f"  {_problem(model, item)}" for item in error.errors(include_url=False))
-        raise UsageError(f"{where}: the config cannot be used\n{problems}") from None
+        found: dict[tuple[str, str], list[str]] = {}
+        for item in error.errors(include_url=False):
+            place, message, given = _problem(model, item)
+            # A setting that may be of several kinds has a finding for each.
+            found.setdefault((place, given), []).append(message)
+        lines = [
+            f"  {place}{': ' * bool(place)}{' or '.join(messages)}{given}" for (place, given), messages in found.items()
+        ]
+        raise UsageError(f"{where}: the config cannot be used\n" + "\n".join(lines)) from None
 
 
 def _yaml_nearby(path: Path) -> str:
@@ -97,24 +104,36 @@ def _yaml_problem(error: Exception) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else f"is not YAML: {problem}"
 
 
-def _problem(model: type[BaseModel], item: Any) -> str:
-    """One line for one finding of pydantic: where, what, and the nearest known key."""
-    where = re.sub(r"\.(\d+)", r"[\1]", ".".join(str(part) for part in item["loc"]))
+def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
+    """Where a finding of pydantic is, what should be there, with the nearest known key, and what is."""
+    names, inner = _follow(model, item["loc"])
+    where = re.sub(r"\.(\d+)", r"[\1]", ".".join(names))
     if item["type"] == "extra_forbidden":
-        known = list(_model_at(model, item["loc"][:-1]).model_fields)
-        near = difflib.get_close_matches(str(item["loc"][-1]), known, 1, 0.5)
+        known = list(inner.model_fields)
+        near = difflib.get_close_matches(names[-1], known, 1, 0.5)
         hint = f"did you mean `{near[0]}`?" if near else "known keys: " + ", ".join(known)
-        return f"{where}: unknown key; {hint}"
+        return where, f"unknown key; {hint}", ""
     if item["type"] == "missing":
-        return f"{where}: is missing"
+        return where, "is missing", ""
     message = item["msg"].removeprefix("Value error, ")
-    return f"{where}: {message}, found {item['input']!r:.80}" if where else message
+    return where, message, f", found {item['input']!r:.80}" if where else ""
 
 
-def _model_at(model: type[BaseModel], place: tuple[int | str, ...]) -> type[BaseModel]:
-    """The model that a finding's place leads to, through lists of models."""
-    for part in place:
-        if isinstance(part, str):
-            annotation = model.model_fields[part].annotation
-            model = next(kind for kind in (*get_args(annotation), annotation) if isinstance(kind, type))
-    return model
+def _follow(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel]]:
+    """The names of a place, without those that pydantic gives to the kinds of a union, and the model that it is in."""
+    names: list[str] = []
+    inner: type[BaseModel] | None = model
+    for part in loc:
+        if isinstance(part, int):
+            names.append(str(part))
+        elif inner is not None:
+            names.append(part)
+            model = inner
+            field = model.model_fields.get(part)
+            annotation = field.annotation if field else None
+            kinds = [kind for kind in (*get_args(annotation), annotation) if isinstance(kind, type)]
+            inner = next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
+            keyed = get_origin(annotation) is dict
+        elif keyed:
+            names.append(part)
+    return names, model
