@@ -1,25 +1,34 @@
-"""The whole command beside TRL's own preparation of the same conversations. Prints a table in Markdown.
+"""The whole command beside TRL's own preparation of the same conversations, and beside what nothing can do without.
 
-    make bench CONFIG=my.yaml            (or: python bench/preparation.py my.yaml [--runs 3] [--lengths 512 1024])
+    make bench CONFIG=my.yaml      (or: python bench/preparation.py my.yaml [--runs 3] [--times 10] [--write FILE])
 
-In every run, in turn: the command from a cold start (nothing cached), the command again for every further length
-(token files re-used), and SFTTrainer's preparation with packing_strategy="bfd" and two processes. The table holds
-medians. The config must name a SentencePiece model. What TRL reads is written to JSONL beforehand, and not timed.
+Each run, in turn: the whole command from a cold start (nothing cached) with one worker and with two; the command again
+for another length (token files re-used); TRL's SFTTrainer with packing_strategy="bfd" and two processes; the floor.
+With --times the conversations are enlarged first: every prompt joined to other completions. The config must name a
+SentencePiece model. What TRL reads is written beforehand, and not timed. The table holds medians; MB are those of the
+conversations as JSON lines of messages. With --write it takes the place of the table in FILE that has the same title.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
+import math
 import os
+import platform
+import re
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from importlib import metadata
 from pathlib import Path
 
 import orjson
+from enlarge import enlarge
 
 from tasks.config import load_config
 from tasks.conversations import read_record
@@ -31,8 +40,8 @@ from tasks.templates import call_text, full_text
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parent.parent
 COLUMNS = (
-    "conversations", "seconds", "cpu_seconds", "conversations_per_second", "tokens_per_second", "peak_memory_bytes",
-    "rows", "lower_bound", "efficiency",
+    "seconds", "cpu_seconds", "MB_per_second", "conversations_per_second", "tokens_per_second", "peak_memory_bytes",
+    "rows", "efficiency",
 )  # fmt: skip
 
 
@@ -67,24 +76,25 @@ def timed(words: list[str], folder: Path) -> tuple[str, float, float]:
     return done.stdout, seconds, cpu
 
 
-def packcorpus(config: Path, root: Path, length: int, workers: int) -> dict[str, float]:
+def packcorpus(config: Path, root: Path, length: int, workers: int) -> tuple[dict[str, float], Path]:
+    """Figures of the whole command, and the manifest."""
     os.environ["LUIGI_CONFIG_PATH"] = str(ROOT / "luigi.cfg")
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", str(config), "--root", str(root)]
     out, seconds, cpu = timed([*words, "--sequence-length", str(length), "--workers", str(workers)], root)
-    manifest = orjson.loads(Path(out.splitlines()[-1]).read_bytes())
+    path = Path(out.splitlines()[-1])
+    manifest = orjson.loads(path.read_bytes())
     run = orjson.loads((root / manifest["corpus"] / "run.json").read_bytes())
     ledger, packing = manifest["ledger"], manifest["packing_metadata"]
-    return {
-        "conversations": ledger["conversations"]["packed"],
+    figures = {
         "seconds": seconds,
         "cpu_seconds": cpu,
         "conversations_per_second": ledger["conversations"]["read"] / seconds,
         "tokens_per_second": ledger["tokens"]["encoded"] / seconds,
         "peak_memory_bytes": run["peak_memory_bytes"],
         "rows": packing["rows"],
-        "lower_bound": packing["lower_bound_rows"],
         "efficiency": packing["packing_efficiency"],
     }
+    return figures, path
 
 
 def trl(messages: Path, tokenizer: Path, length: int, folder: Path) -> dict[str, float]:
@@ -93,54 +103,115 @@ def trl(messages: Path, tokenizer: Path, length: int, folder: Path) -> dict[str,
     out, _, _ = timed(words, folder)
     found = json.loads(out.splitlines()[-1])
     return {
-        "conversations": found["conversations"],
         "seconds": found["seconds"],
         "cpu_seconds": found["cpu_seconds"],
         "conversations_per_second": found["conversations"] / found["seconds"],
         "tokens_per_second": found["tokens"] / found["seconds"],
         "peak_memory_bytes": found["peak_memory_bytes"],
         "rows": found["rows"],
-        "lower_bound": float("nan"),
         "efficiency": found["efficiency"],
     }
+
+
+def measure(config: Path, options: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, float]]]:
+    """The runs of each row of the table."""
+    messages = folder / "messages.jsonl"
+    write_messages(config, messages)
+    tokenizer = resolve(config, folder).tokenizer_files.main
+    length, other = options.lengths
+    found: dict[str, list[dict[str, float]]] = {}
+    for run in range(options.runs):
+        for workers in (1, 2):
+            root = folder / f"root-{run}-{workers}"
+            root.mkdir()
+            figures, manifest = packcorpus(config, root, length, workers)
+            found.setdefault(f"packcorpus, rows of {length}, workers {workers}", []).append(figures)
+        again, _ = packcorpus(config, root, other, 2)
+        found.setdefault(f"packcorpus, rows of {other}, workers 2, token files re-used", []).append(again)
+        if not options.without_trl:
+            (folder / "trl").mkdir()
+            found.setdefault(f"TRL bfd, rows of {length}, 2 processes", []).append(
+                trl(messages, tokenizer, length, folder / "trl")
+            )
+            shutil.rmtree(folder / "trl")
+        found.setdefault("floor, one process", []).append(floor(config, root, manifest))
+        for root in folder.glob("root-*"):
+            shutil.rmtree(root)
+    size = messages.stat().st_size
+    for runs in found.values():
+        for figures in runs:
+            figures["MB_per_second"] = size / 1e6 / figures["seconds"]
+    return found
+
+
+def floor(config: Path, root: Path, manifest: Path) -> dict[str, float]:
+    out, _, _ = timed([sys.executable, str(ROOT / "bench" / "floor.py"), str(config), str(root), str(manifest)], root)
+    parts = json.loads(out.splitlines()[-1])
+    print(f"floor: {parts}", file=sys.stderr)
+    cpu = parts["parse"] + parts["encode"] + parts["write"]
+    return {"seconds": cpu, "cpu_seconds": cpu}
+
+
+def table(found: dict[str, list[dict[str, float]]]) -> str:
+    """Medians, in Markdown."""
+    lines = ["| run | " + " | ".join(column.replace("_", " ") for column in COLUMNS) + " |"]
+    lines.append("|---|" + "---:|" * len(COLUMNS))
+    for label, runs in found.items():
+        medians = [statistics.median(run.get(column, math.nan) for run in runs) for column in COLUMNS]
+        lines.append(f"| {label} | " + " | ".join(_shown(value) for value in medians) + " |")
+    return "\n".join(lines)
+
+
+def _shown(value: float) -> str:
+    return "–" if value != value else f"{value:,.2f}" if value < 1000 and value != int(value) else f"{value:,.0f}"
+
+
+def machine() -> str:
+    """Date, processor and versions."""
+    model = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), "")
+    names = ("luigi", "pyarrow", "numpy", "sentencepiece", "gigatoken", "orjson", "trl", "transformers", "datasets")
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)
+    place = f"{os.cpu_count()} cores ({model}), {platform.system()}, Python {platform.python_version()}"
+    return f"{datetime.date.today().isoformat()}, {place}, {versions}"
+
+
+def _cpuinfo() -> list[str]:
+    path = Path("/proc/cpuinfo")
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def write_section(file: Path, title: str, body: str) -> None:
+    """Put `body` under the heading `title` of a Markdown file, in place of what stands there."""
+    heading = f"### {title}\n"
+    before, found, after = file.read_text().partition(heading)
+    rest = re.search(r"^#", after, re.MULTILINE)
+    after = after[rest.start() :] if rest else ""
+    gap = "" if found else "\n"
+    file.write_text(f"{before}{gap}{heading}\n{body}\n{chr(10) if after else ''}{after}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("config", type=Path)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 512, 2048, 4096])
+    parser.add_argument("--times", type=int, default=1)
+    parser.add_argument("--lengths", type=int, nargs=2, default=[1024, 512], help="of the cold runs, and of the other")
     parser.add_argument("--without-trl", action="store_true")
+    parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     config = options.config.resolve()
-    if load_config(config).tokenizer is None:
+    settings = load_config(config)
+    if settings.tokenizer is None:
         sys.exit(f"{options.config}: names no tokenizer; both sides must use the same one: make bench CONFIG=my.yaml")
-    found: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        messages = folder / "messages.jsonl"
-        write_messages(config, messages)
-        tokenizer = resolve(config, folder).tokenizer_files.main
-        for run in range(options.runs):
-            root = folder / f"root-{run}"
-            root.mkdir()
-            for place, length in enumerate(options.lengths):
-                label = f"packcorpus, {length}, {'token files re-used' if place else 'cold'}"
-                found.setdefault(label, []).append(packcorpus(config, root, length, options.workers))
-            if not options.without_trl:
-                (folder / f"trl-{run}").mkdir()
-                label = f"TRL bfd, {options.lengths[0]}"
-                found.setdefault(label, []).append(trl(messages, tokenizer, options.lengths[0], folder / f"trl-{run}"))
-    print("| run | " + " | ".join(column.replace("_", " ") for column in COLUMNS) + " |")
-    print("|---|" + "---:|" * len(COLUMNS))
-    for label, runs in found.items():
-        medians = [statistics.median(run[column] for run in runs) for column in COLUMNS]
-        print(f"| {label} | " + " | ".join(_shown(value) for value in medians) + " |")
-
-
-def _shown(value: float) -> str:
-    return "–" if value != value else f"{value:,.2f}" if value < 1000 and value != int(value) else f"{value:,.0f}"
+        if options.times > 1:
+            enlarge(config, Path(name) / "enlarged", options.times)
+            config = Path(name) / "enlarged" / "config.yaml"
+        found = measure(config, options, Path(name))
+    body = f"{machine()}; medians of {options.runs} runs in turn.\n\n{table(found)}"
+    print(body)
+    if options.write:
+        write_section(options.write, f"{settings.name}{f', times {options.times}' * (options.times > 1)}", body)
 
 
 if __name__ == "__main__":

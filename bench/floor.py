@@ -1,0 +1,85 @@
+"""What no preparation can do without: parse, encode, write. Prints one JSON object; the floor of bench/preparation.py.
+
+    python bench/floor.py CONFIG ROOT MANIFEST
+
+    the conversations as JSON lines ─orjson.loads─▶ nothing kept          seconds of CPU
+    their texts, as the template renders them ─encode─▶ nothing kept
+    the bytes of the shards ─write, sha256─▶ a file
+
+One process, the encoder that the manifest names, everything loaded and at hand before the clock starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tasks.conversations import Conversation, read_record
+from tasks.errors import Reject
+from tasks.manifest import corpus_folder, load_manifest
+from tasks.recipe import Recipe, resolve
+from tasks.sources import read_part
+from tasks.templates import trained_turns
+from tasks.tokenization import BATCH_CHARACTERS, COUNTS, Batch
+
+
+def conversations(recipe: Recipe) -> Iterator[tuple[Any, Conversation]]:
+    """Every record that can be read, and its conversation."""
+    for part in recipe.parts:
+        for _, value in read_part(part):
+            try:
+                if not isinstance(value, Reject):
+                    yield value, read_record(value, part.file.format, dict(part.file.columns))
+            except Reject:
+                continue
+
+
+def batches(recipe: Recipe) -> Iterator[tuple[list[bytes], list[str]]]:
+    """Records as JSON lines, and their texts, as many as are encoded in one call."""
+    lines: list[bytes] = []
+    batch = Batch(recipe.encoder, dict.fromkeys(COUNTS, 0))
+    for record, conversation in conversations(recipe):
+        try:
+            spans = recipe.template.spans(conversation, trained_turns(conversation, recipe.config.train_on))
+        except Reject:
+            continue
+        lines.append(orjson.dumps(record))
+        batch.add(0, conversation, spans)
+        if batch.characters >= BATCH_CHARACTERS:
+            yield lines, batch.texts
+            lines, batch = [], Batch(recipe.encoder, dict.fromkeys(COUNTS, 0))
+    yield lines, batch.texts
+
+
+def cpu_of(work: Callable[[], object]) -> float:
+    begin = time.process_time()
+    work()
+    return time.process_time() - begin
+
+
+def main(config: str, root: str, manifest: str) -> None:
+    recipe = resolve(Path(config), Path(root))
+    seconds = {"parse": 0.0, "encode": 0.0, "write": 0.0}
+    for lines, texts in batches(recipe):
+        seconds["parse"] += cpu_of(lambda lines=lines: [orjson.loads(line) for line in lines])
+        seconds["encode"] += cpu_of(lambda texts=texts: recipe.encoder.encode(texts))
+    published = load_manifest(Path(manifest))
+    folder = corpus_folder(published, Path(manifest))
+    for split in published.splits.values():
+        for shard in split.shards:
+            data = (folder / shard.path).read_bytes()
+            with tempfile.TemporaryFile() as file:
+                seconds["write"] += cpu_of(lambda data=data, file=file: (file.write(data), hashlib.sha256(data)))
+    print(json.dumps(seconds | {"engine": recipe.encoder.engine}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
