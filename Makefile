@@ -4,7 +4,8 @@ PYTHON ?= python3
 CONFIG ?= data/sample/corpus.yaml
 WORKERS ?= 2
 # The sample is small: with fewer tokens a step it has 42 steps, and the loss is seen to fall.
-OPTIONS ?= $(if $(filter data/sample/corpus.yaml,$(CONFIG)),--tokens-per-step 2048)
+SAMPLE_OPTIONS := $(if $(filter data/sample/corpus.yaml,$(CONFIG)),--tokens-per-step 2048)
+OPTIONS ?=
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -29,7 +30,7 @@ help:  ## list the targets
 	@touch $@
 
 .venv/.train: .venv/.setup
-	@echo 'installing what training needs'; $(PIP) --editable '.[train]'
+	@echo 'installing what training needs (some minutes, about 2 GB)'; $(PIP) --editable '.[train]'
 	@touch $@
 
 extras: .venv/.train  ## add what Jinja templates and training need (transformers, torch and more)
@@ -40,7 +41,7 @@ corpus: .venv/.setup  ## pack CONFIG (default: the bundled sample)
 	@$(BIN)/luigi --module pipeline PackCorpus --config $(CONFIG) --workers $(WORKERS)
 
 train: .venv/.train  ## train an adapter on CONFIG's corpus; settings: OPTIONS="--max-steps 50"
-	@$(BIN)/luigi --module pipeline TrainAdapter --config $(CONFIG) --workers $(WORKERS) --options "$(OPTIONS)"
+	@$(BIN)/luigi --module pipeline TrainAdapter --config $(CONFIG) --workers $(WORKERS) --options "$(SAMPLE_OPTIONS) $(OPTIONS)"
 
 doctor: .venv/.train  ## say what this machine can train with, and how to mend what is missing
 	@$(BIN)/python -m train doctor
@@ -66,5 +67,5 @@ schemas: .venv/.setup  ## write the JSON Schemas of config and manifest to docs/
 sample: .venv/.setup  ## make the bundled sample again
 	$(BIN)/python data/sample/generate.py
 
-clean:  ## remove what was made: corpora, token files, plans, tokenizers, models (not .venv, manifests, adapters)
-	rm -rf data/corpora data/tokens data/plans data/tokenizers data/models .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+clean:  ## remove what was made: corpora, token files, plans, tokenizers (not .venv, manifests, models, adapters)
+	rm -rf data/corpora data/tokens data/plans data/tokenizers .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,8 @@ def conversations(part: Part) -> Iterator[Conversation]:
     """Those of a part that can be read."""
     for _, value in read_part(part):
         if not isinstance(value, Reject):
-            try:
+            with suppress(Reject):
                 yield read_record(value, part.file.format, dict(part.file.columns))
-            except Reject:
-                pass
 
 
 def row(message: Message) -> dict[str, Any]:

@@ -26,7 +26,7 @@ def build_model(folder: Path, vocab_size: int, layers: int, hidden: int, positio
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    path = folder / f"llama-{layers}x{hidden}-{vocab_size}"
+    path = folder / f"llama-{layers}x{hidden}-{vocab_size}-{positions}"
     if not (path / "config.json").exists():
         torch.manual_seed(0)
         config = LlamaConfig(
@@ -80,7 +80,7 @@ def trl(manifest: Path, model: Path, length: int, steps: int, micro_batch: int, 
         model=loaded,
         args=SFTConfig(
             output_dir=str(model.parent / "trl"), max_length=length, packing=True, packing_strategy="bfd",
-            padding_free=attention == "flash2", per_device_train_batch_size=micro_batch, max_steps=steps,
+            per_device_train_batch_size=micro_batch, max_steps=steps,
             gradient_accumulation_steps=max(1, tokens_per_step // length // micro_batch), learning_rate=2e-4,
             bf16=device.bf16, use_cpu=device.kind == "cpu", save_strategy="no", report_to="none", disable_tqdm=True,
         ),
@@ -89,14 +89,15 @@ def trl(manifest: Path, model: Path, length: int, steps: int, micro_batch: int, 
         callbacks=[Clock()],
     )  # fmt: skip
     trainer.train()
-    per_step = sum(len(row) for row in trainer.train_dataset["input_ids"]) / len(trainer.train_dataset)
-    per_step *= micro_batch * trainer.args.gradient_accumulation_steps
+    rows = trainer.train_dataset["seq_lengths"]
+    per_step = sum(map(sum, rows)) / len(rows) * micro_batch * trainer.args.gradient_accumulation_steps
     seconds = sorted(b - a for a, b in pairwise(marks))
     rate = per_step / seconds[len(seconds) // 2]
     peak = flops.peak_flops(device.name)
-    work = flops.flops_per_token(loaded, torch.arange(length)[None])
+    typical = next((row for row in rows if sum(row) == length), [length])
+    work = flops.flops_per_token(loaded, torch.cat([torch.arange(size) for size in typical])[None])
     return {
-        "tokens_per_second": rate,
+        "non_pad_tokens_per_second": rate,
         "micro_batch": micro_batch,
         "data_wait": None,
         "peak_memory_bytes": torch.cuda.max_memory_allocated() if device.kind == "cuda" else 0,
@@ -111,7 +112,7 @@ def show(length: int, how: str, figures: dict[str, Any]) -> None:
     mfu = f"{100 * figures['mfu']:.1f} %" if "mfu" in figures else "–"
     wait = f"{100 * figures['data_wait']:.2f} %" if figures["data_wait"] is not None else "–"
     print(
-        f"| {length} | {how} | {figures['micro_batch']} | {figures['tokens_per_second']:,.0f} | {mfu} | "
+        f"| {length} | {how} | {figures['micro_batch']} | {figures['non_pad_tokens_per_second']:,.0f} | {mfu} | "
         f"{figures['peak_memory_bytes'] / 1e9:.1f} GB | {wait} |",
         flush=True,
     )
@@ -136,24 +137,27 @@ def main() -> None:
     longest = max(fact["sequence_length"] for fact in facts)
     vocab_size = facts[0]["tokenizer"]["vocab_size"]
     model = build_model(given.folder, vocab_size, given.layers, given.hidden, longest)
-    print("| length | attention, options | micro-batch | tokens/s | MFU | peak memory | data wait |")
+    print("| length | attention, options | micro-batch | tokens/s (no pads) | MFU | peak memory | data wait |")
     print("|---:|---|---:|---:|---:|---:|---:|")
     for path, fact in zip(given.manifests, facts, strict=True):
-        length, best = fact["sequence_length"], 1
+        length = fact["sequence_length"]
         for backend, compiled, fused in product(given.backends, (False, True), (False, True)):
             settings = {"attention": backend, "compile": compiled, "fused_loss": fused}
             found = ours(given.folder, path, model, given.steps, tokens_per_step=given.tokens_per_step, **settings)
             how = backend + ", compile" * compiled + ", fused loss" * fused
             show(length, how, found)
-            best = max(best, found.get("micro_batch", 1))
-        if given.whole:
+        size = 1
+        while given.whole and size * length <= given.tokens_per_step:  # TRL does not search for the best by itself
             case = {
-                "length": length, "steps": given.steps, "micro_batch": best, "tokens_per_step": given.tokens_per_step
+                "length": length, "steps": given.steps, "micro_batch": size, "tokens_per_step": given.tokens_per_step
             }  # fmt: skip
             words = [sys.executable, __file__, str(model), str(path), "--whole", str(given.whole)]
             done = subprocess.run([*words, "--trl", json.dumps(case)], capture_output=True, text=True, check=False)
             lines = done.stdout.splitlines()
             show(length, "TRL", json.loads(lines[-1]) if not done.returncode else {"refused": done.stderr[-200:]})
+            if done.returncode:
+                break
+            size *= 2
 
 
 if __name__ == "__main__":

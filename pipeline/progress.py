@@ -16,6 +16,7 @@ import resource
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,9 +26,9 @@ from typing import Any
 
 import luigi
 
-from tasks.errors import PackError
+from tasks.errors import Interrupted, PackError
 from tasks.manifest import Manifest, load_manifest
-from tasks.printable import printable
+from tasks.printable import counted, printable
 from tasks.recipe import Recipe
 
 LINE_EVERY = {True: 0.1, False: 5.0}  # seconds between two drawings, on a terminal and elsewhere
@@ -52,7 +53,9 @@ TOKENIZATION = 0.85
 
 
 def begin() -> None:
-    """Forget an earlier run of this process."""
+    """Forget an earlier run of this process, and take SIGTERM for a Ctrl-C: children are to be ended, too."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     with _shared.get_lock():
         for index in range(len(_NAMES)):
             _shared[index] = 0
@@ -112,10 +115,9 @@ def announce(recipe: Recipe) -> None:
     _reported.add("announced")
     config = recipe.config
     size = sum(file.bytes for file in recipe.files)
-    _say(
-        f"{config.name}: {_many(len(recipe.files), 'file')}, {size / 1e6:,.2f} MB, {_many(len(recipe.parts), 'part')} "
-        f"→ rows of {config.sequence_length:,} tokens, {_many(len(recipe.shard_names()), 'shard')}"
-    )
+    files, parts = counted(len(recipe.files), "file"), counted(len(recipe.parts), "part")
+    rows, shards = f"rows of {config.sequence_length:,} tokens", counted(len(recipe.shard_names()), "shard")
+    _say(f"{config.name}: {files}, {size / 1e6:,.2f} MB, {parts} → {rows}, {shards}")
     if recipe.tokenizer_key is None and recipe.template.markers_as_text:
         markers = ", ".join(recipe.template.markers_as_text)
         _say(f"note: written as text, since the tokenizer has no such token: {markers}")
@@ -131,7 +133,7 @@ def planned(receipt: dict[str, Any]) -> None:
     if packing["enabled"]:
         _set(fill=packing["packing_efficiency"])
         _say(
-            f"planned {_many(packing['rows'], 'row')}, {packing['packing_efficiency']:.2f} % full; "
+            f"planned {counted(packing['rows'], 'row')}, {packing['packing_efficiency']:.2f} % full; "
             f"no plan can do with fewer than {packing['lower_bound_rows']:,}"
         )
 
@@ -217,18 +219,15 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         "rejected": sum(conversations.rejected.values()),
         "dropped": sum(conversations.dropped.values()),
     }
-    _say(f"{news}: {_many(packing.rows, 'row')}{full}; {_many(tokens.packed, 'token')}, {tokens.trained:,} trained on")
-    _say(f"{_many(conversations.read, 'conversation')}: " + ", ".join(f"{n:,} {end}" for end, n in ends.items()))
+    rows, kept = counted(packing.rows, "row"), counted(tokens.packed, "token")
+    _say(f"{news}: {rows}{full}; {kept}, {tokens.trained:,} trained on")
+    _say(f"{counted(conversations.read, 'conversation')}: " + ", ".join(f"{n:,} {end}" for end, n in ends.items()))
     lost = {"dropped": tokens.dropped, "cut off": tokens.truncated}
     for how, count in lost.items():
         if count > NOTEWORTHY * tokens.encoded:
             share = 100 * count / tokens.encoded
             _say(f"note: {share:.1f} % of all tokens were {how}, of conversations longer than a row")
     print(path, flush=True)
-
-
-def _many(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 # What Luigi tells
@@ -312,6 +311,9 @@ sys.unraisablehook = _on_unraisable
 def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         _say("interrupted; the same command goes on from here")
+        for child in multiprocessing.active_children():
+            child.join()
+        os._exit(Interrupted.exit_code)
     else:
         sys.__excepthook__(kind, error, trace)
 

@@ -11,10 +11,9 @@ import subprocess
 import sys
 from functools import lru_cache
 from pathlib import Path
+from types import FrameType
 
-from tasks.errors import PackError
-
-INTERRUPTED = 75
+from tasks.errors import Interrupted, PackError
 
 
 class TrainingFailed(PackError):
@@ -37,12 +36,25 @@ def record_of(words: tuple[str, ...]) -> Path:
 
 
 def train(words: tuple[str, ...]) -> None:
-    """Run the training. A signal to this process goes on to it, and we wait until it has saved what it has."""
+    """Run the training. A signal to this process goes on to it, and we wait until it has saved what it has.
+
+    Raises KeyboardInterrupt where the training was told to stop, TrainingFailed where it failed.
+    """
+    told: list[int] = []
+    process: subprocess.Popen[bytes] | None = None
+
+    def tell(number: int, frame: FrameType | None) -> None:
+        told.append(number)
+        if process:
+            process.terminate()  # not SIGINT: a terminal sends that to all its processes, and the second ends a step
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, tell)
     process = subprocess.Popen(words)  # noqa: S603
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    signal.signal(signal.SIGINT, lambda *_: None)  # a terminal sends Ctrl-C to all its processes, the training too
+    if told:
+        process.terminate()
     code = process.wait()
-    if code == INTERRUPTED:
-        raise TrainingFailed("training was interrupted; the same command goes on from its newest checkpoint")
+    if code == Interrupted.exit_code:
+        raise KeyboardInterrupt
     if code:
         raise TrainingFailed(f"training failed with exit code {code}; what went wrong stands above")

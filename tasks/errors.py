@@ -52,6 +52,12 @@ class Busy(PackError):
     exit_code = 75
 
 
+class Interrupted(PackError):
+    """The run was told to stop; the same command goes on."""
+
+    exit_code = 75
+
+
 class Reject(Exception):
     """One conversation cannot be used; it goes to rejects.jsonl and the run goes on.
 

@@ -26,3 +26,8 @@ def printable(text: str) -> str:
     if text.isprintable() and MARKS.isdisjoint(text):
         return text
     return "".join(char if is_plain(char) else escaped(char) for char in text)
+
+
+def counted(count: int, noun: str) -> str:
+    """1 row, 1,234 rows"""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

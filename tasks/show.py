@@ -18,7 +18,7 @@ from rich.text import Text
 
 from tasks.errors import InputMissing
 from tasks.manifest import Manifest, SourceFacts, corpus_folder, load_manifest
-from tasks.printable import printable
+from tasks.printable import counted, printable
 
 HEADING_STYLE = "bold cyan"
 
@@ -54,10 +54,6 @@ def inspect(path: Path, console: Console) -> None:
     _print_ledger(manifest, console)
     _print_packing(manifest, console)
     _print_notes(manifest, console)
-
-
-def counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _heading(console: Console, title: str, remark: str = "") -> None:

@@ -25,9 +25,8 @@ from tasks.encoders import Encoder
 from tasks.errors import DataError, UsageError
 from tasks.index import INDEX_SCHEMA
 from tasks.manifest import Manifest, Shard, corpus_folder, load_manifest
-from tasks.printable import CONTROL, MARKS, TRAINED, escaped, is_plain, printable
+from tasks.printable import CONTROL, MARKS, TRAINED, counted, escaped, is_plain, printable
 from tasks.shards import IGNORED, conversation_schema, row_schema
-from tasks.show import counted
 
 TRAINED_STYLE, UNTRAINED_STYLE, ESCAPED_STYLE, HEADING_STYLE = "bold green", "dim", "magenta", "bold cyan"
 

@@ -356,12 +356,22 @@ def end_of_row_3(rows: dict[str, np.ndarray]) -> None:
         rows[name][3, -1] = 0
 
 
+def first_of_row_3(rows: dict[str, np.ndarray]) -> None:
+    rows["labels"][3, 0] = rows["input_ids"][3, 0]
+
+
+def nothing_trained(rows: dict[str, np.ndarray]) -> None:
+    rows["labels"][3] = -100
+
+
 BROKEN: dict[str, Callable[[dict[str, np.ndarray]], None]] = {
     "row 2 + 1: a token id is negative": put("input_ids", -1),
     "row 2 + 1: attention_mask holds other values": put("attention_mask", 2),
     "row 2 + 1: attention_mask has a pad before": put("attention_mask", 0),
     "row 2 + 1: a label is neither": put("labels", 100),
     "row 2 + 1: a pad is trained on": end_of_row_3,
+    "row 2 + 1: no token of the row is trained on": nothing_trained,
+    "row 2 + 1: the first token of a conversation is trained on": first_of_row_3,
     "row 2 + 1: position_ids do not begin at 0": put("position_ids", 5, (3, 0)),
     "row 2 + 1: position_ids neither go on": put("position_ids", 7),
 }

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from train.interruption import Interrupted, Interruption
+from tasks.errors import Interrupted
+from train.interruption import Interruption
 
 
 @pytest.fixture(autouse=True)
@@ -44,9 +45,13 @@ def test_a_signal_stops_after_the_step(number: int) -> None:
     assert step(interruption)
 
 
-def test_before_the_first_step_a_signal_ends_the_run_at_once() -> None:
-    Interruption()
-    with pytest.raises(Interrupted, match="before the first step"):
+def test_before_the_first_step_and_after_the_last_a_signal_ends_the_run_at_once() -> None:
+    interruption = Interruption()
+    with pytest.raises(Interrupted, match="outside the steps"):
+        signal.raise_signal(signal.SIGTERM)
+    interruption.on_train_begin(None, None, None)
+    interruption.on_train_end(None, None, None)
+    with pytest.raises(Interrupted, match="outside the steps"):
         signal.raise_signal(signal.SIGTERM)
 
 
@@ -54,6 +59,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step_and_a_second_sigterm_does() 
     begin()
     signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
     with pytest.raises(Interrupted, match="interrupted twice"):
         signal.raise_signal(signal.SIGINT)
 

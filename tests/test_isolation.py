@@ -216,7 +216,7 @@ def test_what_passes(moved: float, first_moved: float, noise: float, passed: boo
 
 def test_it_is_said_in_a_line() -> None:
     said = str(Isolation(2, 5, 0.0, 9.8765, 0.0))
-    assert said == "2 conversations replaced (logits moved by 9.88), 5 later ones (0)"
+    assert said == "the first conversation of 2 rows replaced: its logits moved by 9.88, those of the 5 behind by 0"
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------

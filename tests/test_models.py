@@ -267,16 +267,30 @@ def test_another_tokenizer_is_refused(tmp_path: Path, manifest: Manifest) -> Non
     refusal(DataError, check_tokenizer, manifest, TrainingConfig(tokenizer=str(base)), right)
 
 
-def test_a_tokenizer_of_another_kind(tmp_path: Path, manifest: Manifest) -> None:
+def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, manifest: Manifest) -> None:
     base = folder_with(tmp_path / "base", json=b"{}")
-    assert "nothing to compare" in check_tokenizer(manifest, TrainingConfig(), base)
-    refusal(DataError, check_tokenizer, manifest, TrainingConfig(tokenizer=str(base)), base)
+    for config in (TrainingConfig(), TrainingConfig(tokenizer=str(base))):
+        assert manifest.tokenizer.sha256[:12] in refusal(DataError, check_tokenizer, manifest, config, base)
 
 
-def test_no_tokenizer_to_compare_with(tmp_path: Path, manifest: Manifest) -> None:
+def test_a_base_model_without_a_tokenizer(tmp_path: Path, manifest: Manifest) -> None:
     assert "nothing to compare" in check_tokenizer(manifest, TrainingConfig(), tmp_path)
-    assert "not compared" in check_tokenizer(manifest, TrainingConfig(), "owner/model")
     refusal(InputMissing, check_tokenizer, manifest, TrainingConfig(tokenizer=str(tmp_path / "no")), tmp_path)
+
+
+def test_the_tokenizer_of_a_model_on_the_hub(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = folder_with(tmp_path / "right", model=MODEL.read_bytes())
+    other = folder_with(tmp_path / "other", model=other_model())
+    for folder in (right, other):
+        monkeypatch.setattr(
+            "huggingface_hub.snapshot_download", lambda name, allow_patterns, folder=folder: str(folder)
+        )
+        if folder == right:
+            assert "the same in owner/model" in check_tokenizer(manifest, TrainingConfig(), "owner/model")
+        else:
+            refusal(DataError, check_tokenizer, manifest, TrainingConfig(), "owner/model")
 
 
 def test_a_corpus_made_with_a_folder(tmp_path: Path) -> None:

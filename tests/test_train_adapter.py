@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -55,8 +56,12 @@ def test_what_training_refuses_fails_the_task_without_a_traceback(folder: Path) 
     assert list((folder / "manifests").glob("*.json")), "the corpus is packed all the same"
 
 
-def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(folder: Path) -> None:
-    wanted = words(f"{OPTIONS} --max-steps 300")
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, "2"), (signal.SIGTERM, "1"), (signal.SIGTERM, "2")])
+def test_a_signal_leaves_a_checkpoint_from_which_the_same_command_goes_on(
+    folder: Path, number: int, workers: str
+) -> None:
+    """Ctrl-C reaches every process, as from a terminal; SIGTERM luigi alone, as from a batch system."""
+    wanted = [*words(f"{OPTIONS} --max-steps 60"), "--workers", workers]
     environment = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
     process = subprocess.Popen(
         wanted, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -66,10 +71,16 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_the_same_command_goes_on(folder: 
     for line in process.stderr:
         said += line
         if line.startswith("step 1/"):
-            os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    assert process.wait(timeout=120) != 0
+            (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    assert process.wait(timeout=120) == 75, said
+    assert "stopping after this step, with a checkpoint" in said
     assert "Traceback" not in said
-    assert list(folder.glob("data/adapters/*/checkpoint-*/complete.json")), said
-    done = command(folder, *wanted)
-    assert done.returncode == 0, done.stderr
-    assert "after checkpoint-" in done.stderr
+    assert "error" not in said
+    (checkpoint,) = folder.glob("data/adapters/*/checkpoint-*")
+    assert (checkpoint / "complete.json").exists(), said
+    with (checkpoint.parent / "run.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no process is left that trains
+    if number == signal.SIGINT:
+        done = command(folder, *wanted)
+        assert done.returncode == 0, done.stderr
+        assert f"after {checkpoint.name}" in done.stderr

@@ -15,9 +15,11 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, Literal, NoReturn, get_args, get_origin
 
-from tasks.errors import PackError, UsageError
+from pydantic.fields import FieldInfo
+
+from tasks.errors import Interrupted, PackError, UsageError
 from tasks.printable import printable
 from train.config import DEFAULT, TrainingConfig, load_training_config
 
@@ -42,15 +44,32 @@ def parser() -> argparse.ArgumentParser:
     settings = ours.add_argument_group("settings, over those of the file")
     for name, field in TrainingConfig.model_fields.items():
         text = (field.description or "").replace("%", "%%")
-        settings.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", metavar="VALUE", help=text)
+        if field.default is not None:
+            text += f"{' ' * bool(text)}(default: {field.default})"
+        settings.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", metavar=_values(field), help=text)
     return ours
+
+
+def _values(field: FieldInfo) -> str:
+    """What a setting may be, in a word."""
+    kinds = get_args(field.annotation) or (field.annotation,)
+    words: list[str] = []
+    for kind in kinds:
+        words += [str(word) for word in get_args(kind)] if get_origin(kind) is Literal else []
+        words += [kind] if isinstance(kind, str) else []
+    names = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
+    bare = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
+    words += [names[kind] for kind in bare if kind in names]
+    return "|".join(words)
 
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
     debug = "--debug" in arguments
     try:
-        if arguments[:1] == ["doctor"]:
+        if arguments and not arguments[0].startswith("-"):
+            if arguments != ["doctor"]:
+                raise UsageError(f"{arguments[0]!r}: expected options, or doctor alone; see python -m train --help")
             from train import doctor
 
             return doctor.main()
@@ -59,8 +78,9 @@ def main(arguments: list[str]) -> int:
         if debug:
             traceback.print_exc()
         if str(error):
-            rank = os.environ.get("RANK")
-            print(f"{f'rank {rank}: ' if rank and rank != '0' else ''}error: {printable(str(error))}", file=sys.stderr)
+            rank = os.environ.get("RANK", "0")
+            kind = "" if isinstance(error, Interrupted) else "error: "
+            print(f"{'' if rank == '0' else f'rank {rank}: '}{kind}{printable(str(error))}", file=sys.stderr)
         return error.exit_code
     return 0
 

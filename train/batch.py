@@ -77,6 +77,17 @@ class Choice:
         return [*table, f"micro-batch {self.micro_batch} × accumulation {self.accumulation}: {self.reason}"]
 
 
+def rows_per_step(tokens: float, tokens_per_row: float, rows: int) -> int:
+    """Rows of a rank's optimizer step of about `tokens`, at most `rows`.
+
+    With three significant bits: 13 or 17 rows could be taken only one by one or all at once. This changes the tokens of
+    a step by 13 % at most.
+    """
+    wanted = min(max(1, round(tokens / tokens_per_row)), rows)
+    unit = 1 << max(0, wanted.bit_length() - 3)
+    return min(rows, round(wanted / unit) * unit)
+
+
 def sizes(rows: int) -> list[int]:
     """Divisors of `rows`, each at least twice the one before."""
     found = [1]
@@ -98,22 +109,24 @@ def find_micro_batch(
 ) -> Choice:
     """Try sizes from 1 on; `step(n)` is a forward and backward pass of n rows, which has ended when it returns.
 
-    A size is warmed up once and timed twice. `budget` bounds the whole, the first pass aside, in seconds. All ranks
-    decide by the same figures, the worst of each. Raises PartMissing where one row does not fit into memory.
+    A size is warmed up once and timed twice. `budget` bounds the timed passes, in seconds: a first pass may compile for
+    minutes. All ranks decide by the same figures, the worst of each. Raises PartMissing where one row does not fit into
+    memory.
     """
-    start = clock()
+    spent = 0.0
     limit = -agree([-memory.limit])[0]
     trials: list[Trial] = []
     every = sizes(rows_per_step)
     reason = f"{every[-1]} rows are all of a step"
     for size in every:
         if trials:
-            stop = _why_stop(trials, size, limit if memory.foresee else None, agree([clock() - start])[0], budget)
+            stop = _why_stop(trials, size, limit if memory.foresee else None, spent, budget)
             if stop:
                 reason = stop
                 break
-        seconds, fits = _time(step, size, start + budget, clock, memory)
-        seconds, taken, short = agree([seconds, memory.peak(), float(not fits)])
+        times, fits = _time(step, size, budget - spent, clock, memory)
+        seconds, taken, short, passes = agree([statistics.median(times), memory.peak(), float(not fits), sum(times)])
+        spent += passes
         if short and not trials:
             raise PartMissing(
                 f"one row of {sequence_length} tokens does not fit into the memory of the device; pack shorter rows, "
@@ -147,20 +160,19 @@ def _why_stop(trials: Sequence[Trial], size: int, limit: float | None, spent: fl
 
 
 def _time(
-    step: Callable[[int], None], size: int, deadline: float, clock: Callable[[], float], memory: Memory
-) -> tuple[float, bool]:
-    """Seconds of a pass, and whether it fits into memory."""
+    step: Callable[[int], None], size: int, budget: float, clock: Callable[[], float], memory: Memory
+) -> tuple[list[float], bool]:
+    """Seconds of one or two passes after one that warms up, and whether they fit into memory."""
     times: list[float] = []
     memory.reset()
-    # The first pass warms up, and counts only where there is no time for another.
-    while len(times) < 3 and not (times and clock() > deadline):
+    while len(times) < 3 and sum(times[1:]) <= budget * (len(times) > 1):
         begin = clock()
         try:
             step(size)
         except torch.OutOfMemoryError:
-            return clock() - begin, False
+            return [clock() - begin], False
         times.append(clock() - begin)
-    return statistics.median(times[1:] or times), True
+    return times[1:], True
 
 
 # -- the real thing ----------------------------------------------------------------------------------------------------
@@ -174,9 +186,6 @@ def micro_batch(
     `rows_per_step` are those of one rank. Training goes on as if nothing had been measured: gradients are gone after
     it, random numbers are as before. Raises PartMissing where one row does not fit into memory.
     """
-    if config.micro_batch != "auto":
-        accumulation = max(1, round(rows_per_step / config.micro_batch))
-        return Choice(config.micro_batch, accumulation, (), "as the config says")
     length = len(dataset[0]["input_ids"])
     device = model.device
 
@@ -193,12 +202,24 @@ def micro_batch(
     model.train()
     try:
         with keep_random(device):
+            if config.micro_batch != "auto":
+                return _as_told(config.micro_batch, step, rows_per_step, length, memory)
             return find_micro_batch(
                 step, rows_per_step, length, memory, budget=BUDGET[device.type], agree=lambda x: _largest(x, device)
             )
     finally:
         model.zero_grad()
         memory.reset()
+
+
+def _as_told(
+    size: int, step: Callable[[int], None], rows_per_step: int, sequence_length: int, memory: Memory
+) -> Choice:
+    times, fits = _time(step, size, 0.0, time.perf_counter, memory)
+    if not fits:
+        raise PartMissing(f"micro_batch: {size} rows of {sequence_length} tokens do not fit into memory; use auto")
+    trial = Trial(size, times[0], memory.peak(), size * sequence_length / times[0])
+    return Choice(size, max(1, round(rows_per_step / size)), (trial,), "as the config says")
 
 
 def _largest(figures: list[float], device: torch.device) -> list[float]:

@@ -40,7 +40,8 @@ class Checkpoints(TrainerCallback):
 
 def seal(checkpoint: Path, facts: dict[str, Any]) -> None:
     """Write complete.json, after every file is on the disk."""
-    (checkpoint / "training_args.bin").unlink(missing_ok=True)  # a pickle, which nobody reads
+    for name in ("training_args.bin", "README.md"):  # a pickle, which nobody reads; a model card of placeholders
+        (checkpoint / name).unlink(missing_ok=True)
     files = {}
     for path in sorted(p for p in checkpoint.rglob("*") if p.is_file() and p.name != COMPLETE):
         with path.open("rb") as file:

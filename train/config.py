@@ -7,10 +7,11 @@ train/qlora.yaml ─┐
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tasks.yaml_settings import check_settings, parse_settings, read_settings
 
@@ -71,7 +72,7 @@ class TrainingConfig(BaseModel):
     weight_decay: float = Field(0.0, ge=0, lt=1)
     max_grad_norm: float = Field(1.0, ge=0, description="0: gradients are not clipped.")
     epochs: float = Field(1.0, gt=0)
-    max_steps: int | None = Field(None, ge=1, description="Stop after so many optimizer steps.")
+    max_steps: int | None = Field(None, ge=1, description="Optimizer steps, in place of epochs.")
     tokens_per_step: int = Field(16384, ge=1, description="Tokens of one optimizer step, over all GPUs.")
     micro_batch: AutoOrCount = Field("auto", description="Rows of one pass on one GPU; auto: measured.")
     eval_every: int | None = Field(None, ge=1, description="Steps between evaluations. Absent: at the end only.")
@@ -79,6 +80,11 @@ class TrainingConfig(BaseModel):
     keep_checkpoints: int = Field(2, ge=1)
     report_to: Literal["none", "tensorboard", "wandb"] = "none"
     seed: int = Field(42, ge=0, lt=1 << 31)
+
+    @field_validator("base_model", "tokenizer", "output")
+    @classmethod
+    def _home(cls, path: str | None) -> str | None:
+        return os.path.expanduser(path) if path else path
 
     @property
     def rate(self) -> float:
@@ -100,5 +106,6 @@ def load_training_config(path: Path = DEFAULT, overrides: dict[str, str] | None 
     values = read_settings(path)
     for key, text in (overrides or {}).items():
         values |= parse_settings(f"{key}: {text}", f"--{key.replace('_', '-')} {text}")
-    where = f"{path} with the command line" if overrides else str(path)
+    said = "the command line"
+    where = str(path) if not overrides else said if path == DEFAULT else f"{path} with {said}"
     return check_settings(TrainingConfig, values, where)

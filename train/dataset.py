@@ -190,11 +190,13 @@ def _check_and_count(columns: Columns, mask: np.ndarray, where: str) -> tuple[in
     require(mask[:, 1:] <= mask[:, :-1], "attention_mask has a pad before a token")
     require(trained <= mask, "a pad is trained on")
     require((labels == ids) | ~trained, "a label is neither -100 nor the token itself")
+    require(trained.any(axis=1, keepdims=True), "no token of the row is trained on")
     conversations = 0
     if positions is not None:
         require(positions[:, :1] == 0, "position_ids do not begin at 0")
         begins = positions == 0
         goes_on = positions[:, 1:] == positions[:, :-1] + 1
         require(goes_on | begins[:, 1:] | (mask[:, 1:] == 0), "position_ids neither go on nor restart at 0")
+        require(~(trained & begins), "the first token of a conversation is trained on")
         conversations = int(np.count_nonzero(begins & (mask == 1)))
     return int(ids.max()), int(np.count_nonzero(mask)), int(np.count_nonzero(trained)), conversations

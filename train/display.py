@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import deque
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
 from transformers import TrainerCallback
+
+from tasks.printable import counted
 
 LINE_EVERY = 10.0  # seconds between two lines where the output is no terminal
 
@@ -34,26 +37,25 @@ def show_effect(
     """What was noted and measured, the settings as they are in effect, and what a person should think about."""
     for line in (*notes, *table):
         console.print(line, style="dim", markup=False, soft_wrap=True)
-    grid = Table(show_header=False, box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
+    width = 2 + max(map(len, effect))
     for name, text in effect.items():
-        grid.add_row(name, Text(text))
-    console.print(grid)
+        console.print(Text.assemble((f"{name:<{width}}", "bold"), text), soft_wrap=not console.is_terminal)
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
-def show_result(console: Console, result: dict[str, Any], folder: Path) -> None:
+def show_result(console: Console, result: dict[str, Any], folder: Path, tokenizer: bool) -> None:
     """What came out of a run."""
     validation = f", validation {result['validation_loss']:.4f}" if result["validation_loss"] is not None else ""
     console.print(
-        f"trained {result['steps']} steps in {duration(result['seconds'])}: loss {result['first_loss']:.4f} → "
+        f"trained {counted(result['steps'], 'step')} in {duration(result['seconds'])}: "
+        f"loss {result['first_loss']:.4f} → "
         f"{result['last_loss']:.4f}{validation}; waited for data {100 * result['data_wait']:.2f} % of the time",
         markup=False,
         soft_wrap=True,
     )
-    console.print(f"adapter, tokenizer and training.svg: {folder}", markup=False, soft_wrap=True)
+    left = "adapter, tokenizer" if tokenizer else "adapter (no tokenizer is known)"
+    console.print(f"{left} and training.svg: {folder}", markup=False, soft_wrap=True)
 
 
 class ProgressLine(TrainerCallback):
@@ -62,6 +64,7 @@ class ProgressLine(TrainerCallback):
     def __init__(self, console: Console):
         self._console = console
         self._drawn = 0.0
+        self._recent: deque[float] = deque(maxlen=20)  # seconds of a step
         self._bar: Progress | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -74,13 +77,14 @@ class ProgressLine(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **others: Any) -> None:
         if "step_seconds" in logs:
+            self._recent.append(logs["step_seconds"])
             line = describe(logs)
             now = time.monotonic()
             if self._bar:
                 self._bar.update(self._task, completed=state.global_step, description=line)
             elif now - self._drawn > LINE_EVERY or state.global_step in (1, state.max_steps):
                 self._drawn = now
-                left = (state.max_steps - state.global_step) * logs["step_seconds"]
+                left = (state.max_steps - state.global_step) * fmean(self._recent)
                 self._say(f"step {state.global_step}/{state.max_steps}  {line}  {duration(left)} left")
         elif "eval_loss" in logs:
             self._say(f"step {state.global_step}/{state.max_steps}  validation loss {logs['eval_loss']:.4f}")

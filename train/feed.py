@@ -23,6 +23,8 @@ from train.trainer import packed_trainer
 class PackedFeed:
     """Rows of format 3.0. `tokens` and `trained` are those of one epoch, without pads; `places` are with pads."""
 
+    own_loss = True  # the model's, not the trainer's
+
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         self.isolated = corpus.isolated
         self.train = PackedDataset(corpus, "train", config.load)
@@ -55,6 +57,7 @@ class ConversationFeed:
     """Conversations of format 2.0, a row each, padded to the longest of a batch."""
 
     isolated = False  # nothing to keep apart: a row is one conversation
+    own_loss = False
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         from train.conversations import padding_tokenizer, sft_dataset

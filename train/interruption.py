@@ -2,27 +2,23 @@
 
     signal ─▶ a flag ─on_step_end─▶ the highest flag of all ranks ─▶ save, stop ─▶ exit code 75
 
-Before the first step there is nothing to save, and a signal ends the run at once. So does a second Ctrl-C. A rank whose
-launcher was killed stops as if it had been told to: it would go on unseen.
+Before the first step and after the last there is nothing to save, and a signal ends the run at once. So does a second
+Ctrl-C, where there is one process. A rank whose launcher was killed stops as if it had been told to: it would go on
+unseen.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from types import FrameType
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
-from tasks.errors import PackError
-
-
-class Interrupted(PackError):
-    """The run was told to stop; the same command goes on from its newest checkpoint."""
-
-    exit_code = 75
+from tasks.errors import Interrupted
 
 
 class Interruption(TrainerCallback):
@@ -30,7 +26,7 @@ class Interruption(TrainerCallback):
 
     def __init__(self) -> None:
         self.stopped = False
-        self._asked = 0
+        self._asked = self._pressed = 0  # signals of any kind, and Ctrl-C
         self._training = False
         self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -38,13 +34,19 @@ class Interruption(TrainerCallback):
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._asked += 1
+        self._pressed += number == signal.SIGINT
         if not self._training:
-            raise Interrupted("interrupted before the first step; the same command starts again")
-        if self._asked > 1 and number == signal.SIGINT:
+            raise Interrupted("interrupted outside the steps; the same command goes on from the newest checkpoint")
+        if self._pressed > 1:
             raise Interrupted("interrupted twice: stopped in the middle of a step; the same command goes on")
+        if self._asked == 1 and os.environ.get("RANK", "0") == "0":
+            print("\nstopping after this step, with a checkpoint", file=sys.stderr, flush=True)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._training = True
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._training = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         alone = self._launcher not in (None, os.getppid())

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from tasks.errors import DataError, PackError, PartMissing
+from tasks.printable import counted
 from train.attention import BACKENDS, Collator, use_attention
 from train.qlora import keep_random
 
@@ -30,6 +31,8 @@ from train.qlora import keep_random
 LOGITS = 1 << 26
 # A single row may by chance show less than others.
 ROWS = 4
+# How a kernel says that it cannot do what it is asked for.
+FAILURES = (ImportError, NotImplementedError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,11 @@ class Isolation:
         return self.first_moved > 10 * self.noise
 
     def __str__(self) -> str:
-        replaced = f"{self.rows} conversations replaced (logits moved by {self.first_moved:.3g})"
-        return f"{replaced}, {self.conversations} later ones ({self.moved:.3g})"
+        replaced = f"the first conversation of {counted(self.rows, 'row')} replaced"
+        moved = (
+            f"its logits moved by {self.first_moved:.3g}, those of the {self.conversations} behind by {self.moved:.3g}"
+        )
+        return f"{replaced}: {moved}"
 
 
 def count_conversations(row: dict[str, Any]) -> int:
@@ -148,11 +154,10 @@ def require_isolation(
     batches = [rows[top : top + count] for top in range(0, len(rows), count)]
     try:
         seen = _together([check_isolation(model, collator(batch), batch, seed=seed) for batch in batches])
-    except (ImportError, NotImplementedError, RuntimeError, ValueError) as error:
+    except FAILURES as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        cause = next(iter(str(error).splitlines()), type(error).__name__)
-        raise PartMissing(f"attention `{attention}` does not run here: {cause}; {_instead(attention)}") from None
+        raise PartMissing(_why_not_here(attention, error)) from None
     if not seen.passed:
         raise DataError(f"{_complaint(seen, attention)}; nothing is trained. {_instead(attention).capitalize()}")
     return seen
@@ -180,6 +185,11 @@ def _complaint(seen: Isolation, attention: str) -> str:
         f"conversations in a row see each other with attention `{attention}` (logits moved by {seen.moved:.3g}, "
         f"by {seen.noise:.3g} where nothing changed)"
     )
+
+
+def _why_not_here(attention: str, error: Exception) -> str:
+    cause = next(iter(str(error).splitlines()), type(error).__name__)
+    return f"attention `{attention}` does not run here: {cause}; {_instead(attention)}"
 
 
 def _instead(attention: str) -> str:
@@ -220,12 +230,26 @@ def fastest(model: Any, dataset: Any, count: int, *, seed: int, passes: int = 3)
 
 
 def _try(model: Any, dataset: Any, count: int, backend: str, seed: int, passes: int) -> Trial:
+    try:
+        return try_backend(model, dataset, count, backend, seed=seed, passes=passes)
+    except (PackError, torch.OutOfMemoryError) as error:
+        return Trial(backend, 0.0, str(error))
+
+
+def try_backend(
+    model: Any, dataset: Any, count: int, backend: str, *, seed: int, isolated: bool = True, passes: int = 1
+) -> Trial:
+    """Attend with a backend, check the isolation of `count` rows, and run forward and backward.
+
+    Raises DataError where conversations see each other, PartMissing where the backend does not run here.
+    """
     collate, device = Collator(backend), model.device
     mode = model.training
     model.train()
     try:
         use_attention(model, backend)
-        require_isolation(model, dataset, collate, count, attention=backend, seed=seed)
+        if isolated:
+            require_isolation(model, dataset, collate, count, attention=backend, seed=seed)
         batch = collate([dataset[i % len(dataset)] for i in range(count)])
         batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items()}
         seconds = []
@@ -237,10 +261,10 @@ def _try(model: Any, dataset: Any, count: int, backend: str, seed: int, passes: 
                     torch.cuda.synchronize(device)
                 seconds.append(time.perf_counter() - begin)
         return Trial(backend, batch["input_ids"].numel() / statistics.median(seconds[1:]))
-    except PackError as error:
-        return Trial(backend, 0.0, str(error))
-    except (ImportError, NotImplementedError, RuntimeError, ValueError) as error:
-        return Trial(backend, 0.0, next(iter(str(error).splitlines()), type(error).__name__))
+    except FAILURES as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise PartMissing(_why_not_here(backend, error)) from None
     finally:
         model.zero_grad(set_to_none=True)
         model.train(mode)

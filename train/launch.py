@@ -7,13 +7,12 @@ A signal goes on to every rank, and the ranks may take as long as a step and a c
 
 from __future__ import annotations
 
-import logging
+import os
 import signal
 import sys
 import uuid
 
-from tasks.errors import PackError
-from train.interruption import Interrupted
+from tasks.errors import Interrupted, PackError
 
 # Seconds that the ranks have for the step at hand and a checkpoint.
 PATIENCE = 3600
@@ -25,11 +24,12 @@ class RankFailed(PackError):
 
 def launch(ranks: int, arguments: list[str]) -> None:
     """Run `python -m train arguments` as `ranks` processes. Raises RankFailed or Interrupted."""
+    # Its loggers take their level from here alone, and say in four lines that they were told to stop.
+    os.environ.setdefault("LOGLEVEL", "CRITICAL")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

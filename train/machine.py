@@ -86,6 +86,13 @@ def ranks(config: TrainingConfig) -> int:
     return config.gpus
 
 
+def check_reporting(config: TrainingConfig) -> None:
+    """Raises PartMissing where the tool that `report_to` names is not installed."""
+    tool = config.report_to
+    if tool != "none" and version_of(tool) is None:
+        raise PartMissing(f"report_to: {tool} is not installed here; install it with: pip install {tool}")
+
+
 def _kind(config: TrainingConfig) -> Literal["cuda", "cpu"]:
     if config.device == "cpu":
         return "cpu"

@@ -159,26 +159,32 @@ def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int
 def check_tokenizer(manifest: Manifest, config: TrainingConfig, base: Path | str) -> str:
     """Compare the tokenizer that the model will be used with to the one that made the rows; a line for people.
 
-    That is `tokenizer` of the config, or else the base model's own, if it has one of the same kind. Raises DataError
-    where the digests differ, InputMissing or UsageError where `tokenizer` is not there.
+    That is `tokenizer` of the config, or else the base model's own. Raises DataError where the digests differ,
+    InputMissing or UsageError where `tokenizer` is not there.
     """
     wanted, kind = manifest.tokenizer.sha256, manifest.tokenizer.kind
-    if config.tokenizer is not None:
-        place, found = Path(config.tokenizer).expanduser(), _tokenizers(Path(config.tokenizer).expanduser(), kind)
-        found = found or [find_tokenizer(place)]  # of another kind: refused below, with its digest
-    elif isinstance(base, Path):
-        place, found = base, _tokenizers(base, kind) if _has_tokenizer(base) else []
-    else:
-        return f"tokenizer: that of {base} on the hub was not compared; name a local copy as `tokenizer` to do so"
-    if not found:
-        return f"tokenizer: {place} has none of the kind {kind}; nothing to compare with the corpus's"
+    place = config.tokenizer or base
+    path = Path(config.tokenizer) if config.tokenizer else base if isinstance(base, Path) else _of_hub(base)
+    if not config.tokenizer and not _has_tokenizer(path):
+        return f"tokenizer: {place} has none; nothing to compare with the corpus's"
+    found = _tokenizers(path, kind) or [find_tokenizer(path)]  # of another kind: refused below, with its digest
     digests = [files.sha256() for files in found]
     if wanted not in digests:
         raise DataError(
             f"the corpus was made with the tokenizer {wanted[:12]}, and {place} has {digests[0][:12]}; pack the corpus "
-            "with that tokenizer, or name as `tokenizer` the one that the model will really be used with"
+            "with that tokenizer, or name as `tokenizer` the file that the model is really used with"
         )
     return f"tokenizer: {wanted[:12]}, the same in {place} and in the corpus"
+
+
+def _of_hub(name: str) -> Path:
+    """A folder with the tokenizer's files of a model on the hub. Raises InputMissing."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(TOKENIZER_FILES)))
+    except Exception as error:  # network, name, token: each library beneath has its own
+        raise unreadable(name, error) from None
 
 
 def _has_tokenizer(folder: Path) -> bool:

@@ -6,20 +6,20 @@ model, log of the steps ─write_results─▶ adapter_model.safetensors, tokeni
 from __future__ import annotations
 
 import io
+import os
 import shutil
 from importlib import metadata
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from tasks.encoders import TokenizerFiles
 from tasks.files import to_json, write_bytes
-from train.corpus import Corpus
 
 LIBRARIES = ("packcorpus", "torch", "transformers", "peft", "bitsandbytes", "accelerate", "datasets", "trl", "numpy")
 
 
 def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures of a whole run from the log of its steps; medians, since the first steps warm up."""
+    """Figures of a whole run from the log of its steps; rates are means over the time of all steps."""
     steps = [entry for entry in log if "step_seconds" in entry]
     evaluations = [entry["eval_loss"] for entry in log if "eval_loss" in entry]
     seconds = sum(entry["step_seconds"] for entry in steps)
@@ -32,21 +32,36 @@ def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "data_wait": round(sum(entry["data_wait"] * entry["step_seconds"] for entry in steps) / seconds, 6),
         "peak_memory_bytes": int(max(entry["memory_bytes"] for entry in steps)),
-    } | {name: round(median(entry[name] for entry in steps), 4) for name in names if name in steps[0]}
+    } | {
+        name: round(sum(entry[name] * entry["step_seconds"] for entry in steps) / seconds, 4)
+        for name in names
+        if name in steps[0]
+    }
 
 
 def versions() -> dict[str, str]:
     return {name: metadata.version(name) for name in LIBRARIES}
 
 
-def write_results(folder: Path, model: Any, corpus: Corpus, record: dict[str, Any], log: list[dict[str, Any]]) -> None:
+def write_results(
+    folder: Path, model: Any, tokenizer: TokenizerFiles | None, record: dict[str, Any], log: list[dict[str, Any]]
+) -> None:
     """Everything into the run's folder; `training.json` last, since it says that the run is done."""
+    for adapter in model.peft_config.values():
+        adapter.base_model_name_or_path = record["base_model"]
     model.save_pretrained(folder, safe_serialization=True)
+    (folder / "adapter_model.safetensors").chmod(0o666 & ~_umask())  # it is written for its owner alone
     (folder / "README.md").unlink(missing_ok=True)  # peft's model card, full of placeholders
-    if corpus.manifest:
-        shutil.copytree(corpus.folder / "tokenizer", folder, dirs_exist_ok=True)
+    for file in tokenizer.files if tokenizer else ():
+        shutil.copy(file, folder)
     write_bytes(folder / "training.svg", picture(log, record["corpus"]["name"]))
     write_bytes(folder / "training.json", to_json(record | {"log": log}))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def picture(log: list[dict[str, Any]], title: str) -> bytes:

@@ -11,7 +11,7 @@ import torch
 from trl import SFTConfig, SFTTrainer
 
 from train.conversations import SFT_SETTINGS
-from train.trainer import Measured
+from train.trainer import Measured, one_gpu
 
 
 class ConversationTrainer(Measured, SFTTrainer):
@@ -24,7 +24,7 @@ def conversation_trainer(
     adapter = {name: weights.detach().clone() for name, weights in model.named_parameters() if weights.requires_grad}
     trainer = ConversationTrainer(
         model=model,
-        args=SFTConfig(**given, **SFT_SETTINGS),
+        args=one_gpu(SFTConfig(**given, **SFT_SETTINGS)),
         data_collator=collator,
         train_dataset=train,
         eval_dataset=validation,

@@ -59,7 +59,7 @@ def arguments(config: TrainingConfig, output: str, choice: dict[str, Any], devic
 class Measured:
     """Mixed into a Trainer (transformers' or TRL's): what `log` says of each step.
 
-    `tokens_per_row` are the tokens of a row that are no pad, on average; `flops` the useful work of a token, and
+    `tokens_per_row` are the tokens of a packed row that are no pad, on average; `flops` the useful work of a token, and
     `peak` what the devices of all ranks can do in a second (None: unknown, then there is no MFU).
     """
 
@@ -72,14 +72,13 @@ class Measured:
 
     def measure(self, tokens_per_row: float, flops: float, peak: float | None) -> None:
         self.tokens_per_row, self.flops, self.peak = tokens_per_row, flops, peak
-        self.args._n_gpu = 1  # one process a GPU; the Trainer would wrap the model in DataParallel
         self._forget()
 
     def _forget(self) -> None:
         self._started: float | None = None
         self._waited = 0.0
-        self._rows = self._places = 0
-        self._trained = 0.0
+        self._places = 0
+        self._tokens = self._trained = 0.0
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         if self._started is None:
@@ -88,8 +87,9 @@ class Measured:
         batches, trained = super().get_batch_samples(timed, num_batches, device)  # type: ignore[misc]
         self._waited += timed.seconds
         for batch in batches:
-            self._rows += len(batch["labels"])
             self._places += batch["labels"].numel()
+            mask = batch.get("attention_mask")  # where rows are padded by the collator
+            self._tokens += len(batch["labels"]) * self.tokens_per_row if mask is None else float(mask.sum())
         self._trained = float(trained)
         return batches, trained
 
@@ -112,7 +112,7 @@ class Measured:
             "step_seconds": seconds,
             "data_wait": self._waited / seconds,
             "tokens_per_second": rate,
-            "non_pad_tokens_per_second": self._rows * ranks * self.tokens_per_row / seconds,
+            "non_pad_tokens_per_second": self._tokens * ranks / seconds,
             "trained_tokens_per_second": self._trained / seconds,
             "memory_bytes": float(peak_memory(self.args.device)),
         }
@@ -151,10 +151,18 @@ class PackedTrainer(Measured, Trainer):
     """Trainer for rows of format 3.0."""
 
 
+def one_gpu(args: TrainingArguments) -> TrainingArguments:
+    """One process a GPU, also where more are visible: the Trainer would multiply the batch by their number, and wrap
+    the model in DataParallel."""
+    assert args.device  # counts them, once
+    args._n_gpu = 1
+    return args
+
+
 def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: Any, validation: Any) -> PackedTrainer:
     return PackedTrainer(
         model=model,
-        args=TrainingArguments(**given),
+        args=one_gpu(TrainingArguments(**given)),
         data_collator=collator,
         train_dataset=train,
         eval_dataset=validation,
