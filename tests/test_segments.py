@@ -23,9 +23,7 @@ def test_a_filled_frame_is_what_the_template_writes(kind: str, name: str) -> Non
     encoder = open_kind(kind)
     segmenters = {on: Segmenter(BuiltIn(name, encoder, on), encoder) for on in ("assistant", "all", "last")}
     texts = st.sampled_from(["", " ", "\n", "\v", "%", "%%s", " a ", "\x1cb", "▁"]) | hostile(kind)
-    turns = st.builds(
-        Message, ROLES, texts, st.sampled_from(["", "", "", " c"]), weight=st.sampled_from([1, 1, 1, 0])
-    )
+    turns = st.builds(Message, ROLES, texts, st.sampled_from(["", "", "", " c"]), weight=st.sampled_from([1, 1, 1, 0]))
     conversations = st.lists(turns, min_size=1, max_size=5).map(lambda m: Conversation(tuple(m)))
     plain = texts.filter(bool).map(lambda text: Conversation((Message("text", text),)))
 
