@@ -481,6 +481,13 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         parts_of(tmp_path / "a.jsonl")
 
 
+@given(st.text('":a', max_size=40).map(str.encode), st.sampled_from([2, 4, 1 << 18]))
+def test_ends_of_keys_are_counted_as_bytes_counts_them(text: bytes, chunk: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(containers, "CHUNK", chunk)
+        assert containers._key_ends(text) == text.count(b'":')
+
+
 SAID = st.sampled_from(["a", '},{"text"', '"},{"text":"', "},\n  {", "[", "]", '"', "\\"]) | st.text(max_size=3)
 ELEMENTS = st.fixed_dictionaries({"text": SAID}, optional={"more": st.lists(st.fixed_dictionaries({"text": SAID}))})
 
