@@ -1,7 +1,9 @@
 """One part → one token file: every conversation of the part as tokens with their labels.
 
-records ─read_record─▶ Conversation ─spans─▶ texts and control ids ─encode, a batch at a time─▶ token file
-              └─ Reject ──────────┴──────────────────────────────────────────▶ the receipt beside it
+records ─read_record─▶ Conversation ─segments─▶ texts and control ids ─encode, a batch at a time─▶ token file
+              └─ Reject ──────────┴─────────────────────────────────────────────▶ the receipt beside it
+
+What is a step a conversation is Python and takes about 9 µs of it; ids, labels and offsets are made a batch at a time.
 """
 
 from __future__ import annotations
