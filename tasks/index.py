@@ -34,6 +34,9 @@ INDEX_SCHEMA = pa.schema(
     ]
 )
 
+# Rows in a record batch, which are put together at once.
+_BATCH_ROWS = 1 << 20
+
 
 def write_index(
     path: Path, pieces: Pieces, placed: Placed, accepted: Accepted, late: np.ndarray, recipe: Recipe
@@ -42,33 +45,58 @@ def write_index(
     gone = np.ones(len(accepted.part), bool)
     gone[pieces.conversation] = gone[late] = False
     dropped = np.flatnonzero(gone)
-    conversation = np.concatenate([pieces.conversation, dropped])
-    order = np.argsort(conversation, kind="stable")
-    conversation = conversation[order]
-    is_dropped = order >= len(pieces.conversation)
-
-    def column(values: np.ndarray, kind: type, nulls: bool = True) -> pa.Array:
-        """A column over the pieces, with null (or 0) for what was dropped."""
-        full: np.ndarray = np.concatenate([values, np.zeros(len(dropped), values.dtype)])[order].astype(kind)
-        return pa.array(full, mask=is_dropped if nulls else None)
-
-    train_shards = recipe.shards["train"]
-    held_out = placed.shard >= train_shards
-    lengths = np.concatenate([pieces.lengths, accepted.length[dropped]])[order]
-    truncated = pieces.closed & (recipe.config.overlong == "truncate")
-    columns = [
-        pa.array(source_numbers(recipe)[accepted.part[conversation]]),
-        pa.array(accepted.record[conversation] + 1),
-        pa.DictionaryArray.from_arrays(column(held_out, np.int8), pa.array(SPLITS)),
-        column(placed.shard - train_shards * held_out, np.int32),
-        column(placed.row, np.int32),
-        column(placed.start, np.int32),
-        pa.array(lengths.astype(np.int32)),
-        column(pieces.first, np.int32),
-        column(pieces.trained, np.int32, nulls=False),
-        column(pieces.separators(accepted), np.bool_, nulls=False),
-        column(truncated, np.bool_, nulls=False),
-        column(pieces.closed, np.bool_, nulls=False),
-    ]
+    # Rows stand in the order of the conversations, so a dropped one stands behind the pieces of those before it.
+    dropped_rows = np.searchsorted(pieces.conversation, dropped) + np.arange(len(dropped))
+    rows = len(pieces.conversation) + len(dropped)
     with atomic_file(path) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), INDEX_SCHEMA) as writer:
-        writer.write_table(pa.Table.from_arrays(columns, schema=INDEX_SCHEMA), max_chunksize=1 << 20)
+        for top in range(0, rows, _BATCH_ROWS):
+            bottom = min(top + _BATCH_ROWS, rows)
+            first, last = np.searchsorted(dropped_rows, [top, bottom]).tolist()
+            is_dropped = np.zeros(bottom - top, bool)
+            is_dropped[dropped_rows[first:last] - top] = True
+            columns = _columns(
+                slice(top - first, bottom - last), dropped[first:last], is_dropped, pieces, placed, accepted, recipe
+            )
+            writer.write_batch(pa.record_batch(columns, INDEX_SCHEMA))
+
+
+def _columns(
+    chosen: slice,
+    dropped: np.ndarray,
+    is_dropped: np.ndarray,
+    pieces: Pieces,
+    placed: Placed,
+    accepted: Accepted,
+    recipe: Recipe,
+) -> list[pa.Array]:
+    """The columns of some rows: those of the `chosen` pieces and of the conversations `dropped`, where `is_dropped`."""
+
+    def column(values: np.ndarray, kind: type, of_dropped: np.ndarray | None = None, nulls: bool = True) -> pa.Array:
+        """A column over the rows, with null (or 0, or a value of its own) for what was dropped."""
+        full: np.ndarray = np.zeros(len(is_dropped), kind)
+        full[~is_dropped] = values
+        if of_dropped is not None:
+            full[is_dropped] = of_dropped
+        return pa.array(full, mask=is_dropped if nulls and of_dropped is None else None)
+
+    of_piece = pieces[chosen]
+    conversation = of_piece.conversation
+    train_shards = recipe.shards["train"]
+    shard = placed.shard[chosen]
+    held_out = shard >= train_shards
+    source = source_numbers(recipe)
+    truncated = of_piece.closed & (recipe.config.overlong == "truncate")
+    return [
+        column(source[accepted.part[conversation]], np.int32, source[accepted.part[dropped]]),
+        column(accepted.record[conversation] + 1, np.int64, accepted.record[dropped] + 1),
+        pa.DictionaryArray.from_arrays(column(held_out, np.int8), pa.array(SPLITS)),
+        column(shard - train_shards * held_out, np.int32),
+        column(placed.row[chosen], np.int32),
+        column(placed.start[chosen], np.int32),
+        column(of_piece.lengths, np.int32, accepted.length[dropped]),
+        column(of_piece.first, np.int32),
+        column(of_piece.trained, np.int32, nulls=False),
+        column(of_piece.separators(accepted), np.bool_, nulls=False),
+        column(truncated, np.bool_, nulls=False),
+        column(of_piece.closed, np.bool_, nulls=False),
+    ]

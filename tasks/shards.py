@@ -4,7 +4,7 @@
                                                     input_ids, attention_mask, labels, position_ids
 
 A row is L tokens: conversations one after another, each closed by the EOS separator, then pads. Rows are built in
-batches: every piece of a conversation is copied once, as one slice, and the four columns are computed from the copy.
+batches: every piece of a conversation is read once, into its place, and the four columns are computed from there.
 """
 
 from __future__ import annotations
@@ -101,28 +101,21 @@ class Rows:
 def build_rows(plan: dict[str, np.ndarray], tokens: TokenFiles, rows: int, length: int, eos: int, pad: int) -> Rows:
     """The rows that a plan describes. `plan` has the columns of PLAN_SCHEMA, sorted by row and start, rows from 0."""
     values = np.full(rows * length, ~pad, np.int32)
-    lengths = plan["taken"] + plan["closed"]
-    starts = plan["row"].astype(np.int64) * length + plan["start"]
-    places = zip(
-        starts.tolist(), *(plan[c].tolist() for c in ("part", "conversation", "first", "taken", "closed")), strict=True
-    )
-    for at, part, conversation, first, taken, closed in places:
-        values[at : at + taken] = tokens.tokens(part, conversation)[first : first + taken]
-        if closed:
-            values[at + taken] = ~eos
+    starts = plan["row"] * length + plan["start"]
+    tokens.gather(plan, starts, values)
+    values[(starts + plan["taken"])[plan["closed"]]] = ~eos
     # A piece in the middle of a conversation begins with a token that was predicted there, but cannot be here.
     heads = values[starts]
     values[starts] = np.where(heads >= 0, ~heads, heads)
     ids = values ^ (values >> 31)
-    labels = np.where(values >= 0, values, IGNORED).astype(np.int32)
-    filled = np.bincount(plan["row"], weights=lengths, minlength=rows).astype(np.int64)
-    columns = np.arange(length, dtype=np.int64)
-    mask = (columns[None, :] < filled[:, None]).astype(np.int8)
+    labels = np.where(values >= 0, values, np.int32(IGNORED))
+    filled = np.bincount(plan["row"], weights=plan["taken"] + plan["closed"], minlength=rows).astype(np.int32)
+    mask = (np.arange(length, dtype=np.int32) < filled[:, None]).view(np.int8)
     # Positions count from the last beginning: of a conversation, or of the pad tail.
-    begins = np.concatenate([starts, np.arange(rows) * length + filled])
+    begins = np.concatenate([starts, np.arange(rows, dtype=np.int32) * length + filled])
     begins = np.sort(begins[np.concatenate([np.ones(len(starts), bool), filled < length])])
-    runs = np.diff(np.append(begins, rows * length))
-    positions = (np.arange(rows * length) - np.repeat(begins, runs)).astype(np.int32)
+    positions = np.arange(rows * length, dtype=np.int32)
+    positions -= np.repeat(begins, np.diff(begins, append=np.int32(rows * length)))
     shape = (rows, length)
     return Rows(ids.reshape(shape), mask, labels.reshape(shape), positions.reshape(shape))
 
@@ -152,8 +145,8 @@ def write_shard(
                 chosen = {name: values[inside] for name, values in columns.items()}
                 chosen["row"] = chosen["row"] - top
                 built = build_rows(chosen, tokens, bottom - top, length, encoder.eos_id, encoder.pad_id)
-                counts["packed"] += int(built.attention_mask.sum())
-                counts["trained"] += int((built.labels != IGNORED).sum())
+                counts["packed"] += int(np.count_nonzero(built.attention_mask))
+                counts["trained"] += int(np.count_nonzero(built.labels != IGNORED))
                 writer.write_batch(_record_batch(built, schema))
         return {"bytes": out.size, "sha256": out.sha256()} | counts
 

@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple, Protocol
 
 import orjson
 
-from tasks.conversations import Conversation, Message
+from tasks.conversations import ROLES, Conversation, Message
 from tasks.encoders import Encoder
 
 TrainOn = Literal["assistant", "all", "last"]
@@ -56,14 +56,13 @@ class Template(Protocol):
 
 def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:
     """Which messages are trained on. A turn that says nothing and one of weight 0 never are; plain text always is."""
-    says = [bool(m.weight) and bool(m.content.strip() or m.tool_calls) for m in conversation.messages]
-    if train_on == "all":
-        return says
-    answers = [m.role in ("assistant", "text") for m in conversation.messages]
+    messages = conversation.messages
+    roles = ROLES if train_on == "all" else ("assistant", "text")
+    flags = [m.role in roles and bool(m.weight and (m.tool_calls or m.content.strip())) for m in messages]
     if train_on == "last":
-        last = max((i for i, answer in enumerate(answers) if answer), default=-1)
-        return [says[i] and i == last for i in range(len(says))]
-    return [a and s for a, s in zip(answers, says, strict=True)]
+        last = max((index for index, message in enumerate(messages) if message.role in roles), default=-1)
+        return [flag and index == last for index, flag in enumerate(flags)]
+    return flags
 
 
 def full_text(message: Message) -> str:
@@ -337,7 +336,11 @@ MARKERS: dict[str, tuple[str, ...]] = {
 
 
 class BuiltIn:
-    """A built-in template, bound to a tokenizer."""
+    """A built-in template, bound to a tokenizer.
+
+    What it writes around the content of a message follows from the roles and from what is trained on alone, unless
+    there are tools, calls of tools or their results, or a message that is blank or has a context (see `segments`).
+    """
 
     def __init__(self, name: str, encoder: Encoder, train_on: TrainOn):
         self.name = name

@@ -15,11 +15,17 @@ false three columns follow (messages, tools, text), for format 2.0.
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+
+from tasks.errors import StorageError
 
 SCHEMA = pa.schema(
     [
@@ -34,27 +40,54 @@ WHOLE_SCHEMA = pa.schema([*SCHEMA, *(pa.field(name, pa.large_string()) for name 
 
 
 class TokenFiles:
-    """Token files, mapped; tokens are read where they lie. A file that is not needed may be given as None."""
+    """Token files, mapped. A file that is not needed may be given as None."""
 
     def __init__(self, paths: Sequence[Path | None]):
-        empty = SCHEMA.empty_table()
-        self.tables = [pa.ipc.open_file(pa.memory_map(str(path))).read_all() if path else empty for path in paths]
-        self._chunks: list[tuple[np.ndarray, list[tuple[np.ndarray, np.ndarray]]]] = []
-        for table in self.tables:
-            column = table.column("tokens")
-            edges = np.cumsum([0, *(len(chunk) for chunk in column.chunks)])
-            views = [(chunk.offsets.to_numpy(), chunk.values.to_numpy()) for chunk in column.chunks]
+        self._paths = paths
+        self.tables: list[pa.Table] = []
+        self._chunks: list[tuple[list[int], list[tuple[np.ndarray, np.ndarray, int]]]] = []
+        for path in paths:
+            source = pa.memory_map(str(path)) if path else None
+            begin = source.read_buffer(1).address if source else 0
+            table = pa.ipc.open_file(source).read_all() if source else SCHEMA.empty_table()
+            chunks = table.column("tokens").chunks
+            edges = np.cumsum([0, *map(len, chunks)]).tolist()
+            views = [(c.offsets.to_numpy(), c.values.to_numpy(), c.values.buffers()[1].address - begin) for c in chunks]
+            self.tables.append(table)
             self._chunks.append((edges, views))
 
     def lengths(self) -> np.ndarray:
         """int32, tokens of each conversation of all files, in order."""
-        lengths = [np.diff(offsets) for _, views in self._chunks for offsets, _ in views]
+        lengths = [np.diff(offsets) for _, views in self._chunks for offsets, _, _ in views]
         return np.concatenate([np.empty(0, np.int32), *lengths]).astype(np.int32)
 
     def tokens(self, part: int, conversation: int) -> np.ndarray:
         """int32[length], trained tokens as their id and others as ~id; a view, not a copy."""
-        edges, views = self._chunks[part]
-        chunk = int(np.searchsorted(edges, conversation, side="right")) - 1
-        offsets, values = views[chunk]
-        at = conversation - int(edges[chunk])
+        offsets, values, _, at = self._chunk(part, conversation)
         return values[offsets[at] : offsets[at + 1]]
+
+    def gather(self, plan: dict[str, np.ndarray], starts: np.ndarray, out: np.ndarray) -> None:
+        """Copy the pieces that `plan` describes (shards.PLAN_SCHEMA) into `out` (int32), each to its place in `starts`.
+
+        The files are read and not mapped: of a map, the 64 KiB around every piece count as memory of the process, and
+        the pieces of a shard lie all over the corpus. Raises StorageError where a file ends early.
+        """
+        room = out.view(np.uint8).data
+        columns = [plan[name].tolist() for name in ("part", "conversation", "first", "taken")]
+        pieces = sorted(zip(*columns, starts.tolist(), strict=True))
+        for part, of_part in groupby(pieces, itemgetter(0)):
+            path = self._paths[part]
+            assert path is not None, f"part {part} is in the plan, but its token file was not given"
+            with path.open("rb", buffering=0) as file:
+                for _, conversation, first, taken, start in of_part:
+                    offsets, _, position, at = self._chunk(part, conversation)
+                    place = room[4 * start : 4 * (start + taken)]
+                    if os.preadv(file.fileno(), [place], position + 4 * (offsets.item(at) + first)) < len(place):
+                        raise StorageError(f"{path}: ends early; delete it and run again")
+
+    def _chunk(self, part: int, conversation: int) -> tuple[np.ndarray, np.ndarray, int, int]:
+        """Offsets and values of the record batch that holds the conversation, where its values begin in the file, and
+        the conversation's place in it."""
+        edges, views = self._chunks[part]
+        chunk = bisect_right(edges, conversation) - 1
+        return *views[chunk], conversation - edges[chunk]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from small_corpus import EOS, PAD, Tokens, make_recipe, pack_corpus, token_file, tokens_of
 
 from tasks import shards
+from tasks.errors import StorageError
 from tasks.files import sha256_of
 from tasks.keys import VERSIONS
 from tasks.shards import IGNORED, PLAN_SCHEMA, Rows, build_rows, row_schema, write_shard
@@ -115,6 +116,16 @@ def tokens_are_unchanged(parts: list[list[Tokens]], tokens: TokenFiles) -> bool:
         for part, rows in enumerate(parts)
         for number, (values, _) in enumerate(rows)
     )
+
+
+def test_a_token_file_that_ends_early_is_named(tmp_path: Path) -> None:
+    tokens = open_parts([[(list(range(3000)), True)]], tmp_path)
+    columns = {field.name: np.zeros(1, field.type.to_pandas_dtype()) for field in PLAN_SCHEMA}
+    columns["taken"] = np.array([3000], np.int32)
+    with (tmp_path / "0.arrow").open("r+b") as file:
+        file.truncate(9000)
+    with pytest.raises(StorageError, match=r"0\.arrow: ends early; delete it and run again"):
+        tokens.gather(columns, np.zeros(1, np.int64), np.empty(3000, np.int32))
 
 
 @settings(max_examples=40, deadline=None)

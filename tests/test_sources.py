@@ -481,6 +481,57 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         parts_of(tmp_path / "a.jsonl")
 
 
+@given(st.text('":a', max_size=40).map(str.encode), st.sampled_from([2, 4, 1 << 18]))
+def test_ends_of_keys_are_counted_as_bytes_counts_them(text: bytes, chunk: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(containers, "CHUNK", chunk)
+        assert containers._key_ends(text) == text.count(b'":')
+
+
+SAID = st.sampled_from(["a", '},{"text"', '"},{"text":"', "},\n  {", "[", "]", '"', "\\"]) | st.text(max_size=3)
+ELEMENTS = st.fixed_dictionaries({"text": SAID}, optional={"more": st.lists(st.fixed_dictionaries({"text": SAID}))})
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(ELEMENTS | st.fixed_dictionaries({"n": SAID}) | st.integers(0, 99) | SAID, max_size=12),
+    st.sampled_from([None, 0, 2]),
+    st.sampled_from(["", " \n", "]", "{}", '{"text":', ","]),
+    st.sampled_from([8, 20, 64]),
+)
+def test_an_array_is_read_block_by_block_as_it_is_as_a_whole(
+    elements: list[object], indent: int | None, behind: str, block: int
+) -> None:
+    data = json.dumps(elements, indent=indent).encode()
+    for text in (data, data + behind.encode(), data[:-1] + behind.encode(), data.replace(b'"a"', b"a")):
+        found = []
+        for size in (block, 1 << 20):
+            with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+                patch.setattr(containers, "CHUNK", size)
+                path = write(Path(name) / "a.json", text)
+                reader = containers.RecordReader(path, "a.json", "json", "", 0, 0)
+                seen: list[object] = []
+                try:
+                    seen += [(number, str(record)) for number, record in reader]
+                    seen.append(reader.records)
+                except DataError as error:
+                    seen.append(str(error))
+            found.append(seen)
+        assert found[0] == found[1]
+
+
+def test_a_large_array_is_not_held_as_a_whole(tmp_path: Path) -> None:
+    data = json.dumps(MESSAGES * 40, indent=1).encode()
+    path = write(tmp_path / "a.json", data)
+    reader = containers.RecordReader(path, "a.json", "json", "", 0, 0)
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in reader) == len(MESSAGES) * 40
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20 < len(data)
+    finally:
+        tracemalloc.stop()
+
+
 def test_an_array_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(containers, "ARRAY_LIMIT", 1000)
     assert "jq -c '.[]'" in fails(tmp_path / "a.json", b'[{"text":"' + b"x" * 1000 + b'"}]')

@@ -34,6 +34,7 @@ from tasks.index import INDEX_SCHEMA
 from tasks.jinja_templates import JinjaTemplate
 from tasks.manifest import Manifest
 from tasks.pieces import cut_conversation
+from tasks.segments import segments_of
 from tasks.shards import IGNORED, conversation_schema
 from tasks.templates import BUILT_IN, BuiltIn, Span, Template, built_in_sha256, trained_turns
 from tasks.token_files import SCHEMA
@@ -130,7 +131,7 @@ def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, t
                 conversation, spans = _spans(row, manifest, encoder, template)
             except Reject as reject:
                 raise DataError(f"{path}: row {number}: {reject.message}: {_OTHER_VERSIONS}") from None
-            batch.add(number, conversation, spans)
+            batch.add(number, conversation, segments_of(spans, encoder))
             number += 1
             if batch.characters >= BATCH_CHARACTERS:
                 yield batch
