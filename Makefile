@@ -67,5 +67,5 @@ schemas: .venv/.setup  ## write the JSON Schemas of config and manifest to docs/
 sample: .venv/.setup  ## make the bundled sample again
 	$(BIN)/python data/sample/generate.py
 
-clean:  ## remove what was made: corpora, token files, plans, tokenizers (not .venv, manifests, models, adapters)
-	rm -rf data/corpora data/tokens data/plans data/tokenizers .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+clean:  ## remove what was made: corpora, token files, proofs, plans, tokenizers (not .venv, manifests, models, adapters)
+	rm -rf data/corpora data/tokens data/engines data/plans data/tokenizers .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

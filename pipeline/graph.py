@@ -21,7 +21,7 @@ from typing import Any
 import luigi
 
 from pipeline import progress, training
-from tasks import corpus
+from tasks import corpus, parity
 from tasks.config import load_config
 from tasks.plan import make_plan
 from tasks.recipe import Recipe, resolve
@@ -86,6 +86,8 @@ class TrainTokenizer(_Step):
         train_tokenizer(
             recipe.parts, config.template, config.vocab_size, config.max_record_bytes, Path(self.output().path)
         )
+        # Here, and not in each of the tasks that will encode.
+        progress.proven(parity.verdict_of(recipe), recipe.encoder)
 
 
 class TokenizePart(_Step):
@@ -98,13 +100,15 @@ class TokenizePart(_Step):
         return luigi.LocalTarget(self.recipe.layout.token_receipt(self._key))
 
     def complete(self) -> bool:
-        return corpus.has_artefact(self.recipe.layout.token_file(self._key), Path(self.output().path))
+        recipe = self.recipe
+        refused = "gigatoken" if parity.refused(recipe) else ""
+        return corpus.has_artefact(recipe.layout.token_file(self._key), Path(self.output().path), refused)
 
     def work(self) -> None:
         recipe = self.recipe
         tokenize_part(
             recipe.parts[self.part],
-            recipe.encoder,
+            parity.encoder_of(recipe),
             recipe.template,
             recipe.config,
             recipe.layout.token_file(self._key),
@@ -154,8 +158,17 @@ class PackCorpus(_Sized):
         with progress.reporting():
             corpus.claim(self.recipe)
             progress.announce(self.recipe)
+            self._open_encoder()
             for shard in range(len(self.recipe.shard_names())):
                 yield self.clone_to(WriteShard, sequence_length=self.sequence_length, shard=shard)
+
+    def _open_encoder(self) -> None:
+        """Where there is something to encode: once, for all the tasks that are forked from this process."""
+        recipe = self.recipe
+        parts = (self.clone_to(TokenizePart, part=part) for part in range(len(recipe.parts)))
+        if recipe.has_tokenizer and not all(task.complete() for task in parts):
+            parity.encoder_of(recipe)
+            progress.proven(parity.verdict_of(recipe), recipe.encoder)
 
     def output(self) -> luigi.LocalTarget:
         return luigi.LocalTarget(self.recipe.published)
@@ -170,7 +183,8 @@ class PackCorpus(_Sized):
 
     def work(self) -> None:
         self._running = True
-        corpus.publish_corpus(self.recipe, progress.run_record())
+        engine = parity.verdict_of(self.recipe).engine
+        corpus.publish_corpus(self.recipe, progress.run_record() | {"engine": engine})
 
 
 class TrainAdapter(_Sized):

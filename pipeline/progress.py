@@ -26,8 +26,10 @@ from typing import Any
 
 import luigi
 
+from tasks.encoders import Encoder
 from tasks.errors import Interrupted, PackError
 from tasks.manifest import Manifest, load_manifest
+from tasks.parity import Verdict
 from tasks.printable import counted, printable
 from tasks.recipe import Recipe
 
@@ -123,6 +125,14 @@ def announce(recipe: Recipe) -> None:
         _say(f"note: written as text, since the tokenizer has no such token: {markers}")
 
 
+def proven(verdict: Verdict, reference: Encoder) -> None:
+    """Say it where gigatoken failed the proof."""
+    message = f"note: {reference.engine} encodes all, since gigatoken gives other tokens for {verdict.differs}"
+    if verdict.differs and message not in _reported:
+        _reported.add(message)
+        _say(message)
+
+
 def tokenized(conversations: int, rejected: int, tokens: int, characters: int) -> None:
     _add(conversations=conversations, rejected=rejected, tokens=tokens, characters=characters)
     _draw()
@@ -155,7 +165,16 @@ def run_record() -> dict[str, Any]:
         "tasks_found_done": int(_get("reused")),
         "versions": {
             name: metadata.version(name)
-            for name in ("packcorpus", "luigi", "pyarrow", "numpy", "sentencepiece", "tokenizers", "orjson")
+            for name in (
+                "packcorpus",
+                "luigi",
+                "pyarrow",
+                "numpy",
+                "sentencepiece",
+                "tokenizers",
+                "gigatoken",
+                "orjson",
+            )
         }
         | {"python": sys.version.split()[0]},
     }

@@ -29,12 +29,13 @@ def claim(recipe: Recipe) -> None:
     pa.array([])
 
 
-def has_artefact(file: Path, receipt: Path) -> bool:
-    """Whether a stage left a receipt and the file that it speaks of, at its full size."""
+def has_artefact(file: Path, receipt: Path, refused: str = "") -> bool:
+    """Whether a stage left a receipt and the file that it speaks of, at its full size, and not made by `refused`."""
     if not (receipt.is_file() and file.is_file()):
         return False
     try:
-        return bool(read_json(receipt)["bytes"] == file.stat().st_size)
+        found = read_json(receipt)
+        return bool(found["bytes"] == file.stat().st_size) and not (refused and found.get("engine") == refused)
     except (PackError, KeyError, TypeError, OSError):
         return False
 

@@ -71,9 +71,17 @@ class Encoder(ABC):
     # Control strings that swallow the white space beside them in a rendered template.
     strips_left: frozenset[str] = frozenset()
     strips_right: frozenset[str] = frozenset()
+    # Strings of white space that it matches as a whole: user-defined ones, or some of its added tokens.
+    blanks: frozenset[str] = frozenset()
+    # Whether every byte has a token, so that any text can be written.
+    every_byte: bool = False
 
     @abstractmethod
     def _encode(self, texts: Sequence[str]) -> Encoded: ...
+
+    @abstractmethod
+    def model(self) -> bytes:
+        """The model that was loaded: the file's, without its control strings and its dummy prefix."""
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
@@ -201,6 +209,7 @@ class SentencePieceEncoder(Encoder):
             raise DataError(f"{path}: is not a SentencePiece model, or is cut short")
         types = proto.ModelProto.SentencePiece
         self.controls = {}
+        self.has_unused = any(piece.type == types.UNUSED for piece in model.pieces)
         for token, piece in enumerate(model.pieces):
             # Neither is ever content, even where the model has it as an ordinary piece.
             named_here = piece.piece in (eos_token, pad_token)
@@ -208,7 +217,9 @@ class SentencePieceEncoder(Encoder):
             if piece.type == types.CONTROL or user_defined or named_here:
                 self.controls[piece.piece] = token
                 piece.type = types.CONTROL  # a control piece is never matched in text
+        self.blanks = frozenset(piece.piece for piece in model.pieces if piece.type == types.USER_DEFINED)
         self._byte_pieces = {t: int(p.piece[3:5], 16) for t, p in enumerate(model.pieces) if p.type == types.BYTE}
+        self.every_byte = len(self._byte_pieces) == 256
         model.normalizer_spec.add_dummy_prefix = False
         self._pieces = [piece.piece for piece in model.pieces]
         try:
@@ -228,6 +239,10 @@ class SentencePieceEncoder(Encoder):
         arrays = self._processor.encode_as_numpy(list(texts)) if texts else []
         ids = np.concatenate(arrays).astype(np.int32, copy=False) if arrays else np.empty(0, np.int32)
         return Encoded(ids, _offsets(map(len, arrays), len(arrays)))
+
+    def model(self) -> bytes:
+        model: bytes = self._processor.serialized_model_proto()
+        return model
 
     def token_bytes(self, token: int) -> bytes:
         if token in self._byte_pieces:
@@ -254,6 +269,7 @@ class HuggingFaceEncoder(Encoder):
             raise DataError(f"{path}: is not a tokenizer.json that can be read: {error}") from None
         added = {t["content"]: t["id"] for t in spec.get("added_tokens") or []}
         self.controls = {content: token for content, token in added.items() if not _is_blank(content)}
+        self.blanks = frozenset(added) - frozenset(self.controls)
         flags = spec.get("added_tokens") or []
         self.strips_left = frozenset(t["content"] for t in flags if t.get("lstrip"))
         self.strips_right = frozenset(t["content"] for t in flags if t.get("rstrip"))
@@ -266,6 +282,7 @@ class HuggingFaceEncoder(Encoder):
         self._tokens = {token: content for content, token in vocab.items()}
         described = orjson.dumps([spec.get("normalizer"), spec.get("pre_tokenizer"), spec.get("decoder")])
         self._byte_level = b'"ByteLevel"' in described
+        self.every_byte = self._byte_level or bool((spec.get("model") or {}).get("byte_fallback"))
         self.underline_is_space = not self._byte_level and (b"Metaspace" in described or "▁".encode() in described)
         model = spec.get("model") or {}
         unk = model.get("unk_token")
@@ -290,6 +307,9 @@ class HuggingFaceEncoder(Encoder):
         offsets = _offsets(map(len, lists), len(lists))
         ids = np.fromiter(chain.from_iterable(lists), np.int32, int(offsets[-1]))
         return Encoded(ids, offsets)
+
+    def model(self) -> bytes:
+        return str(self._tokenizer.to_str()).encode()
 
     def token_bytes(self, token: int) -> bytes:
         content = self._tokens.get(token)

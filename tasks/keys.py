@@ -5,6 +5,7 @@ can therefore never meet a stale file, and what did not change is found again:
 
     tokenizer   the sources in order + how it is trained                       data/tokenizers/KEY/
     tokens      bytes of the part + how they are read + tokenizer + template + what is trained on   data/tokens/KEY
+    engine      the sources + how texts are made of them + tokenizer + versions of the encoders    data/engines/KEY
     plan        the corpus key + the token files, in order + the names that it repeats      data/plans/KEY/
     corpus      digests of the whole sources + every setting that can change the output            data/corpora/NAME-KEY
                 (not the part size, not the workers, not where the files lie)
@@ -20,7 +21,7 @@ from typing import Any
 
 import orjson
 
-VERSIONS = {"tokenizer": 1, "tokens": 1, "plan": 1, "corpus": 1}
+VERSIONS = {"tokenizer": 1, "tokens": 1, "engine": 1, "plan": 1, "corpus": 1}
 FORMAT_VERSION = {True: "3.0", False: "2.0"}  # by config.packing
 
 
@@ -38,7 +39,7 @@ class Layout:
 
     def outputs(self) -> list[Path]:
         """Folders that hold nothing but what a run wrote, links resolved."""
-        written = ("data/tokenizers", "data/tokens", "data/plans", "data/corpora", "manifests")
+        written = ("data/tokenizers", "data/tokens", "data/engines", "data/plans", "data/corpora", "manifests")
         return [(self.root / folder).resolve() for folder in written]
 
     def tokenizer(self, key: str) -> Path:
@@ -49,6 +50,9 @@ class Layout:
 
     def token_receipt(self, key: str) -> Path:
         return self.token_file(key).with_suffix(".json")
+
+    def engine(self, key: str) -> Path:
+        return self.root / "data" / "engines" / f"{key}.json"
 
     def plan_folder(self, key: str) -> Path:
         return self.root / "data" / "plans" / key[:12]

@@ -21,6 +21,7 @@ from tasks.errors import DataError, InputMissing
 from tasks.files import read_json, to_json, write_bytes
 from tasks.keys import FORMAT_VERSION
 from tasks.ledger import check_ledger
+from tasks.parity import verdict_of
 from tasks.recipe import Recipe
 
 SHA256 = Field(pattern=r"^[0-9a-f]{64}$")
@@ -28,6 +29,15 @@ SHA256 = Field(pattern=r"^[0-9a-f]{64}$")
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Parity(_Part):
+    """What was compared before gigatoken was used, or was not. Without texts: a tokenizer that it cannot read."""
+
+    texts: int
+    bytes: int
+    differs: str | None = Field(description="The text that it encoded differently, from shortly before that place.")
+    reason: str | None = Field(description="Why it cannot read the tokenizer.")
 
 
 class Tokenizer(_Part):
@@ -40,7 +50,8 @@ class Tokenizer(_Part):
     bos_token_id: int | None
     eos_token_id: int
     pad_token_id: int
-    engine: str
+    engine: str = Field(description="What encodes: gigatoken, or the reference: sentencepiece or tokenizers.")
+    parity: Parity | None = Field(None, description="The proof of gigatoken; null where the config asks for none.")
     trained_here: bool = Field(description="True where the run trained it on the sources.")
 
 
@@ -175,6 +186,8 @@ def build_manifest(
 ) -> Manifest:
     """Put the manifest together and check what must add up. Raises DataError, naming what does not."""
     config, encoder, template = recipe.config, recipe.encoder, recipe.template
+    verdict = verdict_of(recipe)
+    compared = {"texts": verdict.texts, "bytes": verdict.bytes, "differs": verdict.differs, "reason": verdict.reason}
     splits: dict[str, Any] = {}
     described = list(zip(recipe.shard_names(), shards, strict=True))
     for split, count in recipe.shards.items():
@@ -199,7 +212,8 @@ def build_manifest(
             "bos_token_id": encoder.bos_id,
             "eos_token_id": encoder.eos_id,
             "pad_token_id": encoder.pad_id,
-            "engine": encoder.engine,
+            "engine": verdict.engine,
+            "parity": None if config.engine == "reference" else compared,
             "trained_here": recipe.tokenizer_key is not None,
         },
         "template": {

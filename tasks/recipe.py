@@ -59,6 +59,11 @@ class Recipe:
         }
         return key_of("tokenizer", content)
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """False until this run has trained it."""
+        return self.tokenizer_key is None or self.layout.tokenizer(self.tokenizer_key).is_file()
+
     @cached_property
     def tokenizer_files(self) -> TokenizerFiles:
         if self.tokenizer_key is not None:
@@ -130,19 +135,24 @@ class Recipe:
         return [file.sha256, file.container, file.compression, file.format, list(file.columns)]
 
     def tokens_key(self, part: Part) -> str:
+        read = {"part": part.sha256, "read": self._content(part.file)[1:]}
+        return key_of("tokens", read | self._texts | {"whole": not self.config.packing})
+
+    @cached_property
+    def _texts(self) -> dict[str, Any]:
+        """What makes texts of records, and tokens of texts."""
         config = self.config
-        return key_of(
-            "tokens",
-            {
-                "part": part.sha256,
-                "read": self._content(part.file)[1:],
-                "max_record_bytes": config.max_record_bytes,
-                "tokenizer": [self._tokenizer_digest, config.eos_token, config.pad_token],
-                "template": [self.template_sha256, self.template_source and config.template_date],
-                "train_on": config.train_on,
-                "whole": not config.packing,
-            },
-        )
+        return {
+            "max_record_bytes": config.max_record_bytes,
+            "tokenizer": [self._tokenizer_digest, config.eos_token, config.pad_token],
+            "template": [self.template_sha256, self.template_source and config.template_date],
+            "train_on": config.train_on,
+        }
+
+    @cached_property
+    def texts_key(self) -> str:
+        """Of all texts of the corpus and the tokenizer that they go to."""
+        return key_of("engine", self._texts | {"sources": [self._content(file) for file in self.files]})
 
     @cached_property
     def corpus_key(self) -> str:

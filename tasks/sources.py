@@ -164,6 +164,11 @@ def read_part(part: Part, max_record_bytes: int = MAX_RECORD_BYTES) -> PartReade
     return PartReader(part, max_record_bytes)
 
 
+def head(file: SourceFile) -> Iterator[object]:
+    """Records from the begin of a file, read as they are asked for; of a JSON array, its first hundreds."""
+    return _sample(file.path, file.name, file.container, file.compression, dict(file.columns))
+
+
 def _check_unchanged(file: SourceFile) -> None:
     try:
         stat = file.path.stat()

@@ -98,6 +98,7 @@ def tokenize_part(
                     batch = Batch(encoder, receipt)
             flush(batch)
         receipt |= {"records": reader.records, "bytes": out.size, "sha256": out.sha256(), "rejects": rejects}
+        receipt["engine"] = encoder.engine
     write_bytes(receipt_file, to_json(receipt))
     return receipt
 

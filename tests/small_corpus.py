@@ -21,6 +21,7 @@ from tokenizer_kinds import kind_path
 
 from tasks.corpus import publish_corpus, write_shard_of
 from tasks.files import to_json, write_bytes
+from tasks.parity import encoder_of
 from tasks.plan import make_plan
 from tasks.recipe import Recipe, resolve
 from tasks.token_files import SCHEMA
@@ -67,7 +68,7 @@ def pack_corpus(recipe: Recipe) -> Path:
     for part in recipe.parts:
         key = recipe.tokens_key(part)
         places = recipe.layout.token_file(key), recipe.layout.token_receipt(key)
-        tokenize_part(part, recipe.encoder, recipe.template, recipe.config, *places)
+        tokenize_part(part, encoder_of(recipe), recipe.template, recipe.config, *places)
     make_plan(recipe, recipe.plan_folder)
     for shard in range(len(recipe.shard_names())):
         write_shard_of(recipe, shard)

@@ -238,6 +238,22 @@ def test_every_length_packs_the_same_token_files(real: Real) -> None:
 
 
 @needs_shared
+def test_gigatoken_and_the_reference_give_the_same_bytes(real: Real, tmp_path: Path) -> None:
+    (tmp_path / "corpora").symlink_to(SHARED / "corpora")
+    fast = real.corpora[1024].facts
+    write_config(tmp_path, **(fast["config"] | {"engine": "reference", "tokenizer": str(kind_path("mistral_v3"))}))
+    slow = Corpus(pack(tmp_path, "--config", "corpus.yaml", "--workers", "2")).facts
+    assert (fast["tokenizer"]["engine"], slow["tokenizer"]["engine"]) == ("gigatoken", "sentencepiece")
+    for made, engine in ((real.corpora[1024].manifest.parent.parent, "gigatoken"), (tmp_path, "sentencepiece")):
+        receipts = [orjson.loads(path.read_bytes()) for path in (made / "data" / "tokens").rglob("*.json")]
+        assert {receipt["engine"] for receipt in receipts} == {engine}
+    assert fast["tokenizer"]["parity"]["texts"] >= 2000
+    assert fast["tokenizer"]["parity"]["differs"] is None
+    for name in ("key", "splits", "files", "ledger", "sources"):
+        assert fast[name] == slow[name], name
+
+
+@needs_shared
 @pytest.mark.parametrize("length", LENGTHS)
 def test_rows_are_at_most_those_of_plain_best_fit(real: Real, length: int) -> None:
     corpus = real.corpora[length]

@@ -118,10 +118,12 @@ def test_a_changed_setting_changes_the_corpus_key(field: str, tmp_path: Path) ->
 
 def test_what_cannot_change_the_output_changes_no_key(tmp_path: Path) -> None:
     before = recipe(tmp_path / "here")
-    assert {"part_size"} == WITHOUT_EFFECT
+    assert {"part_size", "engine"} == WITHOUT_EFFECT
     parted = recipe(tmp_path / "here", part_size=1024)
     assert len(parted.parts) > 1
     assert parted.corpus_key == before.corpus_key
+    other = recipe(tmp_path / "here", engine="reference")
+    assert (other.corpus_key, token_keys(other)) == (before.corpus_key, token_keys(before))
     named = recipe(tmp_path / "here", name="b")
     assert (named.corpus_key, token_keys(named)) == (before.corpus_key, token_keys(before))
     assert named.published.name == f"b-{before.corpus_key[:12]}.json"
@@ -307,6 +309,9 @@ class Bytes(Encoder):
         ids = np.frombuffer(b"".join(data), np.uint8).astype(np.int32)
         return Encoded(ids, np.cumsum([0, *map(len, data)]).astype(np.int64))
 
+    def model(self) -> bytes:
+        return b""
+
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if token < 256 else self.control_strings[token].encode()
 
@@ -329,6 +334,7 @@ GOLDEN_CONVERSATIONS = [
     ),
     said(("text", "Once upon a time.")),
 ]
+NOT_COUNTED = ("bytes", "sha256", "rejects", "engine")
 SPANS = {
     "chatml": "1d9dff53c5866a97",
     "llama2": "1eefa138467cf193",
@@ -372,7 +378,7 @@ def test_golden_tokens(tmp_path: Path) -> None:
         assert list(rows[0])[: len(SCHEMA)] == SCHEMA.names
         assert [row["record"] for row in rows] == [1, 2]
         assert [(record, code) for record, code, _ in receipt["rejects"]] == [(3, "bad_json")]
-        counted = {name: value for name, value in receipt.items() if name not in ("bytes", "sha256", "rejects")}
+        counted = {name: value for name, value in receipt.items() if name not in NOT_COUNTED}
         digest.update(orjson.dumps([rows, counted]))
     assert (VERSIONS["tokens"], digest.hexdigest()[:16]) == (1, "b5d8588a347b5be5"), (
         "what a token file holds changed: raise VERSIONS['tokens'] in tasks/keys.py, then this digest"
