@@ -11,7 +11,7 @@
 | arrow     | a row; IPC stream or file, by its magic   | slices of up to 1,000 rows or 32 MiB      | its place       |
 
 A record that cannot be parsed comes out as a `Reject` in its place: bad_json, bad_utf8, lone_surrogate, nul, too_deep,
-duplicate_key, too_long_record, bad_csv, bad_value. A file that cannot be read on raises DataError.
+duplicate_key, big_integer, too_long_record, bad_csv, bad_value. A file that cannot be read on raises DataError.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from tasks.errors import DataError, Reject
+from tasks.fields import big_integer
 from tasks.fields import shown as quoted
 from tasks.streams import BOM, CHUNK, TOO_LONG, Read, byte_range, line_blocks, unpacked
 
@@ -104,7 +105,8 @@ class RecordReader:
             for lines, unterminated in line_blocks(self._read(file), self.max_record_bytes):
                 try:  # a block at once, which is three times as fast as its lines one by one
                     records = list(map(orjson.loads, lines))
-                    exact = b"\n".join(lines).count(_KEY_END) == _count_keys(records)
+                    block = b"\n".join(lines)
+                    exact = block.count(_KEY_END) == _count_keys(records) and not big_integer(block)
                 except orjson.JSONDecodeError:
                     exact = False
                 if exact:
@@ -124,7 +126,7 @@ class RecordReader:
         try:
             records: Any = orjson.loads(data)
             batches = (records[at : at + _BATCH_ROWS] for at in range(0, len(records), _BATCH_ROWS))
-            exact = data.count(_KEY_END) == sum(map(_count_keys, batches))
+            exact = data.count(_KEY_END) == sum(map(_count_keys, batches)) and not big_integer(data)
         except orjson.JSONDecodeError:
             exact = False
         if exact:
@@ -283,6 +285,8 @@ def _parse(text: bytes, unterminated: bool) -> object:
         record = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         return _reject(text, error, unterminated)
+    if big := big_integer(text):
+        return Reject("big_integer", big)
     return record if text.count(_KEY_END) == _count_keys(record) else _exact(text, record)
 
 
