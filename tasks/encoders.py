@@ -16,6 +16,7 @@ adds it.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -211,7 +212,7 @@ def _between_words(text: str, start: int, limit: int) -> int:
     """The last place up to `limit` with a letter or digit before it, and a space and a letter behind it."""
     start = max(start, limit - (1 << 16))
     ends = [match.start() for match in _WORD_ENDS.finditer(text[start : limit + 2])]
-    return start + ends[-1] if ends and ends[-1] else limit
+    return start + ends[-1] if ends else limit
 
 
 def _is_blank(piece: str) -> bool:
@@ -455,14 +456,14 @@ class TokenizerFiles:
 
 def find_tokenizer(path: Path) -> TokenizerFiles:
     """The files of the tokenizer at `path`. Raises InputMissing or UsageError, saying what was looked for."""
-    if path.is_dir():
+    if os.path.isdir(path):  # not path.is_dir(), which raises where a name is too long
         files = tuple(path / name for name in TOKENIZER_FILES if (path / name).is_file())
         for name in ("tokenizer.json", "tokenizer.model"):
             if path / name in files:
                 kept = tuple(f for f in files if f.suffix != ".model" or f.name == name)
                 return TokenizerFiles(path / name, kept)
         raise InputMissing(f"{path}: holds neither tokenizer.json nor tokenizer.model")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputMissing(
             f"{path}: no such tokenizer: a SentencePiece .model, a tokenizer.json, or a folder with one "
             "was expected (names on a hub are not fetched)"

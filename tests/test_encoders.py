@@ -348,11 +348,3 @@ def test_a_text_without_a_place_to_cut_comes_back(kind: str, monkeypatch: pytest
     for character in (" ", "a", "</s>"):
         text = character * 9999
         assert encoder.decode(encoder.encode([text]).ids) == text
-
-
-def test_more_white_space_than_the_library_can_match_is_encoded() -> None:
-    """Unbounded, the split rule of Llama 3 panics at a run of ten million spaces."""
-    encoder = open_kind("hf_byte_level")
-    ids = encoder.encode([" " * 11_000_000]).ids
-    tokens, counts = np.unique(ids, return_counts=True)
-    assert sum(len(encoder.token_bytes(t)) * n for t, n in zip(tokens, counts, strict=True)) == 11_000_000
