@@ -50,8 +50,8 @@ FAN = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endma
 @pytest.mark.parametrize(
     ("source", "error", "problem"),
     [
-        (LOOPS, DataError, "was still rendering one conversation after 1 s; it loops"),
-        (FAN, DataError, "was still rendering one conversation after 1 s; it loops"),
+        (LOOPS, DataError, "was still rendering one conversation after 0.2 s; it loops"),
+        (FAN, DataError, "was still rendering one conversation after 0.2 s; it loops"),
         ("{{ 'a' * 10**10 }}", DataError, "MiB of memory"),
         ("{{ messages[0].content * 10**10 }}", DataError, "MiB of memory"),
         ("{{ messages[0].content * 10**8 }}", DataError, "writes more than 16,777,216 characters"),
@@ -83,9 +83,9 @@ FAN = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endma
 def test_a_hostile_template_ends_with_one_message(
     source: str, error: type[Exception] | None, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks.rendering, "SECONDS", 1.0)
+    monkeypatch.setattr(tasks.rendering, "SECONDS", 0.2)  # which the system takes for 1
     before = children()
-    start = time.monotonic()
+    start = os.times()
     told: Exception | None = None
     try:
         render(source)
@@ -99,7 +99,7 @@ def test_a_hostile_template_ends_with_one_message(
         assert len(str(told)) < 1200
         if isinstance(told, PackError):
             assert str(told).startswith("template odd.jinja: ")
-    assert time.monotonic() - start < 10
+    assert sum(os.times()[:4]) - sum(start[:4]) < 3
     assert children() == before, "the process that rendered is still there"
 
 
@@ -114,8 +114,8 @@ def test_a_renderer_goes_on_after_what_it_could_not_do() -> None:
 
 def test_a_child_that_is_killed_is_told_of_and_replaced() -> None:
     renderer = open_renderer(SAY)
-    os.kill(renderer._child, signal.SIGKILL)
-    with pytest.raises(DataError, match=r"odd\.jinja: ended the process that rendered it \(SIGKILL\)"):
+    os.kill(renderer._child, signal.SIGSEGV)
+    with pytest.raises(DataError, match=r"odd\.jinja: ended the process that rendered it \(SIGSEGV\)"):
         renderer.render(MESSAGES, None, False, [], False)
     assert renderer.render(MESSAGES, None, False, [], False).text == "ab"
 
