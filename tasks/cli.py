@@ -7,6 +7,7 @@ Arrow, numpy and the tokenizers are imported by the commands that need them, so 
 
 from __future__ import annotations
 
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -116,7 +117,7 @@ def find_manifest(path: Path | None) -> Path:
             )
         print(f"{found[-1]}: the newest of {len(found)}" if len(found) > 1 else f"{found[-1]}", file=sys.stderr)
         return found[-1]
-    if path.is_dir():
+    if os.path.isdir(path):
         inside = path / "manifest.json"
         if not inside.is_file():
             raise InputMissing(f"{path}: is no corpus folder (it holds no manifest.json)")

@@ -11,7 +11,7 @@
 | arrow     | a row; IPC stream or file, by its magic   | slices of up to 1,000 rows or 32 MiB      | its place       |
 
 A record that cannot be parsed comes out as a `Reject` in its place: bad_json, bad_utf8, lone_surrogate, nul, too_deep,
-duplicate_key, too_long_record, bad_csv, bad_value. A file that cannot be read on raises DataError.
+duplicate_key, big_integer, too_long_record, bad_csv, bad_value. A file that cannot be read on raises DataError.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from tasks.errors import DataError, Reject
+from tasks.fields import big_integer
 from tasks.fields import shown as quoted
 from tasks.streams import BOM, CHUNK, TOO_LONG, Read, byte_range, line_blocks, unpacked
 
@@ -107,7 +108,8 @@ class RecordReader:
             for lines, unterminated in line_blocks(self._read(file), self.max_record_bytes):
                 try:  # a block at once, which is three times as fast as its lines one by one
                     records = list(map(orjson.loads, lines))
-                    exact = _key_ends(b"\n".join(lines)) == _count_keys(records)
+                    block = b"\n".join(lines)
+                    exact = _key_ends(block) == _count_keys(records) and not big_integer(block)
                 except orjson.JSONDecodeError:
                     exact = False
                 if exact:
@@ -129,7 +131,7 @@ class RecordReader:
                     records: Any = orjson.loads(text)
                 except orjson.JSONDecodeError:
                     break
-                if _key_ends(text) != _count_keys(records):
+                if _key_ends(text) != _count_keys(records) or big_integer(text):
                     records = [_parse(element, False) for element in array_elements(text, self.name)]
                 for record in records:
                     number += 1
@@ -328,6 +330,8 @@ def _parse(text: bytes, unterminated: bool) -> object:
         record = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         return _reject(text, error, unterminated)
+    if big := big_integer(text):
+        return Reject("big_integer", big)
     return record if _key_ends(text) == _count_keys(record) else _exact(text, record)
 
 

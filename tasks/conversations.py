@@ -20,8 +20,8 @@ null counts as absent, because a table has every column in every row.
 | text                                          | text              |                                        |
 
 Other keys are ignored. A record that does not fit its format raises `Reject` with one of these codes:
-not_an_object, missing_key, bad_type, bad_role, bad_content, bad_weight, bad_tool_call, bad_tools, empty, nul,
-lone_surrogate. The message names the place within the record, the value and, where there is one, the fix.
+not_an_object, missing_key, bad_type, bad_role, bad_content, bad_weight, bad_tool_call, bad_tools, big_integer, empty,
+nul, lone_surrogate. The message names the place within the record, the value and, where there is one, the fix.
 
 Cost: 1 µs a message. It runs for every one of millions of records, hence plain code and no schema library, and hence
 values that are not frozen, though nobody changes one: frozen, a message takes five times as long to make.
@@ -38,7 +38,7 @@ from typing import NoReturn
 import orjson
 
 from tasks.errors import Reject
-from tasks.fields import json_of, kind, list_of, missing, optional_text, required, required_text, shown, text_of
+from tasks.fields import json_of, kind, list_of, missing, optional_text, parsed, required, required_text, shown, text_of
 
 
 @dataclass(slots=True)
@@ -411,11 +411,7 @@ def _tool_call(function: object, where: str, call_id: str | None) -> ToolCall:
         text = "{}"
     elif isinstance(arguments, str):
         text = text_of(arguments, f"{where}.arguments")
-        try:
-            orjson.loads(text)
-        except orjson.JSONDecodeError as error:
-            found = f"{error.msg} at column {error.colno}"
-            raise Reject("bad_tool_call", f"{where}.arguments is not JSON: {found}") from None
+        parsed(text, f"{where}.arguments", "bad_tool_call")
     elif isinstance(arguments, dict):
         text = json_of(arguments, f"{where}.arguments", "bad_tool_call")
     else:
@@ -426,9 +422,9 @@ def _tool_call(function: object, where: str, call_id: str | None) -> ToolCall:
 def _sharegpt_calls(value: str) -> tuple[ToolCall, ...]:
     """The calls in the value of a function_call turn; none where it is not the JSON of a call or of a list of calls."""
     try:
-        calls = orjson.loads(value)
+        calls = parsed(value, "", "")
         return tuple(_tool_call(call, "", None) for call in (calls if isinstance(calls, list) else [calls]))
-    except (orjson.JSONDecodeError, Reject):
+    except Reject:
         return ()
 
 
@@ -438,10 +434,7 @@ def _tools(record: dict[str, object]) -> tuple[str, ...]:
     if value is None or value == "":
         return ()
     if isinstance(value, str):
-        try:
-            value = orjson.loads(text_of(value, "tools"))
-        except orjson.JSONDecodeError as error:
-            raise Reject("bad_tools", f"tools is not JSON: {error.msg} at column {error.colno}") from None
+        value = parsed(text_of(value, "tools"), "tools", "bad_tools")
         if value is None:
             return ()
     if not isinstance(value, list):
@@ -450,10 +443,7 @@ def _tools(record: dict[str, object]) -> tuple[str, ...]:
     for index, tool in enumerate(value):
         where = f"tools[{index}]"
         if isinstance(tool, str):
-            try:
-                tool = orjson.loads(text_of(tool, where))
-            except orjson.JSONDecodeError as error:
-                raise Reject("bad_tools", f"{where} is not JSON: {error.msg} at column {error.colno}") from None
+            tool = parsed(text_of(tool, where), where, "bad_tools")
         if not isinstance(tool, dict):
             raise Reject("bad_tools", f"{where}: expected an object, found {kind(tool)}")
         tools.append(json_of(tool, where, "bad_tools"))

@@ -6,6 +6,7 @@ manifest ─open_tokenizer─▶ Encoder, from the corpus's own copy
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,7 +31,7 @@ def find_listed(folder: Path, name: str, size: int) -> Path:
     where = folder / name
     if where.is_symlink() or not where.resolve().is_relative_to(folder.resolve()):
         raise DataError(f"{where}: is a link; a corpus holds its files itself")
-    if not where.is_file():
+    if not os.path.isfile(where):
         raise InputMissing(f"{where}: is missing; run PackCorpus again to make it")
     found = where.stat().st_size
     if found != size:

@@ -16,9 +16,10 @@ adds it.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -34,6 +35,11 @@ from tasks.files import sha256_of
 # Where the tokenizer itself puts a dummy prefix: nowhere, before a text at the very start, or before each text that
 # stands at the start or behind a control token. "template" leaves it to the template (SentencePiece has no rule).
 LeadingSpace = Literal["none", "first", "each", "template"]
+
+# Characters that the tokenizers library is given at once, and how many each text counts for beside its own.
+LONGEST = 1 << 20
+_EACH = 8
+_WORD_ENDS = re.compile(r"(?<=\w)(?= [^\W\d])")
 
 # What a folder without a named EOS is asked for, in this order.
 COMMON_EOS = ("</s>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<eos>", "<|end|>")
@@ -118,10 +124,10 @@ class Encoder(ABC):
             for match in self.control_pattern.finditer(text):
                 cut += [text[end : match.start()], *inside(match.group())]
                 end = match.end()
-            ids = self._encode([*filter(None, cut), text[end:]] if end < len(text) else [*filter(None, cut)]).ids
+            ids = self._encode_pieces([*cut, text[end:]])
             if not self._is_control[ids].any():
                 return ids
-        ids = self._encode(list(text)).ids
+        ids = self._encode_pieces(list(text))
         if not self._is_control[ids].any():
             return ids
         found = self.control_pattern.search(text)
@@ -129,6 +135,13 @@ class Encoder(ABC):
             f"the tokenizer has no way to write {found.group() if found else text[:40]!r} as plain text; "
             "take the character out of the data or the token out of the tokenizer"
         )
+
+    def _encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
+        """Ids of the pieces, one behind the other; equal ones, of which a hostile text has millions, encoded once."""
+        numbers = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+        encoded = self._encode(list(numbers))
+        arrays = np.split(encoded.ids, encoded.offsets[1:-1])
+        return np.concatenate([arrays[numbers[piece]] for piece in pieces])
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids, control tokens as their strings. Bytes that are no UTF-8 show as U+FFFD."""
@@ -174,6 +187,40 @@ class Encoder(ABC):
         if self.unk_id is not None and self.unk_id in self.control_strings:
             table[self.unk_id] = True
         return table
+
+
+def _groups(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
+    """Texts and their places, in groups of up to LONGEST characters; a longer text in pieces.
+
+    The tokenizers library takes 130 bytes of memory for a character, 570 for one of four bytes, and panics at a run
+    of ten million spaces. A text is cut before a space between words, where a model begins a new token, and only one
+    without such a place within 64 Ki characters anywhere.
+    """
+    owners: list[int] = []
+    group: list[str] = []
+    room = LONGEST
+    for owner, text in enumerate(texts):
+        begin = 0
+        while True:
+            end = len(text) if len(text) - begin <= LONGEST else _between_words(text, begin + 1, begin + LONGEST)
+            if group and end - begin + _EACH > room:
+                yield owners, group
+                owners, group, room = [], [], LONGEST
+            owners.append(owner)
+            group.append(text[begin:end])
+            room -= end - begin + _EACH
+            begin = end
+            if begin >= len(text):
+                break
+    if group:
+        yield owners, group
+
+
+def _between_words(text: str, start: int, limit: int) -> int:
+    """The last place up to `limit` with a letter or digit before it, and a space and a letter behind it."""
+    start = max(start, limit - (1 << 16))
+    ends = [match.start() for match in _WORD_ENDS.finditer(text[start : limit + 2])]
+    return start + ends[-1] if ends else limit
 
 
 def _is_blank(piece: str) -> bool:
@@ -302,11 +349,14 @@ class HuggingFaceEncoder(Encoder):
             self.controls.setdefault(self._tokens[token], token)  # type: ignore[index,arg-type]
 
     def _encode(self, texts: Sequence[str]) -> Encoded:
-        found = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        lists = [encoding.ids for encoding in found]
-        offsets = _offsets(map(len, lists), len(lists))
-        ids = np.fromiter(chain.from_iterable(lists), np.int32, int(offsets[-1]))
-        return Encoded(ids, offsets)
+        lengths = np.zeros(len(texts), np.int64)
+        arrays = [np.empty(0, np.int32)]
+        for owners, pieces in _groups(texts):
+            lists = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)]
+            counts = list(map(len, lists))
+            np.add.at(lengths, owners, counts)
+            arrays.append(np.fromiter(chain.from_iterable(lists), np.int32, sum(counts)))
+        return Encoded(np.concatenate(arrays), _offsets(lengths, len(lengths)))
 
     def model(self) -> bytes:
         return str(self._tokenizer.to_str()).encode()
@@ -426,14 +476,14 @@ class TokenizerFiles:
 
 def find_tokenizer(path: Path) -> TokenizerFiles:
     """The files of the tokenizer at `path`. Raises InputMissing or UsageError, saying what was looked for."""
-    if path.is_dir():
+    if os.path.isdir(path):  # not path.is_dir(), which raises where a name is too long
         files = tuple(path / name for name in TOKENIZER_FILES if (path / name).is_file())
         for name in ("tokenizer.json", "tokenizer.model"):
             if path / name in files:
                 kept = tuple(f for f in files if f.suffix != ".model" or f.name == name)
                 return TokenizerFiles(path / name, kept)
         raise InputMissing(f"{path}: holds neither tokenizer.json nor tokenizer.model")
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise InputMissing(
             f"{path}: no such tokenizer: a SentencePiece .model, a tokenizer.json, or a folder with one "
             "was expected (names on a hub are not fetched)"

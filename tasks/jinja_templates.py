@@ -19,10 +19,8 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import chain, pairwise
@@ -32,14 +30,12 @@ import orjson
 
 from tasks.conversations import Conversation, Message
 from tasks.encoders import Encoder
-from tasks.errors import DataError, PartMissing, Reject, UsageError
+from tasks.errors import DataError, Reject, UsageError
+from tasks.rendering import Renderer, Rendering
 from tasks.templates import TEXT, Span, TrainOn, full_text, plain_text
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
-
-# One rendering takes a millisecond; a template that takes this long loops.
-SECONDS = 8.0
 
 Ranges = list[tuple[int, int]]
 
@@ -55,18 +51,18 @@ class JinjaTemplate:
         self._encoder = encoder
         self._all = train_on == "all"
         self._marked = _GENERATION.search(source) is not None
-        self._renderer, self._globals = _renderer(name, source)
         try:
-            self._today = datetime.fromisoformat(today)
+            date = datetime.fromisoformat(today)
         except ValueError as error:
             raise UsageError(f"template_date: {today}: {error}") from None
-        self._special = {
+        special = {
             key: encoder.control_strings.get(token, "")
             for key, token in zip(
                 ("bos_token", "eos_token", "pad_token"), (encoder.bos_id, encoder.eos_id, encoder.pad_id), strict=True
             )
             if token is not None
         }
+        self._renderer = Renderer(name, source, special, date)
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         if conversation.messages[0].role == "text":
@@ -78,48 +74,21 @@ class JinjaTemplate:
             messages, tools = self._break(messages, breaker), self._break(tools, breaker)
         except (orjson.JSONEncodeError, RecursionError):
             raise Reject("too_deep", "the arguments of a tool call, or a tool, are nested too deeply") from None
-        text, marks = self._render(messages, tools, marks=self._marked)
-        ranges = self._trained_ranges(text, marks, messages, tools, trained)
-        return self._split(text, ranges, breaker)
-
-    # Rendering
-
-    def _render(self, messages: list[Any], tools: Any, prompt: bool = False, marks: bool = False) -> tuple[str, Ranges]:
-        from jinja2.exceptions import SecurityError, TemplateError
-
-        # transformers keeps the compiled template by its source, for all that use it: the clock is set each time.
-        self._globals["strftime_now"] = self._today.strftime
-        try:
-            with _time_limit(self.name):
-                texts, found = self._renderer(
-                    [messages],
-                    tools=tools,
-                    chat_template=self._source,
-                    return_assistant_tokens_mask=marks,
-                    add_generation_prompt=prompt,
-                    **self._special,
-                )
-        except SecurityError as error:
-            raise DataError(f"template {self.name}: reaches for what a template must not: {error}") from None
-        except TemplateError as error:
-            raise Reject("template_refused", f"the template refuses it: {error}") from None
-        except MemoryError:
-            raise DataError(f"template {self.name}: takes more memory than there is") from None
-        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise Reject("template_failed", f"the template fails on it: {error}") from None
-        return texts[0], found[0] if found else []
+        rendering = self._renderer.render(messages, tools, self._marked, *self._asked(trained))
+        ranges = self._trained_ranges(rendering, [message.role for message in conversation.messages], trained)
+        return self._split(rendering.text, ranges, breaker)
 
     # Content stays content
 
     @cached_property
-    def _pieces(self) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-        """Proper beginnings, endings and insides of the control strings."""
+    def _pieces(self) -> tuple[_Ends, _Ends, frozenset[str], tuple[str, ...]]:
+        """Proper beginnings, endings and insides of the control strings; and the strings whose insides are too many."""
         strings = self._encoder.controls
-        starts = frozenset(s[:i] for s in strings for i in range(1, len(s)))
-        ends = frozenset(s[i:] for s in strings for i in range(1, len(s)))
+        starts = _Ends([s[:i] for s in strings for i in range(1, len(s))], left=False)
+        ends = _Ends([s[i:] for s in strings for i in range(1, len(s))], left=True)
         short = [s for s in strings if len(s) < 64]
         insides = frozenset(s[i:j] for s in short for i in range(1, len(s)) for j in range(i + 1, len(s)))
-        return starts, ends, insides
+        return starts, ends, insides, tuple(s for s in strings if len(s) >= 64)
 
     def _breaker(self, *values: Any) -> str:
         """A private character that neither the conversation nor the template contains, in itself or escaped."""
@@ -150,10 +119,9 @@ class JinjaTemplate:
         core = text.strip()
         if not core:
             return text
-        starts, ends, insides = self._pieces
-        longest = max(map(len, self._encoder.controls), default=0)
-        before = any(core[:k] in ends for k in range(1, min(longest, len(core) + 1)))
-        behind = core in insides or any(core[-k:] in starts for k in range(1, min(longest, len(core) + 1)))
+        starts, ends, insides, long = self._pieces
+        before = ends.of(core)
+        behind = core in insides or starts.of(core) or any(core in string for string in long)
         left, right = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
         return left + breaker * before + self._break_controls(core, breaker) + breaker * behind + right
 
@@ -169,51 +137,53 @@ class JinjaTemplate:
 
     # Labels
 
-    def _trained_ranges(
-        self, text: str, marks: Ranges, messages: list[Any], tools: Any, trained: Sequence[bool]
-    ) -> Ranges:
+    def _asked(self, trained: Sequence[bool]) -> tuple[list[int], bool]:
+        """The turns to locate, and whether each begins behind the generation prompt."""
         if self._all:
-            untrained = [self._turn(text, messages, tools, k, prompt=False) for k, t in enumerate(trained) if not t]
-            edges = [0, *(edge for turn in untrained for edge in turn), len(text)]
-            return list(zip(edges[::2], edges[1::2], strict=True))
-        if self._marked:
-            answers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
-            if len(answers) == len(marks):
-                return [turn for k, turn in zip(answers, marks, strict=True) if trained[k]]
-            raise DataError(
-                f"template {self.name}: {len(marks)} {{% generation %}} blocks were rendered for {len(answers)} "
-                f"assistant turns (messages{answers}); they must be as many, or the marks be left out"
-            )
-        return [self._turn(text, messages, tools, k, prompt=True) for k, t in enumerate(trained) if t]
+            return [k for k, flag in enumerate(trained) if not flag], False
+        return [] if self._marked else [k for k, flag in enumerate(trained) if flag], True
 
-    def _turn(self, text: str, messages: list[Any], tools: Any, k: int, prompt: bool) -> tuple[int, int]:
-        """Characters [start, stop) of messages[k] in `text`."""
-        before = self._render(messages[:k], tools, prompt=prompt)[0] if k or prompt else ""
-        through = self._render(messages[: k + 1], tools)[0] if k + 1 < len(messages) else text
-        if not (through.startswith(before) and text.startswith(through)):
-            what = "with the generation prompt " if prompt else ""
+    def _trained_ranges(self, rendering: Rendering, roles: Sequence[str], trained: Sequence[bool]) -> Ranges:
+        text, marks, turns, lost = rendering
+        if lost is not None:
+            what = "" if self._all else "with the generation prompt "
             raise DataError(
-                f"template {self.name}: messages[{k}] ({messages[k]['role']}) cannot be located: the rendering of "
-                f"messages[:{k}] {what}is no prefix of that of messages[:{k + 1}], or this not of the whole; add "
+                f"template {self.name}: messages[{lost}] ({roles[lost]}) cannot be located: the rendering of "
+                f"messages[:{lost}] {what}is no prefix of that of messages[:{lost + 1}], or this not of the whole; add "
                 "{% generation %} marks to the template or take a built-in one"
             )
-        stop = len(through)
-        last = max((m.end() for m in self._encoder.control_pattern.finditer(text, len(before), stop)), default=0)
-        if last and not text[last:stop].strip():
-            stop = last
-        return len(before), stop
+        turns = [(start, self._without_space(text, start, stop)) for start, stop in turns]
+        if self._all:
+            edges = [0, *chain(*turns), len(text)]
+            return list(zip(edges[::2], edges[1::2], strict=True))
+        if not self._marked:
+            return turns
+        answers = [k for k, role in enumerate(roles) if role == "assistant"]
+        if len(answers) == len(marks):
+            return [(start, stop) for k, (start, stop) in zip(answers, marks, strict=True) if trained[k]]
+        raise DataError(
+            f"template {self.name}: {len(marks)} {{% generation %}} blocks were rendered for {len(answers)} "
+            f"assistant turns (messages{answers}); they must be as many, or the marks be left out"
+        )
+
+    def _without_space(self, text: str, start: int, stop: int) -> int:
+        """The end of a turn, without white space behind its last control token."""
+        last = max((m.end() for m in self._encoder.control_pattern.finditer(text, start, stop)), default=0)
+        return last if last and not text[last:stop].strip() else stop
 
     def _split(self, text: str, ranges: Ranges, breaker: str) -> list[Span]:
         """Cut the rendered text at control tokens and at the edges of what is trained."""
         spans: list[Span] = []
         edges = sorted({edge for turn in ranges for edge in turn})
+        starts = [start for start, _ in ranges]  # one turn after the other
         escaped = _escaped(breaker)
 
         def is_trained(position: int) -> bool:
-            return any(start <= position < stop for start, stop in ranges)
+            turn = bisect_right(starts, position) - 1
+            return turn >= 0 and position < ranges[turn][1]
 
         def add(start: int, stop: int) -> None:
-            cuts = [start, *(edge for edge in edges if start < edge < stop), stop]
+            cuts = [start, *edges[bisect_right(edges, start) : bisect_left(edges, stop)], stop]
             for left, right in pairwise(cuts):
                 piece = text[left:right].replace(breaker, "").replace(escaped, "")
                 if piece:
@@ -233,6 +203,30 @@ class JinjaTemplate:
             end = match.end()
         add(end, len(text))
         return spans
+
+
+class _Ends:
+    """Strings that a text may begin with (`left`) or end with.
+
+    Nearly every text is told by its first characters to begin with none: `_stems` are the strings' own, up to STEM.
+    """
+
+    STEM = 8
+
+    def __init__(self, strings: Sequence[str], left: bool):
+        self._strings, self._left = frozenset(strings), left
+        self._longest = max(map(len, strings), default=0)
+        stems = range(1, self.STEM + 1)
+        self._stems = frozenset(string[:k] if left else string[-k:] for string in self._strings for k in stems)
+
+    def of(self, text: str) -> bool:
+        for k in range(1, min(self._longest, len(text)) + 1):
+            piece = text[:k] if self._left else text[-k:]
+            if piece in self._strings:
+                return True
+            if k <= self.STEM and piece not in self._stems:
+                return False
+        return False
 
 
 _OUR_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments"}
@@ -265,40 +259,3 @@ def _arguments(text: str) -> Any:
 def _escaped(character: str) -> str:
     """The character as JSON in ASCII has it."""
     return json.dumps(character)[1:-1]
-
-
-@contextmanager
-def _time_limit(name: str) -> Iterator[None]:
-    """Raises DataError from a rendering that does not end (in the main thread, where signals arrive)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise DataError(f"template {name}: was still rendering one conversation after {SECONDS:g} s; it loops")
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
-def _renderer(name: str, source: str) -> tuple[Any, dict[str, Any]]:
-    """transformers' renderer, and the globals that the template sees. Raises PartMissing or DataError."""
-    try:
-        from jinja2.exceptions import TemplateError
-        from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
-
-        compiled = _compile_jinja_template(source)
-    except ImportError as error:
-        raise PartMissing(
-            f"the template {name} is written in Jinja and needs transformers ({error}); "
-            "install it with: make extras (or pip install --constraint constraints.txt 'packcorpus[train]'), "
-            "or take a built-in template"
-        ) from None
-    except (TemplateError, RecursionError) as error:
-        raise DataError(f"template {name}: is not valid Jinja: {error}") from None
-    return render_jinja_template, compiled.environment.globals

@@ -11,6 +11,7 @@ itself. A manifest holds no time and no host; these are in run.json.
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -267,7 +268,7 @@ def publish(manifest: Manifest, corpus: Path, published: Path) -> None:
 
 def load_manifest(path: Path) -> Manifest:
     """Read a manifest and check that nobody edited it. Raises DataError or InputMissing, naming the file."""
-    if not path.is_file():
+    if not os.path.isfile(path):  # not path.is_file(), which raises where a name is too long
         raise InputMissing(f"{path}: no such manifest; make one with: luigi --module pipeline PackCorpus")
     values = read_json(path)
     try:
@@ -276,7 +277,11 @@ def load_manifest(path: Path) -> Manifest:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "manifest"
         raise DataError(f"{path}: is not a packcorpus manifest: {where}: {first['msg']}") from None
-    if manifest_digest(values) != manifest.digest:
+    try:
+        digest = manifest_digest(values)
+    except orjson.JSONEncodeError as error:
+        raise DataError(f"{path}: is not a packcorpus manifest: {error}") from None
+    if digest != manifest.digest:
         raise DataError(f"{path}: was edited or damaged (its content does not match its digest); make the corpus again")
     for inside in (*(file.path for file in manifest.listed()), manifest.tokenizer.path, manifest.corpus):
         pure = PurePosixPath(inside)
@@ -296,6 +301,6 @@ def corpus_folder(manifest: Manifest, path: Path) -> Path:
     if path.name == "manifest.json":
         candidates.insert(0, folder)
     for candidate in candidates:
-        if (candidate / "manifest.json").is_file():
+        if os.path.isfile(candidate / "manifest.json"):
             return candidate
     raise InputMissing(f"{path}: its corpus folder {root / manifest.corpus} is gone; make the corpus again")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -96,7 +97,7 @@ class Recipe:
                 )
             return source
         file = self.folder / name
-        if not file.is_file():
+        if not os.path.isfile(file):  # not file.is_file(), which raises where a name is too long
             near = get_close_matches(name, (*BUILT_IN, "tokenizer"), 1)
             hint = f'; did you mean "{near[0]}"?' if near else ""
             raise InputMissing(

@@ -48,6 +48,12 @@ def check_rejects(rejects: list[Rejected], read: int, recipe: Recipe, path: Path
         shown.append(f"  … and {len(rejects) - len(shown):,} more")
     raise DataError(
         f"{len(rejects):,} of {read:,} conversations were rejected ({len(rejects) / read:.2%}), max_rejects allows "
-        f"{limit:.2%}\n" + "\n".join(shown) + f"\nall of them are in {path}\n"
+        f"{limit:.2%}{_template(rejects, recipe)}\n" + "\n".join(shown) + f"\nall of them are in {path}\n"
         "mend the data, or raise max_rejects in the config to go on without them"
     )
+
+
+def _template(rejects: list[Rejected], recipe: Recipe) -> str:
+    """Its name, where it was the template that refused one: what it did so by is the same under any name."""
+    refused = any(reject.code.startswith("template_") for reject in rejects)
+    return f"; the template is {recipe.config.template}" if refused else ""

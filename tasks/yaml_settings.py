@@ -21,6 +21,11 @@ Model = TypeVar("Model", bound=BaseModel)
 EXPONENT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 
 
+SHOWN = 20  # findings in one message
+# Bytes of a file. YAML is read at 100 KB/s.
+LARGEST = 512 << 10
+
+
 class _Loader(yaml.SafeLoader):
     """YAML without aliases (nested ones grow without bound), a key twice (the first would be lost) and dates."""
 
@@ -53,6 +58,8 @@ _Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("+-01234
 def read_settings(path: Path) -> dict[str, Any]:
     """The values of a YAML file, {} where it is empty. Raises UsageError or InputMissing, naming line and column."""
     try:
+        if (size := path.stat().st_size) > LARGEST:
+            raise UsageError(f"{path}: has {size:,} bytes, larger than any config ({LARGEST:,}); is it a source?")
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputMissing(f"{path}: no such config; name one with --config FILE{_yaml_nearby(path)}") from None
@@ -87,6 +94,8 @@ def check_settings(model: type[Model], values: dict[str, Any], where: str) -> Mo
         lines = [
             f"  {place}{': ' * bool(place)}{' or '.join(messages)}{given}" for (place, given), messages in found.items()
         ]
+        if len(lines) > SHOWN:
+            lines[SHOWN:] = [f"  … and {len(lines) - SHOWN:,} more"]
         raise UsageError(f"{where}: the config cannot be used\n" + "\n".join(lines)) from None
 
 

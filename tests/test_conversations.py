@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -638,3 +639,22 @@ def test_content_digest_is_of_what_is_said() -> None:
         ({"instruction": "2+2?", "output": "4"}, "alpaca"),
     ]
     assert len({content_digest(said_json(read_record(record, format))) for record, format in same}) == 1
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        {"tools": '[{"name": "f", "maximum": NUMBER}]'},
+        {"tools": ['{"name": "f", "maximum": NUMBER}']},
+        {"messages": [{"role": "assistant", "tool_calls": [{"name": "f", "arguments": '{"id": NUMBER}'}]}]},
+    ],
+)
+def test_an_integer_in_a_json_text_within_a_record_is_not_rounded(place: dict[str, object]) -> None:
+    def record(number: str) -> dict[str, object]:
+        filled = json.loads(json.dumps({"messages": [{"role": "user", "content": "a"}], **place}))
+        return json.loads(json.dumps(filled).replace("NUMBER", number))
+
+    read_record(record(str(2**64 - 1)), "messages")
+    with pytest.raises(Reject, match="36893488147419103232 is beyond 64 bits") as reject:
+        read_record(record(str(2**65)), "messages")
+    assert reject.value.code == "big_integer"

@@ -16,6 +16,7 @@ from tokenizer_kinds import (
     KINDS,
     LOSSLESS,
     SENTENCEPIECE,
+    SENTENCES,
     control_strings,
     folder,
     hostile,
@@ -25,6 +26,7 @@ from tokenizer_kinds import (
     reference,
 )
 
+import tasks.encoders
 from tasks.encoders import Encoder, SentencePieceEncoder, find_tokenizer, open_encoder
 from tasks.errors import DataError, InputMissing, UsageError
 
@@ -323,3 +325,26 @@ def test_a_model_cut_at_any_place_is_refused_or_whole(tmp_path: Path) -> None:
         (tmp_path / "cut.model").write_bytes(data[:cut])
         with pytest.raises(DataError, match="cut short"):
             open_encoder(find_tokenizer(tmp_path / "cut.model"))
+
+
+# -- long texts -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", HUGGING_FACE)
+def test_a_text_encoded_in_pieces_is_the_text_encoded_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = open_kind(kind)
+    texts = [" ".join(SENTENCES), "", "x", "The train leaves at 9. " * 400, "y"]
+    whole = encoder.encode(texts)
+    monkeypatch.setattr(tasks.encoders, "LONGEST", 1000)
+    pieces = encoder.encode(texts)
+    assert pieces.offsets.tolist() == whole.offsets.tolist()
+    assert pieces.ids.tolist() == whole.ids.tolist()
+
+
+@pytest.mark.parametrize("kind", HUGGING_FACE)
+def test_a_text_without_a_place_to_cut_comes_back(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.encoders, "LONGEST", 1000)
+    encoder = open_kind(kind)
+    for character in (" ", "a", "</s>"):
+        text = character * 9999
+        assert encoder.decode(encoder.encode([text]).ids) == text

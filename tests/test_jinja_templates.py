@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from tokenizer_kinds import (
     tokenize,
 )
 
-import tasks.jinja_templates
+import tasks.rendering
 from tasks.conversations import read_record
 from tasks.encoders import Encoder, find_tokenizer, open_encoder
 from tasks.errors import DataError, PartMissing, Reject, UsageError
@@ -34,6 +35,7 @@ from tasks.jinja_templates import JinjaTemplate
 from tasks.templates import TEXT, Span, TrainOn, trained_turns
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
+from transformers.utils.chat_template_utils import _compile_jinja_template
 
 FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -122,6 +124,7 @@ def test_tokens_and_labels_are_those_of_transformers(name: str, kind: str) -> No
     and transformers would join white space at its beginning with the line end before it."""
     source, library = TEMPLATES[name], reference(kind)
     render = functools.partial(library.apply_chat_template, chat_template=source, return_dict=False)
+    _compile_jinja_template(source).environment.globals["strftime_now"] = datetime(2026, 1, 1).strftime
     template = jinja(source, kind)
 
     @FEW
@@ -423,7 +426,7 @@ TWO_ANSWERS = {
 def test_a_template_whose_labels_would_be_wrong_stops_the_run(
     source: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks.jinja_templates, "SECONDS", 0.2)
+    monkeypatch.setattr(tasks.rendering, "SECONDS", 0.2)
     with pytest.raises(DataError, match=problem):
         tokenize([TWO_ANSWERS], open_kind("hf_byte_level"), jinja(source, "hf_byte_level"))
 
@@ -432,7 +435,6 @@ def test_a_template_whose_labels_would_be_wrong_stops_the_run(
     ("source", "code", "problem"),
     [
         (ALTERNATING, "template_refused", "refuses it: roles must alternate user/assistant"),
-        ("{% include '/etc/hostname' %}", "template_failed", "no loader"),
         ("{{ messages[0].content + 1 }}", "template_failed", "fails on it"),
         ("<|im_start|>", "no_trained_tokens", "writes nothing of its answers"),
         ("", "no_trained_tokens", "writes nothing of its answers"),

@@ -337,7 +337,7 @@ def test_a_bad_record_is_one_reject(tmp_path: Path, name: str, line: bytes, code
         b'{"text" : "\\u0022: \\":", "b": {"text": "\\u003a"}}',
         b'{"text":"{\\"a\\":1}"}',
         b'{"a":"\xe2\x80\xa8","b":[{"text":"1"},{"text":"2"}]}',
-        b'{"n":12345678901234567890123}',
+        b'{"n":0.12345678901234567890123}',
         b'{"a":' * 300 + b"1" + b"}" * 300,
         b'{"b" :{"a" :1},"a" :2}',
         b'{"a" :[' * 500 + b"1" + b"]}" * 500,
@@ -726,3 +726,26 @@ def test_what_is_no_file_is_not_passed_over(tmp_path: Path, path: str) -> None:
     (tmp_path / "in" / "b.jsonl").symlink_to(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"b\.jsonl: is neither a file nor a folder"):
         find_parts([SourceSpec(path)], tmp_path, 1 << 20)
+
+
+# -- integers ---------------------------------------------------------------------------------------------------------
+
+WIDE = (-(1 << 63) - 1, 1 << 64, 10**40, -(10**300))
+FITS = (-(1 << 63), (1 << 64) - 1, 10**19, -(10**18), 0)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_an_integer_that_would_be_rounded_is_rejected_and_no_other_number(tmp_path: Path, name: str) -> None:
+    def line(number: object, text: str) -> str:
+        return f'{{"text": "{text}", "id": {number}}}'
+
+    good = [line(n, "x" * i) for i, n in enumerate((*FITS, f"0.{'1' * 30}", f"1.5e{'0' * 20}1", "1e30", f'"{10**30}"'))]
+    good.append(line(1, f'\\" {10**30} \\\\'))
+    lines = [line for pair in zip(good, (line(n, "y") for n in (*WIDE, *WIDE, *WIDE)), strict=False) for line in pair]
+    whole = "\n".join(lines) if name == "a.jsonl" else f"[{','.join(lines)}]"
+    (tmp_path / name).write_text(whole + "\n")
+    [(_, [part])] = find_parts([SourceSpec(name)], tmp_path, 1 << 20)
+    found = [record for _, record in read_part(part)]
+    assert found[::2] == [json.loads(line) for line in good]
+    assert {record.code for record in found[1::2] if isinstance(record, Reject)} == {"big_integer"}
+    assert all(isinstance(record, Reject) for record in found[1::2])
