@@ -11,6 +11,7 @@ itself. A manifest holds no time and no host; these are in run.json.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -292,10 +293,25 @@ def load_manifest(path: Path) -> Manifest:
         pure = PurePosixPath(inside)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in inside:
             raise DataError(f"{path}: {inside!r} leads out of the corpus folder")
-    named = Layout.corpus_name(manifest.name, manifest.key)
-    if key_of_manifest(manifest) != manifest.key or manifest.corpus != named:
+    if key_of_manifest(manifest) != manifest.key:
         raise DataError(f"{path}: was edited (its key is not that of its settings and sources); {mend(path)}")
+    for name, once, again in _said_twice(manifest):
+        if once != again:
+            raise DataError(f"{path}: was edited ({name} is {once} in one place, {again} in another); {mend(path)}")
     return manifest
+
+
+def _said_twice(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
+    config, tokenizer = manifest.config, manifest.tokenizer
+    for name in ("name", "sequence_length", "train_on", "seed"):
+        yield name, getattr(manifest, name), config.get(name)
+    yield "corpus", manifest.corpus, Layout.corpus_name(manifest.name, manifest.key)
+    yield "template", manifest.template.name, config.get("template")
+    yield "packing", manifest.packing_metadata.enabled, config.get("packing")
+    yield "format_version", manifest.format_version, FORMAT_VERSION[manifest.packing_metadata.enabled]
+    yield "trained_here", tokenizer.trained_here, config.get("tokenizer") is None
+    if not tokenizer.trained_here:
+        yield "the tokenizer's digest", tokenizer.digest, tokenizer.sha256
 
 
 def mend(path: Path) -> str:
@@ -316,4 +332,6 @@ def corpus_folder(manifest: Manifest, path: Path) -> Path:
     for candidate in candidates:
         if (candidate / "manifest.json").is_file():
             return candidate
+        if candidate.is_dir() and candidate.name == PurePosixPath(manifest.corpus).name:
+            raise InputMissing(f"{candidate / 'manifest.json'}: is missing; {mend(path)}")
     raise InputMissing(f"{path}: its corpus folder {root / manifest.corpus} is gone; make the corpus again")

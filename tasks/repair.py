@@ -84,10 +84,12 @@ def _find_manifest(path: Path) -> _Given:
     own = path / "manifest.json" if path.is_dir() else path
     whole: dict[Path, Manifest] = {}
     wrong: dict[Path, str] = {}
-    for copy in _copies(own):
+    copies = _copies(own)
+    folder = next(copy.parent for copy in copies if copy.name == "manifest.json")
+    for copy in copies:
         try:
             whole[copy] = load_manifest(copy)
-            if copy.is_symlink():
+            if copy.is_symlink() and copy.parent == folder:
                 wrong[copy] = "is a link"
         except PackError as error:
             wrong[copy] = _said(error, copy)
@@ -98,8 +100,7 @@ def _find_manifest(path: Path) -> _Given:
     for copy in whole:
         if copy.read_bytes() != content:
             raise DataError(f"{first} and {copy} differ, and each is as it was signed; keep the right one, then repair")
-    folders = [copy.parent for copy in (*whole, *wrong) if copy.name == "manifest.json"]
-    return _Given(whole[first], folders[0] if folders else corpus_folder(whole[first], first), content, wrong)
+    return _Given(whole[first], folder, content, wrong)
 
 
 def _copies(own: Path) -> list[Path]:

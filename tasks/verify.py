@@ -19,10 +19,16 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute
 
-from tasks.corpus_files import check_copies, check_listed, check_nothing_besides, find_tokenizer_files, reading
+from tasks.corpus_files import (
+    check_copies,
+    check_listed,
+    check_nothing_besides,
+    find_tokenizer_files,
+    open_tokenizer,
+    reading,
+)
 from tasks.errors import DataError
 from tasks.index import INDEX_SCHEMA
-from tasks.keys import FORMAT_VERSION
 from tasks.ledger import check_ledger
 from tasks.manifest import Manifest, corpus_folder, load_manifest
 from tasks.placement import SPLITS
@@ -70,7 +76,7 @@ def verify(path: Path) -> Report:
     if tokens.pieces != len(index) - index["row"].null_count:
         raise DataError(f"{folder / 'index.arrow'}: has pieces in shards or rows that do not exist")
     report.checks.append(("index", f"{tokens.pieces:,} pieces tile the rows without gap or overlap"))
-    _check_settings(manifest, folder)
+    _check_beside(manifest, folder)
     _check_ledger(manifest, folder, index, tokens)
     report.checks.append(("ledger", "conversations, tokens and figures agree with a second count"))
     return report
@@ -217,25 +223,23 @@ def _check_whole(manifest: Manifest, folder: Path, index: pa.Table) -> _Tokens:
     return total
 
 
-def _check_settings(manifest: Manifest, folder: Path) -> None:
-    """What the manifest says twice, and what the files beside the shards say of themselves."""
-    config, packing, tokenizer = manifest.config, manifest.packing_metadata, manifest.tokenizer
+def _check_beside(manifest: Manifest, folder: Path) -> None:
+    """What the manifest says of the tokenizer and the template, by the files that lie beside the shards."""
+    recorded, files = manifest.tokenizer, find_tokenizer_files(manifest, folder)
+    encoder = open_tokenizer(manifest, folder)
     template = [file.sha256 for file in manifest.files if file.path == "template.jinja"]
-    for name, counted, recorded in (
-        ("config.name", config.get("name"), manifest.name),
-        ("config.sequence_length", config.get("sequence_length"), manifest.sequence_length),
-        ("config.train_on", config.get("train_on"), manifest.train_on),
-        ("config.seed", config.get("seed"), manifest.seed),
-        ("config.template", config.get("template"), manifest.template.name),
-        ("config.packing", config.get("packing"), packing.enabled),
-        ("config.tokenizer", config.get("tokenizer") is None, tokenizer.trained_here),
-        ("format_version", FORMAT_VERSION[packing.enabled], manifest.format_version),
-        ("tokenizer.sha256", find_tokenizer_files(manifest, folder).sha256(), tokenizer.sha256),
-        ("template.sha256", [manifest.template.sha256] if template else [], template),
-        *([] if tokenizer.trained_here else [("tokenizer.digest", tokenizer.sha256, tokenizer.digest)]),
+    for name, found, said in (
+        ("tokenizer.sha256", files.sha256(), recorded.sha256),
+        ("tokenizer.kind", encoder.kind, recorded.kind),
+        ("tokenizer.vocab_size", encoder.vocab_size, recorded.vocab_size),
+        ("tokenizer.bos_token_id", encoder.bos_id, recorded.bos_token_id),
+        ("tokenizer.eos_token_id", encoder.eos_id, recorded.eos_token_id),
+        ("tokenizer.pad_token_id", encoder.pad_id, recorded.pad_token_id),
+        ("template.leading_space", encoder.leading_space, manifest.template.leading_space),
+        ("template.sha256", template or [manifest.template.sha256], [manifest.template.sha256]),
     ):
-        if counted != recorded:
-            raise DataError(f"{folder / 'manifest.json'}: {name} is recorded as {recorded}, found {counted}")
+        if found != said:
+            raise DataError(f"{folder / 'manifest.json'}: {name} is recorded as {said}, found {found}")
 
 
 def _check_ledger(manifest: Manifest, folder: Path, index: pa.Table, tokens: _Tokens) -> None:
