@@ -11,6 +11,7 @@ itself. A manifest holds no time and no host; these are in run.json.
 from __future__ import annotations
 
 import hashlib
+import shlex
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -316,7 +317,7 @@ def _said_twice(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
 
 def mend(path: Path) -> str:
     """What to do about a corpus or manifest that is not as it was published."""
-    return f"mend it with: packcorpus repair {path}"
+    return f"mend it with: packcorpus repair {shlex.quote(str(path))}"
 
 
 def corpus_folder(manifest: Manifest, path: Path) -> Path:

@@ -19,14 +19,16 @@ from hypothesis import strategies as st
 from small_corpus import conversations, pack_corpus, write_project
 from tokenizer_kinds import CHATML_JINJA, kind_path
 
+from tasks import corpus_files
 from tasks import recipe as recipe_module
-from tasks.errors import Busy, DataError, InputMissing, NotReproducible, PackError, UsageError
+from tasks import repair as repair_module
+from tasks.errors import Busy, DataError, InputMissing, NotReproducible, PackError, StorageError, UsageError
 from tasks.files import read_json, sha256_of, to_json
 from tasks.keys import VERSIONS
-from tasks.manifest import load_manifest, manifest_digest
+from tasks.manifest import FileFacts, load_manifest, manifest_digest
 from tasks.rebuild import rebuild
 from tasks.recipe import resolve
-from tasks.repair import repair
+from tasks.repair import _publish, repair
 from tasks.verify import verify
 
 BAD = {"messages": [{"role": "assistent", "content": "x"}]}
@@ -91,6 +93,11 @@ class Copy:
         assert not [p for p in damaged if p.is_symlink()]
         verify(self.path)
         return [m.source for m in mended]
+
+    def refused_by(self, check: Callable[[Path], Any], kind: type[PackError]) -> str:
+        with pytest.raises(kind) as caught:
+            check(self.path)
+        return str(caught.value)
 
     def refused(self, kind: type[PackError] = DataError, **options: Any) -> str:
         before = self.files()
@@ -321,6 +328,35 @@ def test_without_a_run_record_the_config_is_asked_for(copy: Copy) -> None:
     assert "/nowhere: the folder of the config is gone; name the config" in copy.refused(InputMissing)
     assert [m.path for m in repair(copy.path, copy.root / "corpus.yaml")] == [shard]
     verify(copy.path)
+
+
+def test_a_tokenizer_that_is_nowhere_is_not_made_up(copy: Copy) -> None:
+    (copy.folder / "tokenizer" / "tiny.model").unlink()
+    (copy.root / "tiny.model").unlink()
+    assert "tiny.model: no such tokenizer" in copy.refused(InputMissing)
+    (copy.folder / "run.json").unlink()
+    assert "name it with --config FILE" in copy.refused(UsageError)
+
+
+def test_what_changes_while_it_is_copied_is_not_published(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = copy.folder / "index.arrow"
+    right = sha256_of(index)
+    flip(index)
+    lie = type("Lie", (), {"hexdigest": lambda self: right})
+    monkeypatch.setattr(repair_module.hashlib, "file_digest", lambda *_: lie())
+    before = index.read_bytes()
+    with pytest.raises(DataError, match=r"index.arrow: what it is made from changed meanwhile; repair again"):
+        _publish(copy.listed[0], index, copy.folder, FileFacts(path="index.arrow", bytes=1, sha256=right))
+    assert index.read_bytes() == before
+    assert not list(copy.folder.glob(".*"))
+
+
+def test_a_file_that_cannot_be_read_is_named(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> str:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(corpus_files, "sha256_of", refuse)
+    assert f"{copy.listed[0]}: cannot be read: Input/output error" in copy.refused_by(verify, StorageError)
 
 
 def test_a_folder_in_a_files_place_and_what_does_not_belong_are_left_alone(copy: Copy) -> None:

@@ -130,15 +130,16 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
     lacking = False
     for shard in (shard for shards in splits.values() for shard in shards):
         where = find_listed(folder, shard.path, shard.bytes)
+        # A column's name that is damaged is found when it is asked for: it may be no UTF-8.
         with reading(where), pa.memory_map(str(where)) as file:
             schema = pa.ipc.open_stream(file).schema
-        if schema.metadata != wanted.metadata:
-            raise DataError(f"{where}: is not of this corpus (metadata {_said(schema)}); {mend(folder)}")
-        if version == PACKED and "position_ids" not in schema.names:
-            _check_rows(where, schema, allow_unisolated)
-            lacking = True
-        elif not schema.equals(wanted):
-            raise DataError(f"{where}: is not of this corpus (columns {_columns(schema)}); {mend(folder)}")
+            if schema.metadata != wanted.metadata:
+                raise DataError(f"{where}: is not of this corpus (metadata {_said(schema)}); {mend(folder)}")
+            if version == PACKED and "position_ids" not in schema.names:
+                _check_rows(where, schema, allow_unisolated)
+                lacking = True
+            elif not schema.equals(wanted):
+                raise DataError(f"{where}: is not of this corpus (columns {_columns(schema)}); {mend(folder)}")
     return Corpus(
         name=manifest.name,
         folder=folder,
@@ -217,8 +218,9 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
     with reading(path), pa.memory_map(str(path)) as file:
         reader = pa.ipc.open_stream(file)
         schema, rows, first_row = reader.schema, 0, 0
+        names = schema.names
         for batch in reader:
-            if not rows and batch.num_rows and "input_ids" in schema.names:
+            if not rows and batch.num_rows and "input_ids" in names:
                 first_row = len(batch.column("input_ids")[0])
             rows += batch.num_rows
         file.seek(max(0, file.size() - len(END_OF_STREAM)))
@@ -230,7 +232,7 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
     }
     version, length = said.get("format_version"), said.get("sequence_length", str(first_row))
     columns = {PACKED: {"input_ids"}, WHOLE: {"messages", "text"}}.get(version or "", set())
-    if version is None or not columns & set(schema.names):
+    if version is None or not columns & set(names):
         raise DataError(
             f"{path}: is neither packed rows ({PACKED}) nor conversations ({WHOLE}): metadata {_said(schema)}, "
             f"columns {_columns(schema)}; make a corpus with PackCorpus"
