@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
+from glob import escape
 from pathlib import Path
 from typing import NamedTuple
 
@@ -137,7 +138,7 @@ def _said(error: PackError, path: Path) -> str:
 
 
 class _Places:
-    """What may have the content of a listed file, cheapest first; None where it has none."""
+    """Where the content of a listed file may be had, the cheapest place first. A place that has none gives None."""
 
     def __init__(self, manifest: Manifest, folder: Path, layout: Layout, config_file: Path | None, scratch: Path):
         self.manifest, self.folder, self.layout = manifest, folder, layout
@@ -153,8 +154,8 @@ class _Places:
 
     def _lying_about(self, file: Listed) -> Content | None:
         data, name = self.layout.root / "data", Path(file.path)
-        candidates = [self.folder / name, *sorted(data.glob(f"corpora/*/{file.path}"))]
-        candidates += sorted(data.glob(f"tokenizers/*/{name.name}"))
+        candidates = [self.folder / name, *sorted(data.glob(f"corpora/*/{escape(file.path)}"))]
+        candidates += sorted(data.glob(f"tokenizers/*/{escape(name.name)}"))
         if name.parts[0] in ("tokenizer", "template.jinja"):
             candidates += self._named(name.parts[0])
         for candidate in candidates:

@@ -13,7 +13,7 @@ from typing import Any
 
 import orjson
 import pytest
-from commands import BIN, command
+from commands import BIN, ROOT, command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_corpus import conversations, pack_corpus, write_project
@@ -387,10 +387,11 @@ def test_a_disk_that_refuses_leaves_all_as_it_was(copy: Copy, monkeypatch: pytes
 def test_a_run_at_the_same_corpus_is_waited_for(copy: Copy) -> None:
     flip(copy.listed[0])
     lock = copy.root / "data" / "plans" / f"{copy.path.stem}.lock"
-    code = "import sys; from pathlib import Path; from tasks.files import lock; assert lock(Path(sys.argv[1])); input()"
-    with subprocess.Popen([sys.executable, "-c", code, str(lock)], stdin=subprocess.PIPE) as other:
-        while not lock.is_file() or not subprocess.run(["flock", "-n", str(lock), "true"], check=False).returncode:
-            pass
+    code = "import sys; from pathlib import Path; from tasks.files import lock; print(lock(Path(sys.argv[1]))); input()"
+    words = (sys.executable, "-u", "-c", code, str(lock))
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as other:
+        assert other.stdout
+        assert other.stdout.readline() == b"True\n"
         assert "a run is making this corpus" in copy.refused(Busy)
         other.communicate(b"\n")
 
