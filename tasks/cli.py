@@ -1,6 +1,7 @@
-"""The `packcorpus` command: looks at a corpus and checks it. (Making one is Luigi's: see pipeline.)
+"""The `packcorpus` command: looks at a corpus, checks it and mends it. (Making one is Luigi's: see pipeline.)
 
-    packcorpus inspect [MANIFEST] [--row N]     packcorpus verify [MANIFEST]     packcorpus schemas FOLDER
+    packcorpus inspect [MANIFEST] [--row N]     packcorpus verify [MANIFEST] [--rebuild]
+    packcorpus repair MANIFEST                  packcorpus schemas FOLDER
 
 Arrow, numpy and the tokenizers are imported by the commands that need them, so that --help comes at once.
 """
@@ -44,6 +45,13 @@ ManifestArgument = Annotated[
     ),
 ]
 
+ConfigOption = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Option(
+        metavar="FILE", show_default=False, help="The config of the corpus, where run.json does not lead to its folder."
+    ),
+]
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:
@@ -84,13 +92,43 @@ def inspect(
 
 
 @app.command()
-def verify(manifest: ManifestArgument = None) -> None:
+def verify(
+    manifest: ManifestArgument = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Make the corpus again in a temporary folder and compare every byte.")
+    ] = False,
+    config: ConfigOption = None,
+) -> None:
     """Recompute every digest of a corpus and check every row of it."""
+    if config and not rebuild:
+        raise UsageError("--config goes with --rebuild")
     path = find_manifest(manifest)
     from tasks import show
     from tasks.verify import verify as verify_corpus
 
-    show.checks(verify_corpus(path).checks, path, show.open_console())
+    checks = verify_corpus(path).checks
+    if rebuild:
+        from tasks.rebuild import rebuild as make_again
+
+        checks = [*checks, ("rebuild", make_again(path, config))]
+    show.checks(checks, path, show.open_console())
+
+
+@app.command()
+def repair(
+    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", show_default=False, help="Or the corpus folder.")],
+    config: ConfigOption = None,
+) -> None:
+    """Put back what is damaged or missing of a corpus, to the recorded digests, and touch nothing else."""
+    from tasks.printable import printable
+    from tasks.repair import repair as mend
+
+    whole = True
+    for mended in mend(manifest, config):
+        print(printable(f"mended {mended.path} ({mended.why}) from {mended.source}"), flush=True)
+        whole = False
+    if whole:
+        print("nothing to mend: every file is as it was recorded")
 
 
 @app.command()

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tasks.encoders import Encoder
 from tasks.errors import Busy, PackError
 from tasks.files import lock, read_json, sha256_of, to_json, write_bytes
 from tasks.manifest import build_manifest, load_manifest, publish
@@ -60,23 +61,40 @@ def shard_receipt(recipe: Recipe, shard: int) -> Path:
 def write_shard_of(recipe: Recipe, shard: int) -> dict[str, Any]:
     """Write shard number `shard` of the plan, then its receipt, and return the receipt."""
     config = recipe.config
-    with pa.memory_map(str(recipe.plan_folder / "plan.arrow")) as file:
-        plan = pa.ipc.open_file(file).get_batch(shard)
-        used = set(plan.column("part").to_numpy().tolist())
-        tokens = TokenFiles(
-            [
-                recipe.layout.token_file(recipe.tokens_key(part)) if number in used else None
-                for number, part in enumerate(recipe.parts)
-            ]
-        )
-        path = shard_file(recipe, shard)
-        if config.packing:
-            rows = read_json(recipe.plan_folder / "plan.json")["rows_of_shards"][shard]
-            receipt = write_shard(path, plan, rows, tokens, recipe.encoder, config.sequence_length, recipe.corpus_key)
-        else:
-            receipt = write_conversations(path, plan, tokens, config.sequence_length, recipe.corpus_key)
+    receipt = write_planned_shard(
+        shard_file(recipe, shard),
+        shard,
+        recipe.plan_folder,
+        [recipe.layout.token_file(recipe.tokens_key(part)) for part in recipe.parts],
+        recipe.encoder if config.packing else None,
+        config.sequence_length,
+        recipe.corpus_key,
+    )
     write_bytes(shard_receipt(recipe, shard), to_json(receipt))
     return receipt
+
+
+def write_planned_shard(
+    path: Path, shard: int, plan_folder: Path, token_files: list[Path], encoder: Encoder | None, length: int, key: str
+) -> dict[str, Any]:
+    """Shard number `shard` of a plan, from the token files that it speaks of; without an encoder, in format 2.0."""
+    with pa.memory_map(str(plan_folder / "plan.arrow")) as file:
+        plan = pa.ipc.open_file(file).get_batch(shard)
+        used = set(plan.column("part").to_numpy().tolist())
+        tokens = TokenFiles([file if number in used else None for number, file in enumerate(token_files)])
+        if encoder is None:
+            return write_conversations(path, plan, tokens, length, key)
+        rows = read_json(plan_folder / "plan.json")["rows_of_shards"][shard]
+        return write_shard(path, plan, rows, tokens, encoder, length, key)
+
+
+def copies_beside(recipe: Recipe) -> dict[str, bytes]:
+    """What lies beside the shards, by its name in the corpus folder."""
+    copies = {name: (recipe.plan_folder / name).read_bytes() for name in ("index.arrow", "rejects.jsonl")}
+    copies |= {f"tokenizer/{file.name}": file.read_bytes() for file in recipe.tokenizer_files.files}
+    if recipe.template_source is not None:
+        copies["template.jinja"] = recipe.template_source.encode()
+    return copies
 
 
 def publish_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:
@@ -84,15 +102,13 @@ def publish_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:
     folder = recipe.corpus_folder
     shards = [read_json(shard_receipt(recipe, shard)) for shard in range(len(recipe.shard_names()))]
     plan = read_json(recipe.plan_folder / "plan.json")
-    copies = {name: (recipe.plan_folder / name).read_bytes() for name in ("index.arrow", "rejects.jsonl")}
-    copies |= {f"tokenizer/{file.name}": file.read_bytes() for file in recipe.tokenizer_files.files}
-    if recipe.template_source is not None:
-        copies["template.jinja"] = recipe.template_source.encode()
     files = []
-    for name, content in copies.items():
+    for name, content in copies_beside(recipe).items():
         write_bytes(folder / name, content)
         files.append({"path": name, "bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)})
-    write_bytes(folder / "run.json", to_json(run_record))
+    # Where a repair finds the sources again.
+    made_from = {"folder": str(recipe.folder.absolute()), "part_size": recipe.config.part_size}
+    write_bytes(folder / "run.json", to_json(run_record | {"made_from": made_from}))
     publish(build_manifest(recipe, plan, shards, files), folder, recipe.published)
     return recipe.published
 

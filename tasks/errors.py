@@ -58,6 +58,12 @@ class Interrupted(PackError):
     exit_code = 75
 
 
+class NotReproducible(PackError):
+    """Made again, a corpus is not the same bytes."""
+
+    exit_code = 104
+
+
 class Reject(Exception):
     """One conversation cannot be used; it goes to rejects.jsonl and the run goes on.
 

@@ -21,14 +21,30 @@ from typing import Any
 
 import orjson
 
-VERSIONS = {"tokenizer": 1, "tokens": 1, "engine": 1, "plan": 1, "corpus": 1}
+VERSIONS = {"tokenizer": 1, "tokens": 1, "engine": 1, "plan": 2, "corpus": 1}
 FORMAT_VERSION = {True: "3.0", False: "2.0"}  # by config.packing
 
+# Settings that say where something lies or what it is called: what lies there is in the corpus key by its digest, and
+# no byte of a shard depends on the name.
+BY_CONTENT = ("name", "sources", "tokenizer", "template")
 
-def key_of(stage: str, content: dict[str, Any]) -> str:
-    """64 hexadecimal digits for what a stage reads."""
-    value = {"stage": stage, "version": VERSIONS[stage]} | content
+
+def key_of(stage: str, content: dict[str, Any], version: int = 0) -> str:
+    """64 hexadecimal digits for what a stage reads; `version` is that of the stage, 0 for the one of today."""
+    value = {"stage": stage, "version": version or VERSIONS[stage]} | content
     return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def corpus_key(
+    settings: dict[str, Any], sources: list[list[Any]], tokenizer: str, template: str, version: int = 0
+) -> str:
+    """Key of a corpus, of a recipe or of what a manifest repeats of it. `settings` are those that affect the output.
+
+    A source is its digest, container, compression, format and columns; tokenizer and template are their digests.
+    """
+    content = {name: value for name, value in settings.items() if name not in BY_CONTENT}
+    content |= {"format_version": FORMAT_VERSION[settings.get("packing") is not False], "sources": sources}
+    return key_of("corpus", content | {"tokenizer": tokenizer, "template": template}, version)
 
 
 class Layout:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -20,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.errors import DataError, InputMissing
 from tasks.files import read_json, to_json, write_bytes
-from tasks.keys import FORMAT_VERSION
+from tasks.keys import FORMAT_VERSION, VERSIONS, Layout, corpus_key
 from tasks.ledger import check_ledger
 from tasks.parity import verdict_of
 from tasks.recipe import Recipe
@@ -54,6 +56,7 @@ class Tokenizer(_Part):
     engine: str = Field(description="What encodes: gigatoken, or the reference: sentencepiece or tokenizers.")
     parity: Parity | None = Field(None, description="The proof of gigatoken; null where the config asks for none.")
     trained_here: bool = Field(description="True where the run trained it on the sources.")
+    digest: str = Field(description="What the key has of it: sha256, or trained: and the key of its training.")
 
 
 class TemplateFacts(_Part):
@@ -69,7 +72,10 @@ class SourceFacts(_Part):
     """One source file. tokens and trained_tokens add up to the ledger's encoded and trained."""
 
     path: str
+    container: str
+    compression: str
     format: str
+    columns: dict[str, str]
     bytes: int
     sha256: str = SHA256
     conversations: int
@@ -162,6 +168,7 @@ class Manifest(_Part):
     format_version: Literal["2.0", "3.0"]
     name: str
     key: str = SHA256
+    key_version: int = Field(ge=1, description="The rules by which the key was made of what the manifest repeats.")
     corpus: str = Field(description="The corpus folder, from the project's root.")
     sequence_length: int
     tokenizer: Tokenizer
@@ -203,6 +210,7 @@ def build_manifest(
         "format_version": FORMAT_VERSION[config.packing],
         "name": config.name,
         "key": recipe.corpus_key,
+        "key_version": VERSIONS["corpus"],
         "corpus": recipe.layout.corpus_name(config.name, recipe.corpus_key),
         "sequence_length": config.sequence_length,
         "tokenizer": {
@@ -216,6 +224,7 @@ def build_manifest(
             "engine": verdict.engine,
             "parity": None if config.engine == "reference" else compared,
             "trained_here": recipe.tokenizer_key is not None,
+            "digest": recipe.tokenizer_digest,
         },
         "template": {
             "name": config.template,
@@ -225,7 +234,12 @@ def build_manifest(
         },
         "train_on": config.train_on,
         "seed": config.seed,
-        "sources": plan["sources"],
+        "sources": [
+            {"path": file.name, "container": file.container, "compression": file.compression, "format": file.format}
+            | {"columns": dict(file.columns)}
+            | facts
+            for file, facts in zip(recipe.files, plan["sources"], strict=True)
+        ],
         "ledger": plan["ledger"],
         "noticed": plan["noticed"],
         "packing_metadata": plan["packing_metadata"],
@@ -259,6 +273,17 @@ def manifest_digest(values: dict[str, Any]) -> str:
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
+def key_of_manifest(manifest: Manifest) -> str:
+    """The key, made again of what the manifest repeats of the recipe."""
+    sources = [
+        [source.sha256, source.container, source.compression, source.format, [*map(list, source.columns.items())]]
+        for source in manifest.sources
+    ]
+    return corpus_key(
+        manifest.config, sources, manifest.tokenizer.digest, manifest.template.sha256, manifest.key_version
+    )
+
+
 def publish(manifest: Manifest, corpus: Path, published: Path) -> None:
     """The commit: the manifest into the corpus folder, then the same bytes to manifests/."""
     data = to_json(manifest.model_dump())
@@ -277,17 +302,41 @@ def load_manifest(path: Path) -> Manifest:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "manifest"
         raise DataError(f"{path}: is not a packcorpus manifest: {where}: {first['msg']}") from None
+    # As it was published, to the byte: else a white space that was damaged would go unnoticed.
     try:
-        digest = manifest_digest(values)
+        unedited = manifest_digest(values) == manifest.digest and to_json(values) == path.read_bytes()
     except orjson.JSONEncodeError as error:
         raise DataError(f"{path}: is not a packcorpus manifest: {error}") from None
-    if digest != manifest.digest:
-        raise DataError(f"{path}: was edited or damaged (its content does not match its digest); make the corpus again")
+    if not unedited:
+        raise DataError(f"{path}: was edited or damaged (its content does not match its digest); {mend(path)}")
     for inside in (*(file.path for file in manifest.listed()), manifest.tokenizer.path, manifest.corpus):
         pure = PurePosixPath(inside)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in inside:
             raise DataError(f"{path}: {inside!r} leads out of the corpus folder")
+    if key_of_manifest(manifest) != manifest.key:
+        raise DataError(f"{path}: was edited (its key is not that of its settings and sources); {mend(path)}")
+    for name, once, again in _said_twice(manifest):
+        if once != again:
+            raise DataError(f"{path}: was edited ({name} is {once} in one place, {again} in another); {mend(path)}")
     return manifest
+
+
+def _said_twice(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
+    config, tokenizer = manifest.config, manifest.tokenizer
+    for name in ("name", "sequence_length", "train_on", "seed"):
+        yield name, getattr(manifest, name), config.get(name)
+    yield "corpus", manifest.corpus, Layout.corpus_name(manifest.name, manifest.key)
+    yield "template", manifest.template.name, config.get("template")
+    yield "packing", manifest.packing_metadata.enabled, config.get("packing")
+    yield "format_version", manifest.format_version, FORMAT_VERSION[manifest.packing_metadata.enabled]
+    yield "trained_here", tokenizer.trained_here, config.get("tokenizer") is None
+    if not tokenizer.trained_here:
+        yield "the tokenizer's digest", tokenizer.digest, tokenizer.sha256
+
+
+def mend(path: Path) -> str:
+    """What to do about a corpus or manifest that is not as it was published."""
+    return f"mend it with: packcorpus repair {shlex.quote(str(path))}"
 
 
 def corpus_folder(manifest: Manifest, path: Path) -> Path:
@@ -303,4 +352,6 @@ def corpus_folder(manifest: Manifest, path: Path) -> Path:
     for candidate in candidates:
         if os.path.isfile(candidate / "manifest.json"):
             return candidate
+        if candidate.is_dir() and candidate.name == PurePosixPath(manifest.corpus).name:
+            raise InputMissing(f"{candidate / 'manifest.json'}: is missing; {mend(path)}")
     raise InputMissing(f"{path}: its corpus folder {root / manifest.corpus} is gone; make the corpus again")

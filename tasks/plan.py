@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from tasks import packing
 from tasks.errors import DataError
-from tasks.files import atomic_file, read_json, to_json, write_bytes
+from tasks.files import atomic_file, read_json, sha256_of, to_json, write_bytes
 from tasks.index import write_index
 from tasks.ledger import make_ledger, packing_metadata, source_facts
 from tasks.pieces import Accepted, Pieces, cut_overlong
@@ -71,6 +71,10 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     _write_plan(folder / "plan.arrow", pieces, placed, accepted)
     write_index(folder / "index.arrow", pieces, placed, accepted, late, recipe)
     receipt["files"] = {name: (folder / name).stat().st_size for name in PLAN_FILES}
+    # By these a plan is found for a corpus whose sources are gone, and known to be whole.
+    receipt["sha256"] = {name: sha256_of(folder / name) for name in PLAN_FILES}
+    receipt |= {"name": config.name, "corpus": recipe.corpus_key}
+    receipt["token_files"] = [recipe.tokens_key(part) for part in recipe.parts]
     write_bytes(folder / "plan.json", to_json(receipt))
     return receipt
 

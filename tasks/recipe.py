@@ -22,7 +22,7 @@ from tasks.config import Config, load_config
 from tasks.encoders import Encoder, TokenizerFiles, find_tokenizer, open_encoder
 from tasks.errors import InputMissing, UsageError
 from tasks.jinja_templates import JinjaTemplate
-from tasks.keys import FORMAT_VERSION, Layout, key_of
+from tasks.keys import Layout, corpus_key, key_of
 from tasks.sources import Part, SourceFile, SourceSpec, find_parts
 from tasks.templates import BUILT_IN, MARKERS, BuiltIn, Template, built_in_sha256
 
@@ -72,7 +72,8 @@ class Recipe:
         return find_tokenizer(self.folder / str(self.config.tokenizer))
 
     @cached_property
-    def _tokenizer_digest(self) -> str:
+    def tokenizer_digest(self) -> str:
+        """Of the tokenizer's files; of one that is trained, of all that it is trained from."""
         return f"trained:{self.tokenizer_key}" if self.tokenizer_key else self.tokenizer_files.sha256()
 
     @cached_property
@@ -145,7 +146,7 @@ class Recipe:
         config = self.config
         return {
             "max_record_bytes": config.max_record_bytes,
-            "tokenizer": [self._tokenizer_digest, config.eos_token, config.pad_token],
+            "tokenizer": [self.tokenizer_digest, config.eos_token, config.pad_token],
             "template": [self.template_sha256, self.template_source and config.template_date],
             "train_on": config.train_on,
         }
@@ -157,19 +158,8 @@ class Recipe:
 
     @cached_property
     def corpus_key(self) -> str:
-        settings = self.settings()
-        for where in ("name", "sources", "tokenizer", "template"):
-            del settings[where]
-        return key_of(
-            "corpus",
-            settings
-            | {
-                "format_version": FORMAT_VERSION[self.config.packing],
-                "sources": [self._content(file) for file in self.files],
-                "tokenizer": self._tokenizer_digest,
-                "template": self.template_sha256,
-            },
-        )
+        sources = [self._content(file) for file in self.files]
+        return corpus_key(self.settings(), sources, self.tokenizer_digest, self.template_sha256)
 
     # Shards
 
@@ -218,19 +208,23 @@ def _open_once(files: TokenizerFiles, sha256: str, eos_token: str | None, pad_to
 
 def resolve(config_file: Path, root: Path) -> Recipe:
     """Read the config and find, cut and digest its sources. Raises PackError, naming what is wrong."""
-    config = load_config(config_file)
+    return recipe_of(load_config(config_file), config_file.parent, root)
+
+
+def recipe_of(config: Config, folder: Path, root: Path) -> Recipe:
+    """Find, cut and digest the sources of a config that lies in `folder`. Raises as `resolve` does."""
     specs: Sequence[SourceSpec] = [
         SourceSpec(source.path, source.format, tuple(source.columns.items())) for source in config.sources
     ]
     layout = Layout(root)
-    found = find_parts(specs, config_file.parent, config.part_size, layout.outputs())
+    found = find_parts(specs, folder, config.part_size, layout.outputs())
     for file, _ in found:
         # What cannot be written to a manifest: a name on disk that is no UTF-8.
         if file.name.encode("utf-8", "ignore").decode() != file.name:
             raise UsageError(f"{file.name!a}: the name of this source is not UTF-8; rename it")
     return Recipe(
         config,
-        config_file.parent,
+        folder,
         layout,
         tuple(file for file, _ in found),
         tuple(part for _, parts in found for part in parts),

@@ -19,17 +19,20 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute
 
-from tasks.corpus_files import check_copies, check_digest, find_listed, reading
+from tasks.corpus_files import (
+    check_copies,
+    check_listed,
+    check_nothing_besides,
+    find_tokenizer_files,
+    open_tokenizer,
+    reading,
+)
 from tasks.errors import DataError
-from tasks.files import sha256_of
 from tasks.index import INDEX_SCHEMA
 from tasks.ledger import check_ledger
 from tasks.manifest import Manifest, corpus_folder, load_manifest
 from tasks.placement import SPLITS
 from tasks.shards import IGNORED, conversation_schema, row_schema
-
-# What lies in a corpus folder and is not listed with a digest: the manifest itself, and the record of one run.
-UNLISTED = {"manifest.json", "run.json"}
 
 # Columns of the index that are null where a conversation was dropped; the others never are.
 PLACE = {"split", "shard", "row", "start", "first"}
@@ -73,6 +76,7 @@ def verify(path: Path) -> Report:
     if tokens.pieces != len(index) - index["row"].null_count:
         raise DataError(f"{folder / 'index.arrow'}: has pieces in shards or rows that do not exist")
     report.checks.append(("index", f"{tokens.pieces:,} pieces tile the rows without gap or overlap"))
+    _check_beside(manifest, folder)
     _check_ledger(manifest, folder, index, tokens)
     report.checks.append(("ledger", "conversations, tokens and figures agree with a second count"))
     return report
@@ -81,12 +85,8 @@ def verify(path: Path) -> Report:
 def _check_files(manifest: Manifest, folder: Path) -> tuple[int, int]:
     listed = manifest.listed()
     for file in listed:
-        where = find_listed(folder, file.path, file.bytes)
-        check_digest(where, sha256_of(where), file.sha256)
-    known = {file.path for file in listed} | UNLISTED
-    found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
-    if found - known:
-        raise DataError(f"{folder / min(found - known)}: does not belong to this corpus")
+        check_listed(folder, file)
+    check_nothing_besides(manifest, folder)
     return len(listed), sum(file.bytes for file in listed)
 
 
@@ -223,6 +223,25 @@ def _check_whole(manifest: Manifest, folder: Path, index: pa.Table) -> _Tokens:
     return total
 
 
+def _check_beside(manifest: Manifest, folder: Path) -> None:
+    """What the manifest says of the tokenizer and the template, by the files that lie beside the shards."""
+    recorded, files = manifest.tokenizer, find_tokenizer_files(manifest, folder)
+    encoder = open_tokenizer(manifest, folder)
+    template = [file.sha256 for file in manifest.files if file.path == "template.jinja"]
+    for name, found, said in (
+        ("tokenizer.sha256", files.sha256(), recorded.sha256),
+        ("tokenizer.kind", encoder.kind, recorded.kind),
+        ("tokenizer.vocab_size", encoder.vocab_size, recorded.vocab_size),
+        ("tokenizer.bos_token_id", encoder.bos_id, recorded.bos_token_id),
+        ("tokenizer.eos_token_id", encoder.eos_id, recorded.eos_token_id),
+        ("tokenizer.pad_token_id", encoder.pad_id, recorded.pad_token_id),
+        ("template.leading_space", encoder.leading_space, manifest.template.leading_space),
+        ("template.sha256", template or [manifest.template.sha256], [manifest.template.sha256]),
+    ):
+        if found != said:
+            raise DataError(f"{folder / 'manifest.json'}: {name} is recorded as {said}, found {found}")
+
+
 def _check_ledger(manifest: Manifest, folder: Path, index: pa.Table, tokens: _Tokens) -> None:
     def require(name: str, counted: Any, recorded: Any) -> None:
         if counted != recorded:
@@ -265,7 +284,6 @@ def _check_ledger(manifest: Manifest, folder: Path, index: pa.Table, tokens: _To
     require("compression_ratio", per_row, packing.compression_ratio)
     above = round(100 * (packing.rows / packing.lower_bound_rows - 1), 4) if packing.lower_bound_rows else None
     require("above_lower_bound_percent", above, packing.above_lower_bound_percent)
-    require("config.sequence_length", manifest.config.get("sequence_length"), manifest.sequence_length)
     require("truncated", int(index["truncated"].to_numpy().sum()), ledger.conversations.truncated)
     places = tokens.rows * manifest.sequence_length
     require("padding", places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)

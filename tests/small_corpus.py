@@ -19,13 +19,10 @@ import yaml
 from hypothesis import strategies as st
 from tokenizer_kinds import kind_path
 
-from tasks.corpus import publish_corpus, write_shard_of
 from tasks.files import to_json, write_bytes
-from tasks.parity import encoder_of
-from tasks.plan import make_plan
+from tasks.rebuild import make_corpus
 from tasks.recipe import Recipe, resolve
 from tasks.token_files import SCHEMA
-from tasks.tokenization import tokenize_part
 
 EOS, PAD = 2, 0
 
@@ -65,14 +62,7 @@ def make_recipe(folder: Path, records: Sequence[Mapping[str, Any]], **settings: 
 
 def pack_corpus(recipe: Recipe) -> Path:
     """All that Luigi would have done; returns the published manifest."""
-    for part in recipe.parts:
-        key = recipe.tokens_key(part)
-        places = recipe.layout.token_file(key), recipe.layout.token_receipt(key)
-        tokenize_part(part, encoder_of(recipe), recipe.template, recipe.config, *places)
-    make_plan(recipe, recipe.plan_folder)
-    for shard in range(len(recipe.shard_names())):
-        write_shard_of(recipe, shard)
-    return publish_corpus(recipe, {"seconds": 1.0})
+    return make_corpus(recipe, {"seconds": 1.0})
 
 
 # -- from numbers ----------------------------------------------------------------------------------------------------

@@ -238,7 +238,7 @@ def test_a_flipped_bit_is_found_wherever_it_is(copy: Path, load: str) -> None:
             shard.write_bytes(damaged)
             message = refused(corpus, load)
             assert f"{shard}: does not have the SHA-256" in message
-            assert "run PackCorpus again" in message
+            assert "mend it with: packcorpus repair" in message
             assert str(shard) in refused(copy, load), f"bit flipped in byte {place}"
         shard.write_bytes(whole)
     assert PackedDataset(copy, load=load).rows

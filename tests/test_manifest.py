@@ -18,6 +18,7 @@ from tasks import recipe as recipe_module
 from tasks.corpus import is_published
 from tasks.errors import DataError, InputMissing, PackError, StorageError
 from tasks.files import sha256_of, to_json
+from tasks.keys import VERSIONS
 from tasks.manifest import Manifest, build_manifest, corpus_folder, load_manifest, manifest_digest
 
 Corpus = tuple[Path, Path]  # the project's root and the published manifest
@@ -184,6 +185,47 @@ def test_a_path_that_leads_out_is_refused(what: str, inside: str, copied: Corpus
     assert str(caught.value) == f"{path}: {inside!r} leads out of the corpus folder"
 
 
+@pytest.mark.parametrize("old", [b"\n", b'": ', b"{", b'"seed": 42'])
+def test_a_manifest_is_what_was_published_to_the_byte(old: bytes, copied: Corpus) -> None:
+    """White space and keys that are there twice are no part of its digest."""
+    _, path = copied
+    new = {b"\n": b" ", b'": ': b'":  ', b"{": b" {", b'"seed": 42': b'"seed": 43, "seed": 42'}[old]
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    with pytest.raises(DataError, match="was edited or damaged"):
+        load_manifest(path)
+
+
+KEYED: list[tuple[str, Any]] = [
+    ("config.seed", 43), ("config.overlong", "drop"), ("config.packing", None), ("sources.0.sha256", "0" * 64),
+    ("sources.0.columns", {"messages": "x"}), ("tokenizer.digest", "0" * 64), ("template.sha256", "0" * 64),
+    ("key", "0" * 64), ("key_version", 2), ("sources.0.container", "json"),
+]  # fmt: skip
+TWICE: list[tuple[str, Any]] = [
+    ("name", "other"), ("config.name", "other"), ("sequence_length", 64), ("train_on", "all"), ("seed", 43),
+    ("corpus", "data/corpora/other"), ("template.name", "zephyr"), ("packing_metadata.enabled", False),
+    ("format_version", "2.0"), ("tokenizer.trained_here", True), ("tokenizer.sha256", "0" * 64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("where", "value"), [*KEYED, *TWICE], ids=[where for where, _ in [*KEYED, *TWICE]])
+def test_an_edited_manifest_is_refused_though_its_digest_was_made_again(where: str, value: Any, copied: Corpus) -> None:
+    _, path = copied
+    inner = values = orjson.loads(path.read_bytes())
+    *above, last = where.split(".")
+    for key in above:
+        inner = inner[int(key) if key.isdigit() else key]
+    inner[last] = value
+    write_values(path, values)
+    said = "its key is not that of its settings and sources" if (where, value) in KEYED else "in one place"
+    with pytest.raises(DataError, match=f"was edited .*{said}.*mend it with: packcorpus repair {path}$"):
+        load_manifest(path)
+
+
+def test_a_manifest_made_by_older_rules_of_the_key_is_accepted(copied: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(VERSIONS, "corpus", VERSIONS["corpus"] + 1)
+    assert load_manifest(copied[1]).key_version == VERSIONS["corpus"] - 1
+
+
 def test_a_ledger_that_does_not_close_makes_no_manifest(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, conversations(10))
     pack_corpus(recipe)
@@ -222,6 +264,12 @@ def test_the_corpus_folder_is_found(copied: Corpus, tmp_path: Path, monkeypatch:
     shutil.copytree(home, root / "manifests", dirs_exist_ok=True)
     assert corpus_folder(manifest, root / "manifests" / "manifest.json") == root / "manifests"
     (root / "manifests" / "manifest.json").unlink()
+    moved = home / "manifest.json"
+    content = moved.read_bytes()
+    moved.unlink()
+    with pytest.raises(InputMissing, match=r"manifest\.json: is missing; mend it with: packcorpus repair"):
+        corpus_folder(manifest, path)
+    moved.write_bytes(content)
     # Moved as it is.
     moved = tmp_path / "on another disk" / "corpus"
     shutil.copytree(home, moved)

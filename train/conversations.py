@@ -26,10 +26,9 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
 from tasks.conversations import Conversation, read_record
-from tasks.corpus_files import check_digest, find_listed, find_tokenizer_files, open_tokenizer, reading
+from tasks.corpus_files import check_listed, find_tokenizer_files, open_tokenizer, reading
 from tasks.encoders import Encoder
 from tasks.errors import DataError, Reject
-from tasks.files import sha256_of
 from tasks.index import INDEX_SCHEMA
 from tasks.jinja_templates import JinjaTemplate
 from tasks.manifest import Manifest
@@ -243,9 +242,8 @@ def _open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Templa
     listed = next((file for file in manifest.files if file.path == "template.jinja"), None)
     if listed is None or listed.sha256 != sha256:
         raise DataError(f"{folder}: has no template.jinja of the manifest; delete the folder and pack again")
-    path = find_listed(folder, listed.path, listed.bytes)
-    check_digest(path, sha256_of(path), listed.sha256)
-    source = path.read_text(encoding="utf-8")
+    check_listed(folder, listed)
+    source = (folder / listed.path).read_text(encoding="utf-8")
     return JinjaTemplate(name, source, encoder, manifest.train_on, str(manifest.config["template_date"]))
 
 
