@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.errors import Busy, PackError
-from tasks.files import lock, read_json, sha256_of, to_json, write_bytes
+from tasks.files import lock, read_json, sync_folder, to_json, write_bytes
 from tasks.manifest import build_manifest, load_manifest, publish
 from tasks.recipe import Recipe
 from tasks.shards import write_conversations, write_shard
@@ -87,8 +87,8 @@ def publish_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:
         copies["template.jinja"] = recipe.template_source.encode()
     files = []
     for name, content in copies.items():
-        write_bytes(folder / name, content)
-        files.append({"path": name, "bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)})
+        # The digest of what should be there: one of what came to lie there would vouch for a damaged copy.
+        files.append({"path": name} | write_bytes(folder / name, content))
     write_bytes(folder / "run.json", to_json(run_record))
     publish(build_manifest(recipe, plan, shards, files), folder, recipe.published)
     return recipe.published
@@ -103,6 +103,8 @@ def is_published(recipe: Recipe) -> bool:
         folder = recipe.corpus_folder
         if (folder / "manifest.json").read_bytes() != recipe.published.read_bytes():
             return False
+        # A run that was killed may have left the manifest in a folder that was not synced yet.
+        sync_folder(recipe.published.parent)
         return all((folder / file.path).stat().st_size == file.bytes for file in manifest.listed())
     except (PackError, OSError):
         return False
