@@ -25,7 +25,7 @@ from typing import Any
 
 import luigi
 
-from tasks.errors import PackError
+from tasks.errors import PackError, StorageError
 from tasks.manifest import Manifest, load_manifest
 from tasks.printable import printable
 from tasks.recipe import Recipe
@@ -97,12 +97,22 @@ def stage(task: luigi.Task) -> Iterator[None]:
 def reporting() -> Iterator[None]:
     """Say the message of a PackError, once, before Luigi gets to see it."""
     try:
-        yield
+        with _disk_errors():
+            yield
     except PackError as error:
         if str(error) not in _reported:
             _reported.add(str(error))
             _say(f"error: {error}")
         raise
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """A disk that fails where no stage expects it is a StorageError as well."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
 
 
 def announce(recipe: Recipe) -> None:
