@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import signal
@@ -24,8 +25,9 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import luigi
+import luigi.retcodes
 
-from tasks.errors import PackError, StorageError
+from tasks.errors import Busy, PackError, StorageError
 from tasks.manifest import Manifest, load_manifest
 from tasks.printable import printable
 from tasks.recipe import Recipe
@@ -35,7 +37,7 @@ LINE_EVERY = {True: 0.1, False: 5.0}  # seconds between two drawings, on a termi
 STAGES = ("TrainTokenizer", "TokenizePart", "PlanPacking", "WriteShard")
 _NAMES = (
     "started", "drawn", "parts", "parts_done", "shards", "shards_done", "reused", "conversations", "rejected",
-    "tokens", "fill", "characters", "characters_expected", "peak",
+    "tokens", "fill", "characters", "characters_expected", "peak", "exit_code",
     *(f"{stage}.seconds" for stage in STAGES), *(f"{stage}.cpu" for stage in STAGES),
 )  # fmt: skip
 _shared = multiprocessing.Array("d", len(_NAMES))
@@ -103,6 +105,7 @@ def reporting() -> Iterator[None]:
         if str(error) not in _reported:
             _reported.add(str(error))
             _say(f"error: {error}")
+            _set(exit_code=error.exit_code)
         raise
 
 
@@ -241,6 +244,19 @@ def _many(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+class _ExitCode(int):
+    """Luigi multiplies each of its codes with whether it applies, when all has ended; a PackError has its own."""
+
+    def __mul__(self, applies: int) -> int:
+        return (int(_get("exit_code")) or int(self)) * applies
+
+
+def use_own_exit_codes() -> None:
+    codes = luigi.retcodes.retcode()  # Luigi has one of each config
+    for name, _ in codes.get_params():
+        setattr(codes, name, _ExitCode(getattr(codes, name)))
+
+
 # What Luigi tells
 
 
@@ -282,6 +298,16 @@ def _on_success(task: luigi.Task) -> None:
         return  # the training has said it all
     _add(parts_done=kind == "TokenizePart", shards_done=kind == "WriteShard")
     _draw()
+
+
+@luigi.Task.event_handler(luigi.Event.PROCESS_FAILURE)
+def _on_death(task: luigi.Task, message: str) -> None:
+    """Luigi would not say a word of a child that was killed."""
+    killed = re.search(r"exit code -(\d+)", message)
+    if killed:
+        name = type(task).__name__
+        _say(f"error: {name} was killed by signal {killed[1]}; if memory ran out, run again with fewer --workers")
+        _set(exit_code=Busy.exit_code)
 
 
 _STOP = (signal.SIGINT, signal.SIGTERM)
