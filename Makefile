@@ -9,7 +9,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup extras corpus train doctor inspect test check bench schemas sample clean
+.PHONY: help setup extras corpus train doctor inspect test check bench faults schemas sample clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -59,6 +59,9 @@ check: .venv/.test  ## lint, types and tests: what CI runs
 
 bench: .venv/.train  ## pack CONFIG (with a tokenizer of its own) beside TRL, in turns: docs/benchmarks.md
 	$(BIN)/python bench/preparation.py $(CONFIG)
+
+faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about half an hour, needs strace, as root tmpfs
+	$(BIN)/python bench/faults.py
 
 schemas: .venv/.setup  ## write the JSON Schemas of config and manifest to docs/
 	$(BIN)/packcorpus schemas docs

@@ -279,7 +279,7 @@ def test_a_folder_that_is_in_the_way_of_a_lock(tmp_path: Path) -> None:
         files.lock(tmp_path / "file" / "a.lock")
 
 
-def test_a_lock_is_taken_once(tmp_path: Path) -> None:
+def test_a_lock_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "new" / "a.lock"
     path.parent.mkdir()
     with path.open("ab") as held:
@@ -288,7 +288,8 @@ def test_a_lock_is_taken_once(tmp_path: Path) -> None:
         assert not files.lock(path)
         assert len(os.listdir("/proc/self/fd")) == len(before)
     assert files.lock(path)
-    assert files.lock(path), "this process has it"
+    monkeypatch.chdir(tmp_path)
+    assert files.lock(Path("new/a.lock")), "this process has it"
     with path.open("ab") as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
