@@ -70,6 +70,14 @@ class Case:
     strike: Callable[[Path], list[Done] | None]
 
 
+def works(*command: str) -> bool:
+    return bool(shutil.which(command[0])) and not subprocess.run(command, capture_output=True, check=False).returncode
+
+
+def can_trace() -> bool:
+    return works("strace", "-f", "--seccomp-bpf", "-y", "-o", os.devnull, "true")
+
+
 def words(*arguments: str, config: str = "corpus", workers: int = 1) -> list[str]:
     return [*COMMAND, "--config", f"{config}.yaml", "--workers", str(workers), *arguments]
 
@@ -392,14 +400,14 @@ def two_at_once(first: str, second: str) -> Callable[[Path], list[Done] | None]:
 
 def all_cases(folder: Path, seed: int) -> Iterator[Case]:
     project = make_project(folder / "whole", 300)
-    if shutil.which("strace"):
+    if can_trace():
         commit = before_commit(project, folder / "commit")
         yield from call_cases("commit", commit)
         yield from call_cases("whole run", project)
         for some in (commit, project, from_nothing(project, folder / "nothing")):
             yield Case("power cut at the commit", some.start.name, some, cut_power)
     else:
-        print("system calls: left out, there is no strace on this machine", file=sys.stderr)
+        print("system calls: left out, strace is not here or may not trace", file=sys.stderr)
     begin = time.perf_counter()
     undisturbed(project.start, "corpus")
     took = time.perf_counter() - begin
@@ -412,11 +420,11 @@ def all_cases(folder: Path, seed: int) -> Iterator[Case]:
     sizes = [len(content) for name, content in project.after.items() if name not in project.before]
     for size in range(0, max(sizes), max(sizes) // 100):
         yield Case("files of a limited size: short writes", f"{size} bytes", project, with_small_files(size))
-    if os.geteuid() == 0:
+    if works("unshare", "--mount", "mount", "-t", "tmpfs", "none", tempfile.gettempdir()):
         for room in range(0, sum(sizes) * 5 // 4, 1 << 12):
             yield Case("full disk (tmpfs)", f"{room} bytes of room", project, on_small_disk(room))
     else:
-        print("full disk: left out, only root can mount a tmpfs", file=sys.stderr)
+        print("full disk: left out, a tmpfs cannot be mounted (as root it can)", file=sys.stderr)
     for number in range(20):
         yield Case("two runs, one corpus", f"pair {number}", project, two_at_once("corpus", "corpus"))
     for other in ("longer", "twin"):

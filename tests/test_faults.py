@@ -6,7 +6,6 @@ import importlib.util
 import os
 import random
 import re
-import shutil
 import signal
 import sys
 import time
@@ -21,7 +20,7 @@ assert _spec.loader is not None
 faults = sys.modules["faults"] = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(faults)
 
-needs_strace = pytest.mark.skipif(not shutil.which("strace"), reason="strace, which injects the faults, is not here")
+needs_strace = pytest.mark.skipif(not faults.can_trace(), reason="strace is not here or may not trace")
 
 
 @pytest.fixture(scope="module")
