@@ -189,7 +189,9 @@ def test_a_temporary_file_that_is_taken_before_it_is_locked(tmp_path: Path, monk
         return made
 
     monkeypatch.setattr(tempfile, "mkstemp", and_another_cleans_up)
+    before = os.listdir("/proc/self/fd")
     write_bytes(path, b"new")
+    assert len(os.listdir("/proc/self/fd")) == len(before)
     assert path.read_bytes() == b"new"
     assert not left
     assert list(tmp_path.iterdir()) == [path]
@@ -281,7 +283,7 @@ def test_a_folder_that_is_in_the_way_of_a_lock(tmp_path: Path) -> None:
 
 def test_a_lock_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "new" / "a.lock"
-    path.parent.mkdir()
+    assert files.lock(path.with_name("b.lock"))
     with path.open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         before = os.listdir("/proc/self/fd")
