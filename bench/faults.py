@@ -276,13 +276,9 @@ def inject(call: str, number: int, fault: str) -> Callable[[Path], list[Done] | 
         # A filter in the kernel makes strace fast, and blind to signals that it should inject.
         fast = [] if fault == "signal=KILL" else ["--seccomp-bpf"]
         done, lines = traced(root, *fast, "-e", f"trace={call}", "-e", f"inject={call}:{fault}:when={number}")
-        if fault == "signal=KILL":
-            hit = [line for line in lines if line.startswith(call)][-1:] if done.returncode == -signal.SIGKILL else []
-        else:
-            hit = [line for line in lines if "INJECTED" in line]
-        if hit and not paths_of(hit[0]):
-            raise RuntimeError(f"this run is not like the one that was listed: {hit[0]}")
-        return [done] if hit else None
+        # What Python opens on its way may differ by a file or two: then the call that was hit may not be ours.
+        refused = any("INJECTED" in line and paths_of(line) for line in lines)
+        return [done] if refused or done.returncode == -signal.SIGKILL else None
 
     return strike
 
