@@ -28,7 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +45,7 @@ CONFIGS = {"corpus": "", "longer": "sequence_length: 200\n", "twin": "name: twin
 CALLS = ("openat", "write", "fsync", "rename", "mkdir", "flock", "fchmod")
 
 Done = subprocess.CompletedProcess[str]
+Strike = Callable[[Path], int]
 
 
 class Lost(Exception):
@@ -62,12 +63,13 @@ class Project:
 
 @dataclass(frozen=True)
 class Case:
-    """One fault: it is handed a copy of the project, and is None where the run ended before it came."""
+    """Faults in one copy of the project: `strike` does them, checks what must hold after each, and says how many came;
+    some do not, where a run has ended before."""
 
     row: str
     what: str
     project: Project
-    strike: Callable[[Path], list[Done] | None]
+    strike: Strike
 
 
 def works(*command: str) -> bool:
@@ -78,15 +80,15 @@ def can_trace() -> bool:
     return works("strace", "-f", "--seccomp-bpf", "-y", "-o", os.devnull, "true")
 
 
-def words(*arguments: str, config: str = "corpus", workers: int = 1) -> list[str]:
-    return [*COMMAND, "--config", f"{config}.yaml", "--workers", str(workers), *arguments]
+def words(config: str = "corpus", workers: int = 1) -> list[str]:
+    return [*COMMAND, "--config", f"{config}.yaml", "--workers", str(workers)]
 
 
-def start(folder: Path, command: list[str], **options: object) -> subprocess.Popen[str]:
+def start(folder: Path, command: list[str], before: Callable[[], None] | None = None) -> subprocess.Popen[str]:
     env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg"), "PYTHONHASHSEED": "0"}
     return subprocess.Popen(
         command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, **options,  # type: ignore[call-overload]
+        start_new_session=True, preexec_fn=before,
     )  # fmt: skip
 
 
@@ -128,28 +130,23 @@ def check_struck(project: Project, root: Path, done: Done) -> None:
         require(not [name for name in found if name.endswith(".tmp")], "who was not killed left a temporary file")
 
 
-def check_rerun(project: Project, root: Path, config: str = "corpus") -> None:
+def check_rerun(project: Project, root: Path) -> None:
     """What must hold after the same command again: the bytes of an undisturbed run, and no file besides."""
-    done = finish(start(root, words(config=config)))
+    done = finish(start(root, words()))
     require(done.returncode == 0, f"the rerun failed:\n{done.stderr}")
-    compare(files_of(root), project.after)
-
-
-def compare(found: dict[str, bytes], expected: dict[str, bytes]) -> None:
-    differ = sorted(name for name in found.keys() | expected.keys() if found.get(name) != expected.get(name))
+    found = files_of(root)
+    differ = sorted(name for name in found.keys() | project.after.keys() if found.get(name) != project.after.get(name))
     require(not differ, f"other files than after an undisturbed run: {differ[:3]}")
 
 
-def survive(case: Case) -> bool:
-    """Whether the fault came. Raises Lost."""
+def survive(case: Case) -> int:
+    """How many faults came. Raises Lost where a promise is broken."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name) / "project"
         shutil.copytree(case.project.start, root)
-        struck = case.strike(root)
-        for done in struck or ():
-            check_struck(case.project, root, done)
+        came = case.strike(root)
         check_rerun(case.project, root)
-        return struck is not None
+        return came
 
 
 # -- projects --------------------------------------------------------------------------------------------------------
@@ -263,22 +260,25 @@ def unsynced(calls: list[tuple[str, int, str]]) -> list[str]:
     return sorted(lost | {path for path in dirty if path.startswith("manifests") or path == "."})
 
 
-def cut_power(root: Path) -> list[Done]:
+def cut_power(root: Path) -> int:
     lost = unsynced(calls_of(root))
     require(not lost, f"written and not synced before the commit, or after: {lost}")
-    return []
+    return 1
 
 
-def inject(call: str, number: int, fault: str) -> Callable[[Path], list[Done] | None]:
+def inject(project: Project, call: str, number: int, fault: str) -> Strike:
     """`fault` is strace's: signal=KILL, error=EIO, retval=0 and so on."""
 
-    def strike(root: Path) -> list[Done] | None:
+    def strike(root: Path) -> int:
         # A filter in the kernel makes strace fast, and blind to signals that it should inject.
         fast = [] if fault == "signal=KILL" else ["--seccomp-bpf"]
         done, lines = traced(root, *fast, "-e", f"trace={call}", "-e", f"inject={call}:{fault}:when={number}")
         # What Python opens on its way may differ by a file or two: then the call that was hit may not be ours.
         refused = any("INJECTED" in line and paths_of(line) for line in lines)
-        return [done] if refused or done.returncode == -signal.SIGKILL else None
+        if not refused and done.returncode != -signal.SIGKILL:
+            return 0
+        check_struck(project, root, done)
+        return 1
 
     return strike
 
@@ -296,32 +296,30 @@ def call_cases(name: str, project: Project) -> Iterator[Case]:
         for fault in faults:
             kind = "lost write" if fault.startswith("retval") else fault.partition("=")[2].replace("KILL", "SIGKILL")
             row = f"{name}: {kind} at {'every call' if kind == 'SIGKILL' else 'a call'}"
-            yield Case(row, f"{fault} at {call} {number}: {line}", project, inject(call, number, fault))
+            yield Case(row, f"{fault} at {call} {number}: {line}", project, inject(project, call, number, fault))
 
 
 # -- kills at random moments -----------------------------------------------------------------------------------------
 
 
-def kill_at_random(moments: random.Random, took: float, whole: bool) -> Callable[[Path], list[Done] | None]:
-    """Kill a run with two workers, and in half of the cases the run that follows it, and so on."""
+def kill_at_random(project: Project, moments: random.Random, took: float, whole: bool) -> Strike:
+    """Kill a run with two workers, or one of its processes, and up to twice the run that follows."""
 
-    def strike(root: Path) -> list[Done] | None:
-        struck = []
-        while True:
+    def strike(root: Path) -> int:
+        came = 0
+        for _ in range(moments.randint(1, 3)):
             process = start(root, words(workers=2))
             time.sleep(moments.uniform(0.3, 1) * took)
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-            try:
-                family = [process.pid, *map(int, children.read_text().split())]
+            with suppress(ProcessLookupError, FileNotFoundError):
+                children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
                 if whole:
                     os.killpg(process.pid, signal.SIGKILL)
                 else:
-                    os.kill(moments.choice(family), signal.SIGKILL)
-            except (ProcessLookupError, FileNotFoundError):
-                pass
-            struck.append(finish(process))
-            if moments.random() < 0.5:
-                return struck if any(done.returncode for done in struck) else None
+                    os.kill(moments.choice([process.pid, *map(int, children)]), signal.SIGKILL)
+            done = finish(process)
+            check_struck(project, root, done)
+            came += done.returncode != 0
+        return came
 
     return strike
 
@@ -351,24 +349,26 @@ def small_disk(root: Path, room: int) -> Iterator[None]:
     copy.rename(root)
 
 
-def on_small_disk(room: int) -> Callable[[Path], list[Done] | None]:
-    def strike(root: Path) -> list[Done] | None:
+def on_small_disk(project: Project, room: int) -> Strike:
+    def strike(root: Path) -> int:
         with small_disk(root, room):
             done = finish(start(root, words(workers=2)))
-        return [done] if done.returncode else None
+        check_struck(project, root, done)
+        return int(done.returncode != 0)
 
     return strike
 
 
-def with_small_files(size: int) -> Callable[[Path], list[Done] | None]:
+def with_small_files(project: Project, size: int) -> Strike:
     """The kernel writes up to `size` bytes of a file and refuses the rest: a short write, then an error."""
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
-    def strike(root: Path) -> list[Done] | None:
-        done = finish(start(root, words(workers=2), preexec_fn=limit))
-        return [done] if done.returncode else None
+    def strike(root: Path) -> int:
+        done = finish(start(root, words(workers=2), before=limit))
+        check_struck(project, root, done)
+        return int(done.returncode != 0)
 
     return strike
 
@@ -376,17 +376,19 @@ def with_small_files(size: int) -> Callable[[Path], list[Done] | None]:
 # -- two at once -----------------------------------------------------------------------------------------------------
 
 
-def two_at_once(first: str, second: str) -> Callable[[Path], list[Done] | None]:
-    def strike(root: Path) -> list[Done] | None:
-        both = [start(root, words(config=config, workers=2)) for config in (first, second)]
+def two_at_once(project: Project, first: str, second: str) -> Strike:
+    def strike(root: Path) -> int:
+        both = [start(root, words(config, workers=2)) for config in (first, second)]
         struck = [finish(process) for process in both]
+        for done in struck:
+            check_struck(project, root, done)
         codes = sorted(done.returncode for done in struck)
         same = first == second
         said = struck[0].stderr + struck[1].stderr
         require(codes == [0, 0] or (same and codes == [0, 75]), f"exit codes {codes}:\n{said}")
         busy = "another run is making this corpus" in said
         require(busy == (codes == [0, 75]), "busy without its code, or the code without a word")
-        return struck
+        return 1
 
     return strike
 
@@ -407,26 +409,25 @@ def all_cases(folder: Path, seed: int) -> Iterator[Case]:
     begin = time.perf_counter()
     undisturbed(project.start, "corpus")
     took = time.perf_counter() - begin
-    for number in range(200):
-        moments = random.Random(f"{seed} {number}")
-        yield Case("two workers: all killed at random", f"kill {number}", project, kill_at_random(moments, took, True))
-    for number in range(50):
-        moments = random.Random(f"{seed} one {number}")
-        yield Case("two workers: one killed at random", f"kill {number}", project, kill_at_random(moments, took, False))
+    for whole, chains in ((True, 110), (False, 30)):
+        for number in range(chains):
+            moments = random.Random(f"{seed} {whole} {number}")
+            row = f"two workers: {'all' if whole else 'one'} killed at random"
+            yield Case(row, f"chain {number}", project, kill_at_random(project, moments, took, whole))
     sizes = [len(content) for name, content in project.after.items() if name not in project.before]
     for size in range(0, max(sizes), max(sizes) // 100):
-        yield Case("files of a limited size: short writes", f"{size} bytes", project, with_small_files(size))
+        yield Case("files of a limited size: short writes", f"{size} bytes", project, with_small_files(project, size))
     if works("unshare", "--mount", "mount", "-t", "tmpfs", "none", tempfile.gettempdir()):
         for room in range(0, sum(sizes) * 5 // 4, 1 << 12):
-            yield Case("full disk (tmpfs)", f"{room} bytes of room", project, on_small_disk(room))
+            yield Case("full disk (tmpfs)", f"{room} bytes of room", project, on_small_disk(project, room))
     else:
         print("full disk: left out, a tmpfs cannot be mounted (as root it can)", file=sys.stderr)
     for number in range(20):
-        yield Case("two runs, one corpus", f"pair {number}", project, two_at_once("corpus", "corpus"))
+        yield Case("two runs, one corpus", f"pair {number}", project, two_at_once(project, "corpus", "corpus"))
     for other in ("longer", "twin"):
         both = undisturbed(project.start, "corpus", other)
         for number in range(10):
-            yield Case("two runs, shared sources", f"{other} {number}", both, two_at_once("corpus", other))
+            yield Case("two runs, shared sources", f"{other} {number}", both, two_at_once(both, "corpus", other))
 
 
 def main() -> int:
@@ -443,24 +444,25 @@ def main() -> int:
             if options.only in case.row and options.case in case.what:
                 rows.setdefault(case.row, []).append(case)
         print("| fault | injected | survived | seconds | seed |\n|---|---:|---:|---:|---:|", flush=True)
-        failed = 0
+        broken = 0
         for row, cases in rows.items():
             begin = time.perf_counter()
             chosen = random.Random(options.seed).sample(cases, min(options.most, len(cases)))
-            found = [result for result in pool.map(_told, chosen) if result is not None]
-            failed += found.count(False)
+            found = list(pool.map(told, chosen))
+            came, lost = sum(result or 0 for result in found), found.count(None)
             seconds = time.perf_counter() - begin
-            print(f"| {row} | {len(found)} | {found.count(True)} | {seconds:.0f} | {options.seed} |", flush=True)
-    return min(failed, 1)
+            print(f"| {row} | {came + lost} | {came} | {seconds:.0f} | {options.seed} |", flush=True)
+            broken += lost
+    return min(broken, 1)
 
 
-def _told(case: Case) -> bool | None:
-    """Whether the promises held; None where the fault did not come."""
+def told(case: Case) -> int | None:
+    """How many faults came; None where a promise was broken, which is said."""
     try:
-        return survive(case) or None
+        return survive(case)
     except Lost as lost:
         print(f"lost: {case.row}: {case.what}: {lost}", file=sys.stderr, flush=True)
-        return False
+        return None
 
 
 if __name__ == "__main__":

@@ -72,16 +72,16 @@ def test_a_fault_in_a_call_of_the_commit(cases: list[faults.Case], name: str) ->
 
 
 def test_a_short_write(project: faults.Project) -> None:
-    assert faults.survive(faults.Case("short writes", "", project, faults.with_small_files(20_000)))
+    assert faults.survive(faults.Case("short writes", "", project, faults.with_small_files(project, 20_000)))
 
 
 def test_two_runs_of_one_corpus(project: faults.Project) -> None:
-    assert faults.survive(faults.Case("two runs", "", project, faults.two_at_once("corpus", "corpus")))
+    assert faults.survive(faults.Case("two runs", "", project, faults.two_at_once(project, "corpus", "corpus")))
 
 
 def test_two_runs_that_share_their_sources(project: faults.Project) -> None:
     both = faults.undisturbed(project.start, "corpus", "longer")
-    assert faults.survive(faults.Case("two runs", "", both, faults.two_at_once("corpus", "longer")))
+    assert faults.survive(faults.Case("two runs", "", both, faults.two_at_once(both, "corpus", "longer")))
 
 
 def test_a_worker_that_is_killed_is_spoken_of(tmp_path: Path) -> None:
