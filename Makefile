@@ -10,7 +10,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup extras corpus train doctor inspect test check bench fuzz schemas sample clean
+.PHONY: help setup extras corpus train doctor inspect test check bench faults fuzz schemas sample clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ check: .venv/.test  ## lint, types and tests: what CI runs
 
 bench: .venv/.train  ## pack CONFIG (with a tokenizer of its own) beside TRL, in turns: docs/benchmarks.md
 	$(BIN)/python bench/preparation.py $(CONFIG)
+
+faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about half an hour, needs strace, as root tmpfs
+	$(BIN)/python bench/faults.py
 
 fuzz: .venv/.test  ## what takes longer than a test may, about an hour: docs/reliability.md
 	@$(PIP) atheris==3.0.0

@@ -6,9 +6,10 @@
 Importing this package registers the tasks. It is the only one that imports luigi.
 """
 
-from pipeline import settings
+from pipeline import progress, settings
 from pipeline.graph import PackCorpus, PlanPacking, TokenizePart, TrainAdapter, TrainTokenizer, WriteShard
 
 __all__ = ["PackCorpus", "PlanPacking", "TokenizePart", "TrainAdapter", "TrainTokenizer", "WriteShard"]
 
 settings.apply()
+progress.use_own_exit_codes()

@@ -23,6 +23,7 @@ import luigi
 from pipeline import progress, training
 from tasks import corpus, parity
 from tasks.config import load_config
+from tasks.errors import StorageError
 from tasks.plan import make_plan
 from tasks.recipe import Recipe, resolve
 from tasks.tokenization import tokenize_part
@@ -50,6 +51,9 @@ class _Step(luigi.Task):
     def run(self) -> None:
         with progress.stage(self):
             self.work()
+            # Luigi would ask as well (check_complete_on_run), and answer with a traceback.
+            if not self.complete():
+                raise StorageError(f"{self.output().path}: was made and cannot be read back; mend the disk, run again")
 
     def work(self) -> None:
         raise NotImplementedError

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import re
 import resource
 import shutil
 import signal
@@ -25,9 +26,10 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import luigi
+import luigi.retcodes
 
 from tasks.encoders import Encoder
-from tasks.errors import Interrupted, PackError
+from tasks.errors import Busy, Interrupted, PackError, StorageError
 from tasks.manifest import Manifest, load_manifest
 from tasks.parity import Verdict
 from tasks.printable import counted, printable
@@ -38,7 +40,7 @@ LINE_EVERY = {True: 0.1, False: 5.0}  # seconds between two drawings, on a termi
 STAGES = ("TrainTokenizer", "TokenizePart", "PlanPacking", "WriteShard")
 _NAMES = (
     "started", "drawn", "parts", "parts_done", "shards", "shards_done", "reused", "conversations", "rejected",
-    "tokens", "fill", "characters", "characters_expected", "peak",
+    "tokens", "fill", "characters", "characters_expected", "peak", "exit_code",
     *(f"{stage}.seconds" for stage in STAGES), *(f"{stage}.cpu" for stage in STAGES),
 )  # fmt: skip
 _shared = multiprocessing.Array("d", len(_NAMES))
@@ -102,12 +104,23 @@ def stage(task: luigi.Task) -> Iterator[None]:
 def reporting() -> Iterator[None]:
     """Say the message of a PackError, once, before Luigi gets to see it."""
     try:
-        yield
+        with _disk_errors():
+            yield
     except PackError as error:
         if str(error) not in _reported:
             _reported.add(str(error))
             _say(f"error: {error}")
+            _set(exit_code=error.exit_code)
         raise
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """A disk that fails where no stage expects it is a StorageError as well."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
 
 
 def announce(recipe: Recipe) -> None:
@@ -249,6 +262,19 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
     print(path, flush=True)
 
 
+class _ExitCode(int):
+    """Luigi multiplies each of its codes with whether it applies, when all has ended; a PackError has its own."""
+
+    def __mul__(self, applies: int) -> int:
+        return (int(_get("exit_code")) or int(self)) * applies
+
+
+def use_own_exit_codes() -> None:
+    codes = luigi.retcodes.retcode()  # Luigi has one of each config
+    for name, _ in codes.get_params():
+        setattr(codes, name, _ExitCode(getattr(codes, name)))
+
+
 # What Luigi tells
 
 
@@ -290,6 +316,16 @@ def _on_success(task: luigi.Task) -> None:
         return  # the training has said it all
     _add(parts_done=kind == "TokenizePart", shards_done=kind == "WriteShard")
     _draw()
+
+
+@luigi.Task.event_handler(luigi.Event.PROCESS_FAILURE)
+def _on_death(task: luigi.Task, message: str) -> None:
+    """Luigi would not say a word of a child that was killed."""
+    killed = re.search(r"exit code -(\d+)", message)
+    if killed:
+        name = type(task).__name__
+        _say(f"error: {name} was killed by signal {killed[1]}; if memory ran out, run again with fewer --workers")
+        _set(exit_code=Busy.exit_code)
 
 
 _STOP = (signal.SIGINT, signal.SIGTERM)

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tasks.encoders import Encoder
 from tasks.errors import Busy, PackError
-from tasks.files import lock, read_json, sha256_of, to_json, write_bytes
+from tasks.files import lock, read_json, sync_folder, to_json, write_bytes
 from tasks.manifest import build_manifest, load_manifest, publish
 from tasks.recipe import Recipe
 from tasks.shards import write_conversations, write_shard
@@ -104,8 +104,8 @@ def publish_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:
     plan = read_json(recipe.plan_folder / "plan.json")
     files = []
     for name, content in copies_beside(recipe).items():
-        write_bytes(folder / name, content)
-        files.append({"path": name, "bytes": (folder / name).stat().st_size, "sha256": sha256_of(folder / name)})
+        # The digest of what should be there: one of what came to lie there would vouch for a damaged copy.
+        files.append({"path": name} | write_bytes(folder / name, content))
     # Where a repair finds the sources again.
     made_from = {"folder": str(recipe.folder.absolute()), "part_size": recipe.config.part_size}
     write_bytes(folder / "run.json", to_json(run_record | {"made_from": made_from}))
@@ -122,6 +122,8 @@ def is_published(recipe: Recipe) -> bool:
         folder = recipe.corpus_folder
         if (folder / "manifest.json").read_bytes() != recipe.published.read_bytes():
             return False
+        # A run that was killed may have left the manifest in a folder that was not synced yet.
+        sync_folder(recipe.published.parent)
         return all((folder / file.path).stat().st_size == file.bytes for file in manifest.listed())
     except (PackError, OSError):
         return False

@@ -10,7 +10,7 @@ from __future__ import annotations
 class PackError(Exception):
     """The run stops. The message is one that a user can act on; `exit_code` follows sysexits.h.
 
-    It is what the packcorpus command exits with. Luigi's command knows one code for every failed task: see luigi.cfg.
+    It is what the commands exit with.
     """
 
     exit_code = 65

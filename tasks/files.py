@@ -1,4 +1,4 @@
-"""The one place that writes: temporary file → fsync → rename → fsync of the folder.
+"""The one place that writes: temporary file → fsync → rename → fsync of the folder, and of every folder that is made.
 
     with atomic_file(path) as out:      .name.XXXX.tmp, locked while it is written
         out.write(…)                    out.sha256(), out.size: digests are taken while the bytes are in hand
@@ -53,35 +53,54 @@ class HashingWriter:
 @contextmanager
 def atomic_file(path: Path) -> Iterator[HashingWriter]:
     """Write `path` whole or not at all. Raises StorageError, naming the file, where the disk refuses."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _refusing(path):
+        make_folder(path.parent)
         _remove_abandoned(path)
-        handle, name = _locked_temporary(path)
-    except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror}") from error
-    temporary = Path(name)
+        handle, temporary = _locked_temporary(path)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                writer = HashingWriter(file)
+                yield writer
+                file.flush()
+                arrived = os.fstat(handle).st_size
+                if arrived != writer.size:
+                    raise OSError(f"{writer.size:,} bytes were written, and {arrived:,} arrived")
+                os.fchmod(handle, 0o644)
+                os.fsync(handle)
+                os.rename(temporary, path)
+            sync_folder(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
     try:
-        with os.fdopen(handle, "wb") as file:
-            writer = HashingWriter(file)
-            yield writer
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-            os.rename(temporary, path)
-        sync_folder(path.parent)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink()
-        if isinstance(error, OSError):
-            raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
-        raise
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; each is synced into the one above, or a power cut could take it away."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
 
 
 def _locked_temporary(path: Path) -> tuple[int, str]:
     """A new file beside `path`, open and locked. One that was cleaned up before it was locked is not kept."""
     while True:
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        except BaseException:
+            os.close(handle)
+            os.unlink(name)
+            raise
         if os.fstat(handle).st_nlink:
             return handle, name
         os.close(handle)
@@ -93,18 +112,22 @@ _locks: dict[Path, IO[bytes]] = {}
 def lock(path: Path) -> bool:
     """Take the lock that `path` stands for until this process, and every child forked from it, has ended.
 
-    False where another process has it. A lock that this process has already is taken as given.
+    False where another process has it. A lock that this process has already is taken as given. Raises StorageError
+    where the disk refuses.
     """
     path = path.absolute()
     if path in _locks:
         return True
-    path.parent.mkdir(parents=True, exist_ok=True)
-    file = path.open("ab")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return False
+    with _refusing(path):
+        make_folder(path.parent)
+        file = path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
     _locks[path] = file
     return True
 
@@ -117,16 +140,19 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with _refusing(folder):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
-def write_bytes(path: Path, data: bytes) -> None:
+def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
+    """Write `path` whole or not at all, and return its bytes and sha256."""
     with atomic_file(path) as out:
         out.write(data)
+    return {"bytes": out.size, "sha256": out.sha256()}
 
 
 def to_json(value: Any) -> bytes:

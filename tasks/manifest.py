@@ -21,7 +21,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tasks.errors import DataError, InputMissing
-from tasks.files import read_json, to_json, write_bytes
+from tasks.files import read_json, sync_folder, to_json, write_bytes
 from tasks.keys import FORMAT_VERSION, VERSIONS, Layout, corpus_key
 from tasks.ledger import check_ledger
 from tasks.parity import verdict_of
@@ -288,6 +288,9 @@ def publish(manifest: Manifest, corpus: Path, published: Path) -> None:
     """The commit: the manifest into the corpus folder, then the same bytes to manifests/."""
     data = to_json(manifest.model_dump())
     write_bytes(corpus / "manifest.json", data)
+    # A run that was killed may have made folders without syncing them into the ones above: data/corpora/<corpus>.
+    for folder in corpus.absolute().parents[:3]:
+        sync_folder(folder)
     write_bytes(published, data)
 
 

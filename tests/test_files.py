@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import resource
@@ -188,7 +189,9 @@ def test_a_temporary_file_that_is_taken_before_it_is_locked(tmp_path: Path, monk
         return made
 
     monkeypatch.setattr(tempfile, "mkstemp", and_another_cleans_up)
+    before = os.listdir("/proc/self/fd")
     write_bytes(path, b"new")
+    assert len(os.listdir("/proc/self/fd")) == len(before)
     assert path.read_bytes() == b"new"
     assert not left
     assert list(tmp_path.iterdir()) == [path]
@@ -215,3 +218,84 @@ def test_json_keeps_its_order_and_says_where_it_is_broken(tmp_path: Path) -> Non
             read_json(path)
     with pytest.raises(StorageError, match=r"y\.json: cannot be read: No such file"):
         read_json(tmp_path / "y.json")
+
+
+def test_every_folder_that_is_made_is_synced_into_the_one_above(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def spy(handle: int) -> None:
+        synced.append(os.path.relpath(os.readlink(f"/proc/self/fd/{handle}"), tmp_path))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    write_bytes(tmp_path / "a" / "b" / "file", b"")
+    assert [synced[0], synced[1], synced[3]] == [".", "a", "a/b"]
+    write_bytes(tmp_path / "a" / "b" / "file", b"")
+    assert len(synced) == 6, "folders that were there are synced again"
+
+
+def test_what_was_written_is_told(tmp_path: Path) -> None:
+    assert write_bytes(tmp_path / "file", b"abc") == {"bytes": 3, "sha256": hashlib.sha256(b"abc").hexdigest()}
+
+
+def write_and_lose(path: Path) -> None:
+    with atomic_file(path) as out:
+        out.write(b"news")
+        out.flush()
+        [temporary] = path.parent.glob(".*.tmp")
+        os.truncate(temporary, 1)
+
+
+def test_bytes_that_a_disk_took_and_lost(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_bytes(path, b"old")
+    with pytest.raises(StorageError, match="file: cannot be written: 4 bytes were written, and 1 arrived"):
+        write_and_lose(path)
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def refuse_locks(*_: Any) -> None:
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+
+def test_a_file_that_cannot_be_locked_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fcntl, "flock", refuse_locks)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(StorageError, match="file: cannot be written: No locks available"):
+        write_bytes(tmp_path / "file", b"")
+    with pytest.raises(StorageError, match=r"a\.lock: cannot be written: No locks available"):
+        files.lock(tmp_path / "a.lock")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.lock"]
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+
+
+def test_a_folder_that_is_in_the_way_of_a_lock(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="cannot be written: Is a directory"):
+        files.lock(tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match=r"a\.lock: cannot be written: "):
+        files.lock(tmp_path / "file" / "a.lock")
+
+
+def test_a_lock_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "new" / "a.lock"
+    assert files.lock(path.with_name("b.lock"))
+    with path.open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        before = os.listdir("/proc/self/fd")
+        assert not files.lock(path)
+        assert len(os.listdir("/proc/self/fd")) == len(before)
+    assert files.lock(path)
+    monkeypatch.chdir(tmp_path)
+    assert files.lock(Path("new/a.lock")), "this process has it"
+    with path.open("ab") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_folder_that_cannot_be_synced_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="gone: cannot be written: No such file"):
+        files.sync_folder(tmp_path / "gone")

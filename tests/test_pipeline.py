@@ -314,7 +314,7 @@ def test_a_second_run_at_once_says_that_the_corpus_is_taken(folder: Path) -> Non
     with held.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         busy = luigi(folder, "--config", "corpus.yaml")
-        assert busy.returncode != 0
+        assert busy.returncode == 75
         assert "another run is making this corpus" in busy.stderr
         assert "Traceback" not in busy.stderr
     assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
@@ -366,7 +366,7 @@ def test_it_works_from_any_folder(folder: Path, tmp_path_factory: pytest.TempPat
     """Where there is no luigi.cfg: no server is looked for, and a failure is a failure."""
     env = {key: value for key, value in os.environ.items() if key != "LUIGI_CONFIG_PATH"}
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config"]
-    for config, code in (("corpus.yaml", 0), ("nowhere.yaml", 65)):
+    for config, code in (("corpus.yaml", 0), ("nowhere.yaml", 66)):
         place = tmp_path_factory.mktemp("any")
         done = subprocess.run(
             [*words, str(folder / config)], cwd=place, env=env, capture_output=True, text=True, check=False, timeout=50
