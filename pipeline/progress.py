@@ -109,8 +109,12 @@ def reporting() -> Iterator[None]:
     except PackError as error:
         if str(error) not in _reported:
             _reported.add(str(error))
-            _say(f"error: {error}")
-            _set(exit_code=error.exit_code)
+            with _shared.get_lock():
+                before = _get("exit_code")
+                _set(exit_code=error.exit_code)
+            # A disk that is full refuses every worker, each another file: the first says it for all.
+            if not before == error.exit_code == StorageError.exit_code:
+                _say(f"error: {error}")
         raise
 
 
