@@ -43,8 +43,13 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     Raises DataError where too many conversations are rejected, none is left, or the policy for over-long ones says so.
     """
     config = recipe.config
-    receipts = [read_json(recipe.layout.token_receipt(recipe.tokens_key(part))) for part in recipe.parts]
-    tokens = TokenFiles([recipe.layout.token_file(recipe.tokens_key(part)) for part in recipe.parts])
+    keys = [recipe.tokens_key(part) for part in recipe.parts]
+    receipts = [read_json(recipe.layout.token_receipt(key)) for key in keys]
+    files = [recipe.layout.token_file(key) for key in keys]
+    for file, receipt in zip(files, receipts, strict=True):
+        if sha256_of(file) != receipt["sha256"]:
+            raise DataError(f"{file}: is damaged (its SHA-256 is not the recorded one); delete it and run again")
+    tokens = TokenFiles(files)
     bases = _record_bases(recipe.parts, receipts)
     accepted = _read_columns(tokens, bases, config.validation)
     pieces, lost, late = cut_overlong(accepted, tokens, recipe)
@@ -74,7 +79,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     # By these a plan is found for a corpus whose sources are gone, and known to be whole.
     receipt["sha256"] = {name: sha256_of(folder / name) for name in PLAN_FILES}
     receipt |= {"name": config.name, "corpus": recipe.corpus_key}
-    receipt["token_files"] = [recipe.tokens_key(part) for part in recipe.parts]
+    receipt["token_files"] = keys
     write_bytes(folder / "plan.json", to_json(receipt))
     return receipt
 
