@@ -58,7 +58,10 @@ def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:
     """Which messages are trained on. A turn that says nothing and one of weight 0 never are; plain text always is."""
     messages = conversation.messages
     roles = ROLES if train_on == "all" else ("assistant", "text")
-    flags = [m.role in roles and bool(m.weight and (m.tool_calls or m.content.strip())) for m in messages]
+    flags = [
+        m.role in roles and bool(m.weight and (m.tool_calls or m.content.strip() or m.context.strip()))
+        for m in messages
+    ]
     if train_on == "last":
         last = max((index for index, message in enumerate(messages) if message.role in roles), default=-1)
         return [flag and index == last for index, flag in enumerate(flags)]

@@ -310,6 +310,16 @@ def test_late_rejects_count_towards_the_limit() -> None:
     assert "s0.x:3: no trained token is left within 8 tokens (overlong: truncate)" in message
 
 
+def test_a_damaged_token_file_is_refused_by_name() -> None:
+    with recipe_of([[PartInput({line: ([~1, 2, EOS], True) for line in range(3)}, {}, 3)]]) as recipe:
+        file = recipe.layout.token_file(recipe.tokens_key(recipe.parts[0]))
+        data = bytearray(file.read_bytes())
+        data[len(data) // 2] ^= 1
+        file.write_bytes(data)
+        with pytest.raises(DataError, match=rf"{file.name}: is damaged"):
+            make_plan(recipe, recipe.plan_folder)
+
+
 def test_nothing_to_pack() -> None:
     assert "no conversation is left to pack: 0 read" in refusal(PartInput({}, {}, 0))
     long = PartInput({0: ([~5] * 20 + [6], False)}, {}, 1)
