@@ -487,10 +487,10 @@ def test_the_commands(copy: Copy, tmp_path: Path) -> None:
     done = command(copy.root, tool, "repair", manifest)
     assert (done.returncode, done.stdout) == (0, "nothing to mend: every file is as it was recorded\n")
     done = command(copy.root, tool, "verify", "--config", "corpus.yaml", manifest)
-    assert (done.returncode, done.stderr) == (64, "error: --config goes with --rebuild\n")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (64, "E101 error: --config goes with --rebuild")
     (copy.root / "chat.jsonl").write_bytes(b'{"messages": []}\n')
     done = command(copy.root, tool, "verify", "--rebuild", manifest)
     assert done.returncode == 104
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("E52")
     assert "chat.jsonl has changed since" in done.stderr
     assert sha256_of(copy.path) == sha256_of(copy.folder / "manifest.json")
