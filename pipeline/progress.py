@@ -402,6 +402,9 @@ def _of_luigi(error: Exception) -> PackError:
     return UsageError("bad_command_line", f"{said}; see luigi --module pipeline PackCorpus --help")
 
 
+sys.excepthook = _on_uncaught
+
+
 class _WithoutOurErrors(logging.Filter):
     """Luigi logs a failing task with its traceback; a PackError has said what a user needs to know, and who pressed
     Ctrl-C knows it. What ends Luigi itself is told here."""

@@ -10,6 +10,7 @@ Arrow, numpy and the tokenizers are imported by the commands that need them, so 
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from enum import StrEnum
@@ -168,9 +169,7 @@ def schemas(folder: Annotated[Path, typer.Argument(metavar="FOLDER", show_defaul
 
 
 def _print_object(value: dict[str, Any]) -> None:
-    import orjson
-
-    print(orjson.dumps(value, default=str).decode())
+    print(json.dumps(value, default=str))  # as tasks.messages has it
 
 
 def find_manifest(path: Path | None) -> Path:

@@ -7,11 +7,10 @@ PackError ─┬─as_text─▶ E310 error: chats/a.jsonl: is empty
 
 from __future__ import annotations
 
+import json
 import os
 import traceback
 from collections.abc import Mapping
-
-import orjson
 
 from tasks.codes import CODES
 from tasks.errors import Bug, Interrupted, PackError, StorageError
@@ -46,8 +45,8 @@ def as_json(error: PackError) -> str:
         "fix": code.fix,
         "exit_code": error.exit_code,
     }
-    # Names of files that are not UTF-8 arrive with surrogates in them.
-    return orjson.dumps({"error": told | error.facts}, default=str, option=orjson.OPT_NON_STR_KEYS).decode()
+    # ASCII alone, and not orjson: names of files that are not UTF-8 have lone surrogates in them.
+    return json.dumps({"error": told | error.facts}, default=str)
 
 
 def told(error: PackError) -> str:
