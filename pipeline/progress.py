@@ -32,7 +32,7 @@ from luigi.parameter import ParameterException
 from luigi.task_register import TaskClassException
 
 from tasks.encoders import Encoder
-from tasks.errors import Busy, Interrupted, PackError, UsageError
+from tasks.errors import Busy, Interrupted, PackError, StorageError, UsageError
 from tasks.manifest import Manifest, load_manifest
 from tasks.messages import DEBUG, foreseen, is_on, told
 from tasks.parity import Verdict
@@ -114,7 +114,12 @@ def reporting() -> Iterator[None]:
         failed = foreseen(error)
         if str(failed) not in _reported:
             _reported.add(str(failed))
-            _tell(failed)
+            with _shared.get_lock():
+                before = _get("exit_code")
+                _set(exit_code=failed.exit_code)
+            # A disk that is full refuses every worker, each another file: the first says it for all.
+            if not before == failed.exit_code == StorageError.exit_code:
+                _print(told(failed))
         raise failed from error.__cause__ if failed is error else error
 
 

@@ -26,7 +26,7 @@ from tasks.needles import Needles
 
 # gigatoken keeps every word that it has seen: 40 MB for the first 25 MB of chats, 8 MB for each MB of random numbers.
 # A model that is loaded anew (0.04 to 0.3 s) begins without them.
-MOST_MEMORY = 192 << 20
+MOST_MEMORY = 128 << 20
 
 
 class Unsupported(Exception):

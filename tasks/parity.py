@@ -37,6 +37,7 @@ LONGEST = 2048  # characters: of a longer text, as many from a random place
 
 WINDOW = 1 << 15  # bytes of a file that are read at once
 MOST_FILES = 16  # that are read from
+MOST_BYTES = 1 << 24  # of a file: where lines are megabytes long, so is what is read for a window
 RECORDS = 100  # read at once, where no window can be
 
 # Where encoders are known to differ, from each other or from one release to the next.
@@ -194,9 +195,13 @@ def _chunks(recipe: Recipe, file: SourceFile, whole: bool, draw: random.Random) 
                 yield chunk
             return
         last = max(0, stop - (WINDOW if lines else 1))
+        passed = 0
         for number in range(stop // WINDOW + 1 if lines else stop):
             place = (0, last)[number] if number < 2 else int(draw.random() * stop)
             window = Part(file, *(_lines(file, place, stop, limit) if lines else (place, place + 1)), "")
+            passed += window.stop - place
+            if lines and passed > MOST_BYTES:
+                return
             yield [record for _, record in islice(read_part(window, limit), None if lines else RECORDS)]
     except (PackError, OSError):
         return

@@ -110,19 +110,14 @@ def cut_overlong(accepted: Accepted, tokens: TokenFiles, recipe: Recipe) -> tupl
         owners += [conversation] * len(kept)
         cuts += kept
     columns = np.array(cuts, np.int64).reshape(-1, 4).T
-    owner = np.concatenate([whole, np.array(owners, np.int64)])
-    order = np.argsort(owner, kind="stable")
+    places = np.searchsorted(whole, owners)
     nothing = np.zeros(len(whole), np.int32)
-
-    def column(of_whole: np.ndarray, of_cut: np.ndarray, kind: type) -> np.ndarray:
-        return np.concatenate([of_whole, of_cut])[order].astype(kind)
-
     pieces = Pieces(
-        conversation=owner[order],
-        first=column(nothing, columns[0], np.int32),
-        taken=column(accepted.length[whole], columns[1], np.int32),
-        closed=column(nothing, columns[2], np.bool_),
-        trained=column(accepted.trained[whole], columns[3], np.int32),
+        conversation=np.insert(whole, places, owners),
+        first=np.insert(nothing, places, columns[0]),
+        taken=np.insert(accepted.length[whole], places, columns[1]),
+        closed=np.insert(nothing.astype(np.bool_), places, columns[2]),
+        trained=np.insert(accepted.trained[whole], places, columns[3]),
     )
     return pieces, lost, np.sort(np.array(without, np.int64))
 

@@ -39,11 +39,11 @@ def place(pieces: Pieces, accepted: Accepted, config: Config, shards: dict[str, 
     for number, split in enumerate(SPLITS):
         chosen = np.flatnonzero(held_out == bool(number))
         rows, start[chosen], count, bound = _pack(pieces.lengths[chosen], config)
-        shuffled = shuffle(count, config.seed, number)[rows]
         edges = np.arange(shards[split] + 1, dtype=np.int64) * count // max(shards[split], 1)
-        of_shard = np.searchsorted(edges[1:], shuffled, side="right")
-        shard[chosen] = of_shard + first_shard
-        row[chosen] = shuffled - edges[of_shard]
+        shuffled = shuffle(count, config.seed, number)
+        shard_of_row = np.searchsorted(edges[1:], shuffled, side="right")
+        shard[chosen] = (shard_of_row + first_shard).astype(np.int32)[rows]
+        row[chosen] = (shuffled - edges[shard_of_row]).astype(np.int32)[rows]
         rows_of_shards.append(np.diff(edges))
         rows_of_splits[split] = count
         lower_bounds.append(bound)
@@ -53,7 +53,7 @@ def place(pieces: Pieces, accepted: Accepted, config: Config, shards: dict[str, 
 
 def _pack(lengths: np.ndarray, config: Config) -> tuple[np.ndarray, np.ndarray, int, tuple[int, str]]:
     """Row and start of each piece, the number of rows, and the lower bound with its name."""
-    rows, starts = np.arange(len(lengths)), np.zeros(len(lengths), np.int32)
+    rows, starts = np.arange(len(lengths), dtype=np.int32), np.zeros(len(lengths), np.int32)
     if not config.packing:
         return rows, starts, len(lengths), (len(lengths), "one conversation a row")
     if not len(lengths):

@@ -128,7 +128,12 @@ def _rejects(
 
 def _write_plan(path: Path, pieces: Pieces, placed: Placed, accepted: Accepted) -> None:
     # One number for shard, row and start, in 9 + 31 + 20 bits: sorted in a third of the time of three.
-    order = np.argsort((placed.shard.astype(np.int64) << 31 | placed.row) << 20 | placed.start)
+    key = placed.shard.astype(np.int64)
+    for bits, column in ((31, placed.row), (20, placed.start)):
+        key <<= bits
+        key |= column
+    order = np.argsort(key)
+    del key
     ends = np.cumsum(np.bincount(placed.shard, minlength=len(placed.rows_of_shards))).tolist()
     with atomic_file(path) as out, pa.ipc.new_file(pa.PythonFile(out, "w"), PLAN_SCHEMA) as writer:
         for top, bottom in pairwise([0, *ends]):
@@ -143,4 +148,4 @@ def _write_plan(path: Path, pieces: Pieces, placed: Placed, accepted: Accepted) 
                 of_shard.taken,
                 of_shard.closed,
             ]
-            writer.write_batch(pa.record_batch([pa.array(column) for column in columns], PLAN_SCHEMA))
+            writer.write_batch(pa.record_batch([pa.array(values) for values in columns], PLAN_SCHEMA))

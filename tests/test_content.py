@@ -46,6 +46,10 @@ def open_template(name: str, kind: str, train_on: TrainOn) -> Template:
     return JinjaTemplate(name, JINJA[name], open_kind(kind), train_on, "2026-01-01")
 
 
+# Stand in questions and answers, to be found again in what is trained on.
+QUESTION, ANSWER = "QzQ", "ZqZ"
+
+
 # -- conversations ----------------------------------------------------------------------------------------------------
 
 SPACE = ("", "", "", " ", "\n", "  ", "\t", "\u00a0")
@@ -106,13 +110,13 @@ def conversation(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
     if rng.random() < 0.4:
         messages.append({"role": "system", **some("name"), "content": next(texts)})
     for _ in range(rng.randint(1, 2)):
-        messages.append({"role": "user", **some("name"), "content": next(texts)})
+        messages.append({"role": "user", **some("name"), "content": next(texts) + rng.choice(("", QUESTION))})
         if rng.random() < 0.4:
             arguments = {next(texts): next(texts), "k": [next(texts), {next(texts): next(texts)}]}
             call = {**some("id"), "function": {"name": "f" + next(texts), "arguments": arguments}}
             messages.append({"role": "assistant", "content": next(texts), "tool_calls": [call]})
             messages.append({"role": "tool", **some("name"), "content": next(texts), **some("tool_call_id")})
-        messages.append({"role": "assistant", **some("name"), "content": "The end" + next(texts)})
+        messages.append({"role": "assistant", **some("name"), "content": ANSWER + next(texts)})
         if rng.random() < 0.2:
             messages[-2]["content"] = [{"type": "text", "text": next(texts)}, {"type": "text", "text": next(texts)}]
     tools = {"type": "function", "function": {"name": next(texts), "parameters": {next(texts): [{next(texts): 1}]}}}
@@ -122,8 +126,8 @@ def conversation(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
 def instruction(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
     """A record of the format `alpaca`, whose input stands beside its instruction."""
     system = {"system": "S" + next(texts)} if rng.random() < 0.5 else {}
-    history = {"history": [[next(texts), next(texts)]]} if rng.random() < 0.5 else {}
-    said = {"instruction": next(texts), "input": next(texts), "output": "The end" + next(texts)}
+    history = {"history": [[next(texts), ANSWER + next(texts)]]} if rng.random() < 0.5 else {}
+    said = {"instruction": next(texts), "input": next(texts), "output": ANSWER + next(texts)}
     return {**system, **history, **said}
 
 
@@ -147,9 +151,14 @@ def check_batch(kind: str, name: str, seed: int, count: int = BATCH) -> int:
     for row, other in zip(rows, plain, strict=True):
         record = given_records[row.record]
         said = read_record(record, format)
-        spans = template.spans(said, trained_turns(said, train_on))
-        check_row(row, spans, encoder)
+        flags = trained_turns(said, train_on)
+        check_row(row, template.spans(said, flags), encoder)
         assert [i for i in row.ids.tolist() if i in known] == [i for i in other.ids.tolist() if i in known], record
+        if name != "joined.jinja":  # which says things several times
+            trained = encoder.decode(row.ids[row.trained])
+            expected = [m.content for m, flag in zip(said.messages, flags, strict=True) if flag]
+            for mark in (QUESTION, ANSWER):
+                assert trained.count(mark) == sum(text.count(mark) for text in expected), record
         if kind in LOSSLESS:
             text = encoder.decode(row.ids)
             for message in said.messages:

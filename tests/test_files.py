@@ -296,6 +296,9 @@ def test_a_lock_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_a_folder_that_cannot_be_synced_is_named(tmp_path: Path) -> None:
+def test_a_folder_is_synced_and_closed_and_one_that_is_not_there_is_named(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    files.sync_folder(tmp_path)
+    assert len(os.listdir("/proc/self/fd")) == len(before)
     with pytest.raises(StorageError, match="gone: cannot be written: No such file"):
         files.sync_folder(tmp_path / "gone")

@@ -338,6 +338,15 @@ def test_a_tokenizer_that_is_nowhere_is_not_made_up(copy: Copy) -> None:
     assert "name it with --config FILE" in copy.refused(UsageError)
 
 
+def test_other_bytes_take_nothing_away(copy: Copy) -> None:
+    inside, outside = copy.folder / "tokenizer", copy.root / "outside"
+    inside.rename(outside)
+    inside.symlink_to(outside)
+    facts = FileFacts(path="tokenizer/tiny.model", bytes=1, sha256="0" * 64)
+    assert not _publish(b"other", inside / "tiny.model", copy.folder, facts)
+    assert inside.is_symlink()
+
+
 def test_what_changes_while_it_is_copied_is_not_published(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     index = copy.folder / "index.arrow"
     right = sha256_of(index)
