@@ -68,7 +68,7 @@ fuzz: .venv/.test  ## what takes longer than a test may, about an hour: docs/rel
 	@$(PIP) atheris==3.0.0
 	$(BIN)/python bench/fuzz.py
 
-schemas: .venv/.setup  ## write the JSON Schemas of config and manifest to docs/
+schemas: .venv/.setup  ## write docs/errors.md and the JSON Schemas of config and manifest
 	$(BIN)/packcorpus schemas docs
 
 sample: .venv/.setup  ## make the bundled sample again

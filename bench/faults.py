@@ -125,7 +125,7 @@ def check_struck(project: Project, root: Path, done: Done) -> None:
     if done.returncode == 0:
         require(found.keys() >= project.after.keys(), "exit code 0, and no corpus")
     elif done.returncode > 0:
-        errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        errors = [line for line in done.stderr.splitlines() if " error: " in line]
         require(len(errors) == 1 and "Traceback" not in done.stderr, f"not one message:\n{done.stderr}")
         require(not [name for name in found if name.endswith(".tmp")], "who was not killed left a temporary file")
 

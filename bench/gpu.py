@@ -107,7 +107,7 @@ def trl(manifest: Path, model: Path, length: int, steps: int, micro_batch: int, 
 
 def show(length: int, how: str, figures: dict[str, Any]) -> None:
     if "refused" in figures:
-        print(f"| {length} | {how} | {figures['refused'].removeprefix('error: ')} |", flush=True)
+        print(f"| {length} | {how} | {figures['refused'].rpartition('error: ')[2]} |", flush=True)
         return
     mfu = f"{100 * figures['mfu']:.1f} %" if "mfu" in figures else "–"
     wait = f"{100 * figures['data_wait']:.2f} %" if figures["data_wait"] is not None else "–"

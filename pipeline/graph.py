@@ -53,7 +53,9 @@ class _Step(luigi.Task):
             self.work()
             # Luigi would ask as well (check_complete_on_run), and answer with a traceback.
             if not self.complete():
-                raise StorageError(f"{self.output().path}: was made and cannot be read back; mend the disk, run again")
+                raise StorageError(
+                    "cannot_read", f"{self.output().path}: was made and cannot be read back; mend the disk, run again"
+                )
 
     def work(self) -> None:
         raise NotImplementedError

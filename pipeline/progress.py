@@ -22,18 +22,23 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 import luigi
 import luigi.retcodes
+from luigi.parameter import ParameterException
+from luigi.task_register import TaskClassException
 
 from tasks.encoders import Encoder
-from tasks.errors import Busy, Interrupted, PackError, StorageError
+from tasks.errors import Busy, Interrupted, PackError, StorageError, UsageError
 from tasks.manifest import Manifest, load_manifest
+from tasks.messages import DEBUG, foreseen, is_on, told
 from tasks.parity import Verdict
 from tasks.printable import counted, printable
 from tasks.recipe import Recipe
+from tasks.rejects import first_of_each
 
 LINE_EVERY = {True: 0.1, False: 5.0}  # seconds between two drawings, on a terminal and elsewhere
 
@@ -102,29 +107,20 @@ def stage(task: luigi.Task) -> Iterator[None]:
 
 @contextmanager
 def reporting() -> Iterator[None]:
-    """Say the message of a PackError, once, before Luigi gets to see it."""
-    try:
-        with _disk_errors():
-            yield
-    except PackError as error:
-        if str(error) not in _reported:
-            _reported.add(str(error))
-            with _shared.get_lock():
-                before = _get("exit_code")
-                _set(exit_code=error.exit_code)
-            # A disk that is full refuses every worker, each another file: the first says it for all.
-            if not before == error.exit_code == StorageError.exit_code:
-                _say(f"error: {error}")
-        raise
-
-
-@contextmanager
-def _disk_errors() -> Iterator[None]:
-    """A disk that fails where no stage expects it is a StorageError as well."""
+    """Tell an error, once, as a message and before Luigi gets to see it: Luigi would show a traceback."""
     try:
         yield
-    except OSError as error:
-        raise StorageError(f"{error.filename}: {error.strerror}" if error.filename else str(error)) from error
+    except Exception as error:
+        failed = foreseen(error)
+        if str(failed) not in _reported:
+            _reported.add(str(failed))
+            with _shared.get_lock():
+                before = _get("exit_code")
+                _set(exit_code=failed.exit_code)
+            # A disk that is full refuses every worker, each another file: the first says it for all.
+            if not before == failed.exit_code == StorageError.exit_code:
+                _print(told(failed))
+        raise failed from error.__cause__ if failed is error else error
 
 
 def announce(recipe: Recipe) -> None:
@@ -206,8 +202,17 @@ def _peak_memory() -> int:
 
 
 def _say(message: str) -> None:
+    _print(printable(message))
+
+
+def _tell(error: PackError) -> None:
+    _print(told(error))
+    _set(exit_code=error.exit_code)
+
+
+def _print(text: str) -> None:
     clear = "\r\033[K" if sys.stderr.isatty() else ""
-    print(f"{clear}{printable(message)}", file=sys.stderr, flush=True)
+    print(f"{clear}{text}", file=sys.stderr, flush=True)
 
 
 def _draw() -> None:
@@ -258,6 +263,11 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
     rows, kept = counted(packing.rows, "row"), counted(tokens.packed, "token")
     _say(f"{news}: {rows}{full}; {kept}, {tokens.trained:,} trained on")
     _say(f"{counted(conversations.read, 'conversation')}: " + ", ".join(f"{n:,} {end}" for end, n in ends.items()))
+    if ends["rejected"]:
+        listed = os.path.join(os.path.dirname(path), os.pardir, manifest.corpus, "rejects.jsonl")
+        _say(f"each reject is in {manifest.corpus}/rejects.jsonl; the first of each reason:")
+        for line in first_of_each(Path(listed), conversations.rejected):
+            _say(line)
     lost = {"dropped": tokens.dropped, "cut off": tokens.truncated}
     for how, count in lost.items():
         if count > NOTEWORTHY * tokens.encoded:
@@ -328,8 +338,11 @@ def _on_death(task: luigi.Task, message: str) -> None:
     killed = re.search(r"exit code -(\d+)", message)
     if killed:
         name = type(task).__name__
-        _say(f"error: {name} was killed by signal {killed[1]}; if memory ran out, run again with fewer --workers")
-        _set(exit_code=Busy.exit_code)
+        _tell(
+            Busy(
+                "killed", f"{name} was killed by signal {killed[1]}; if memory ran out, run again with fewer --workers"
+            )
+        )
 
 
 _STOP = (signal.SIGINT, signal.SIGTERM)
@@ -369,12 +382,29 @@ sys.unraisablehook = _on_unraisable
 
 def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
-        _say("interrupted; the same command goes on from here")
+        _tell(Interrupted("interrupted", "interrupted; the same command goes on from here"))
         for child in multiprocessing.active_children():
             child.join()
         os._exit(Interrupted.exit_code)
-    else:
+    elif is_on(DEBUG) or not isinstance(error, Exception):
         sys.__excepthook__(kind, error, trace)
+    else:
+        failed = _of_luigi(error)
+        _tell(failed)
+        # Python would end with 1; nothing runs and nothing is held while the command line is read.
+        sys.stdout.flush()
+        os._exit(failed.exit_code)
+
+
+def _of_luigi(error: Exception) -> PackError:
+    """What Luigi raises at a command line that it cannot read, as a message of ours."""
+    said = " ".join(str(error).split())
+    parsing = re.search(r"Error when parsing the default value of '(\w+)'", said)
+    if parsing:
+        said = f"--{parsing[1].replace('_', '-')}: {error.__cause__}"
+    elif not isinstance(error, (ParameterException, TaskClassException)):
+        return foreseen(error)
+    return UsageError("bad_command_line", f"{said}; see luigi --module pipeline PackCorpus --help")
 
 
 sys.excepthook = _on_uncaught
@@ -382,10 +412,18 @@ sys.excepthook = _on_uncaught
 
 class _WithoutOurErrors(logging.Filter):
     """Luigi logs a failing task with its traceback; a PackError has said what a user needs to know, and who pressed
-    Ctrl-C knows it."""
+    Ctrl-C knows it. What ends Luigi itself is told here."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.exc_info and isinstance(record.exc_info[1], (PackError, SystemExit)):
+        if is_on(DEBUG):
+            return True
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, (PackError, SystemExit)):
+            return False
+        if isinstance(error, Exception) and record.getMessage() == "Uncaught exception in luigi":
+            failed = _of_luigi(error)
+            _tell(failed)
+            luigi.retcodes.retcode().unhandled_exception = failed.exit_code
             return False
         message = record.getMessage()
         return not any(text in message for text in _reported if "Traceback" in message)

@@ -5,6 +5,7 @@ manifest ─command─▶ python -m train --manifest … ─train─▶ data/ada
 
 from __future__ import annotations
 
+import os
 import shlex
 import signal
 import subprocess
@@ -13,11 +14,19 @@ from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 
+import orjson
+
+from tasks.codes import EXITS
 from tasks.errors import Interrupted, PackError
+from tasks.messages import JSON
 
 
 class TrainingFailed(PackError):
-    """The training process ended with an error, which it has told."""
+    """The training process ended with an error, which it has told; the exit code is its own."""
+
+    def __init__(self, reason: str, message: str, exit_code: int):
+        super().__init__(reason, message)
+        self.exit_code = exit_code if exit_code in EXITS else PackError.exit_code
 
 
 def command(manifest: str, root: str, settings: str, options: str) -> tuple[str, ...]:
@@ -29,9 +38,14 @@ def command(manifest: str, root: str, settings: str, options: str) -> tuple[str,
 @lru_cache(maxsize=16)
 def record_of(words: tuple[str, ...]) -> Path:
     """Where the record of this run lies, or will lie. Raises TrainingFailed where the settings are wrong."""
-    asked = subprocess.run([*words, "--where"], capture_output=True, text=True, check=False)  # noqa: S603
+    environment = os.environ | {JSON: "1"}
+    asked = subprocess.run([*words, "--where"], capture_output=True, text=True, check=False, env=environment)  # noqa: S603
     if asked.returncode:
-        raise TrainingFailed(asked.stderr.strip().removeprefix("error: "))
+        try:
+            error = orjson.loads(asked.stderr.strip().rpartition("\n")[2])["error"]
+        except (ValueError, LookupError, TypeError):
+            error = {"reason": "training_failed", "message": asked.stderr.strip()}
+        raise TrainingFailed(error["reason"], error["message"], asked.returncode)
     return Path(asked.stdout.splitlines()[-1])
 
 
@@ -57,4 +71,6 @@ def train(words: tuple[str, ...]) -> None:
     if code == Interrupted.exit_code:
         raise KeyboardInterrupt
     if code:
-        raise TrainingFailed(f"training failed with exit code {code}; what went wrong stands above")
+        raise TrainingFailed(
+            "training_failed", f"training failed with exit code {code}; what went wrong stands above", code
+        )

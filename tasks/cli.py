@@ -3,20 +3,24 @@
     packcorpus inspect [MANIFEST] [--row N]     packcorpus verify [MANIFEST] [--rebuild]
     packcorpus repair MANIFEST                  packcorpus schemas FOLDER
 
+With --json a command prints one JSON object on standard output: its result, or {"error": …} (docs/errors.md).
+
 Arrow, numpy and the tokenizers are imported by the commands that need them, so that --help comes at once.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 
-from tasks.errors import InputMissing, PackError, UsageError
+from tasks.errors import InputMissing, Interrupted, UsageError
+from tasks.messages import DEBUG, JSON, as_json, as_text, foreseen, is_on
 
 MANIFESTS = Path("manifests")
 
@@ -53,6 +57,12 @@ ConfigOption = Annotated[
 ]
 
 
+JsonOption = Annotated[bool, typer.Option("--json", envvar=JSON, show_envvar=False, help="One JSON object.")]
+
+# typer keeps click's exceptions to itself; this is the one of a command line that cannot be read.
+_BadCommandLine: Any = typer.BadParameter.__base__
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from importlib.metadata import version
@@ -77,15 +87,18 @@ def inspect(
     row: Annotated[Optional[int], typer.Option(metavar="N", help="Show row N, decoded; 0 is the first.")] = None,  # noqa: UP045
     split: Annotated[Optional[Split], typer.Option(help="The split that --row counts in (train).")] = None,  # noqa: UP045
     ids: Annotated[bool, typer.Option("--ids", help="With --row: show the token ids too.")] = False,
+    as_object: JsonOption = False,
 ) -> None:
     """Show what a corpus is made of, or one row of it as text."""
     if row is None and (ids or split):
-        raise UsageError(f"{'--ids' if ids else '--split'} goes with --row N")
+        raise UsageError("bad_command_line", f"{'--ids' if ids else '--split'} goes with --row N")
     path = find_manifest(manifest)
     from tasks import show, show_row
 
     console = show.open_console()
-    if row is None:
+    if as_object:
+        _print_object(show_row.as_object(path, row, (split or Split.train).value))
+    elif row is None:
         show.inspect(path, console)
     else:
         show_row.show_row(path, row, (split or Split.train).value, ids, console)
@@ -98,10 +111,11 @@ def verify(
         bool, typer.Option("--rebuild", help="Make the corpus again in a temporary folder and compare every byte.")
     ] = False,
     config: ConfigOption = None,
+    as_object: JsonOption = False,
 ) -> None:
     """Recompute every digest of a corpus and check every row of it."""
     if config and not rebuild:
-        raise UsageError("--config goes with --rebuild")
+        raise UsageError("bad_command_line", "--config goes with --rebuild")
     path = find_manifest(manifest)
     from tasks import show
     from tasks.verify import verify as verify_corpus
@@ -111,29 +125,37 @@ def verify(
         from tasks.rebuild import rebuild as make_again
 
         checks = [*checks, ("rebuild", make_again(path, config))]
-    show.checks(checks, path, show.open_console())
+    if as_object:
+        _print_object({"manifest": path, "checks": [{"name": name, "found": found} for name, found in checks]})
+    else:
+        show.checks(checks, path, show.open_console())
 
 
 @app.command()
 def repair(
     manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", show_default=False, help="Or the corpus folder.")],
     config: ConfigOption = None,
+    as_object: JsonOption = False,
 ) -> None:
     """Put back what is damaged or missing of a corpus, to the recorded digests, and touch nothing else."""
     from tasks.printable import printable
     from tasks.repair import repair as mend
 
-    whole = True
+    done = []
     for mended in mend(manifest, config):
-        print(printable(f"mended {mended.path} ({mended.why}) from {mended.source}"), flush=True)
-        whole = False
-    if whole:
+        done.append({"path": mended.path, "why": mended.why, "source": mended.source})
+        if not as_object:
+            print(printable(f"mended {mended.path} ({mended.why}) from {mended.source}"), flush=True)
+    if as_object:
+        _print_object({"manifest": manifest, "mended": done})
+    elif not done:
         print("nothing to mend: every file is as it was recorded")
 
 
 @app.command()
 def schemas(folder: Annotated[Path, typer.Argument(metavar="FOLDER", show_default=False)]) -> None:
-    """Write the JSON Schemas of config and manifest into a folder."""
+    """Write the JSON Schemas of config and manifest, and the table of all errors, into a folder."""
+    from tasks.codes import table
     from tasks.config import Config
     from tasks.files import to_json, write_bytes
     from tasks.manifest import Manifest
@@ -142,6 +164,12 @@ def schemas(folder: Annotated[Path, typer.Argument(metavar="FOLDER", show_defaul
         file = folder / f"{name}.schema.json"
         write_bytes(file, to_json(model.model_json_schema()))
         print(file)
+    write_bytes(folder / "errors.md", table().encode())
+    print(folder / "errors.md")
+
+
+def _print_object(value: dict[str, Any]) -> None:
+    print(json.dumps(value, default=str))  # as tasks.messages has it
 
 
 def find_manifest(path: Path | None) -> Path:
@@ -150,15 +178,16 @@ def find_manifest(path: Path | None) -> Path:
         found = sorted(MANIFESTS.glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
         if not found:
             raise InputMissing(
+                "manifest_missing",
                 f"{MANIFESTS}/ holds no manifest; make one with: luigi --module pipeline PackCorpus, "
-                "or name one: packcorpus inspect MANIFEST"
+                "or name one: packcorpus inspect MANIFEST",
             )
         print(f"{found[-1]}: the newest of {len(found)}" if len(found) > 1 else f"{found[-1]}", file=sys.stderr)
         return found[-1]
     if os.path.isdir(path):
         inside = path / "manifest.json"
         if not inside.is_file():
-            raise InputMissing(f"{path}: is no corpus folder (it holds no manifest.json)")
+            raise InputMissing("manifest_missing", f"{path}: is no corpus folder (it holds no manifest.json)")
         return inside
     return path
 
@@ -167,18 +196,26 @@ def main() -> None:
     """Entry point. Exit codes are those of sysexits.h, as in tasks.errors."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    arguments = sys.argv[1:]
     try:
-        app()
-    except PackError as error:
-        if "--debug" in sys.argv[1:]:
+        sys.exit(app(standalone_mode=False))
+    except _BadCommandLine as error:
+        if not arguments:  # the help, which typer shows where nothing is asked
+            error.show()
+            sys.exit(UsageError.exit_code)
+        wrong: Exception = UsageError("bad_command_line", f"{error.format_message()}; see packcorpus --help")
+    except typer.Abort:
+        wrong = Interrupted("interrupted", "interrupted; nothing was changed but what was said")
+    except Exception as error:
+        if "--debug" in arguments or is_on(DEBUG):
             raise
-        from tasks.printable import printable
-
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except SystemExit as end:
-        # typer's code for a command line that it cannot read
-        sys.exit(UsageError.exit_code if end.code == 2 else end.code)
+        wrong = error
+    told = foreseen(wrong)
+    if "--json" in arguments or is_on(JSON):
+        print(as_json(told))
+    else:
+        print(as_text(told), file=sys.stderr)
+    sys.exit(told.exit_code)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def load_config(path: Path, sequence_length: str = "") -> Config:
     """
     values = read_settings(path)
     if not values:
-        raise UsageError(f"{path}: is empty; it needs at least `sources:`")
+        raise UsageError("bad_config_file", f"{path}: is empty; it needs at least `sources:`")
     if sequence_length:
         values["sequence_length"] = int(sequence_length) if sequence_length.isdecimal() else sequence_length
     sources = values.get("sources")

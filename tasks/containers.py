@@ -159,14 +159,16 @@ class RecordReader:
                 try:
                     row = next(rows, None)
                 except csv.Error as error:
-                    raise DataError(f"{self.name}: line {rows.line_num}: {error}; is a quote left open?") from None
+                    raise DataError(
+                        "bad_csv_file", f"{self.name}: line {rows.line_num}: {error}; is a quote left open?"
+                    ) from None
                 if row is None:
                     return
                 if not header:
                     header = row
                     if len(set(header)) < len(header):
                         twice = next(name for name in header if header.count(name) > 1)
-                        raise DataError(f"{self.name}: line 1: two columns are named {quoted(twice)}")
+                        raise DataError("bad_csv_file", f"{self.name}: line 1: two columns are named {quoted(twice)}")
                 elif row:
                     record = _csv_record(header, row, damaged)
                     self.records += 1
@@ -179,7 +181,7 @@ class RecordReader:
         for lines, unterminated in line_blocks(read, self.max_record_bytes):
             for line in lines:
                 if line == TOO_LONG:
-                    raise DataError(f"{self.name}: {self._too_long()}")
+                    raise DataError("too_long_line", f"{self.name}: {self._too_long()}")
                 try:
                     text = line.decode()
                 except UnicodeDecodeError as error:
@@ -208,7 +210,9 @@ class RecordReader:
                         self.records += 1
                         yield self.records - 1, record
         except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{self.name}: cannot be read as {self.container}: {first_line(error)}") from None
+            raise DataError(
+                "unreadable_source", f"{self.name}: cannot be read as {self.container}: {first_line(error)}"
+            ) from None
 
     def _parquet_batches(self) -> Iterator[Any]:
         # no threads and no read-ahead: parts are what runs in parallel, and a row group may be large
@@ -245,8 +249,9 @@ def read_whole(read: Read, name: str, begun: bytes = b"") -> bytes:
         size += len(chunk)
     if size > ARRAY_LIMIT:
         raise DataError(
+            "too_large_json",
             f"{name}: JSON that is not one record a line has to be in memory as a whole, and this is over "
-            f"{ARRAY_LIMIT:,} bytes; write one record a line, with  jq -c '.[]' FILE.json > FILE.jsonl"
+            f"{ARRAY_LIMIT:,} bytes; write one record a line, with  jq -c '.[]' FILE.json > FILE.jsonl",
         )
     return b"".join(chunks).removeprefix(BOM)
 
@@ -314,9 +319,13 @@ def array_elements(data: bytes, name: str) -> Iterator[bytes]:
                     yield last
                 rest = data[at + 1 :].lstrip()
                 if rest:
-                    raise DataError(f"{name}: byte {len(data) - len(rest):,}: something follows the JSON array")
+                    raise DataError(
+                        "bad_json_array", f"{name}: byte {len(data) - len(rest):,}: something follows the JSON array"
+                    )
                 return
-    raise DataError(f"{name}: the JSON array does not close after record {count + 1:,} begins: truncated?")
+    raise DataError(
+        "bad_json_array", f"{name}: the JSON array does not close after record {count + 1:,} begins: truncated?"
+    )
 
 
 def _parse(text: bytes, unterminated: bool) -> object:

@@ -239,7 +239,7 @@ def _read_oasst(record: dict[str, object]) -> Conversation:
             messages.append(Message(role, required_text(node, "text")))
             node, place = _best_reply(node)
     except Reject as error:  # the place is put together here alone: at every node it would cost the square of the depth
-        raise Reject(error.code, ".".join((*path, error.message))) from None
+        raise Reject(error.reason, ".".join((*path, error.message))) from None
     while messages and messages[-1].role == "user":
         messages.pop()
     if not messages:

@@ -25,7 +25,7 @@ def claim(recipe: Recipe) -> None:
     """Make sure that no other run makes this corpus at the same time, before workers are forked. Raises Busy."""
     path = recipe.layout.lock(recipe.config.name, recipe.corpus_key)
     if not lock(path):
-        raise Busy(f"{recipe.corpus_folder}: another run is making this corpus; wait for it, then run again")
+        raise Busy("busy", f"{recipe.corpus_folder}: another run is making this corpus; wait for it, then run again")
     # With its first array pyarrow imports pandas, where that is installed: 0.2 s, here once and not in every worker.
     pa.array([])
 

@@ -26,29 +26,29 @@ def check_copies(path: Path, folder: Path) -> None:
     """The manifest that was named and the one in the corpus folder must be the same bytes. Raises DataError."""
     copy = folder / "manifest.json"
     if copy.is_symlink():
-        raise DataError(f"{copy}: is a link; a corpus holds its files itself; {mend(folder)}")
+        raise DataError("link_in_corpus", f"{copy}: is a link; a corpus holds its files itself; {mend(folder)}")
     if not path.samefile(copy) and copy.read_bytes() != path.read_bytes():
         load_manifest(copy)  # says so where this is the one that was damaged
-        raise DataError(f"{path} and {copy} differ; they must be the same bytes; {mend(path)}")
+        raise DataError("manifests_differ", f"{path} and {copy} differ; they must be the same bytes; {mend(path)}")
 
 
 def find_listed(folder: Path, name: str, size: int) -> Path:
     """The file of a corpus that is listed as `name`, of `size` bytes. Raises DataError or InputMissing."""
     where = folder / name
     if where.is_symlink() or not where.resolve().is_relative_to(folder.resolve()):
-        raise DataError(f"{where}: is a link; a corpus holds its files itself; {mend(folder)}")
+        raise DataError("link_in_corpus", f"{where}: is a link; a corpus holds its files itself; {mend(folder)}")
     if not os.path.isfile(where):
-        raise InputMissing(f"{where}: is missing; {mend(folder)}")
+        raise InputMissing("file_missing", f"{where}: is missing; {mend(folder)}")
     found = where.stat().st_size
     if found != size:
-        raise DataError(f"{where}: holds {found:,} bytes, {size:,} were written; {mend(folder)}")
+        raise DataError("wrong_size", f"{where}: holds {found:,} bytes, {size:,} were written; {mend(folder)}")
     return where
 
 
 def check_digest(where: Path, found: str, recorded: str, folder: Path) -> None:
     """Raises DataError where the SHA-256 of a file that is listed in `folder` is another than the manifest records."""
     if found != recorded:
-        raise DataError(f"{where}: does not have the SHA-256 that was recorded; {mend(folder)}")
+        raise DataError("wrong_digest", f"{where}: does not have the SHA-256 that was recorded; {mend(folder)}")
 
 
 def check_listed(folder: Path, file: Shard | FileFacts) -> None:
@@ -57,7 +57,7 @@ def check_listed(folder: Path, file: Shard | FileFacts) -> None:
     try:
         found = sha256_of(where)
     except OSError as error:
-        raise StorageError(f"{where}: cannot be read: {error.strerror}") from error
+        raise StorageError("cannot_read", f"{where}: cannot be read: {error.strerror}") from error
     check_digest(where, found, file.sha256, folder)
 
 
@@ -66,7 +66,9 @@ def check_nothing_besides(manifest: Manifest, folder: Path) -> None:
     known = {file.path for file in manifest.listed()} | UNLISTED
     found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
     if found - known:
-        raise DataError(f"{folder / min(found - known)}: does not belong to this corpus; move it elsewhere")
+        raise DataError(
+            "foreign_file", f"{folder / min(found - known)}: does not belong to this corpus; move it elsewhere"
+        )
 
 
 @contextmanager
@@ -75,7 +77,9 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(f"{path}: cannot be read as what it should be: {error}; make it again") from error
+        raise DataError(
+            "unreadable_file", f"{path}: cannot be read as what it should be: {error}; make it again"
+        ) from error
 
 
 def find_tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
@@ -86,7 +90,7 @@ def find_tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
         check_listed(folder, file)
     main = folder / manifest.tokenizer.path
     if main not in files:
-        raise DataError(f"{main}: the tokenizer is not among the files of the manifest")
+        raise DataError("unreadable_file", f"{main}: the tokenizer is not among the files of the manifest")
     return TokenizerFiles(main, files)
 
 

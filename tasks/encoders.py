@@ -132,8 +132,9 @@ class Encoder(ABC):
             return ids
         found = self.control_pattern.search(text)
         raise DataError(
+            "unwritable_text",
             f"the tokenizer has no way to write {found.group() if found else text[:40]!r} as plain text; "
-            "take the character out of the data or the token out of the tokenizer"
+            "take the character out of the data or the token out of the tokenizer",
         )
 
     def _encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
@@ -251,9 +252,11 @@ class SentencePieceEncoder(Encoder):
         try:
             model.ParseFromString(path.read_bytes())
         except DecodeError as error:
-            raise DataError(f"{path}: is not a SentencePiece model, or is cut short: {error}") from None
+            raise DataError(
+                "bad_tokenizer", f"{path}: is not a SentencePiece model, or is cut short: {error}"
+            ) from None
         if not model.pieces or not model.HasField("trainer_spec"):
-            raise DataError(f"{path}: is not a SentencePiece model, or is cut short")
+            raise DataError("bad_tokenizer", f"{path}: is not a SentencePiece model, or is cut short")
         types = proto.ModelProto.SentencePiece
         self.controls = {}
         self.has_unused = any(piece.type == types.UNUSED for piece in model.pieces)
@@ -272,7 +275,9 @@ class SentencePieceEncoder(Encoder):
         try:
             self._processor = SentencePieceProcessor(model_proto=model.SerializeToString())
         except RuntimeError as error:
-            raise DataError(f"{path}: is not a SentencePiece model, or is cut short: {error}") from None
+            raise DataError(
+                "bad_tokenizer", f"{path}: is not a SentencePiece model, or is cut short: {error}"
+            ) from None
         self.vocab_size = len(self._pieces)
         self.unk_id = self._processor.unk_id()
         self.bos_id = None if self._processor.bos_id() < 0 else self._processor.bos_id()
@@ -313,7 +318,7 @@ class HuggingFaceEncoder(Encoder):
             spec = orjson.loads(path.read_bytes())
             whole = Tokenizer.from_str(orjson.dumps(spec).decode())
         except Exception as error:  # the library raises bare Exceptions
-            raise DataError(f"{path}: is not a tokenizer.json that can be read: {error}") from None
+            raise DataError("bad_tokenizer", f"{path}: is not a tokenizer.json that can be read: {error}") from None
         added = {t["content"]: t["id"] for t in spec.get("added_tokens") or []}
         self.controls = {content: token for content, token in added.items() if not _is_blank(content)}
         self.blanks = frozenset(added) - frozenset(self.controls)
@@ -426,10 +431,12 @@ def _name(token: Any) -> str | None:
 def _special(key: str, name: str | None, default: int, vocab: Mapping[str, int], path: Path) -> int:
     if name is None:
         if default < 0:
-            raise UsageError(f"{path}: names no {key.removesuffix('_token').upper()}; set `{key}` in the config")
+            raise UsageError(
+                "no_such_token", f"{path}: names no {key.removesuffix('_token').upper()}; set `{key}` in the config"
+            )
         return default
     if name not in vocab:
-        raise UsageError(f"{path}: has no token {name!r}; `{key}` must be one of its tokens")
+        raise UsageError("no_such_token", f"{path}: has no token {name!r}; `{key}` must be one of its tokens")
     return vocab[name]
 
 
@@ -456,7 +463,7 @@ class TokenizerFiles:
                     try:
                         loaded = orjson.loads(file.read_bytes())
                     except orjson.JSONDecodeError as error:
-                        raise DataError(f"{file}: is not JSON: {error}") from None
+                        raise DataError("bad_tokenizer", f"{file}: is not JSON: {error}") from None
                     merged |= loaded if isinstance(loaded, dict) else {}
         return merged
 
@@ -467,7 +474,7 @@ class TokenizerFiles:
                 try:
                     return file.read_text(encoding="utf-8")
                 except UnicodeDecodeError as error:
-                    raise DataError(f"{file}: is not UTF-8: {error}") from None
+                    raise DataError("bad_tokenizer", f"{file}: is not UTF-8: {error}") from None
         found = self.settings().get("chat_template")
         if isinstance(found, list):
             found = next((t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None)
@@ -482,16 +489,19 @@ def find_tokenizer(path: Path) -> TokenizerFiles:
             if path / name in files:
                 kept = tuple(f for f in files if f.suffix != ".model" or f.name == name)
                 return TokenizerFiles(path / name, kept)
-        raise InputMissing(f"{path}: holds neither tokenizer.json nor tokenizer.model")
+        raise InputMissing("tokenizer_missing", f"{path}: holds neither tokenizer.json nor tokenizer.model")
     if not os.path.isfile(path):
         raise InputMissing(
+            "tokenizer_missing",
             f"{path}: no such tokenizer: a SentencePiece .model, a tokenizer.json, or a folder with one "
-            "was expected (names on a hub are not fetched)"
+            "was expected (names on a hub are not fetched)",
         )
     if path.stat().st_size == 0:
-        raise DataError(f"{path}: is empty; a tokenizer was expected")
+        raise DataError("bad_tokenizer", f"{path}: is empty; a tokenizer was expected")
     if path.suffix not in (".model", ".json"):
-        raise UsageError(f"{path}: is neither a .model nor a .json; name a tokenizer.json by its folder or file")
+        raise UsageError(
+            "unknown_tokenizer", f"{path}: is neither a .model nor a .json; name a tokenizer.json by its folder or file"
+        )
     return TokenizerFiles(path, (path,))
 
 

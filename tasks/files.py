@@ -80,7 +80,7 @@ def _refusing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise StorageError("cannot_write", f"{path}: cannot be written: {error.strerror or error}") from error
 
 
 def make_folder(folder: Path) -> None:
@@ -165,9 +165,11 @@ def read_json(path: Path) -> Any:
     try:
         return orjson.loads(path.read_bytes())
     except OSError as error:
-        raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
+        raise StorageError("cannot_read", f"{path}: cannot be read: {error.strerror}") from error
     except orjson.JSONDecodeError as error:
-        raise StorageError(f"{path}:{error.lineno}:{error.colno}: is not JSON: {error.msg}") from error
+        raise StorageError(
+            "damaged_artefact", f"{path}:{error.lineno}:{error.colno}: is not JSON: {error.msg}"
+        ) from error
 
 
 def sha256_of(path: Path) -> str:

@@ -54,7 +54,7 @@ class JinjaTemplate:
         try:
             date = datetime.fromisoformat(today)
         except ValueError as error:
-            raise UsageError(f"template_date: {today}: {error}") from None
+            raise UsageError("bad_setting", f"template_date: {today}: {error}") from None
         special = {
             key: encoder.control_strings.get(token, "")
             for key, token in zip(
@@ -148,9 +148,10 @@ class JinjaTemplate:
         if lost is not None:
             what = "" if self._all else "with the generation prompt "
             raise DataError(
+                "turn_not_located",
                 f"template {self.name}: messages[{lost}] ({roles[lost]}) cannot be located: the rendering of "
                 f"messages[:{lost}] {what}is no prefix of that of messages[:{lost + 1}], or this not of the whole; add "
-                "{% generation %} marks to the template or take a built-in one"
+                "{% generation %} marks to the template or take a built-in one",
             )
         turns = [(start, self._without_space(text, start, stop)) for start, stop in turns]
         if self._all:
@@ -162,8 +163,9 @@ class JinjaTemplate:
         if len(answers) == len(marks):
             return [(start, stop) for k, (start, stop) in zip(answers, marks, strict=True) if trained[k]]
         raise DataError(
+            "turn_not_located",
             f"template {self.name}: {len(marks)} {{% generation %}} blocks were rendered for {len(answers)} "
-            f"assistant turns (messages{answers}); they must be as many, or the marks be left out"
+            f"assistant turns (messages{answers}); they must be as many, or the marks be left out",
         )
 
     def _without_space(self, text: str, start: int, stop: int) -> int:

@@ -23,7 +23,7 @@ def make_ledger(
         "conversations": {
             "read": sum(receipt["conversations"] for receipt in receipts),
             "packed": int(np.count_nonzero(np.diff(pieces.conversation, prepend=-1))),
-            "rejected": dict(sorted(Counter(reject.code for reject in rejects).items())),
+            "rejected": dict(sorted(Counter(reject.reason for reject in rejects).items())),
             "dropped": {"too_long": lost.dropped},
             "truncated": lost.truncated,
             "split": lost.split,
@@ -49,11 +49,13 @@ def check_ledger(ledger: dict[str, Any]) -> None:
     conversations, tokens = ledger["conversations"], ledger["tokens"]
     ended = conversations["packed"] + sum(conversations["rejected"].values()) + sum(conversations["dropped"].values())
     if conversations["read"] != ended:
-        raise DataError(f"the ledger does not close: {conversations['read']:,} conversations read, {ended:,} ended")
+        raise DataError(
+            "open_ledger", f"the ledger does not close: {conversations['read']:,} conversations read, {ended:,} ended"
+        )
     gone_in = tokens["encoded"] + tokens["separators"]
     come_out = tokens["packed"] + tokens["truncated"] + tokens["dropped"]
     if gone_in != come_out:
-        raise DataError(f"the ledger does not close: {gone_in:,} tokens went in, {come_out:,} came out")
+        raise DataError("open_ledger", f"the ledger does not close: {gone_in:,} tokens went in, {come_out:,} came out")
 
 
 def packing_metadata(recipe: Recipe, pieces: Pieces, placed: Placed, algorithm: str) -> dict[str, Any]:

@@ -33,19 +33,19 @@ def locate(pattern: str, folder: Path) -> list[tuple[Path, str]]:
         return _in_folder(path, name)
     if path.exists():
         if not path.is_file():
-            raise DataError(f"{name}: is neither a file nor a folder")
+            raise DataError("not_a_file", f"{name}: is neither a file nor a folder")
         _check_extensions([name], name)
         return [(path, name)]
     if not glob.has_magic(pattern):
-        raise InputMissing(f"{name}: there is no such file or folder{_suggestion(path)}")
+        raise InputMissing("source_missing", f"{name}: there is no such file or folder{_suggestion(path)}")
     matches = glob.glob(pattern, root_dir=folder, recursive=True)
     for match in matches:
         if not (folder / match).is_file() and not (folder / match).is_dir():
-            raise DataError(f"{match}: is neither a file nor a folder (a broken link?)")
+            raise DataError("not_a_file", f"{match}: is neither a file nor a folder (a broken link?)")
     names = {PurePath(match).as_posix() for match in matches if (folder / match).is_file()}
     if not names:
         only = ", only folders; to read a folder, name it without a glob" if matches else f" in {folder}"
-        raise InputMissing(f"{name}: the glob matches no file{only}")
+        raise InputMissing("no_match", f"{name}: the glob matches no file{only}")
     ordered = sorted(names, key=os.fsencode)
     _check_extensions(ordered, name)
     return [((folder / match).absolute(), match) for match in ordered]
@@ -54,7 +54,7 @@ def locate(pattern: str, folder: Path) -> list[tuple[Path, str]]:
 def _in_folder(folder: Path, name: str) -> list[tuple[Path, str]]:
     files = [relative for _, relatives in sorted(_walk(folder, "", name, set())) for relative in relatives]
     if not files:
-        raise InputMissing(f"{name}: the folder holds no file")
+        raise InputMissing("empty_folder", f"{name}: the folder holds no file")
     _check_extensions(files, name)
     prefix = "" if name == "." else f"{name.rstrip('/')}/"
     return [(folder / relative, prefix + relative) for relative in files]
@@ -73,15 +73,19 @@ def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) ->
         splits = _json_field(folder / "dataset_dict.json", f"{here}/dataset_dict.json", "splits")
         one = f"{here}/{splits[0]}" if splits else here
         listed = ", ".join(map(str, splits)) or "none"
-        raise DataError(f"{here}: is a saved data set with the splits {listed}; name one of them, such as {one}")
+        raise DataError(
+            "bad_saved_data", f"{here}: is a saved data set with the splits {listed}; name one of them, such as {one}"
+        )
     if "state.json" in entries and "dataset_info.json" in entries:
         listed_files = []
         for entry in _json_field(folder / "state.json", f"{here}/state.json", "_data_files"):
             file = entry.get("filename") if isinstance(entry, dict) else None
             if not isinstance(file, str) or PurePath(file).name != file:
-                raise DataError(f"{here}/state.json: _data_files: expected names of files in this folder")
+                raise DataError(
+                    "bad_saved_data", f"{here}/state.json: _data_files: expected names of files in this folder"
+                )
             if file not in entries:
-                raise InputMissing(f"{here}/{file}: is named in state.json, but is not there")
+                raise InputMissing("source_missing", f"{here}/{file}: is named in state.json, but is not there")
             listed_files.append(relative + file)
         yield os.fsencode(relative), listed_files
         return
@@ -91,17 +95,17 @@ def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) ->
         elif entry.is_file():
             yield os.fsencode(relative + entry.name), [relative + entry.name]
         else:
-            raise DataError(f"{here}/{entry.name}: is neither a file nor a folder (a broken link?)")
+            raise DataError("not_a_file", f"{here}/{entry.name}: is neither a file nor a folder (a broken link?)")
 
 
 def _json_field(path: Path, name: str, key: str) -> list[object]:
     try:
         value = orjson.loads(path.read_bytes())
     except orjson.JSONDecodeError as error:
-        raise DataError(f"{name}: is not JSON: {error.msg}") from None
+        raise DataError("bad_saved_data", f"{name}: is not JSON: {error.msg}") from None
     found = value.get(key) if isinstance(value, dict) else None
     if not isinstance(found, list):
-        raise DataError(f"{name}: {key}: expected a list")
+        raise DataError("bad_saved_data", f"{name}: {key}: expected a list")
     return found
 
 
@@ -110,11 +114,12 @@ def _check_extensions(names: Sequence[str], asked: str) -> None:
     if unknown:
         known = f"known are {' '.join(EXTENSIONS)}, the text ones also with {' or '.join(COMPRESSIONS)}"
         if len(names) == 1 and unknown[0] == asked:
-            raise DataError(f"{asked}: what it holds cannot be told from its name; {known}")
+            raise DataError("unknown_container", f"{asked}: what it holds cannot be told from its name; {known}")
         listed = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         raise DataError(
+            "unknown_container",
             f"{asked}: {len(unknown)} of {len(names)} files cannot be told by their names: {listed}; "
-            f"use a glob that leaves them out, such as *.jsonl; {known}"
+            f"use a glob that leaves them out, such as *.jsonl; {known}",
         )
 
 

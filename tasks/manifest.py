@@ -257,13 +257,16 @@ def _check_shards(plan: dict[str, Any], shards: list[dict[str, Any]], length: in
         written = sum(shard[name] for shard in shards)
         if written != tokens[name]:
             raise DataError(
-                f"the ledger does not close: {tokens[name]:,} tokens planned as {name}, {written:,} written"
+                "open_ledger",
+                f"the ledger does not close: {tokens[name]:,} tokens planned as {name}, {written:,} written",
             )
     places = sum(shard["rows"] for shard in shards) * (plan["packing_metadata"]["enabled"] and length)
     if places and tokens["packed"] + tokens["padding"] != places:
-        raise DataError(f"the ledger does not close: {places:,} places in the rows, not packed + padding")
+        raise DataError(
+            "open_ledger", f"the ledger does not close: {places:,} places in the rows, not packed + padding"
+        )
     if [shard["rows"] for shard in shards] != plan["rows_of_shards"]:
-        raise DataError("the ledger does not close: shards hold other numbers of rows than planned")
+        raise DataError("open_ledger", "the ledger does not close: shards hold other numbers of rows than planned")
     check_ledger(plan["ledger"])
 
 
@@ -297,30 +300,39 @@ def publish(manifest: Manifest, corpus: Path, published: Path) -> None:
 def load_manifest(path: Path) -> Manifest:
     """Read a manifest and check that nobody edited it. Raises DataError or InputMissing, naming the file."""
     if not os.path.isfile(path):  # not path.is_file(), which raises where a name is too long
-        raise InputMissing(f"{path}: no such manifest; make one with: luigi --module pipeline PackCorpus")
+        raise InputMissing(
+            "manifest_missing", f"{path}: no such manifest; make one with: luigi --module pipeline PackCorpus"
+        )
     values = read_json(path)
     try:
         manifest = Manifest.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "manifest"
-        raise DataError(f"{path}: is not a packcorpus manifest: {where}: {first['msg']}") from None
+        raise DataError("bad_manifest", f"{path}: is not a packcorpus manifest: {where}: {first['msg']}") from None
     # As it was published, to the byte: else a white space that was damaged would go unnoticed.
     try:
         unedited = manifest_digest(values) == manifest.digest and to_json(values) == path.read_bytes()
     except orjson.JSONEncodeError as error:
-        raise DataError(f"{path}: is not a packcorpus manifest: {error}") from None
+        raise DataError("bad_manifest", f"{path}: is not a packcorpus manifest: {error}") from None
     if not unedited:
-        raise DataError(f"{path}: was edited or damaged (its content does not match its digest); {mend(path)}")
+        raise DataError(
+            "edited_manifest", f"{path}: was edited or damaged (its content does not match its digest); {mend(path)}"
+        )
     for inside in (*(file.path for file in manifest.listed()), manifest.tokenizer.path, manifest.corpus):
         pure = PurePosixPath(inside)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in inside:
-            raise DataError(f"{path}: {inside!r} leads out of the corpus folder")
+            raise DataError("path_outside", f"{path}: {inside!r} leads out of the corpus folder")
     if key_of_manifest(manifest) != manifest.key:
-        raise DataError(f"{path}: was edited (its key is not that of its settings and sources); {mend(path)}")
+        raise DataError(
+            "edited_manifest", f"{path}: was edited (its key is not that of its settings and sources); {mend(path)}"
+        )
     for name, once, again in _said_twice(manifest):
         if once != again:
-            raise DataError(f"{path}: was edited ({name} is {once} in one place, {again} in another); {mend(path)}")
+            raise DataError(
+                "edited_manifest",
+                f"{path}: was edited ({name} is {once} in one place, {again} in another); {mend(path)}",
+            )
     return manifest
 
 
@@ -356,5 +368,7 @@ def corpus_folder(manifest: Manifest, path: Path) -> Path:
         if os.path.isfile(candidate / "manifest.json"):
             return candidate
         if candidate.is_dir() and candidate.name == PurePosixPath(manifest.corpus).name:
-            raise InputMissing(f"{candidate / 'manifest.json'}: is missing; {mend(path)}")
-    raise InputMissing(f"{path}: its corpus folder {root / manifest.corpus} is gone; make the corpus again")
+            raise InputMissing("file_missing", f"{candidate / 'manifest.json'}: is missing; {mend(path)}")
+    raise InputMissing(
+        "corpus_missing", f"{path}: its corpus folder {root / manifest.corpus} is gone; make the corpus again"
+    )

@@ -82,8 +82,9 @@ def verdict_of(recipe: Recipe) -> Verdict:
         write_bytes(recipe.layout.engine(_key(recipe)), to_json(asdict(verdict)))
     if recipe.config.engine == "gigatoken" and verdict.reason:
         raise UsageError(
+            "engine_refused",
             f"engine: gigatoken: it cannot stand in for {recipe.tokenizer_files.main}: {verdict.reason}; "
-            "leave `engine` out of the config, or name another tokenizer"
+            "leave `engine` out of the config, or name another tokenizer",
         )
     return verdict
 

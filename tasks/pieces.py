@@ -91,7 +91,7 @@ def cut_overlong(accepted: Accepted, tokens: TokenFiles, recipe: Recipe) -> tupl
     lost = Lost()
     is_long = accepted.length > config.sequence_length
     if config.overlong == "error" and is_long.any():
-        raise DataError(_too_long(accepted, is_long, recipe))
+        raise DataError("too_long_conversation", _too_long(accepted, is_long, recipe))
     if config.overlong == "drop":
         lost.dropped = int(is_long.sum())
         lost.tokens_dropped = int(accepted.encoded[is_long].sum())

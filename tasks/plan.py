@@ -59,8 +59,9 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     check_rejects(rejects, read, recipe, folder / "rejects.jsonl")
     if not len(pieces.conversation):
         raise DataError(
+            "nothing_to_pack",
             f"{config.name}: no conversation is left to pack: {read:,} read, {len(rejects):,} rejected, "
-            f"{lost.dropped:,} dropped as longer than {config.sequence_length:,} tokens"
+            f"{lost.dropped:,} dropped as longer than {config.sequence_length:,} tokens",
         )
     placed = place(pieces, accepted, config, recipe.shards)
     places = placed.rows * config.sequence_length if config.packing else 0

@@ -32,7 +32,7 @@ def recipe_for(manifest: Manifest, corpus: Path, root: Path, config_file: Path |
     """
     recipe = recipe_of(*config_for(manifest, corpus, config_file), root)
     if why := next(_differences(manifest, recipe), ""):
-        raise DataError(f"{manifest.corpus} cannot be made again as it was: {why}")
+        raise DataError("origin_changed", f"{manifest.corpus} cannot be made again as it was: {why}")
     return recipe
 
 
@@ -46,9 +46,13 @@ def config_for(manifest: Manifest, corpus: Path, config_file: Path | None) -> tu
         folder, part_size = Path(made_from["folder"]), made_from["part_size"]
         config = Config.model_validate(manifest.config | {"part_size": part_size})
     except (PackError, LookupError, TypeError, ValueError):
-        raise UsageError(f"{record}: does not say where the config lies; name it with --config FILE") from None
+        raise UsageError(
+            "config_unknown", f"{record}: does not say where the config lies; name it with --config FILE"
+        ) from None
     if not folder.is_dir():
-        raise InputMissing(f"{folder}: the folder of the config is gone; name the config with --config FILE")
+        raise InputMissing(
+            "config_folder_missing", f"{folder}: the folder of the config is gone; name the config with --config FILE"
+        )
     return config, folder
 
 
@@ -113,14 +117,14 @@ def rebuild(path: Path, config_file: Path | None = None) -> str:
         try:
             recipe = recipe_for(manifest, folder, Path(name), config_file)
         except (DataError, InputMissing) as error:
-            raise NotReproducible(str(error)) from None
+            raise NotReproducible("not_reproducible", str(error)) from None
         make_corpus(recipe, {})
         names = [*(file.path for file in manifest.listed()), "manifest.json"]
         for file in names:
             again = recipe.corpus_folder / file
             if not again.is_file() or not filecmp.cmp(again, folder / file, shallow=False):
                 said = _first_difference(manifest, again) if file == "manifest.json" else ""
-                raise NotReproducible(f"{folder / file}: is another when it is made again{said}")
+                raise NotReproducible("not_reproducible", f"{folder / file}: is another when it is made again{said}")
     return f"{len(names)} files, {sum(file.bytes for file in manifest.listed()):,} bytes: the same bytes"
 
 

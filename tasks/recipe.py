@@ -93,8 +93,9 @@ class Recipe:
             source = self.tokenizer_files.chat_template() if self.config.tokenizer else None
             if source is None:
                 raise UsageError(
+                    "no_chat_template",
                     f"template: tokenizer: {self.config.tokenizer or 'a tokenizer that is trained here'} has no chat "
-                    f"template of its own; take one of {', '.join(BUILT_IN)} or a Jinja file"
+                    f"template of its own; take one of {', '.join(BUILT_IN)} or a Jinja file",
                 )
             return source
         file = self.folder / name
@@ -102,12 +103,13 @@ class Recipe:
             near = get_close_matches(name, (*BUILT_IN, "tokenizer"), 1)
             hint = f'; did you mean "{near[0]}"?' if near else ""
             raise InputMissing(
-                f"template: {name!r} is neither built in ({', '.join(BUILT_IN)}, tokenizer) nor a file ({file}){hint}"
+                "template_missing",
+                f"template: {name!r} is neither built in ({', '.join(BUILT_IN)}, tokenizer) nor a file ({file}){hint}",
             )
         try:
             return file.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise UsageError(f"{file}: is not UTF-8: {error}") from None
+            raise UsageError("bad_template_file", f"{file}: is not UTF-8: {error}") from None
 
     @cached_property
     def template_sha256(self) -> str:
@@ -221,7 +223,7 @@ def recipe_of(config: Config, folder: Path, root: Path) -> Recipe:
     for file, _ in found:
         # What cannot be written to a manifest: a name on disk that is no UTF-8.
         if file.name.encode("utf-8", "ignore").decode() != file.name:
-            raise UsageError(f"{file.name!a}: the name of this source is not UTF-8; rename it")
+            raise UsageError("bad_file_name", f"{file.name!a}: the name of this source is not UTF-8; rename it")
     return Recipe(
         config,
         folder,

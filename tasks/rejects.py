@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import orjson
 
+from tasks.codes import CODES
 from tasks.errors import DataError
 from tasks.files import write_bytes
 from tasks.recipe import Recipe
@@ -19,17 +20,17 @@ class Rejected(NamedTuple):
 
     part: int
     record: int
-    code: str
+    reason: str
     message: str
 
 
 def write_rejects(path: Path, rejects: list[Rejected], recipe: Recipe) -> None:
-    """One JSON object a line: source, line (or record, where the file has no lines), reason and message."""
+    """One JSON object a line: source, line (or record, where the file has no lines), code, reason and message."""
     lines = []
     for reject in rejects:
         file = recipe.parts[reject.part].file
         unit = "line" if file.container == "jsonl" else "record"
-        line = {"source": file.name, unit: reject.record + 1, "reason": reject.code, "message": reject.message}
+        line = {"source": file.name, unit: reject.record + 1, **_told(reject)}
         lines.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
     write_bytes(path, b"".join(lines))
 
@@ -40,20 +41,43 @@ def check_rejects(rejects: list[Rejected], read: int, recipe: Recipe, path: Path
     # The quotient, since 0.29 * 100 is less than 29.
     if not rejects or len(rejects) / read <= limit:
         return
-    shown = [
-        f"  {recipe.parts[reject.part].file.name}:{reject.record + 1}: {reject.message} [{reject.code}]"
-        for reject in rejects[:SHOWN]
-    ]
+    first = [{"place": _place(reject, recipe), **_told(reject)} for reject in rejects[:SHOWN]]
+    shown = ["  {code} {place} {message}".format_map(reject) for reject in first]
     if len(rejects) > len(shown):
         shown.append(f"  … and {len(rejects) - len(shown):,} more")
     raise DataError(
+        "too_many_rejects",
         f"{len(rejects):,} of {read:,} conversations were rejected ({len(rejects) / read:.2%}), max_rejects allows "
         f"{limit:.2%}{_template(rejects, recipe)}\n" + "\n".join(shown) + f"\nall of them are in {path}\n"
-        "mend the data, or raise max_rejects in the config to go on without them"
+        "mend the data, or raise max_rejects in the config to go on without them",
+        rejects=first,
+        all_rejects=str(path),
     )
+
+
+def _told(reject: Rejected) -> dict[str, str]:
+    return {"code": CODES[reject.reason].code, "reason": reject.reason, "message": reject.message}
+
+
+def _place(reject: Rejected, recipe: Recipe) -> str:
+    return f"{recipe.parts[reject.part].file.name}:{reject.record + 1}"
+
+
+def first_of_each(path: Path, counts: dict[str, int]) -> list[str]:
+    """A line for each reason: its code, how many there are, and the first of them in rejects.jsonl at `path`."""
+    firsts: dict[str, str] = {}
+    with path.open("rb") as lines:
+        for line in lines:
+            reject = orjson.loads(line)
+            if reject["reason"] not in firsts:
+                place = f"{reject['source']}:{reject.get('line', reject.get('record'))}"
+                firsts[reject["reason"]] = f"{place} {reject['message']}"
+            if len(firsts) == len(counts):
+                break
+    return [f"  {CODES[reason].code} {reason}, {counts[reason]:,}: {first}" for reason, first in sorted(firsts.items())]
 
 
 def _template(rejects: list[Rejected], recipe: Recipe) -> str:
     """Its name, where it was the template that refused one: what it did so by is the same under any name."""
-    refused = any(reject.code.startswith("template_") for reject in rejects)
+    refused = any(reject.reason.startswith("template_") for reject in rejects)
     return f"; the template is {recipe.config.template}" if refused else ""

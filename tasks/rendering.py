@@ -82,9 +82,9 @@ class Renderer:
             self._start()
             self.render(_TRIAL, None, False, [], False)  # one that can be used on nothing is told before there is work
         except Reject as reject:  # of our two messages, not of all
-            if reject.code == "too_long_text":
+            if reject.reason == "too_long_text":
                 self.close()
-                raise DataError(f"template {name}: {reject.message}") from None
+                raise DataError("bad_template", f"template {name}: {reject.message}") from None
         except BaseException:
             self.close()
             raise
@@ -144,9 +144,13 @@ class Renderer:
         except (EOFError, OSError):
             how = self._status()
             if not late and how != "SIGXCPU":
-                raise DataError(f"template {self.name}: ended the process that rendered it ({how})") from None
+                raise DataError(
+                    "template_died", f"template {self.name}: ended the process that rendered it ({how})"
+                ) from None
             doing = "compiling" if request is None else "rendering one conversation"
-            raise DataError(f"template {self.name}: was still {doing} after {SECONDS:g} s; it loops") from None
+            raise DataError(
+                "template_loops", f"template {self.name}: was still {doing} after {SECONDS:g} s; it loops"
+            ) from None
         finally:
             if reply is None:  # whatever stopped us: the next answer would belong to this question
                 self.close()
@@ -177,13 +181,14 @@ class Renderer:
             "unsafe": f"reaches for what a template must not: {value}",
             "memory": f"takes more than {MEMORY >> 20} MiB of memory for one conversation",
         }
-        raise DataError(f"template {self.name}: {problem[kind]}")
+        raise DataError("bad_template", f"template {self.name}: {problem[kind]}")
 
     def _missing(self, error: object) -> NoReturn:
         raise PartMissing(
+            "library_missing",
             f"the template {self.name} is written in Jinja and needs transformers ({error}); "
             "install it with: make extras (or pip install --constraint constraints.txt 'packcorpus[train]'), "
-            "or take a built-in template"
+            "or take a built-in template",
         ) from None
 
 

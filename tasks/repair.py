@@ -58,7 +58,7 @@ def repair(path: Path, config_file: Path | None = None) -> Iterator[Mended]:
     root = home.parents[2] if home.parts[-3:] == Path(manifest.corpus).parts else Path.cwd()
     layout = Layout(root)
     if (root / "data").is_dir() and not lock(layout.lock(manifest.name, manifest.key)):
-        raise Busy(f"{folder}: a run is making this corpus; wait for it, then repair")
+        raise Busy("busy", f"{folder}: a run is making this corpus; wait for it, then repair")
     damaged = [(file, why) for file in _tokenizer_first(manifest) if (why := _damage(folder, file))]
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         places = _Places(manifest, folder, layout, config_file, Path(scratch))
@@ -95,12 +95,15 @@ def _find_manifest(path: Path) -> _Given:
         except PackError as error:
             wrong[copy] = _said(error, copy)
     if not whole:
-        raise DataError(f"{own}: no copy of the manifest is whole ({wrong[own]}); run PackCorpus again")
+        raise DataError("bad_manifest", f"{own}: no copy of the manifest is whole ({wrong[own]}); run PackCorpus again")
     first = next(iter(whole))
     content = first.read_bytes()
     for copy in whole:
         if copy.read_bytes() != content:
-            raise DataError(f"{first} and {copy} differ, and each is as it was signed; keep the right one, then repair")
+            raise DataError(
+                "manifests_differ",
+                f"{first} and {copy} differ, and each is as it was signed; keep the right one, then repair",
+            )
     return _Given(whole[first], folder, content, wrong)
 
 
@@ -234,7 +237,7 @@ class _Places:
 
 def _mend(where: Path, file: Listed, places: _Places) -> str:
     """Put a file back; where its bytes came from. Raises the last reason why that cannot be."""
-    reason: PackError = InputMissing("nothing has its bytes")
+    reason: PackError = InputMissing("origin_missing", "nothing has its bytes")
     for name, find in places.in_order.items():
         try:
             content = find(file)
@@ -242,13 +245,13 @@ def _mend(where: Path, file: Listed, places: _Places) -> str:
                 continue
             if _publish(content, where, places.folder, file):
                 return name
-            reason = DataError(f"{name} give another SHA-256 than is recorded")
+            reason = DataError("cannot_mend", f"{name} give another SHA-256 than is recorded")
         except PackError as error:
             reason = error
         except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
             # A token file or plan that is damaged, too.
-            reason = DataError(f"{name} cannot be used: {error}")
-    raise type(reason)(f"{where}: cannot be put back as it was: {reason}; it was left as it is")
+            reason = DataError("cannot_mend", f"{name} cannot be used: {error}")
+    raise type(reason)(reason.reason, f"{where}: cannot be put back as it was: {reason}; it was left as it is")
 
 
 def _publish(content: Content, where: Path, folder: Path, file: Listed) -> bool:
@@ -260,11 +263,11 @@ def _publish(content: Content, where: Path, folder: Path, file: Listed) -> bool:
             if (folder / above).is_symlink():
                 (folder / above).unlink()  # the link alone: what it leads to is not ours
         if where.is_dir() and not where.is_symlink():
-            raise DataError(f"{where}: is a folder; move it elsewhere")
+            raise DataError("cannot_mend", f"{where}: is a folder; move it elsewhere")
         stream.seek(0)
         with atomic_file(where) as out:
             while chunk := stream.read(CHUNK):
                 out.write(chunk)
             if out.sha256() != file.sha256:
-                raise DataError(f"{where}: what it is made from changed meanwhile; repair again")
+                raise DataError("cannot_mend", f"{where}: what it is made from changed meanwhile; repair again")
     return True

@@ -48,7 +48,7 @@ def show_row(path: Path, number: int, split: str, ids: bool, console: Console) -
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
     if ids and manifest.format_version == "2.0":
-        raise UsageError("--ids: a corpus of format 2.0 holds text, no tokens; leave --ids out")
+        raise UsageError("bad_command_line", "--ids: a corpus of format 2.0 holds text, no tokens; leave --ids out")
     place, shard, at = _find_row(manifest, number, split)
     rows = manifest.splits[split].rows
     console.print(
@@ -63,21 +63,51 @@ def show_row(path: Path, number: int, split: str, ids: bool, console: Console) -
         _print_row(manifest, folder, split, place, at, value, ids, console)
 
 
+def as_object(path: Path, number: int | None, split: str) -> dict[str, Any]:
+    """The manifest, and row `number` of a split as it stands in its shard, with what index.arrow says of it; for JSON.
+
+    Raises what `show_row` raises.
+    """
+    manifest = load_manifest(path)
+    found: dict[str, Any] = {"manifest": str(path)}
+    if number is None:
+        return found | {"content": manifest.model_dump(mode="json")}
+    folder = corpus_folder(manifest, path)
+    place, shard, at = _find_row(manifest, number, split)
+    schema = row_schema if manifest.packing_metadata.enabled else conversation_schema
+    columns = _read_row(folder, shard, schema(manifest.sequence_length, manifest.key), at)
+    pieces = _find_pieces(manifest, folder, split, place, at)
+    return found | {
+        "split": split,
+        "row": number,
+        "shard": shard.path,
+        "row_of_shard": at,
+        "columns": {
+            name: getattr(values, "tolist", lambda values=values: values)() for name, values in columns.items()
+        },
+        "conversations": [pieces[start] | {"origin": _origin(manifest, pieces[start])} for start in sorted(pieces)],
+    }
+
+
 def _find_row(manifest: Manifest, number: int, split: str) -> tuple[int, Shard, int]:
     """Number of the shard within its split, the shard, and the row within it."""
     if split not in manifest.splits:
-        raise UsageError(f"--split {split}: this corpus has {' and '.join(map(printable, manifest.splits))}")
+        raise UsageError(
+            "bad_command_line", f"--split {split}: this corpus has {' and '.join(map(printable, manifest.splits))}"
+        )
     chosen = manifest.splits[split]
     if chosen.rows == 0:
-        raise UsageError(f"--split {split}: this corpus has no {split} rows")
+        raise UsageError("bad_command_line", f"--split {split}: this corpus has no {split} rows")
     if not 0 <= number < chosen.rows:
-        raise UsageError(f"--row {number}: {split} has {chosen.rows:,} rows, 0 to {chosen.rows - 1:,}")
+        raise UsageError(
+            "bad_command_line", f"--row {number}: {split} has {chosen.rows:,} rows, 0 to {chosen.rows - 1:,}"
+        )
     at = number
     for place, shard in enumerate(chosen.shards):
         if at < shard.rows:
             return place, shard, at
         at -= shard.rows
-    raise DataError(f"the shards of {split} hold fewer rows than the manifest says ({chosen.rows:,})")
+    raise DataError("wrong_count", f"the shards of {split} hold fewer rows than the manifest says ({chosen.rows:,})")
 
 
 @contextmanager
@@ -93,7 +123,10 @@ def _read_row(folder: Path, shard: Shard, schema: pa.Schema, at: int) -> dict[st
     path = folder / shard.path
     with _mapped(folder, shard.path, shard.bytes) as reader:
         if not reader.schema.equals(schema, check_metadata=True):
-            raise DataError(f"{path}: belongs to another corpus (its schema or its key differ); make the corpus again")
+            raise DataError(
+                "foreign_shard",
+                f"{path}: belongs to another corpus (its schema or its key differ); make the corpus again",
+            )
         for batch in reader:
             if at < batch.num_rows:
                 row = batch.slice(at, 1)
@@ -101,7 +134,7 @@ def _read_row(folder: Path, shard: Shard, schema: pa.Schema, at: int) -> dict[st
                     return dict(row.to_pylist()[0])
                 return {name: row.column(name).flatten().to_numpy() for name in batch.schema.names}
             at -= batch.num_rows
-    raise DataError(f"{path}: holds fewer rows than the manifest says; make the corpus again")
+    raise DataError("wrong_count", f"{path}: holds fewer rows than the manifest says; make the corpus again")
 
 
 def _find_pieces(manifest: Manifest, folder: Path, split: str, shard: int, row: int) -> dict[int, dict[str, Any]]:
@@ -109,11 +142,13 @@ def _find_pieces(manifest: Manifest, folder: Path, split: str, shard: int, row: 
     where a conversation was split."""
     facts = next((file for file in manifest.files if file.path == "index.arrow"), None)
     if facts is None:
-        raise DataError("the manifest names no index.arrow; make the corpus again")
+        raise DataError("bad_index", "the manifest names no index.arrow; make the corpus again")
     found: list[dict[str, Any]] = []
     with _mapped(folder, facts.path, facts.bytes) as reader:
         if not reader.schema.equals(INDEX_SCHEMA):
-            raise DataError(f"{folder / facts.path}: has other columns than an index; make the corpus again")
+            raise DataError(
+                "bad_index", f"{folder / facts.path}: has other columns than an index; make the corpus again"
+            )
         for batch in reader:
             here = pc.and_(pc.equal(batch.column("shard"), shard), pc.equal(batch.column("row"), row))
             if here.true_count:
@@ -202,7 +237,7 @@ def _print_row(
     encoder = open_tokenizer(manifest, folder)
     tokens, labels, positions = row["input_ids"], row["labels"], row["position_ids"]
     if tokens.min() < 0 or tokens.max() >= encoder.vocab_size:
-        raise DataError("the row holds ids that the tokenizer does not have; packcorpus verify says where")
+        raise DataError("bad_row", "the row holds ids that the tokenizer does not have; packcorpus verify says where")
     filled = int(row["attention_mask"].sum())
     starts = np.flatnonzero(positions[:filled] == 0).tolist()
     ends = [*starts[1:], filled]

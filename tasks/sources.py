@@ -100,24 +100,29 @@ def find_parts(
     Raises UsageError, InputMissing, DataError or StorageError, whose message names the file.
     """
     if part_size < 1:
-        raise UsageError(f"part_size is {part_size}; expected 1 or more bytes")
+        raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
     found: dict[tuple[int, int], SourceFile] = {}
     for spec in specs:
         _check_spec(spec)
         try:
             for path, name in locate(spec.path, folder):
                 if any(path.resolve().is_relative_to(output) for output in outputs):
-                    raise UsageError(f"{name}: is an output of packcorpus, not a source; narrow the path {spec.path}")
+                    raise UsageError(
+                        "own_output", f"{name}: is an output of packcorpus, not a source; narrow the path {spec.path}"
+                    )
                 stat = path.stat()
                 source = _resolve(path, name, spec, stat)
                 first = found.setdefault((stat.st_dev, stat.st_ino), source)
                 if first is not source and (first.format, first.columns) != (source.format, source.columns):
                     raise UsageError(
+                        "source_twice",
                         f"{name} is the same file as {first.name}, which an earlier entry of sources reads as "
-                        f"{_how(first)}, this one as {_how(source)}; leave one of the two out"
+                        f"{_how(first)}, this one as {_how(source)}; leave one of the two out",
                     )
         except OSError as error:
-            raise StorageError(f"{error.filename or spec.path}: cannot be read: {error.strerror or error}") from None
+            raise StorageError(
+                "cannot_read", f"{error.filename or spec.path}: cannot be read: {error.strerror or error}"
+            ) from None
     # By doubling, so that a corpus that grows keeps its parts until it is twice as large.
     while sum(source.bytes for source in found.values()) > part_size * MOST_PARTS:
         part_size *= 2
@@ -126,7 +131,7 @@ def find_parts(
         try:
             result.append(_hash_and_cut(source, part_size))
         except OSError as error:
-            raise StorageError(f"{source.name}: cannot be read: {error.strerror or error}") from None
+            raise StorageError("cannot_read", f"{source.name}: cannot be read: {error.strerror or error}") from None
     return result
 
 
@@ -152,7 +157,7 @@ class PartReader(RecordReader):
             yield from super().__iter__()
         except OSError as error:
             _check_unchanged(self.file)
-            raise StorageError(f"{self.file.name}: cannot be read: {error.strerror or error}") from None
+            raise StorageError("cannot_read", f"{self.file.name}: cannot be read: {error.strerror or error}") from None
         except DataError:
             _check_unchanged(self.file)
             raise
@@ -173,9 +178,9 @@ def _check_unchanged(file: SourceFile) -> None:
     try:
         stat = file.path.stat()
     except OSError:
-        raise DataError(f"{file.name}: vanished while it was read; run again") from None
+        raise DataError("input_changed", f"{file.name}: vanished while it was read; run again") from None
     if (stat.st_size, stat.st_mtime_ns) != (file.bytes, file.mtime_ns):
-        raise DataError(f"{file.name}: changed while it was read; run again")
+        raise DataError("input_changed", f"{file.name}: changed while it was read; run again")
 
 
 # -- what is asked for -----------------------------------------------------------------------------------------------
@@ -183,12 +188,16 @@ def _check_unchanged(file: SourceFile) -> None:
 
 def _check_spec(spec: SourceSpec) -> None:
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", spec.path):
-        raise UsageError(f"{spec.path}: only local files can be read; download it and name the file")
+        raise UsageError("bad_setting", f"{spec.path}: only local files can be read; download it and name the file")
     if spec.format != "auto" and spec.format not in FORMATS:
-        raise UsageError(f"{spec.path}: format {shown(spec.format)} is not known{_nearest(spec.format, FORMATS)}")
+        raise UsageError(
+            "bad_setting", f"{spec.path}: format {shown(spec.format)} is not known{_nearest(spec.format, FORMATS)}"
+        )
     for ours, _ in spec.columns:
         if ours not in COLUMNS:
-            raise UsageError(f"{spec.path}: columns: {shown(ours)} is not a name of ours{_nearest(ours, COLUMNS)}")
+            raise UsageError(
+                "bad_setting", f"{spec.path}: columns: {shown(ours)} is not a name of ours{_nearest(ours, COLUMNS)}"
+            )
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
@@ -205,10 +214,12 @@ def _resolve(path: Path, name: str, spec: SourceSpec, stat: os.stat_result) -> S
     assert known is not None, f"{name} passed _check_extensions"
     container, compression = known
     if not stat.st_size:
-        raise DataError(f"{name}: is empty")
+        raise DataError("empty_source", f"{name}: is empty")
     if compression and container not in TEXT_CONTAINERS:
         tool = "gunzip" if compression == "gz" else "unzstd"
-        raise DataError(f"{name}: {container} files are packed inside already; unpack it with  {tool} {name}")
+        raise DataError(
+            "packed_twice", f"{name}: {container} files are packed inside already; unpack it with  {tool} {name}"
+        )
     columns = dict(spec.columns)
     if container in TEXT_CONTAINERS:
         container = _tell_container(path, name, container, compression, columns)
@@ -222,15 +233,19 @@ def _tell_container(path: Path, name: str, container: str, compression: str, col
         head = unpacked(file, compression, name)(CHUNK)
     encoding = _wide_encoding(head)
     if encoding:
-        raise DataError(f"{name}: is {encoding}; convert it with  iconv -f {encoding} -t UTF-8 {name} > {name}.utf8")
+        raise DataError(
+            "wrong_encoding",
+            f"{name}: is {encoding}; convert it with  iconv -f {encoding} -t UTF-8 {name} > {name}.utf8",
+        )
     text = head.removeprefix(BOM).lstrip()
     if not text and len(head) < CHUNK:
-        raise DataError(f"{name}: holds no records, only blanks")
+        raise DataError("empty_source", f"{name}: holds no records, only blanks")
     if container != "json" or text.startswith(b"["):
         return container
     if not text.startswith(b"{"):
         raise DataError(
-            f"{name}: is neither a JSON array nor one JSON object a line; it begins with {shown(_some(text))}"
+            "unknown_json",
+            f"{name}: is neither a JSON array nor one JSON object a line; it begins with {shown(_some(text))}",
         )
     with path.open("rb") as file:
         blocks = line_blocks(unpacked(file, compression, name), MAX_RECORD_BYTES)
@@ -243,11 +258,15 @@ def _tell_container(path: Path, name: str, container: str, compression: str, col
     lists = [key for key, item in (value or {}).items() if isinstance(item, list)]
     if value is not None and detect(value, columns) is None and lists:
         raise DataError(
+            "unknown_json",
             f"{name}: is one JSON object and not a list of records; its lists: {', '.join(map(shown, lists))}; "
-            f"write one of them alone, with  jq -c '.{lists[0]}[]' {name} > {PurePath(name).stem}.jsonl"
+            f"write one of them alone, with  jq -c '.{lists[0]}[]' {name} > {PurePath(name).stem}.jsonl",
         )
     if value is not None and len(lines) == 2:
-        raise DataError(f"{name}: is one JSON object over several lines; put [ and ] around it, or one object a line")
+        raise DataError(
+            "unknown_json",
+            f"{name}: is one JSON object over several lines; put [ and ] around it, or one object a line",
+        )
     return "jsonl"
 
 
@@ -287,7 +306,7 @@ def _tell_format(path: Path, name: str, container: str, compression: str, column
         elif isinstance(record, Reject):
             reject = reject or record.message
     if not count:
-        raise DataError(f"{name}: holds no records")
+        raise DataError("empty_source", f"{name}: holds no records")
     if keys:
         found = f"keys found: {', '.join(shown(key)[1:-1] for key in keys[:20])}{' …' if len(keys) > 20 else ''}"
     else:
@@ -296,8 +315,9 @@ def _tell_format(path: Path, name: str, container: str, compression: str, column
         if container == "jsonl" and unpacked(file, compression, name)(CHUNK).removeprefix(BOM).startswith(b"["):
             found += "; if the file is one JSON array, name it .json"
     raise DataError(
+        "unknown_format",
         f"{name}: the format cannot be told from the first {count} records; {found}; "
-        f"formats tried: {', '.join(FORMATS)}; name one with format:, or say with columns: which key holds what"
+        f"formats tried: {', '.join(FORMATS)}; name one with format:, or say with columns: which key holds what",
     )
 
 
@@ -387,9 +407,9 @@ def _parquet_metadata(path: Path, name: str) -> pq.FileMetaData:
     try:
         metadata = pq.read_metadata(path)
     except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{name}: cannot be read as parquet: {first_line(error)}") from None
+        raise DataError("unreadable_source", f"{name}: cannot be read as parquet: {first_line(error)}") from None
     if not metadata.num_rows:
-        raise DataError(f"{name}: holds no records")
+        raise DataError("empty_source", f"{name}: holds no records")
     return metadata
 
 

@@ -103,9 +103,11 @@ def _gunzip(file: BinaryIO, shown: str) -> Iterator[bytes]:
     while data:
         if not data.startswith(b"\x1f\x8b"[: len(data)]):
             if not members:
-                raise DataError(f"{shown}: byte 0: this is not gzip data")
+                raise DataError("bad_compression", f"{shown}: byte 0: this is not gzip data")
             if data.strip(b"\0"):
-                raise DataError(f"{shown}: byte {begin:,}: something that is not gzip follows the gzip data")
+                raise DataError(
+                    "bad_compression", f"{shown}: byte {begin:,}: something that is not gzip follows the gzip data"
+                )
             begin, data = begin + len(data), file.read(CHUNK)
             continue
         unpacker = zlib.decompressobj(wbits=31)
@@ -113,7 +115,9 @@ def _gunzip(file: BinaryIO, shown: str) -> Iterator[bytes]:
             try:
                 piece = unpacker.decompress(data, CHUNK)
             except zlib.error as error:
-                raise DataError(f"{shown}: near byte {begin:,}: the gzip data is damaged ({error})") from None
+                raise DataError(
+                    "bad_compression", f"{shown}: near byte {begin:,}: the gzip data is damaged ({error})"
+                ) from None
             left = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
             begin, data = begin + len(data) - len(left), left
             if piece:
@@ -121,7 +125,7 @@ def _gunzip(file: BinaryIO, shown: str) -> Iterator[bytes]:
             if not data and not unpacker.eof:
                 data = file.read(CHUNK)
                 if not data and not piece:  # as long as there is a piece, zlib may hold more
-                    raise DataError(f"{shown}: byte {begin:,}: the gzip data ends early: truncated?")
+                    raise DataError("bad_compression", f"{shown}: byte {begin:,}: the gzip data ends early: truncated?")
         members += 1
         data = data or file.read(CHUNK)
 
@@ -142,19 +146,21 @@ def _unzstd(file: BinaryIO, shown: str) -> Iterator[bytes]:
             what = (
                 "something that is not zstandard follows the zstandard data" if frames else "this is not zstandard data"
             )
-            raise DataError(f"{shown}: byte {begin + at:,}: {what}")
+            raise DataError("bad_compression", f"{shown}: byte {begin + at:,}: {what}")
         unpacker = zstandard.ZstdDecompressor().decompressobj()
         while not unpacker.eof:
             if at == len(data):
                 begin, data, at = begin + at, file.read(CHUNK), 0
                 if not data:
-                    raise DataError(f"{shown}: byte {begin:,}: the zstandard data ends early: truncated?")
+                    raise DataError(
+                        "bad_compression", f"{shown}: byte {begin:,}: the zstandard data ends early: truncated?"
+                    )
             feed = data[at : at + _ZSTD_FEED]
             try:
                 piece = unpacker.decompress(feed)
             except zstandard.ZstdError as error:
                 where = f"{shown}: near byte {begin + at:,}"
-                raise DataError(f"{where}: the zstandard data is damaged ({error})") from None
+                raise DataError("bad_compression", f"{where}: the zstandard data is damaged ({error})") from None
             at += len(feed) - len(unpacker.unused_data)
             if piece:
                 yield piece

@@ -83,7 +83,7 @@ class TokenFiles:
                     offsets, _, position, at = self._chunk(part, conversation)
                     place = room[4 * start : 4 * (start + taken)]
                     if os.preadv(file.fileno(), [place], position + 4 * (offsets.item(at) + first)) < len(place):
-                        raise StorageError(f"{path}: ends early; delete it and run again")
+                        raise StorageError("damaged_artefact", f"{path}: ends early; delete it and run again")
 
     def _chunk(self, part: int, conversation: int) -> tuple[np.ndarray, np.ndarray, int, int]:
         """Offsets and values of the record batch that holds the conversation, where its values begin in the file, and

@@ -90,9 +90,11 @@ def tokenize_part(
                     if not config.packing:
                         batch.rendered.append("".join(span.text for span in spans))
                 except Reject as reject:
-                    rejects.append([record, reject.code, reject.message])
+                    rejects.append([record, reject.reason, reject.message])
                 except PackError as error:
-                    raise type(error)(f"{part.file.name}: record {record + 1} of the part: {error}") from None
+                    raise type(error)(
+                        error.reason, f"{part.file.name}: record {record + 1} of the part: {error}"
+                    ) from None
                 if batch.characters >= BATCH_CHARACTERS:
                     flush(batch)
                     batch = Batch(encoder, receipt)

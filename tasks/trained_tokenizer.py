@@ -73,10 +73,13 @@ def train_tokenizer(parts: tuple[Part, ...], template: str, vocab_size: int, max
             raise failures[0] from None
         if not said:
             first = f" (the first of {len(rejects):,} rejects: {rejects[0]})" if rejects else ""
-            raise DataError(f"the sources hold no text to train a tokenizer on{first}; mend them") from None
+            raise DataError(
+                "untrainable_tokenizer", f"the sources hold no text to train a tokenizer on{first}; mend them"
+            ) from None
         raise DataError(
+            "untrainable_tokenizer",
             f"no tokenizer could be trained on the sources ({' '.join(str(error).split())[-160:]}); raise vocab_size, "
-            f"which is {vocab_size:,}, or name a tokenizer in the config"
+            f"which is {vocab_size:,}, or name a tokenizer in the config",
         ) from None
     write_bytes(path, model.getvalue())
 

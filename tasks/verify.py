@@ -72,9 +72,9 @@ def verify(path: Path) -> Report:
         ("rows", f"{tokens.rows:,} rows, {tokens.packed:,} tokens, {tokens.trained:,} trained: {held}")
     )
     if not tokens.rows:
-        raise DataError(f"{path}: the corpus holds no row")
+        raise DataError("wrong_count", f"{path}: the corpus holds no row")
     if tokens.pieces != len(index) - index["row"].null_count:
-        raise DataError(f"{folder / 'index.arrow'}: has pieces in shards or rows that do not exist")
+        raise DataError("bad_index", f"{folder / 'index.arrow'}: has pieces in shards or rows that do not exist")
     report.checks.append(("index", f"{tokens.pieces:,} pieces tile the rows without gap or overlap"))
     _check_beside(manifest, folder)
     _check_ledger(manifest, folder, index, tokens)
@@ -94,13 +94,13 @@ def _read_index(path: Path) -> pa.Table:
     with reading(path), pa.memory_map(str(path)) as file:
         index = pa.ipc.open_stream(file).read_all()
     if not index.schema.equals(INDEX_SCHEMA):
-        raise DataError(f"{path}: has another schema than expected: {index.schema.names}")
+        raise DataError("bad_index", f"{path}: has another schema than expected: {index.schema.names}")
     dropped = index["row"].is_null()
     for name in index.schema.names:
         if index[name].null_count and not (name in PLACE and index[name].is_null().equals(dropped)):
-            raise DataError(f"{path}: {name} is null where it may not be")
+            raise DataError("bad_index", f"{path}: {name} is null where it may not be")
     if len(index) and pa.compute.min(index["length"]).as_py() < 1:
-        raise DataError(f"{path}: a piece has no length")
+        raise DataError("bad_index", f"{path}: a piece has no length")
     return index
 
 
@@ -132,7 +132,7 @@ def _check_rows(manifest: Manifest, folder: Path, index: pa.Table) -> _Tokens:
                     chosen["row"] = chosen["row"] - top
                     _check_batch(batch, chosen, manifest, f"{path}: row {top}", total)
             if rows != shard.rows:
-                raise DataError(f"{path}: holds {rows:,} rows, the manifest says {shard.rows:,}")
+                raise DataError("wrong_count", f"{path}: holds {rows:,} rows, the manifest says {shard.rows:,}")
             total.rows += rows
     return total
 
@@ -140,7 +140,9 @@ def _check_rows(manifest: Manifest, folder: Path, index: pa.Table) -> _Tokens:
 def _open(path: Path, file: Any, schema: pa.Schema) -> Any:
     reader = pa.ipc.open_stream(file)
     if not reader.schema.equals(schema, check_metadata=True):
-        raise DataError(f"{path}: is not a shard of this corpus (schema or metadata differ): {reader.schema}")
+        raise DataError(
+            "foreign_shard", f"{path}: is not a shard of this corpus (schema or metadata differ): {reader.schema}"
+        )
     return reader
 
 
@@ -158,7 +160,7 @@ def _check_batch(
         bad = ~np.asarray(held)
         if bad.any():
             row = int(np.argwhere(bad)[0][0])
-            raise DataError(f"{where} + {row}: {what}")
+            raise DataError("bad_row", f"{where} + {row}: {what}")
 
     filled = mask.sum(axis=1, dtype=np.int64)
     columns = np.arange(length)
@@ -178,7 +180,7 @@ def _check_batch(
     expected -= np.repeat(expected[first_of_row], np.diff(np.append(first_of_row, len(starts))))
     if (starts != expected).any():
         row = int(pieces["row"][np.flatnonzero(starts != expected)[0]])
-        raise DataError(f"{where} + {row}: the index's pieces leave a gap or overlap")
+        raise DataError("bad_row", f"{where} + {row}: the index's pieces leave a gap or overlap")
     heads = pieces["row"].astype(np.int64) * length + starts
     ends = heads + lengths - 1
     marks = np.zeros(count * length, np.int64)
@@ -189,14 +191,14 @@ def _check_batch(
     require((positions == wanted).all(axis=1), "position_ids do not restart at 0 at every conversation")
     flat_labels, flat_ids = labels.reshape(-1), ids.reshape(-1)
     if (flat_labels[heads] != IGNORED).any():
-        raise DataError(f"{where}: the first token of a conversation is trained on")
+        raise DataError("bad_row", f"{where}: the first token of a conversation is trained on")
     if (flat_ids[ends][pieces["separator"]] != manifest.tokenizer.eos_token_id).any():
-        raise DataError(f"{where}: a conversation is not closed by the EOS separator")
+        raise DataError("bad_row", f"{where}: a conversation is not closed by the EOS separator")
     if (flat_labels[ends][pieces["closed"]] != IGNORED).any():
-        raise DataError(f"{where}: the separator behind a conversation that was cut is trained on")
+        raise DataError("bad_row", f"{where}: the separator behind a conversation that was cut is trained on")
     trained = np.add.reduceat(flat_labels != IGNORED, heads, dtype=np.int64) if len(heads) else np.zeros(0)
     if (trained != pieces["trained"]).any():
-        raise DataError(f"{where}: the index counts other trained tokens than the labels")
+        raise DataError("bad_row", f"{where}: the index counts other trained tokens than the labels")
     total.pieces += len(heads)
     total.packed += int(filled.sum())
     total.trained += int((flat_labels != IGNORED).sum())
@@ -213,9 +215,9 @@ def _check_whole(manifest: Manifest, folder: Path, index: pa.Table) -> _Tokens:
                 rows = sum(batch.num_rows for batch in _open(path, file, schema))
             pieces = _pieces_of(index, split, number)
             if rows != shard.rows:
-                raise DataError(f"{path}: holds {rows:,} rows, the manifest says {shard.rows:,}")
+                raise DataError("wrong_count", f"{path}: holds {rows:,} rows, the manifest says {shard.rows:,}")
             if not np.array_equal(pieces["row"], np.arange(rows)):
-                raise DataError(f"{path}: the index does not hold one conversation for each row")
+                raise DataError("bad_index", f"{path}: the index does not hold one conversation for each row")
             total.pieces += rows
             total.rows += rows
             total.packed += int(pieces["length"].sum())
@@ -239,13 +241,15 @@ def _check_beside(manifest: Manifest, folder: Path) -> None:
         ("template.sha256", template or [manifest.template.sha256], [manifest.template.sha256]),
     ):
         if found != said:
-            raise DataError(f"{folder / 'manifest.json'}: {name} is recorded as {said}, found {found}")
+            raise DataError("wrong_figure", f"{folder / 'manifest.json'}: {name} is recorded as {said}, found {found}")
 
 
 def _check_ledger(manifest: Manifest, folder: Path, index: pa.Table, tokens: _Tokens) -> None:
     def require(name: str, counted: Any, recorded: Any) -> None:
         if counted != recorded:
-            raise DataError(f"{folder / 'manifest.json'}: {name} is recorded as {recorded}, counted {counted}")
+            raise DataError(
+                "wrong_figure", f"{folder / 'manifest.json'}: {name} is recorded as {recorded}, counted {counted}"
+            )
 
     ledger, packing = manifest.ledger, manifest.packing_metadata
     check_ledger(ledger.model_dump())
@@ -290,4 +294,6 @@ def _check_ledger(manifest: Manifest, folder: Path, index: pa.Table, tokens: _To
     efficiency = round(100 * tokens.packed / places, 4) if packing.enabled else None
     require("packing_efficiency", efficiency, packing.packing_efficiency)
     if packing.rows < packing.lower_bound_rows:
-        raise DataError(f"{packing.rows:,} rows are fewer than the lower bound {packing.lower_bound_rows:,}")
+        raise DataError(
+            "wrong_figure", f"{packing.rows:,} rows are fewer than the lower bound {packing.lower_bound_rows:,}"
+        )

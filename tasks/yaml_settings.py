@@ -59,12 +59,16 @@ def read_settings(path: Path) -> dict[str, Any]:
     """The values of a YAML file, {} where it is empty. Raises UsageError or InputMissing, naming line and column."""
     try:
         if (size := path.stat().st_size) > LARGEST:
-            raise UsageError(f"{path}: has {size:,} bytes, larger than any config ({LARGEST:,}); is it a source?")
+            raise UsageError(
+                "bad_config_file", f"{path}: has {size:,} bytes, larger than any config ({LARGEST:,}); is it a source?"
+            )
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise InputMissing(f"{path}: no such config; name one with --config FILE{_yaml_nearby(path)}") from None
+        raise InputMissing(
+            "config_missing", f"{path}: no such config; name one with --config FILE{_yaml_nearby(path)}"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read as a config: {error}") from error
+        raise UsageError("bad_config_file", f"{path}: cannot be read as a config: {error}") from error
     return parse_settings(text, str(path))
 
 
@@ -73,11 +77,11 @@ def parse_settings(text: str, where: str) -> dict[str, Any]:
     try:
         values = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader, made stricter
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
-        raise UsageError(f"{where}: {_yaml_problem(error)}") from error
+        raise UsageError("bad_config_file", f"{where}: {_yaml_problem(error)}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
-        raise UsageError(f"{where}: expected `key: value` lines, found {type(values).__name__}")
+        raise UsageError("bad_config_file", f"{where}: expected `key: value` lines, found {type(values).__name__}")
     return values
 
 
@@ -96,7 +100,7 @@ def check_settings(model: type[Model], values: dict[str, Any], where: str) -> Mo
         ]
         if len(lines) > SHOWN:
             lines[SHOWN:] = [f"  … and {len(lines) - SHOWN:,} more"]
-        raise UsageError(f"{where}: the config cannot be used\n" + "\n".join(lines)) from None
+        raise UsageError("bad_setting", f"{where}: the config cannot be used\n" + "\n".join(lines)) from None
 
 
 def _yaml_nearby(path: Path) -> str:

@@ -46,7 +46,7 @@ def check_message(error: PackError | Reject) -> None:
     assert str(error).strip()
     assert len(str(error)) < 20_000
     if isinstance(error, Reject):
-        assert error.code
+        assert error.reason
         assert error.message.encode(), "it is written to rejects.jsonl"
 
 

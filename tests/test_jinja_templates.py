@@ -371,7 +371,7 @@ def test_a_conversation_that_uses_all_private_characters_is_rejected() -> None:
     record = {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "b"}]}
     with pytest.raises(Reject) as reject:
         spans_of(jinja(CHATML_JINJA, "hf_byte_level"), record)
-    assert reject.value.code == "no_private_character"
+    assert reject.value.reason == "no_private_character"
 
 
 def _is_private(code: int) -> bool:

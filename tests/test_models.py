@@ -102,7 +102,7 @@ def test_a_half_written_one_is_not_trusted(tmp_path: Path, monkeypatch: pytest.M
     def dies(path: Path, data: bytes) -> None:
         calls.append(path)
         if len(calls) > written:
-            raise StorageError("the disk is full")
+            raise StorageError("cannot_write", "the disk is full")
         real(path, data[: len(data) // 2])  # whatever it was, it is not what belongs there
 
     monkeypatch.setattr(models, "write_bytes", dies)

@@ -47,7 +47,7 @@ def part_inputs(draw: st.DrawFn, longest: int) -> PartInput:
     kinds = draw(st.lists(st.sampled_from(["accepted", "accepted", "rejected", "blank"]), max_size=6))
     accepted = {line: draw(tokens_of(longest)) for line, kind in enumerate(kinds) if kind == "accepted"}
     rejected = {
-        line: draw(st.sampled_from(["bad_role", "not_json"])) for line, kind in enumerate(kinds) if kind == "rejected"
+        line: draw(st.sampled_from(["bad_role", "bad_json"])) for line, kind in enumerate(kinds) if kind == "rejected"
     }
     return PartInput(accepted, rejected, len(kinds))
 
@@ -290,7 +290,7 @@ def test_one_reject_too_many(good: int, bad: int, limit: float) -> None:
             make_plan(recipe, recipe.plan_folder)
         message = str(caught.value)
         assert f"{bad} of {good + bad} conversations were rejected" in message
-        assert f"s0.x:{good + 1}: why bad_role [bad_role]" in message
+        assert f"E207 s0.x:{good + 1} why bad_role" in message
         assert ("… and" in message) == (bad > 20)
         listed = recipe.plan_folder / "rejects.jsonl"
         assert str(listed) in message
@@ -307,7 +307,7 @@ def refusal(part: PartInput, **values: Any) -> str:
 def test_late_rejects_count_towards_the_limit() -> None:
     message = refusal(PartInput({0: GOOD, 2: ([~5] * 20, False)}, {}, 3))
     assert "1 of 2 conversations were rejected (50.00%), max_rejects allows 0.00%" in message
-    assert "s0.x:3: no trained token is left within 8 tokens (overlong: truncate)" in message
+    assert "E236 s0.x:3 no trained token is left within 8 tokens (overlong: truncate)" in message
 
 
 def test_a_damaged_token_file_is_refused_by_name() -> None:

@@ -488,7 +488,7 @@ def test_the_commands(copy: Copy, tmp_path: Path) -> None:
     flip(copy.listed[0])
     done = command(copy.root, tool, "verify", manifest)
     assert done.returncode == 65
-    advice = done.stderr.rpartition("mend it with: ")[2].split()
+    advice = done.stderr.splitlines()[0].rpartition("mend it with: ")[2].split()
     assert advice[:2] == ["packcorpus", "repair"]
     done = command(copy.root, str(BIN / advice[0]), *advice[1:])
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
@@ -496,10 +496,10 @@ def test_the_commands(copy: Copy, tmp_path: Path) -> None:
     done = command(copy.root, tool, "repair", manifest)
     assert (done.returncode, done.stdout) == (0, "nothing to mend: every file is as it was recorded\n")
     done = command(copy.root, tool, "verify", "--config", "corpus.yaml", manifest)
-    assert (done.returncode, done.stderr) == (64, "error: --config goes with --rebuild\n")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (64, "E101 error: --config goes with --rebuild")
     (copy.root / "chat.jsonl").write_bytes(b'{"messages": []}\n')
     done = command(copy.root, tool, "verify", "--rebuild", manifest)
     assert done.returncode == 104
-    assert done.stderr.startswith("error: ")
+    assert done.stderr.startswith("E524 error: ")
     assert "chat.jsonl has changed since" in done.stderr
     assert sha256_of(copy.path) == sha256_of(copy.folder / "manifest.json")

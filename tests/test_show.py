@@ -364,7 +364,7 @@ def test_a_missing_manifest_exits_66(tmp_path: Path) -> None:
     for arguments in (["inspect", "nowhere.json"], ["inspect"], ["inspect", "."]):
         done = packcorpus(*arguments, cwd=tmp_path)
         assert done.returncode == 66, done.stderr
-        assert done.stderr.startswith("error: ")
+        assert done.stderr.startswith("E501 error: ")
         assert "Traceback" not in done.stderr
     debugged = packcorpus("--debug", "inspect", "nowhere.json", cwd=tmp_path)
     assert debugged.returncode != 0

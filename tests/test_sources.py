@@ -85,7 +85,7 @@ def outline_of(record: object) -> list[str]:
 def rejects_of(path: Path, data: bytes, **spec: Any) -> list[tuple[int, str, str]]:
     spec.setdefault("format", "text")
     found = records_of(write(path, data), **spec)
-    return [(number, record.code, record.message) for number, record in found if isinstance(record, Reject)]
+    return [(number, record.reason, record.message) for number, record in found if isinstance(record, Reject)]
 
 
 def fails(path: Path, data: bytes, error: type[PackError] = DataError, **spec: Any) -> str:
@@ -172,7 +172,9 @@ def test_csv_cells(tmp_path: Path) -> None:
         (0, {"prompt": "a\r\nb", "completion": 'say "hi"'}),
         (1, {"prompt": "short", "completion": ""}),
     ]
-    assert [(number, record.code, record.message) for number, record in records[2:] if isinstance(record, Reject)] == [
+    assert [
+        (number, record.reason, record.message) for number, record in records[2:] if isinstance(record, Reject)
+    ] == [
         (2, "bad_csv", "the row has 3 cells, the header has 2"),
         (3, "bad_utf8", "a byte at offset 0 of its line is not UTF-8"),
     ]
@@ -208,7 +210,7 @@ def test_a_damaged_row_of_a_table_is_one_reject(tmp_path: Path) -> None:
     bad = pa.array([b"a", b"\xff", b"c"]).view(pa.string())
     pq.write_table(pa.table({"text": bad}), tmp_path / "a.parquet")
     records = records_of(tmp_path / "a.parquet")
-    assert [(n, r.code if isinstance(r, Reject) else r) for n, r in records] == [
+    assert [(n, r.reason if isinstance(r, Reject) else r) for n, r in records] == [
         (0, {"text": "a"}),
         (1, "bad_utf8"),
         (2, {"text": "c"}),
@@ -265,7 +267,7 @@ def test_parts_add_up_to_the_whole(lines: list[bytes], part_size: int, end: bool
             assert b"\n" not in data[max(before, part.start + 1) - 1 : part.stop - 1]
 
         def comparable(found: list[tuple[int, object]]) -> list[object]:
-            return [(n, (r.code, r.message) if isinstance(r, Reject) else r) for n, r in found]
+            return [(n, (r.reason, r.message) if isinstance(r, Reject) else r) for n, r in found]
 
         whole = comparable(records_of(path, 1 << 30))
         assert comparable(records_of(path, part_size)) == whole
@@ -370,7 +372,7 @@ def test_a_line_that_is_too_long(tmp_path: Path, place: int, length: int, end: b
     _, (part,) = parts_of(write(tmp_path / "a.jsonl", b"\n".join(lines) + end), format="text")
     assert all(isinstance(record, dict) for _, record in read_part(part, length))
     reader = read_part(part, 1000)
-    found = [(number, record.code if isinstance(record, Reject) else record) for number, record in reader]
+    found = [(number, record.reason if isinstance(record, Reject) else record) for number, record in reader]
     assert found == [(n, "too_long_record" if n == place else {"text": str(n)}) for n in range(3)]
     assert reader.records == 3
 
@@ -384,7 +386,7 @@ def test_a_bomb_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
         _, (part,) = parts_of(write(tmp_path / name, GZ_GOOD[name[-3:]] + data), format="text")
         tracemalloc.start()
         try:
-            found = [record.code if isinstance(record, Reject) else record for _, record in read_part(part)]
+            found = [record.reason if isinstance(record, Reject) else record for _, record in read_part(part)]
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -747,5 +749,5 @@ def test_an_integer_that_would_be_rounded_is_rejected_and_no_other_number(tmp_pa
     [(_, [part])] = find_parts([SourceSpec(name)], tmp_path, 1 << 20)
     found = [record for _, record in read_part(part)]
     assert found[::2] == [json.loads(line) for line in good]
-    assert {record.code for record in found[1::2] if isinstance(record, Reject)} == {"big_integer"}
+    assert {record.reason for record in found[1::2] if isinstance(record, Reject)} == {"big_integer"}
     assert all(isinstance(record, Reject) for record in found[1::2])

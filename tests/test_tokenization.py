@@ -80,7 +80,7 @@ def test_every_record_and_every_token_is_accounted_for(kind: str) -> None:
             try:
                 conversation = read_record(record, "messages")
             except Reject as reject:
-                rejected[number] = reject.code
+                rejected[number] = reject.reason
                 continue
             trained = trained_turns(conversation, train_on)
             if not any(trained):
@@ -335,7 +335,9 @@ class Fails:
         return [Span("a", TEXT, True, "user"), Span("b", TEXT, True, "user")]
 
 
-@pytest.mark.parametrize("error", [DataError("messages[1] cannot be located"), KeyboardInterrupt(), MemoryError()])
+@pytest.mark.parametrize(
+    "error", [DataError("turn_not_located", "messages[1] cannot be located"), KeyboardInterrupt(), MemoryError()]
+)
 def test_a_run_that_stops_leaves_neither_token_file_nor_receipt(tmp_path: Path, error: Exception) -> None:
     part = part_of(tmp_path, [line_of(GOOD)] * 3)
     before = sorted(tmp_path.iterdir())
@@ -352,7 +354,7 @@ def test_the_receipt_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def refuse(path: Path, data: bytes) -> None:
         assert path.name == "receipt.json"
         assert (tmp_path / "tokens.arrow").is_file()
-        raise StorageError(f"{path}: cannot be written: No space left on device")
+        raise StorageError("cannot_write", f"{path}: cannot be written: No space left on device")
 
     monkeypatch.setattr(tasks.tokenization, "write_bytes", refuse)
     with pytest.raises(StorageError, match="No space left"):

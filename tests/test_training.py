@@ -160,7 +160,7 @@ def refused(capsys: pytest.CaptureFixture[str], command: list[str], code: int, m
             signal.signal(number, handler)
     said = capsys.readouterr().err
     assert message in said
-    assert sum(line.startswith("error: ") for line in said.splitlines()) == 1
+    assert sum(" error: " in line for line in said.splitlines()) == 1
     assert "step 1/" not in said
 
 

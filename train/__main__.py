@@ -19,14 +19,14 @@ from typing import Annotated, Literal, NoReturn, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from tasks.errors import Interrupted, PackError, UsageError
-from tasks.printable import printable
+from tasks.errors import UsageError
+from tasks.messages import DEBUG, foreseen, is_on, told
 from train.config import DEFAULT, TrainingConfig, load_training_config
 
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see python -m train --help")
+        raise UsageError("bad_command_line", f"{message}; see python -m train --help")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -65,23 +65,26 @@ def _values(field: FieldInfo) -> str:
 
 def main(arguments: list[str]) -> int:
     """Returns the exit code."""
-    debug = "--debug" in arguments
     try:
         if arguments and not arguments[0].startswith("-"):
             if arguments != ["doctor"]:
-                raise UsageError(f"{arguments[0]!r}: expected options, or doctor alone; see python -m train --help")
+                raise UsageError(
+                    "bad_command_line",
+                    f"{arguments[0]!r}: expected options, or doctor alone; see python -m train --help",
+                )
             from train import doctor
 
             return doctor.main()
         _run(parser().parse_args(arguments), arguments)
-    except PackError as error:
-        if debug:
+    except Exception as error:
+        if "--debug" in arguments or is_on(DEBUG):
             traceback.print_exc()
-        if str(error):
-            rank = os.environ.get("RANK", "0")
-            kind = "" if isinstance(error, Interrupted) else "error: "
-            print(f"{'' if rank == '0' else f'rank {rank}: '}{kind}{printable(str(error))}", file=sys.stderr)
-        return error.exit_code
+        failed = foreseen(error)
+        rank = os.environ.get("RANK", "0")
+        failed.facts |= {"rank": int(rank)} if rank != "0" else {}
+        if str(failed):
+            print(told(failed), file=sys.stderr)
+        return failed.exit_code
     return 0
 
 

@@ -75,7 +75,7 @@ def use_attention(model: Any, backend: str) -> None:
     kind = model.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
     if reason := why_not(backend, model.device, dtype):
-        raise PartMissing(f"{reason}; use `attention: sdpa`")
+        raise PartMissing("no_attention", f"{reason}; use `attention: sdpa`")
     try:
         model.set_attn_implementation(BACKENDS[backend])
         refusal = ""
@@ -84,7 +84,9 @@ def use_attention(model: Any, backend: str) -> None:
     # transformers warns, and goes on with another, where it thinks that the model cannot change.
     if refusal or model.config._attn_implementation != BACKENDS[backend]:
         name = model.config.model_type
-        raise PartMissing(f"attention `{backend}` cannot be used with a {name} model{refusal}; use sdpa")
+        raise PartMissing(
+            "no_attention", f"attention `{backend}` cannot be used with a {name} model{refusal}; use sdpa"
+        )
 
 
 def segments(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
@@ -145,7 +147,8 @@ def varlen_forward(
     missing += ["no cu_seq_lens"] * (inputs.get("cu_seq_lens_q") is None)
     if missing:
         raise PartMissing(
-            f"attention `varlen` cannot do {', '.join(missing)}, as this model asks; try `attention: sdpa`"
+            "no_attention",
+            f"attention `varlen` cannot do {', '.join(missing)}, as this model asks; try `attention: sdpa`",
         )
     batch, heads, length, _ = query.shape
     # Positions are rotated in fp32 where autocast is on; what the kernel computes in is the precision of the values.

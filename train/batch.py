@@ -129,8 +129,9 @@ def find_micro_batch(
         spent += passes
         if short and not trials:
             raise PartMissing(
+                "out_of_memory",
                 f"one row of {sequence_length} tokens does not fit into the memory of the device; pack shorter rows, "
-                "set activation_checkpointing: true, or take a smaller base_model"
+                "set activation_checkpointing: true, or take a smaller base_model",
             )
         if short or (trials and taken > limit):
             reason = f"{size} rows need more memory than there is"
@@ -217,7 +218,9 @@ def _as_told(
 ) -> Choice:
     times, fits = _time(step, size, 0.0, time.perf_counter, memory)
     if not fits:
-        raise PartMissing(f"micro_batch: {size} rows of {sequence_length} tokens do not fit into memory; use auto")
+        raise PartMissing(
+            "out_of_memory", f"micro_batch: {size} rows of {sequence_length} tokens do not fit into memory; use auto"
+        )
     trial = Trial(size, times[0], memory.peak(), size * sequence_length / times[0])
     return Choice(size, max(1, round(rows_per_step / size)), (trial,), "as the config says")
 

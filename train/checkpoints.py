@@ -62,13 +62,17 @@ def newest_complete(folder: Path, corpus_key: str) -> Path | None:
         facts = read_json(checkpoint / COMPLETE)
         if facts["corpus"] != corpus_key:
             raise DataError(
+                "foreign_checkpoint",
                 f"{checkpoint}: was made on corpus {facts['corpus'][:12]}, this is corpus {corpus_key[:12]}; "
-                "delete it, or name another `output`"
+                "delete it, or name another `output`",
             )
         for name, expected in facts["files"].items():
             path = checkpoint / name
             if not path.is_file() or path.stat().st_size != expected["bytes"] or sha256_of(path) != expected["sha256"]:
-                raise DataError(f"{path}: is not what was written; delete {checkpoint} to go on from the one before")
+                raise DataError(
+                    "bad_checkpoint",
+                    f"{path}: is not what was written; delete {checkpoint} to go on from the one before",
+                )
         return checkpoint
     return None
 

@@ -107,13 +107,16 @@ def _tokenize(
     found = np.concatenate(lengths), np.concatenate(trained)
     expected = sizes["length"].to_numpy(), sizes["trained"].to_numpy()
     if len(found[0]) != len(expected[0]):
-        raise DataError(f"{path}: holds {len(found[0]):,} conversations, index.arrow {len(expected[0]):,}")
+        raise DataError(
+            "wrong_count", f"{path}: holds {len(found[0]):,} conversations, index.arrow {len(expected[0]):,}"
+        )
     other = np.flatnonzero((found[0] != expected[0]) | (found[1] != expected[1]))
     if other.size:
         row = int(other[0])
         raise DataError(
+            "other_versions",
             f"{path}: row {row} gives {found[0][row]:,} tokens, {found[1][row]:,} trained on; {expected[0][row]:,} and "
-            f"{expected[1][row]:,} were counted when the corpus was made: {_OTHER_VERSIONS}"
+            f"{expected[1][row]:,} were counted when the corpus was made: {_OTHER_VERSIONS}",
         )
     return np.concatenate(values), np.concatenate([[0], np.cumsum(found[0])])
 
@@ -129,7 +132,9 @@ def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, t
             try:
                 conversation, spans = _spans(row, manifest, encoder, template)
             except Reject as reject:
-                raise DataError(f"{path}: row {number}: {reject.message}: {_OTHER_VERSIONS}") from None
+                raise DataError(
+                    "other_versions", f"{path}: row {number}: {reject.message}: {_OTHER_VERSIONS}"
+                ) from None
             batch.add(number, conversation, segments_of(spans, encoder))
             number += 1
             if batch.characters >= BATCH_CHARACTERS:
@@ -206,8 +211,9 @@ def _cut_all(
 def _manifest(corpus: Corpus) -> Manifest:
     if corpus.manifest is None:
         raise DataError(
+            "not_trainable",
             f"{corpus.folder}: format 2.0 needs its manifest, which names the template and the tokenizer; "
-            "make the corpus again"
+            "make the corpus again",
         )
     return corpus.manifest
 
@@ -219,7 +225,9 @@ def _read_stream(corpus: Corpus, shard: Shard, schema: pa.Schema) -> pa.Table:
     with reading(path):
         table = pa.ipc.open_stream(data).read_all()
     if not table.schema.equals(schema, check_metadata=True):
-        raise DataError(f"{path}: belongs to another corpus (its schema or its key differ); make the corpus again")
+        raise DataError(
+            "foreign_shard", f"{path}: belongs to another corpus (its schema or its key differ); make the corpus again"
+        )
     return table
 
 
@@ -227,7 +235,7 @@ def _read_index(corpus: Corpus, manifest: Manifest, split: str) -> pa.Table:
     """What index.arrow says of the conversations of a split, by row within the shard."""
     facts = next((file for file in manifest.files if file.path == "index.arrow"), None)
     if facts is None:
-        raise DataError(f"{corpus.folder}: its manifest names no index.arrow; make the corpus again")
+        raise DataError("bad_index", f"{corpus.folder}: its manifest names no index.arrow; make the corpus again")
     index = _read_stream(corpus, Shard(facts.path, 0, facts.bytes, facts.sha256), INDEX_SCHEMA)
     return index.filter(pc.equal(index["split"].cast(pa.string()), split)).sort_by("row")
 
@@ -237,11 +245,15 @@ def _open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Templa
     name, sha256 = manifest.template.name, manifest.template.sha256
     if name in BUILT_IN:
         if built_in_sha256(name) != sha256:
-            raise DataError(f"template {name}: is another than the corpus was made with: {_OTHER_VERSIONS}")
+            raise DataError(
+                "other_versions", f"template {name}: is another than the corpus was made with: {_OTHER_VERSIONS}"
+            )
         return BuiltIn(name, encoder, manifest.train_on)
     listed = next((file for file in manifest.files if file.path == "template.jinja"), None)
     if listed is None or listed.sha256 != sha256:
-        raise DataError(f"{folder}: has no template.jinja of the manifest; delete the folder and pack again")
+        raise DataError(
+            "unreadable_file", f"{folder}: has no template.jinja of the manifest; delete the folder and pack again"
+        )
     check_listed(folder, listed)
     source = (folder / listed.path).read_text(encoding="utf-8")
     return JinjaTemplate(name, source, encoder, manifest.train_on, str(manifest.config["template_date"]))

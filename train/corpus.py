@@ -79,9 +79,11 @@ def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
             return _from_shards(path, allow_unisolated, note)
         path = inside
     elif not path.exists():
-        raise InputMissing(f"{path}: no such manifest or folder; make one with: luigi --module pipeline PackCorpus")
+        raise InputMissing(
+            "manifest_missing", f"{path}: no such manifest or folder; make one with: luigi --module pipeline PackCorpus"
+        )
     elif path.suffix == ".arrow":
-        raise UsageError(f"{path}: is one file of a corpus; name the manifest, or the folder {path.parent}")
+        raise UsageError("one_file", f"{path}: is one file of a corpus; name the manifest, or the folder {path.parent}")
     return _from_manifest(path, allow_unisolated)
 
 
@@ -114,11 +116,14 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
     version = values.get("format_version") if isinstance(values, dict) else None
     if not _is_ours(values):
         raise DataError(
+            "bad_manifest",
             f"{path}: is no packcorpus manifest (format_version {version!r}, no digest of its own); "
-            "to train on another tool's rows, name the folder of their shards"
+            "to train on another tool's rows, name the folder of their shards",
         )
     if version not in (PACKED, WHOLE):
-        raise DataError(f"{path}: format_version is {version!r}; {PACKED} and {WHOLE} can be trained on")
+        raise DataError(
+            "bad_manifest", f"{path}: format_version is {version!r}; {PACKED} and {WHOLE} can be trained on"
+        )
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
     check_copies(path, folder)
@@ -134,12 +139,16 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
         with reading(where), pa.memory_map(str(where)) as file:
             schema = pa.ipc.open_stream(file).schema
             if schema.metadata != wanted.metadata:
-                raise DataError(f"{where}: is not of this corpus (metadata {_said(schema)}); {mend(folder)}")
+                raise DataError(
+                    "foreign_shard", f"{where}: is not of this corpus (metadata {_said(schema)}); {mend(folder)}"
+                )
             if version == PACKED and "position_ids" not in schema.names:
                 _check_rows(where, schema, allow_unisolated)
                 lacking = True
             elif not schema.equals(wanted):
-                raise DataError(f"{where}: is not of this corpus (columns {_columns(schema)}); {mend(folder)}")
+                raise DataError(
+                    "foreign_shard", f"{where}: is not of this corpus (columns {_columns(schema)}); {mend(folder)}"
+                )
     return Corpus(
         name=manifest.name,
         folder=folder,
@@ -176,10 +185,14 @@ def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
         header, rows = _read_header(path, allow_unisolated)
         first = first or (path, header)
         if header != first[1]:
-            raise DataError(f"{path}: is of another corpus ({header}) than {first[0].name} ({first[1]})")
+            raise DataError(
+                "mixed_shards", f"{path}: is of another corpus ({header}) than {first[0].name} ({first[1]})"
+            )
         splits.setdefault(split, []).append(Shard(path.name, rows, path.stat().st_size, None))
     if not first:
-        raise DataError(f"{folder}: holds neither a manifest.json nor shards (such as train-00000-of-00001.arrow)")
+        raise DataError(
+            "not_trainable", f"{folder}: holds neither a manifest.json nor shards (such as train-00000-of-00001.arrow)"
+        )
     header = first[1]
     key = header.key if KEY.fullmatch(header.key) else _key_of_bytes(folder, splits)
     return Corpus(
@@ -203,12 +216,17 @@ def _find_shards(folder: Path) -> list[tuple[str, Path]]:
         if match := SHARD_NAME.fullmatch(path.name):
             split, number, total = match[1], int(match[2]), int(match[3])
             if totals.setdefault(split, total) != total:
-                raise DataError(f"{path}: {split} has shards of {totals[split]} and of {total}; keep those of one run")
+                raise DataError(
+                    "mixed_shards",
+                    f"{path}: {split} has shards of {totals[split]} and of {total}; keep those of one run",
+                )
             found.setdefault(split, {})[number] = path
     for split, paths in found.items():
         if missing := set(range(totals[split])) ^ paths.keys():
             name = f"{split}-{min(missing):05d}-of-{totals[split]:05d}.arrow"
-            raise InputMissing(f"{folder}: {name} is missing or out of range; a part of a corpus is not trained on")
+            raise InputMissing(
+                "file_missing", f"{folder}: {name} is missing or out of range; a part of a corpus is not trained on"
+            )
     return [(split, paths[number]) for split, paths in found.items() for number in sorted(paths)]
 
 
@@ -226,7 +244,9 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
         file.seek(max(0, file.size() - len(END_OF_STREAM)))
         complete = file.read() == END_OF_STREAM
     if not complete:
-        raise DataError(f"{path}: ends without the mark that ends an Arrow stream: it was cut; copy or pack it again")
+        raise DataError(
+            "cut_shard", f"{path}: ends without the mark that ends an Arrow stream: it was cut; copy or pack it again"
+        )
     said = {
         key.decode(errors="replace"): value.decode(errors="replace") for key, value in (schema.metadata or {}).items()
     }
@@ -234,11 +254,12 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
     columns = {PACKED: {"input_ids"}, WHOLE: {"messages", "text"}}.get(version or "", set())
     if version is None or not columns & set(names):
         raise DataError(
+            "not_trainable",
             f"{path}: is neither packed rows ({PACKED}) nor conversations ({WHOLE}): metadata {_said(schema)}, "
-            f"columns {_columns(schema)}; make a corpus with PackCorpus"
+            f"columns {_columns(schema)}; make a corpus with PackCorpus",
         )
     if not length.isdecimal() or not int(length):
-        raise DataError(f"{path}: has no sequence_length: metadata {_said(schema)}")
+        raise DataError("not_trainable", f"{path}: has no sequence_length: metadata {_said(schema)}")
     if version == PACKED:
         _check_rows(path, schema, allow_unisolated)
     return _Header(version, said.get("manifest_key", ""), int(length), "position_ids" in schema.names), rows
@@ -252,13 +273,14 @@ def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool) -> None:
         type_ = schema.field(name).type
         is_list = any(test(type_) for test in (pa.types.is_fixed_size_list, pa.types.is_list, pa.types.is_large_list))
         if not is_list or not pa.types.is_integer(type_.value_type):
-            raise DataError(f"{path}: {name} is {type_}, not a list of integers")
+            raise DataError("not_trainable", f"{path}: {name} is {type_}, not a list of integers")
     if missing := [name for name in REQUIRED if name not in schema.names]:
-        raise DataError(f"{path}: has no {', '.join(missing)}; columns {_columns(schema)}")
+        raise DataError("not_trainable", f"{path}: has no {', '.join(missing)}; columns {_columns(schema)}")
     if "position_ids" not in schema.names and not allow_unisolated:
         raise DataError(
+            "unisolated_rows",
             f"{path}: rows have no position_ids, so the conversations of a row would see each other while the loss "
-            "looks healthy; pack them with PackCorpus, or train all the same with allow_unisolated: true"
+            "looks healthy; pack them with PackCorpus, or train all the same with allow_unisolated: true",
         )
 
 

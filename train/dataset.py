@@ -70,14 +70,15 @@ class PackedDataset(torch.utils.data.Dataset):
         corpus = given if isinstance(given, Corpus) else open_corpus(given, allow_unisolated)
         if corpus.format_version != PACKED:
             raise DataError(
+                "not_trainable",
                 f"{corpus.folder}: holds conversations (format {corpus.format_version}), not packed rows; pack them "
-                "with packing: true, or train on them with: python -m train --manifest"
+                "with packing: true, or train on them with: python -m train --manifest",
             )
         self.corpus, self.split = corpus, split
         self.rows = corpus.rows(split)
         if not self.rows:
             there = ", ".join(f"{name} has {corpus.rows(name):,}" for name in corpus.splits)
-            raise DataError(f"{corpus.folder}: the split {split!r} has no rows ({there})")
+            raise DataError("no_rows", f"{corpus.folder}: the split {split!r} has no rows ({there})")
         self._names = ("input_ids", "labels", *["position_ids"] * corpus.isolated)
         self.nbytes = self.rows * corpus.sequence_length * 4 * len(self._names)
         shards = corpus.splits[split]
@@ -121,7 +122,10 @@ class PackedDataset(torch.utils.data.Dataset):
                 for name, values in columns.items():
                     whole[name][top + first : top + rows] = values
         if rows != shard.rows:
-            raise DataError(f"{where}: does not hold the {shard.rows:,} rows that are recorded; run: packcorpus verify")
+            raise DataError(
+                "wrong_count",
+                f"{where}: does not hold the {shard.rows:,} rows that are recorded; run: packcorpus verify",
+            )
         return blocks, counts
 
     def __len__(self) -> int:
@@ -182,7 +186,7 @@ def _check_and_count(columns: Columns, mask: np.ndarray, where: str) -> tuple[in
     def require(held: np.ndarray, what: str) -> None:
         """`held` is a bool for each token."""
         if not held.all():
-            raise DataError(f"{where} + {int(np.argwhere(~held)[0][0])}: {what}")
+            raise DataError("bad_row", f"{where} + {int(np.argwhere(~held)[0][0])}: {what}")
 
     trained = labels != IGNORED
     require(ids >= 0, "a token id is negative")

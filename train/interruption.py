@@ -36,9 +36,13 @@ class Interruption(TrainerCallback):
         self._asked += 1
         self._pressed += number == signal.SIGINT
         if not self._training:
-            raise Interrupted("interrupted outside the steps; the same command goes on from the newest checkpoint")
+            raise Interrupted(
+                "interrupted", "interrupted outside the steps; the same command goes on from the newest checkpoint"
+            )
         if self._pressed > 1:
-            raise Interrupted("interrupted twice: stopped in the middle of a step; the same command goes on")
+            raise Interrupted(
+                "interrupted", "interrupted twice: stopped in the middle of a step; the same command goes on"
+            )
         if self._asked == 1 and os.environ.get("RANK", "0") == "0":
             print("\nstopping after this step, with a checkpoint", file=sys.stderr, flush=True)
 

@@ -157,9 +157,11 @@ def require_isolation(
     except FAILURES as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        raise PartMissing(_why_not_here(attention, error)) from None
+        raise PartMissing("no_attention", _why_not_here(attention, error)) from None
     if not seen.passed:
-        raise DataError(f"{_complaint(seen, attention)}; nothing is trained. {_instead(attention).capitalize()}")
+        raise DataError(
+            "leak", f"{_complaint(seen, attention)}; nothing is trained. {_instead(attention).capitalize()}"
+        )
     return seen
 
 
@@ -224,7 +226,7 @@ def fastest(model: Any, dataset: Any, count: int, *, seed: int, passes: int = 3)
     best = max(trials, key=lambda trial: trial.tokens_per_second)
     if not best.tokens_per_second:
         reasons = "; ".join(f"{trial.attention}: {trial.reason}" for trial in trials)
-        raise PartMissing(f"no attention backend trains this model here ({reasons})")
+        raise PartMissing("no_attention", f"no attention backend trains this model here ({reasons})")
     use_attention(model, best.attention)
     return best.attention, trials
 
@@ -264,7 +266,7 @@ def try_backend(
     except FAILURES as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        raise PartMissing(_why_not_here(backend, error)) from None
+        raise PartMissing("no_attention", _why_not_here(backend, error)) from None
     finally:
         model.zero_grad(set_to_none=True)
         model.train(mode)

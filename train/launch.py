@@ -44,12 +44,12 @@ def launch(ranks: int, arguments: list[str]) -> None:
     try:
         elastic_launch(config, sys.executable)("-m", "train", *arguments)
     except SignalException:
-        raise Interrupted("interrupted; the same command goes on from here") from None
+        raise Interrupted("interrupted", "interrupted; the same command goes on from here") from None
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
         why = "" if first.exitcode > 0 else f"rank {rank} was killed by {signal.Signals(-first.exitcode).name}"
         if first.exitcode == -signal.SIGKILL:
             why += ", as a machine does that runs out of memory"
-        failed = RankFailed(f"{why}; the same command goes on from the newest checkpoint" if why else "")
+        failed = RankFailed("rank_failed", f"{why}; the same command goes on from the newest checkpoint" if why else "")
         failed.exit_code = max(first.exitcode, 1)
         raise failed from None

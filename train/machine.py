@@ -56,17 +56,20 @@ def resolve(config: TrainingConfig) -> Device:
     """
     kind = _kind(config)
     if config.quantization == "nf4" and (reason := why_no_nf4(kind)):
-        raise PartMissing(f"quantization: nf4 cannot be used: {reason}; or train without it: quantization: none")
+        raise PartMissing(
+            "no_nf4", f"quantization: nf4 cannot be used: {reason}; or train without it: quantization: none"
+        )
     if kind == "cpu":
         if config.precision == "bf16":
             raise PartMissing(
+                "no_bf16",
                 "precision: bf16 is not in effect on a CPU, which computes in fp32 here; "
-                "set precision: auto, or train on a GPU"
+                "set precision: auto, or train on a GPU",
             )
         return Device("cpu", "fp32", f"CPU, {cpus()} cores")
     lacking = why_no_bf16()
     if config.precision == "bf16" and lacking:
-        raise PartMissing(f"precision: bf16 cannot be used: {lacking}; set precision: auto or fp32")
+        raise PartMissing("no_bf16", f"precision: bf16 cannot be used: {lacking}; set precision: auto or fp32")
     fp32 = config.precision == "fp32" or lacking
     return Device("cuda", "fp32" if fp32 else "bf16", gpus()[_own_gpu()].name)
 
@@ -82,7 +85,9 @@ def ranks(config: TrainingConfig) -> int:
     if config.gpus == "auto":
         return count
     if config.gpus > count:
-        raise PartMissing(f"gpus: {config.gpus}: torch sees {count} here; set gpus: auto or a number up to {count}")
+        raise PartMissing(
+            "no_gpu", f"gpus: {config.gpus}: torch sees {count} here; set gpus: auto or a number up to {count}"
+        )
     return config.gpus
 
 
@@ -90,7 +95,9 @@ def check_reporting(config: TrainingConfig) -> None:
     """Raises PartMissing where the tool that `report_to` names is not installed."""
     tool = config.report_to
     if tool != "none" and version_of(tool) is None:
-        raise PartMissing(f"report_to: {tool} is not installed here; install it with: pip install {tool}")
+        raise PartMissing(
+            "library_missing", f"report_to: {tool} is not installed here; install it with: pip install {tool}"
+        )
 
 
 def _kind(config: TrainingConfig) -> Literal["cuda", "cpu"]:
@@ -100,11 +107,12 @@ def _kind(config: TrainingConfig) -> Literal["cuda", "cpu"]:
         return "cuda"
     if sign := gpu_sign():
         raise PartMissing(
+            "no_gpu",
             f"a GPU is there ({sign}) and torch does not use it: {why_no_gpu()}; "
-            "or train without it all the same: device: cpu"
+            "or train without it all the same: device: cpu",
         )
     if config.device == "cuda":
-        raise PartMissing(f"device: cuda: {why_no_gpu()}; or train on the CPU: device: auto or cpu")
+        raise PartMissing("no_gpu", f"device: cuda: {why_no_gpu()}; or train on the CPU: device: auto or cpu")
     return "cpu"
 
 

@@ -97,11 +97,15 @@ def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, fo
     path = Path(named).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise DataError(f"base_model: {named}: holds no config.json; name a folder that save_pretrained wrote")
+            raise DataError(
+                "bad_model", f"base_model: {named}: holds no config.json; name a folder that save_pretrained wrote"
+            )
         return path
     # A hub knows names of the forms `model` and `owner/model` only.
     if path.exists() or named.startswith((".", "/", "~")) or named.count("/") > 1:
-        raise InputMissing(f"base_model: {named}: no such folder; name a folder with a model, or a model of the hub")
+        raise InputMissing(
+            "model_missing", f"base_model: {named}: no such folder; name a folder with a model, or a model of the hub"
+        )
     return named
 
 
@@ -121,10 +125,13 @@ def unreadable(base: Path | str, error: Exception) -> DataError | InputMissing:
     """One line on why a model could not be loaded."""
     reason = " ".join(str(error).split())[:300].rstrip(".")
     if isinstance(base, Path):
-        return DataError(f"base_model: {base}: cannot be read ({reason}); copy the model anew, or name another")
+        return DataError(
+            "bad_model", f"base_model: {base}: cannot be read ({reason}); copy the model anew, or name another"
+        )
     return InputMissing(
+        "model_missing",
         f"base_model: {base!r} is no folder here and could not be fetched from the hub ({reason}); "
-        "check the name and the network, or name a local folder"
+        "check the name and the network, or name a local folder",
     )
 
 
@@ -145,14 +152,16 @@ def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int
     """Raises DataError where an id of the rows is beyond the vocabulary, or a row longer than the positions."""
     if max_id >= config.vocab_size:
         raise DataError(
+            "ids_beyond_model",
             f"the corpus has the id {max_id}, and {base} has embeddings for ids up to {config.vocab_size - 1}; "
-            "pack the corpus with that model's tokenizer, or name the model that this tokenizer belongs to"
+            "pack the corpus with that model's tokenizer, or name the model that this tokenizer belongs to",
         )
     longest = positions(config)
     if longest is not None and sequence_length > longest:
         raise DataError(
+            "rows_beyond_model",
             f"rows have {sequence_length} tokens, and {base} has positions for {longest}; "
-            f"pack the corpus with --sequence-length {longest}, or name a model that reads longer rows"
+            f"pack the corpus with --sequence-length {longest}, or name a model that reads longer rows",
         )
 
 
@@ -171,8 +180,9 @@ def check_tokenizer(manifest: Manifest, config: TrainingConfig, base: Path | str
     digests = [files.sha256() for files in found]
     if wanted not in digests:
         raise DataError(
+            "other_tokenizer",
             f"the corpus was made with the tokenizer {wanted[:12]}, and {place} has {digests[0][:12]}; pack the corpus "
-            "with that tokenizer, or name as `tokenizer` the file that the model is really used with"
+            "with that tokenizer, or name as `tokenizer` the file that the model is really used with",
         )
     return f"tokenizer: {wanted[:12]}, the same in {place} and in the corpus"
 

@@ -70,17 +70,23 @@ def load_model(
             trust_remote_code=False,
         )
     except torch.OutOfMemoryError:
-        raise PartMissing(f"{base}: does not fit into the memory of {device}; name a smaller base_model") from None
+        raise PartMissing(
+            "out_of_memory", f"{base}: does not fit into the memory of {device}; name a smaller base_model"
+        ) from None
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise unreadable(base, error) from None
     if missing := sorted(loaded["missing_keys"]):
         # transformers makes up random ones, and goes on.
-        raise DataError(f"{base}: has no weights for {missing[0]} and {len(missing) - 1} more; copy the model anew")
+        raise DataError(
+            "bad_model", f"{base}: has no weights for {missing[0]} and {len(missing) - 1} more; copy the model anew"
+        )
     model.config.use_cache = False  # with a cache, conversations see each other
     for layer in quantised(model):
         # transformers compares the shapes of all weights but of these.
         if tuple(layer.weight.quant_state.shape) != (layer.out_features, layer.in_features):
-            raise DataError(f"{base}: its weights are not of the shapes that its config.json says; copy the model anew")
+            raise DataError(
+                "bad_model", f"{base}: its weights are not of the shapes that its config.json says; copy the model anew"
+            )
         # Else the first pass without gradients repacks the weights, to compute in bf16.
         layer.support_avx512bf16_for_cpu = False
     model = add_adapter(model, config)
@@ -98,8 +104,9 @@ def add_adapter(model: Any, config: TrainingConfig) -> Any:
         targets = [name for name in ATTENTION if name in names]
         if not targets:
             raise DataError(
+                "no_such_layers",
                 f"lora_targets: attention: a {model.config.model_type} model has no layers named "
-                f"{', '.join(ATTENTION)}; set lora_targets: all"
+                f"{', '.join(ATTENTION)}; set lora_targets: all",
             )
     lora = LoraConfig(
         r=config.lora_r,
@@ -119,14 +126,17 @@ def check(model: Any, config: TrainingConfig) -> None:
         kinds = {layer.weight.quant_state.quant_type for layer in quantised(model) if layer.weight.quant_state}
         if kinds != {"nf4"}:
             raise PartMissing(
+                "no_nf4",
                 f"quantization: nf4 is not in effect: the model has {', '.join(kinds) or 'no 4-bit weights'}; "
-                "name a base model that is not quantised yet, or set quantization: none"
+                "name a base model that is not quantised yet, or set quantization: none",
             )
     trained = {name: weights for name, weights in model.named_parameters() if weights.requires_grad}
     if outside := [name for name in trained if "lora_" not in name]:
-        raise DataError(f"{outside[0]} would be trained, and {len(outside) - 1} more weights that are no adapter's")
+        raise DataError(
+            "wrong_weights", f"{outside[0]} would be trained, and {len(outside) - 1} more weights that are no adapter's"
+        )
     if low := [name for name, weights in trained.items() if weights.dtype != torch.float32]:
-        raise DataError(f"{low[0]} is {trained[low[0]].dtype}; the weights of an adapter must be fp32")
+        raise DataError("wrong_weights", f"{low[0]} is {trained[low[0]].dtype}; the weights of an adapter must be fp32")
 
 
 def keep_random(device: torch.device) -> Any:

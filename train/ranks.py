@@ -37,6 +37,6 @@ def together() -> Iterator[None]:
         return
     if failed and first == torch.distributed.get_rank():
         raise failed
-    silent = PackError("")
+    silent = PackError("rank_failed", "")
     silent.exit_code = found[first] or silent.exit_code
     raise silent

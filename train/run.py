@@ -115,7 +115,9 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path)
         finally:
             line.close()
     if interruption.stopped:
-        raise Interrupted(f"interrupted after step {trainer.state.global_step}; the same command goes on from there")
+        raise Interrupted(
+            "interrupted", f"interrupted after step {trainer.state.global_step}; the same command goes on from there"
+        )
     if feed.validation is not None:
         trainer.evaluate()
     if not main:
@@ -165,9 +167,10 @@ def _check_resumed(resume: Path | None, before: dict[str, Any], now: dict[str, A
     rows = [choices["ranks"] * choices["micro_batch"] * choices["accumulation"] for choices in (before, now)]
     if rows[0] != rows[1]:
         raise UsageError(
+            "other_ranks",
             f"{resume}: was made with {rows[0]} rows a step ({before['ranks']} ranks), now there are {rows[1]} "
             f"({now['ranks']} ranks): some rows would be seen twice and others never; train with gpus: "
-            f"{before['ranks']}, or name another `output`"
+            f"{before['ranks']}, or name another `output`",
         )
     return [
         f"{what} is {now[what]}, and was {before[what]} when this run began: its losses will differ a little"

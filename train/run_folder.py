@@ -48,26 +48,30 @@ class RunFolder:
         """Refuse a folder that holds a run of another corpus or of other settings. Raises DataError or UsageError."""
         if not self._run.exists():
             if self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir()):
-                raise UsageError(f"{self.path}: holds other files than a training run's; name another `output`")
+                raise UsageError(
+                    "run_folder_taken", f"{self.path}: holds other files than a training run's; name another `output`"
+                )
             return
         found = read_json(self._run)
         if found.get("corpus") != self.identity["corpus"]:
             raise DataError(
+                "foreign_run",
                 f"{self.path}: was trained on corpus {str(found.get('corpus'))[:12]}, this is corpus "
-                f"{self.identity['corpus'][:12]}; name another `output`, or delete the folder to start anew"
+                f"{self.identity['corpus'][:12]}; name another `output`, or delete the folder to start anew",
             )
         if found.get("key") != self.key:
             before, now = found.get("settings", {}), self.identity["settings"]
             changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
             what = ", ".join(f"{name} {before.get(name)} → {now.get(name)}" for name in changed) or "the base model"
             raise UsageError(
-                f"{self.path}: was trained with other settings ({what}); name another `output`, or delete the folder"
+                "run_folder_taken",
+                f"{self.path}: was trained with other settings ({what}); name another `output`, or delete the folder",
             )
 
     def claim(self) -> None:
         """Make sure that no other process trains in this folder, for as long as this one lives. Raises Busy."""
         if not lock(self.path / LOCK):
-            raise Busy(f"{self.path}: another run is at work in it; wait for it, then run again")
+            raise Busy("busy", f"{self.path}: another run is at work in it; wait for it, then run again")
 
     def choices(self) -> dict[str, Any]:
         """What an earlier start of this run measured and chose; {} at the first."""

@@ -97,8 +97,9 @@ class Measured:
         if "loss" in logs and self._started is not None:
             if not math.isfinite(logs["loss"]):
                 raise DataError(
+                    "loss_diverged",
                     f"the loss of step {self.state.global_step} is {logs['loss']}; nothing was saved after the newest "
-                    "checkpoint. Lower learning_rate, or look at the rows with `packcorpus inspect --row N`"
+                    "checkpoint. Lower learning_rate, or look at the rows with `packcorpus inspect --row N`",
                 )
             logs |= self._measures(time.perf_counter() - self._started)
             self._forget()
