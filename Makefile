@@ -58,11 +58,13 @@ check: .venv/.test  ## lint, types and tests: what CI runs
 	$(BIN)/mypy
 	$(MAKE) test
 
-bench: .venv/.train  ## pack CONFIG (with a tokenizer of its own) beside TRL, in turns: docs/benchmarks.md
-	$(BIN)/python bench/preparation.py $(CONFIG)
+bench: .venv/.train  ## pack CONFIG (with a tokenizer of its own) beside TRL, in turns, as it is and tenfold
+	$(BIN)/python bench/preparation.py $(CONFIG) --write docs/benchmarks.md
+	$(BIN)/python bench/preparation.py $(CONFIG) --times 10 --write docs/benchmarks.md
 
 faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about half an hour, needs strace, as root tmpfs
 	$(BIN)/python bench/faults.py
+	$(BIN)/python bench/damage.py --flips 10000
 
 fuzz: .venv/.test  ## what takes longer than a test may, about an hour: docs/reliability.md
 	@$(PIP) atheris==3.0.0

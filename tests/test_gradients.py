@@ -184,27 +184,40 @@ def test_the_loss_terms_add_up_to_those_of_the_conversations_one_by_one() -> Non
     assert other > total + 1
 
 
+# Backend, micro-batch, whether activations are computed again.
+RANK_CASES = ("sdpa-1-plain", "sdpa-1-checkpointing", "sdpa-2-checkpointing", "varlen-1-plain")
+
+
 def test_two_ranks_have_the_gradient_of_all_conversations(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = [*launch, str(Path(__file__)), str(tmp_path), "sdpa", "varlen"]
+    words = [*launch, str(Path(__file__)), str(tmp_path), *RANK_CASES]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    for backend in ("sdpa", "varlen"):
-        ranks = [load_file(tmp_path / f"{backend}-{rank}.safetensors") for rank in range(2)]
+    for case in RANK_CASES:
+        ranks = [load_file(tmp_path / f"{case}-{rank}.safetensors") for rank in range(2)]
         assert error(ranks[1], ranks[0]) == 0.0
         assert error(ranks[0], one_by_one()[0]) < 1e-4
 
 
-def rank(folder: Path, backends: list[str]) -> None:
+def rank(folder: Path, cases: list[str]) -> None:
     """One of two ranks: two rows each, of which a step has all four."""
     torch.set_num_threads(1)
     plain_kernels(pytest.MonkeyPatch())
-    for backend in backends:
+    for case in cases:
+        backend, micro_batch, checkpointing = case.split("-")
         model = tiny_model()
         force_attention(model, backend)
-        found = trained_on(folder, Collator(backend), model, gradient_accumulation_steps=2, ddp_backend="gloo")
+        found = trained_on(
+            folder,
+            Collator(backend),
+            model,
+            micro_batch=int(micro_batch),
+            gradient_accumulation_steps=2 // int(micro_batch),
+            activation_checkpointing=checkpointing == "checkpointing",
+            ddp_backend="gloo",
+        )
         assert torch.distributed.get_world_size() == 2
-        save_file(found, folder / f"{backend}-{torch.distributed.get_rank()}.safetensors")
+        save_file(found, folder / f"{case}-{torch.distributed.get_rank()}.safetensors")
 
 
 if __name__ == "__main__":

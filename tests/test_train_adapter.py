@@ -19,7 +19,8 @@ OPTIONS = "--base-model tiny --device cpu --micro-batch 1 --tokens-per-step 256 
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # more only wait for each other here
     write_chats(tmp_path / "chats.jsonl", 300)
     (tmp_path / "corpus.yaml").write_text(CONFIG)
     torch.manual_seed(1)
