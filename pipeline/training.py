@@ -5,6 +5,7 @@ manifest ─command─▶ python -m train --manifest … ─train─▶ data/ada
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import shlex
 import signal
@@ -69,7 +70,8 @@ def train(words: tuple[str, ...]) -> None:
         process.terminate()
     code = process.wait()
     if code == Interrupted.exit_code:
-        raise KeyboardInterrupt
+        # A worker would show a KeyboardInterrupt with its traceback; the training has said what happened.
+        raise SystemExit(code) if multiprocessing.parent_process() else KeyboardInterrupt
     if code:
         # One of our codes: the training has told its error, and there is one message for one error.
         said = "" if code in EXITS else f"the training ended with exit code {code}, without a message of its own"

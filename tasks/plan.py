@@ -48,7 +48,9 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     files = [recipe.layout.token_file(key) for key in keys]
     for file, receipt in zip(files, receipts, strict=True):
         if sha256_of(file) != receipt["sha256"]:
-            raise DataError(f"{file}: is damaged (its SHA-256 is not the recorded one); delete it and run again")
+            raise DataError(
+                "wrong_digest", f"{file}: is damaged (its SHA-256 is not the recorded one); delete it and run again"
+            )
     tokens = TokenFiles(files)
     bases = _record_bases(recipe.parts, receipts)
     accepted = _read_columns(tokens, bases, config.validation)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 from tasks.conversations import Conversation, Message
 from tasks.encoders import Encoder
+from tasks.errors import Reject
 from tasks.templates import TEXT, BuiltIn, Span, Template
 
 # Kept; conversations of more shapes (roles and which are trained) than these are written anew.
@@ -93,7 +94,9 @@ def _has_leading_space(encoder: Encoder, behind: str, start: bool) -> bool:
 
 
 def _closing(spans: Sequence[Span]) -> Span:
-    """The last span that is more than white space: what the separator stands behind."""
+    """The last span that is more than white space: what the separator stands behind. Raises Reject where none is."""
+    if not spans:
+        raise Reject("no_trained_tokens", "the template writes nothing of its answers")
     return next((span for span in reversed(spans) if span.token != TEXT or span.text.strip()), spans[-1])
 
 

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tasks.config import Config, load_config
-from tasks.conversations import FORMATS, content_digest, read_record
+from tasks.conversations import FORMATS, content_digest, read_record, said_json
 from tasks.errors import PackError, Reject
 from tasks.manifest import Manifest, corpus_folder, load_manifest, manifest_digest
 from tasks.sources import SourceSpec, find_parts, read_part
@@ -63,7 +63,7 @@ def read_source(data: bytes, name: str, format: str, part_size: int = 1 << 20) -
                         continue
                     try:
                         conversation = read_record(record, file.format)
-                        content_digest(conversation)
+                        content_digest(said_json(conversation))
                         orjson.dumps([[m.role, m.content, m.context, m.name] for m in conversation.messages])
                         found += 1
                     except Reject as reject:

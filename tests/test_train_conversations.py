@@ -211,7 +211,7 @@ def test_a_lost_file_is_named(lost: str, tmp_path: Path) -> None:
 
 def test_other_tokens_than_were_counted_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = pack(tmp_path, conversations(5), packing=False, template="plain")
-    monkeypatch.setattr("tasks.tokenization.Batch._has_leading_space", lambda *_: False)
+    monkeypatch.setattr("tasks.segments._has_leading_space", lambda *_: False)
     with pytest.raises(DataError, match=r"row \d+ gives \d+ tokens, .* were counted when the corpus was made"):
         sft_dataset(corpus)
 
