@@ -112,7 +112,9 @@ def reporting() -> Iterator[None]:
         yield
     except Exception as error:
         failed = foreseen(error)
-        if str(failed) not in _reported:
+        if not str(failed):  # told by another process
+            _set(exit_code=failed.exit_code)
+        elif str(failed) not in _reported:
             _reported.add(str(failed))
             with _shared.get_lock():
                 before = _get("exit_code")

@@ -73,6 +73,6 @@ def train(words: tuple[str, ...]) -> None:
         # A worker would show a KeyboardInterrupt with its traceback; the training has said what happened.
         raise SystemExit(code) if multiprocessing.parent_process() else KeyboardInterrupt
     if code:
-        raise TrainingFailed(
-            "training_failed", f"training failed with exit code {code}; what went wrong stands above", code
-        )
+        # One of our codes: the training has told its error, and there is one message for one error.
+        said = "" if code in EXITS else f"the training ended with exit code {code}, without a message of its own"
+        raise TrainingFailed("training_failed", said, code)

@@ -293,8 +293,8 @@ _ALL = [
          "the number of GPUs has changed", "train with as many as before, or name another `output`"),
     Code("E626", "loss_diverged", DATA, "The loss is not finite.",
          "the learning rate is too high, or rows are odd", "lower learning_rate; go on from the newest checkpoint"),
-    Code("E627", "training_failed", DATA, "The training ended with an error.",
-         "the message above says which; the exit code is that of the training", "see there"),
+    Code("E627", "training_failed", DATA, "The process that trains ended without a message.",
+         "it was killed, such as where memory ran out", "run the same command again"),
     Code("E628", "rank_failed", DATA, "A process of the training ended.",
          "its own message says why, or it was killed", "run the same command again"),
 

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks import packing
-from tasks.errors import DataError
+from tasks.errors import DataError, StorageError
 from tasks.files import atomic_file, read_json, sha256_of, to_json, write_bytes
 from tasks.index import write_index
 from tasks.ledger import make_ledger, packing_metadata, source_facts
@@ -40,7 +40,8 @@ PLAN_FILES = ("plan.arrow", "index.arrow", "rejects.jsonl")
 def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Write the plan, its receipt last, and return the receipt.
 
-    Raises DataError where too many conversations are rejected, none is left, or the policy for over-long ones says so.
+    Raises DataError where too many conversations are rejected, none is left, or the policy for over-long ones says so,
+    StorageError where a token file is not what was written.
     """
     config = recipe.config
     keys = [recipe.tokens_key(part) for part in recipe.parts]
@@ -48,8 +49,8 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     files = [recipe.layout.token_file(key) for key in keys]
     for file, receipt in zip(files, receipts, strict=True):
         if sha256_of(file) != receipt["sha256"]:
-            raise DataError(
-                "wrong_digest", f"{file}: is damaged (its SHA-256 is not the recorded one); delete it and run again"
+            raise StorageError(
+                "damaged_artefact", f"{file}: is damaged (its SHA-256 is not the recorded one); delete it and run again"
             )
     tokens = TokenFiles(files)
     bases = _record_bases(recipe.parts, receipts)

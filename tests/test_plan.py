@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from small_corpus import EOS, PAD, Tokens, ids_of, token_file, tokens_of, write_receipt
 
 from tasks.config import Config, Source
-from tasks.errors import DataError
+from tasks.errors import DataError, StorageError
 from tasks.index import INDEX_SCHEMA
 from tasks.keys import Layout
 from tasks.ledger import check_ledger
@@ -316,7 +316,7 @@ def test_a_damaged_token_file_is_refused_by_name() -> None:
         data = bytearray(file.read_bytes())
         data[len(data) // 2] ^= 1
         file.write_bytes(data)
-        with pytest.raises(DataError, match=rf"{file.name}: is damaged"):
+        with pytest.raises(StorageError, match=rf"{file.name}: is damaged"):
             make_plan(recipe, recipe.plan_folder)
 
 
