@@ -26,6 +26,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from train.attention import Collator
 from train.isolation import check_isolation
+from train.ranks import leave
 
 Gradients = dict[str, torch.Tensor]
 ROWS = 4  # of one optimizer step
@@ -218,6 +219,7 @@ def rank(folder: Path, cases: list[str]) -> None:
         )
         assert torch.distributed.get_world_size() == 2
         save_file(found, folder / f"{case}-{torch.distributed.get_rank()}.safetensors")
+    leave(together=True)
 
 
 if __name__ == "__main__":

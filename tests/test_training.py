@@ -74,7 +74,7 @@ def stop(command: list[str], number: int) -> tuple[int, str]:
     for line in process.stderr:
         said += line
         if re.match(r"step \d+/", line):
-            time.sleep(random.uniform(0, 0.6))
+            time.sleep(random.uniform(0, 0.4))
             ranks = psutil.Process(process.pid).children()
             (ranks[-1] if ranks and number == signal.SIGKILL else process).send_signal(number)
             break
@@ -113,10 +113,10 @@ def test_a_run_leaves_adapter_tokenizer_picture_and_record(folder: Path, tmp_pat
 def test_a_run_that_was_stopped_and_then_killed_ends_with_the_same_losses(
     folder: Path, tmp_path: Path, ranks: int
 ) -> None:
-    options = ("--max-steps", "60", "--gpus", str(ranks), "--save-every", "4")
+    options = ("--max-steps", "40", "--gpus", str(ranks), "--save-every", "4")
     whole = run(words(folder, tmp_path / "whole", *options))
     assert whole.returncode == 0, whole.stderr
-    assert len(losses(tmp_path / "whole")) == 60
+    assert len(losses(tmp_path / "whole")) == 40
 
     command, key = words(folder, tmp_path / "stopped", *options), json.loads(manifest_of(folder).read_text())["key"]
     code, said = stop(command, signal.SIGTERM)

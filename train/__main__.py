@@ -19,7 +19,7 @@ from typing import Annotated, Literal, NoReturn, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from tasks.errors import UsageError
+from tasks.errors import Interrupted, UsageError
 from tasks.messages import DEBUG, foreseen, is_on, told
 from train.config import DEFAULT, TrainingConfig, load_training_config
 
@@ -112,8 +112,14 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> None:
         launch.launch(ranks, arguments)
         return
     from train import run
+    from train.ranks import leave
 
-    run.train(corpus, config, folder, options.root)
+    try:
+        run.train(corpus, config, folder, options.root)
+        leave(together=True)
+    except Interrupted:
+        leave(together=False)
+        raise
 
 
 if __name__ == "__main__":

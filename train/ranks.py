@@ -40,3 +40,11 @@ def together() -> Iterator[None]:
     silent = PackError("rank_failed", "")
     silent.exit_code = found[first] or silent.exit_code
     raise silent
+
+
+def leave(together: bool) -> None:
+    """End the process group, `together` when all ranks are here: a rank that exits with it may be aborted."""
+    if torch.distributed.is_initialized():
+        if together:
+            torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
