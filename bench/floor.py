@@ -25,10 +25,12 @@ import orjson
 from tasks.conversations import Conversation, read_record
 from tasks.errors import Reject
 from tasks.manifest import corpus_folder, load_manifest
+from tasks.parity import encoder_of
 from tasks.recipe import Recipe, resolve
+from tasks.segments import Segmenter
 from tasks.sources import read_part
 from tasks.templates import trained_turns
-from tasks.tokenization import BATCH_CHARACTERS, COUNTS, Batch
+from tasks.tokenization import BATCH_CHARACTERS
 
 
 def conversations(recipe: Recipe) -> Iterator[tuple[Any, Conversation]]:
@@ -44,19 +46,22 @@ def conversations(recipe: Recipe) -> Iterator[tuple[Any, Conversation]]:
 
 def batches(recipe: Recipe) -> Iterator[tuple[list[bytes], list[str]]]:
     """Records as JSON lines, and their texts, as many as are encoded in one call."""
+    segmenter = Segmenter(recipe.template, encoder_of(recipe))
     lines: list[bytes] = []
-    batch = Batch(recipe.encoder, dict.fromkeys(COUNTS, 0))
+    texts: list[str] = []
+    characters = 0
     for record, conversation in conversations(recipe):
         try:
-            spans = recipe.template.spans(conversation, trained_turns(conversation, recipe.config.train_on))
+            segments = segmenter.segments(conversation, trained_turns(conversation, recipe.config.train_on))
         except Reject:
             continue
         lines.append(orjson.dumps(record))
-        batch.add(0, conversation, spans)
-        if batch.characters >= BATCH_CHARACTERS:
-            yield lines, batch.texts
-            lines, batch = [], Batch(recipe.encoder, dict.fromkeys(COUNTS, 0))
-    yield lines, batch.texts
+        texts += segments.texts
+        characters += sum(map(len, segments.texts))
+        if characters >= BATCH_CHARACTERS:
+            yield lines, texts
+            lines, texts, characters = [], [], 0
+    yield lines, texts
 
 
 def cpu_of(work: Callable[[], object]) -> float:
@@ -70,7 +75,7 @@ def main(config: str, root: str, manifest: str) -> None:
     seconds = {"parse": 0.0, "encode": 0.0, "write": 0.0}
     for lines, texts in batches(recipe):
         seconds["parse"] += cpu_of(lambda lines=lines: [orjson.loads(line) for line in lines])
-        seconds["encode"] += cpu_of(lambda texts=texts: recipe.encoder.encode(texts))
+        seconds["encode"] += cpu_of(lambda texts=texts: encoder_of(recipe).encode(texts))
     published = load_manifest(Path(manifest))
     folder = corpus_folder(published, Path(manifest))
     for split in published.splits.values():
@@ -78,7 +83,7 @@ def main(config: str, root: str, manifest: str) -> None:
             data = (folder / shard.path).read_bytes()
             with tempfile.TemporaryFile() as file:
                 seconds["write"] += cpu_of(lambda data=data, file=file: (file.write(data), hashlib.sha256(data)))
-    print(json.dumps(seconds | {"engine": recipe.encoder.engine}))
+    print(json.dumps(seconds | {"engine": encoder_of(recipe).engine}))
 
 
 if __name__ == "__main__":
