@@ -107,6 +107,16 @@ def test_a_run_leaves_adapter_tokenizer_picture_and_record(folder: Path, tmp_pat
     again = run(command)
     assert (again.returncode, "nothing to do" in again.stderr) == (0, True)
     assert again.stdout == done.stdout
+    # Killed between the last step and the record: it is finished, and no step is added.
+    weights = (tmp_path / "run" / "adapter_model.safetensors").read_bytes()
+    for name in ("training.json", "adapter_model.safetensors"):
+        (tmp_path / "run" / name).unlink()
+    ended = run(command)
+    assert ended.returncode == 0, ended.stderr
+    finished = json.loads((tmp_path / "run" / "training.json").read_text())["result"]
+    assert [finished[name] for name in ("steps", "last_loss")] == [result[name] for name in ("steps", "last_loss")]
+    assert finished["validation_loss"] == pytest.approx(result["validation_loss"], rel=1e-5)
+    assert (tmp_path / "run" / "adapter_model.safetensors").read_bytes() == weights
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -178,6 +188,15 @@ def test_a_damaged_shard_is_refused(folder: Path, tmp_path: Path, capsys: pytest
     data[len(data) // 2] ^= 4
     shard.write_bytes(data)
     refused(capsys, words(folder, tmp_path / "run", manifest=manifest_of(tmp_path)), 65, "train-00000-of-00001.arrow")
+
+
+def test_a_damaged_tokenizer_is_not_handed_on(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(folder / "packed", tmp_path / "packed")
+    (model,) = (tmp_path / "packed").rglob("tokenizer/tiny.model")
+    data = bytearray(model.read_bytes())
+    data[len(data) // 2] ^= 4
+    model.write_bytes(data)
+    refused(capsys, words(folder, tmp_path / "run", manifest=manifest_of(tmp_path)), 65, "tokenizer/tiny.model")
 
 
 def test_ids_beyond_the_vocabulary_are_refused(
