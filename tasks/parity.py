@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import metadata
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,9 @@ from tasks.files import read_json, to_json, write_bytes
 from tasks.gigatoken_encoder import GigatokenEncoder, Unsupported
 from tasks.keys import key_of
 from tasks.recipe import Recipe
+from tasks.segments import segments_of
 from tasks.sources import Part, SourceFile, head, read_part
-from tasks.templates import TEXT, trained_turns
+from tasks.templates import trained_turns
 
 TEXTS = 2000  # that are compared at least, where the corpus has as many
 WHOLE = 1 << 20  # bytes of sources up to which every text is compared
@@ -219,22 +220,13 @@ def _lines(file: SourceFile, place: int, stop: int, limit: int) -> tuple[int, in
         return start, max(start, min(lines.tell(), stop))
 
 
-def _texts(recipe: Recipe, file: SourceFile, record: Any) -> Iterator[str]:
-    """What a record gives to the encoder: neighbouring spans of one kind are one text, a space in front by its rule."""
-    template, encoder = recipe.template, recipe.encoder
+def _texts(recipe: Recipe, file: SourceFile, record: Any) -> list[str]:
+    """What a record gives to the encoder; nothing, where it cannot be used."""
     try:
         if isinstance(record, Reject):
-            return
+            return []
         conversation = read_record(record, file.format, dict(file.columns))
-        spans = template.spans(conversation, trained_turns(conversation, recipe.config.train_on))
+        spans = recipe.template.spans(conversation, trained_turns(conversation, recipe.config.train_on))
+        return segments_of(spans, recipe.encoder).texts
     except (Reject, PackError):
-        return
-    rule, behind = encoder.leading_space, "start"
-    for (token, _), run in groupby(spans, key=lambda span: (span.token, span.trained)):
-        same = list(run)
-        if token == TEXT:
-            text = "".join(span.text for span in same)
-            each = rule == "each" or (rule == "template" and same[0].start)
-            space = (behind == "start" and rule != "none") or (behind == "control" and each)
-            yield encoder.with_leading_space(text) if space else text
-        behind = "text" if token == TEXT else "control"
+        return []
