@@ -15,7 +15,7 @@ for a batch of one row only, hence the Collator. A segment is a conversation, or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +124,12 @@ class Collator:
                 "max_length_k": longest,
             }
         return batch
+
+
+def batch_of(dataset: Any, rows: Iterable[int], collator: Any, device: torch.device) -> dict[str, Any]:
+    """A batch on the device; rows beyond the last begin again at the first."""
+    batch = collator([dataset[row % len(dataset)] for row in rows])
+    return {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items()}
 
 
 def varlen_forward(

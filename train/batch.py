@@ -24,6 +24,7 @@ import torch
 
 from tasks.errors import PartMissing
 from train import machine
+from train.attention import batch_of
 from train.config import TrainingConfig
 from train.qlora import keep_random
 
@@ -191,8 +192,7 @@ def micro_batch(
     device = model.device
 
     def step(size: int) -> None:
-        batch = collator([dataset[i % len(dataset)] for i in range(size)])
-        batch = {name: x.to(device) if isinstance(x, torch.Tensor) else x for name, x in batch.items()}
+        batch = batch_of(dataset, range(size), collator, device)
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             loss = model(**batch)["loss"]
         loss.backward()

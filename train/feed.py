@@ -8,7 +8,6 @@ Both have the same face, so that a run need not know which it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -101,12 +100,6 @@ Feed = PackedFeed | ConversationFeed
 def open_feed(corpus: Corpus, config: TrainingConfig) -> Feed:
     """Read the rows, each shard's digest checked. Raises DataError or InputMissing, naming the file."""
     return PackedFeed(corpus, config) if corpus.format_version == PACKED else ConversationFeed(corpus, config)
-
-
-def batch_of(dataset: Any, rows: Iterable[int], collator: Any, device: torch.device) -> dict[str, Any]:
-    """A batch on the device."""
-    batch = collator([dataset[row % len(dataset)] for row in rows])
-    return {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items()}
 
 
 def _where(dataset: PackedDataset) -> str:

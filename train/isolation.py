@@ -24,7 +24,7 @@ import torch
 
 from tasks.errors import DataError, PackError, PartMissing
 from tasks.printable import counted
-from train.attention import BACKENDS, Collator, use_attention
+from train.attention import BACKENDS, Collator, batch_of, use_attention
 from train.qlora import keep_random
 
 # Logits that are compared at a time: 2 × 256 MiB in fp32.
@@ -252,8 +252,7 @@ def try_backend(
         use_attention(model, backend)
         if isolated:
             require_isolation(model, dataset, collate, count, attention=backend, seed=seed)
-        batch = collate([dataset[i % len(dataset)] for i in range(count)])
-        batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items()}
+        batch = batch_of(dataset, range(count), collate, device)
         seconds = []
         with keep_random(device):
             for _ in range(1 + passes):

@@ -9,12 +9,15 @@ A rank that fails by itself leaves the others waiting for it, on a GPU for half 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 
 from tasks.errors import PackError
+
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -40,6 +43,15 @@ def together() -> Iterator[None]:
     silent = PackError("rank_failed", "")
     silent.exit_code = found[first] or silent.exit_code
     raise silent
+
+
+def main_first(main: bool, work: Callable[[], Result]) -> Result:
+    """`work` on the first rank, then on the others: what the first has made, fetched or removed, they find so."""
+    for turn in (True, False):
+        with together():
+            if main == turn:
+                found = work()
+    return found
 
 
 def leave(together: bool) -> None:

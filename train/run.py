@@ -28,15 +28,15 @@ from tasks.corpus_files import find_tokenizer_files
 from tasks.errors import Interrupted, UsageError
 from tasks.printable import counted
 from train import batch, flops, isolation, machine, models, qlora, record
-from train.attention import use_attention
+from train.attention import batch_of, use_attention
 from train.checkpoints import Checkpoints, newest_complete
 from train.config import TrainingConfig
 from train.corpus import PACKED, Corpus
 from train.display import ProgressLine, duration, open_console, show_effect, show_result, si
-from train.feed import Feed, batch_of, open_feed
+from train.feed import Feed, open_feed
 from train.interruption import Interruption
 from train.machine import check_reporting
-from train.ranks import together
+from train.ranks import main_first, together
 from train.run_folder import RunFolder
 from train.trainer import arguments
 
@@ -59,19 +59,21 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path)
         feed = open_feed(corpus, config)
         tokenizer = find_tokenizer_files(corpus.manifest, corpus.folder) if corpus.manifest else None
     vocab_size = corpus.manifest.tokenizer.vocab_size if corpus.manifest else feed.max_id + 1
-    models_folder = root / "data" / "models"
-    with together():
-        if main:  # a small one is built, one of a hub is fetched
-            models.read_config(models.base_model(config, vocab_size, corpus.sequence_length, models_folder))
     notes = [*corpus.notes, *feed.notes]
-    with together():
-        base = models.base_model(config, vocab_size, corpus.sequence_length, models_folder)
+
+    def find_base() -> Path | str:
+        """A small model is built, one of a hub is fetched."""
+        base = models.base_model(config, vocab_size, corpus.sequence_length, root / "data" / "models")
         models.check_model(base, models.read_config(base), feed.max_id, corpus.sequence_length)
         if corpus.manifest and (config.base_model or config.tokenizer):
             notes.append(models.check_tokenizer(corpus.manifest, config, base))
+        return base
+
+    base = main_first(main, find_base)
     with together():
         model = qlora.load_model(base, config, ranks.device, device.bf16)
-    resume = _newest(folder, corpus, ranks)
+    # What is not complete is removed by the first rank, before others look.
+    resume = main_first(main, lambda: newest_complete(folder.path, corpus.key))
     autocast = partial(torch.autocast, ranks.device.type, torch.bfloat16, enabled=device.bf16)
     choices = _choose(model, feed, config, folder.choices(), ranks, autocast, device)
     notes += choices["notes"]
@@ -149,15 +151,6 @@ def _quiet() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it tells of each try to reach a network
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category)
-
-
-def _newest(folder: RunFolder, corpus: Corpus, ranks: PartialState) -> Path | None:
-    """The checkpoint to go on from. The first rank checks it, and removes what is not complete, before others look."""
-    for turn in (True, False):
-        with together():
-            if ranks.is_main_process == turn:
-                found = newest_complete(folder.path, corpus.key)
-    return found
 
 
 def _check_resumed(resume: Path | None, before: dict[str, Any], now: dict[str, Any]) -> list[str]:
