@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_corpus import EOS, PAD, Tokens, ids_of, token_file, tokens_of, write_receipt
+from small_corpus import EOS, PAD, Tokens, flip, ids_of, token_file, tokens_of, write_receipt
 
 from tasks.config import Config, Source
 from tasks.errors import DataError, StorageError
@@ -313,9 +313,7 @@ def test_late_rejects_count_towards_the_limit() -> None:
 def test_a_damaged_token_file_is_refused_by_name() -> None:
     with recipe_of([[PartInput({line: ([~1, 2, EOS], True) for line in range(3)}, {}, 3)]]) as recipe:
         file = recipe.layout.token_file(recipe.tokens_key(recipe.parts[0]))
-        data = bytearray(file.read_bytes())
-        data[len(data) // 2] ^= 1
-        file.write_bytes(data)
+        flip(file)
         with pytest.raises(StorageError, match=rf"{file.name}: is damaged"):
             make_plan(recipe, recipe.plan_folder)
 

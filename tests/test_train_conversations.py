@@ -17,7 +17,7 @@ from datasets import Dataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
-from small_corpus import conversations, make_recipe, pack_corpus
+from small_corpus import conversations, flip, make_recipe, pack_corpus
 from tokenizer_kinds import CHATML_JINJA, control_strings, everywhere, hostile, kind_path, records
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -185,12 +185,6 @@ def test_the_corpus_holds_its_jinja_template(tmp_path: Path) -> None:
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("damaged", ["train-00000-of-00001.arrow", "index.arrow", "tokenizer/tiny.model"])

@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 from commands import ROOT
-from small_corpus import conversations, make_recipe, pack_corpus
+from small_corpus import conversations, flip, make_recipe, pack_corpus
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from train.__main__ import main
@@ -184,18 +184,14 @@ def test_an_edited_manifest_is_refused(folder: Path, tmp_path: Path, capsys: pyt
 def test_a_damaged_shard_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(folder / "packed", tmp_path / "packed")
     (shard,) = (tmp_path / "packed").rglob("train-00000-of-00001.arrow")
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 4
-    shard.write_bytes(data)
+    flip(shard)
     refused(capsys, words(folder, tmp_path / "run", manifest=manifest_of(tmp_path)), 65, "train-00000-of-00001.arrow")
 
 
 def test_a_damaged_tokenizer_is_not_handed_on(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(folder / "packed", tmp_path / "packed")
     (model,) = (tmp_path / "packed").rglob("tokenizer/tiny.model")
-    data = bytearray(model.read_bytes())
-    data[len(data) // 2] ^= 4
-    model.write_bytes(data)
+    flip(model)
     refused(capsys, words(folder, tmp_path / "run", manifest=manifest_of(tmp_path)), 65, "tokenizer/tiny.model")
 
 
