@@ -165,6 +165,11 @@ def said_json(conversation: Conversation) -> bytes:
     return orjson.dumps((said, conversation.tools))
 
 
+def turns_of(conversation: Conversation) -> int:
+    """Messages that are no system ones."""
+    return sum(message.role != "system" for message in conversation.messages)
+
+
 def content_digest(said: bytes) -> int:
     """64 bits, unsigned, of what a conversation says (its `said_json`).
 

@@ -21,7 +21,7 @@ import orjson
 import pyarrow as pa
 
 from tasks.config import Config
-from tasks.conversations import Conversation, content_digest, read_record, said_json
+from tasks.conversations import Conversation, content_digest, read_record, said_json, turns_of
 from tasks.encoders import Encoder
 from tasks.errors import PackError, Reject
 from tasks.files import atomic_file, to_json, write_bytes
@@ -175,6 +175,7 @@ class Batch:
         columns = [
             pa.array(self.records, pa.int64()),
             pa.array(map(content_digest, said), pa.uint64()),
+            pa.array(map(turns_of, self.conversations), pa.int32()),
             pa.array(counts.astype(np.int32)),
             pa.array(separator, pa.bool_()),
             pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)),

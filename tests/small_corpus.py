@@ -96,6 +96,7 @@ def token_file(
             columns = [
                 pa.array(records[top : top + batch], pa.int64()),
                 pa.array(digests[top : top + batch], pa.uint64()),
+                pa.array([2] * len(some), pa.int32()),
                 pa.array([sum(value >= 0 for value in values) for values, _ in some], pa.int32()),
                 pa.array([separator for _, separator in some], pa.bool_()),
                 pa.array([values for values, _ in some], pa.large_list(pa.int32())),
