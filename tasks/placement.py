@@ -1,10 +1,11 @@
 """Where each piece stands: pieces ─pack─▶ rows ─shuffle─▶ (row, start), for each split by itself.
 
-    all pieces ─place─▶ train, validation          pieces of the training split ─place_anew─▶ train_epoch_2, …
+    all pieces ─place─▶ train, validation        pieces of the training split ─place_anew─▶ train_epoch_2, …
 
-What is promised of epochs: each has every piece of the training split, in as many rows. Half of the conversations, a
-seeded half, are packed before the rest, and conversations of equal length change places, so that the companions of a
-conversation are others in each; a row that one conversation fills is the same in all, and another row is so by chance.
+What is promised of epochs: each has every piece of the training split, in as many rows, and no set of two or more
+pieces stands in a row of two epochs, as long as one of them has another of its length to change places with. For that,
+a seeded half of the conversations is packed before the rest, those of equal length are dealt in another order, and
+those who meet again are parted (companions.py). A row that one conversation fills is the same in every epoch.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tasks import packing
+from tasks.companions import Companions
 from tasks.config import Config
 from tasks.recipe import SPLITS
 from tasks.seeded import shuffle
@@ -56,9 +58,13 @@ def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dic
     return _joined(placed, row, start)
 
 
-def place_anew(lengths: np.ndarray, config: Config, epoch: int, split: str, shards: int) -> Placed:
-    """Pack the pieces of the training split once more, for an epoch from 2 on."""
-    return _place_one(split, lengths, config, shards, epoch)
+def place_anew(
+    lengths: np.ndarray, of: np.ndarray, companions: Companions, config: Config, epoch: int, split: str, shards: int
+) -> Placed:
+    """Pack the pieces of the training split (Pieces.of) once more, for an epoch from 2 on."""
+    placed = _place_one(split, lengths, config, shards, epoch)
+    companions.part(placed.row, placed.start, of, lengths, placed.rows)
+    return placed
 
 
 def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:

@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks import packing
+from tasks.companions import Companions
 from tasks.errors import DataError, StorageError
 from tasks.files import atomic_file, read_json, sha256_of, to_json, write_bytes
 from tasks.filters import filter_conversations
@@ -159,7 +160,7 @@ def _check_left(pieces: Pieces, lost: Lost, read: int, rejected: int, recipe: Re
 
 def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> list[Placed]:
     """Place the pieces, packing by packing, and write plan.arrow and index.arrow; rows and bounds of each packing."""
-    config, done = recipe.config, []
+    config, done, companions = recipe.config, [], Companions()
     with (
         atomic_file(folder / "plan.arrow") as out,
         pa.ipc.new_file(pa.PythonFile(out, "w"), PLAN_SCHEMA) as plan,
@@ -169,11 +170,18 @@ def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Re
             if epoch == 1:
                 placed = place(pieces.lengths(), pieces.held_out(), config, recipe.shards)
             else:
-                if epoch == 2:
-                    pieces = replace(pieces, of=pieces.of[~pieces.held_out()])
-                placed = place_anew(pieces.lengths(), config, epoch, names[0], recipe.shards[names[0]])
+                placed = place_anew(
+                    pieces.lengths(), pieces.of, companions, config, epoch, *names, recipe.shards[names[0]]
+                )
             _write_plan(plan, pieces, placed)
             index.write(pieces, placed, with_dropped=epoch == 1)
+            if config.epochs > 1:
+                rows = placed.rows_of_splits[names[0]]
+                if epoch == 1:
+                    in_train = ~pieces.held_out()
+                    pieces = replace(pieces, of=pieces.of[in_train])
+                    placed = replace(placed, row=placed.row[in_train])
+                companions.remember(placed.row, pieces.of, rows)
             # What is over the pieces is not needed any more.
             done.append(replace(placed, row=placed.row[:0], start=placed.start[:0]))
             del placed

@@ -37,6 +37,9 @@ def aligned(table: list[list[str]]) -> list[str]:
     """A head and its lines as text, the first column flush left and the others right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
-        "  ".join(cell.rjust(width) if at else cell.ljust(width) for at, (cell, width) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
         for line in table
     ]

@@ -39,6 +39,13 @@ def order_of_contents(digests: np.ndarray, seed: int) -> np.ndarray:
     return np.argsort(z, kind="stable")
 
 
+def hashes(numbers: np.ndarray) -> np.ndarray:
+    """uint64, a hash of each number."""
+    z = numbers.astype(np.uint64) * GOLDEN
+    _mix(z, 0, 0)
+    return z
+
+
 def _mix(z: np.ndarray, seed: int, stream: int) -> None:
     """splitmix64 of each uint64, in place."""
     z += np.uint64((2 * seed + stream + 1) * 0xD1B54A32D192ED03 % 2**64)

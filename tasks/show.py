@@ -174,12 +174,11 @@ def mixture_table(manifest: Manifest) -> list[list[str]]:
     if manifest.config.get("weighting") != "token_share" and all(m.weight == 1 and not m.limit for m in mixture):
         return []
     head = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]
-    lines = [
-        [printable(m.path), f"{m.weight:g}", f"{m.limit:,}" if m.limit else "", f"{m.conversations:,}"]
-        + [f"{m.copies:,}", f"{m.tokens:,}", f"{m.tokens_percent:.1f}"]
-        + [f"{m.trained_tokens:,}", f"{m.trained_tokens_percent:.1f}"]
-        for m in mixture
-    ]
+    lines = []
+    for m in mixture:
+        given = [printable(m.path), f"{m.weight:g}", f"{m.limit:,}" if m.limit else ""]
+        counts = [f"{m.conversations:,}", f"{m.copies:,}", f"{m.tokens:,}", f"{m.tokens_percent:.1f}"]
+        lines.append([*given, *counts, f"{m.trained_tokens:,}", f"{m.trained_tokens_percent:.1f}"])
     return [head, *lines]
 
 
