@@ -104,8 +104,9 @@ def _read_index(path: Path) -> pa.Table:
             valid = pa.compute.invert(valid)
         if not valid.equals(placed) and (name in PLACE or name == "dropped" or index[name].null_count):
             raise DataError("bad_index", f"{path}: {name} is null where it may not be")
-    if len(index) and pa.compute.min(index["length"]).as_py() < 1:
-        raise DataError("bad_index", f"{path}: a piece has no length")
+    for name, least in (("length", 1), ("source", 0)):
+        if len(index) and pa.compute.min(index[name]).as_py() < least:
+            raise DataError("bad_index", f"{path}: a piece has no {name}")
     return index
 
 
@@ -264,10 +265,10 @@ def _check_ledger(manifest: Manifest, folder: Path, index: pa.Table, tokens: _To
     require("rejected", dict(sorted(reasons.items())), ledger.conversations.rejected)
     seen = conversations_of(index)
     require("packed conversations", int(np.count_nonzero(seen["placed"])), ledger.conversations.packed)
-    require("read", len(seen["source"]) + len(rejects), ledger.conversations.read)
     dropped = Counter(index["dropped"].drop_null().cast(pa.string()).to_pylist())
     recorded = {reason: count for reason, count in ledger.conversations.dropped.items() if count}
     require("dropped", dict(sorted(dropped.items())), dict(sorted(recorded.items())))
+    require("read", len(seen["source"]) + len(rejects), ledger.conversations.read)
     trained = np.bincount(index["source"], index["trained"], minlength=len(manifest.sources)).astype(np.int64)
     for number, facts in enumerate(manifest.sources):
         accepted = int((seen["source"] == number).sum())
