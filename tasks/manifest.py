@@ -72,7 +72,7 @@ class SourceFacts(_Part):
     """One source file. tokens and trained_tokens add up to the ledger's encoded and trained."""
 
     path: str
-    entry: int = Field(0, ge=0, description="Place in the config's sources.")
+    entry: int = Field(ge=0, description="Place in the config's sources.")
     container: str
     compression: str
     format: str
@@ -123,7 +123,7 @@ class Tokens(_Part):
 
     encoded: int
     separators: int
-    repeated: int = Field(0, description="Without separators: further copies, by weight and in further epochs.")
+    repeated: int = Field(description="Without separators: further copies, by weight and in further epochs.")
     truncated: int
     dropped: int
     rejected: int = Field(description="Tokens of conversations that were rejected after encoding; not in encoded.")
@@ -192,7 +192,7 @@ class Manifest(_Part):
     train_on: Literal["assistant", "all", "last"]
     seed: int
     sources: list[SourceFacts]
-    mixture: list[MixtureFacts] = Field([], description="An entry for each of the config's sources.")
+    mixture: list[MixtureFacts] = Field(description="An entry for each of the config's sources.")
     ledger: Ledger
     noticed: dict[str, int] = Field(description="Things that were handled but may surprise, as counts.")
     packing_metadata: PackingMetadata
