@@ -103,7 +103,7 @@ class Index:
             column(placed.start[chosen]),
             column(of.length, accepted.length[dropped]),
             column(of.first),
-            column(of.trained, none),
+            column(pieces.trained(chosen, self._tokens), none),
             column(of.separator, none),
             column(truncated, none),
             column(of.closed, none),

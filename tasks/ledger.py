@@ -17,6 +17,7 @@ from tasks.pieces import CHUNK, DROPS, REJECTED, Accepted, Pieces, pieces_of
 from tasks.placement import Placed
 from tasks.recipe import Recipe
 from tasks.rejects import Rejected
+from tasks.token_files import TokenColumns
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class Tally:
         return found
 
 
-def tally(pieces: Pieces, recipe: Recipe) -> Tally:
+def tally(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Tally:
     """What each source gives. Memory: a constant."""
     accepted, numbers = pieces.accepted, source_numbers(recipe)
     sums = np.zeros((4, 4 * len(recipe.files)))
@@ -55,7 +56,7 @@ def tally(pieces: Pieces, recipe: Recipe) -> Tally:
             found = pieces.columns(chunk)
             group = 4 * numbers[accepted.part(found.conversation)]
             group += 2 * accepted.held_out[found.conversation] + further
-            for at, values in enumerate((None, found.length, found.trained, found.separator)):
+            for at, values in enumerate((None, found.length, pieces.trained(chunk, tokens), found.separator)):
                 sums[at] += np.bincount(group, values, minlength=sums.shape[1])
     count, places, trained, separators = sums.astype(np.int64).reshape(4, -1, 2, 2)
     return Tally(count, places, trained, separators, np.array([recipe.config.epochs, 1]))
@@ -77,14 +78,15 @@ class Lost:
 def count_lost(pieces: Pieces, config: Config) -> Lost:
     """What limits, filters and the over-long policy took away, once for a conversation however often it is packed."""
     accepted = pieces.accepted
-    ends = np.bincount(accepted.why, minlength=REJECTED + 1).tolist()
-    dropped = {reason: ends[number] for number, reason in enumerate(DROPS, 1)}
-    lost = Lost({reason: count for reason, count in dropped.items() if count or reason == "too_long"})
+    lost, ends = Lost({}), np.zeros(REJECTED + 1, np.int64)
     for top in range(0, len(accepted.length), CHUNK):
         chunk = slice(top, top + CHUNK)
         encoded, why = accepted.encoded(chunk), accepted.why[chunk]
+        ends += np.bincount(why, minlength=len(ends))
         lost.tokens_rejected += int(encoded[why == REJECTED].sum())
         lost.tokens_dropped += int(encoded[(why > 0) & (why != REJECTED)].sum())
+    dropped = dict(zip(DROPS, ends[1:].tolist(), strict=False))
+    lost.dropped = {reason: count for reason, count in dropped.items() if count or reason == "too_long"}
     stays = accepted.why[pieces.cut_of] == 0
     of, (first, taken, closed, _) = pieces.cut_of[stays], pieces.cuts[stays].T
     cut = np.unique(of)

@@ -33,7 +33,7 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
     if not is_mixed(config):
         return pieces
     orders = _orders(pieces, tokens, recipe)
-    counts = _token_shares(orders, pieces, config) if config.weighting == "token_share" else {}
+    counts = _token_shares(orders, pieces, tokens, config) if config.weighting == "token_share" else {}
     copies = np.zeros(len(accepted.length), np.uint16)
     for entry, order in orders.items():
         train, validation = (order[accepted.held_out[order] == held_out] for held_out in (False, True))
@@ -73,13 +73,15 @@ def _share(share: float, count: int) -> int:
     return min(count, max(1, int(share * count + 0.5)))
 
 
-def _token_shares(orders: dict[int, np.ndarray], pieces: Pieces, config: Config) -> dict[int, int]:
+def _token_shares(
+    orders: dict[int, np.ndarray], pieces: Pieces, tokens: TokenColumns, config: Config
+) -> dict[int, int]:
     """How many conversations of the training split each entry gives, so that trained tokens stand as the weights.
 
     The source that is smallest beside its weight gives all; each other is off by half a conversation at most.
     """
     accepted = pieces.accepted
-    trained = accepted.trained.copy()
+    trained = tokens.column("trained")
     trained[pieces.cut_of] = 0
     np.add.at(trained, pieces.cut_of, pieces.cuts[:, 3])
     sums = {}

@@ -40,7 +40,6 @@ class Accepted:
 
     edges: np.ndarray  # int64[parts + 1], conversations before each part
     length: np.ndarray  # int32, tokens, the separator included
-    trained: np.ndarray  # int32
     separator: np.ndarray  # bool
     held_out: np.ndarray  # bool
     why: np.ndarray  # uint8, 0 where it is packed
@@ -55,7 +54,7 @@ class Accepted:
 
 
 class Cut(NamedTuple):
-    """A piece of an over-long conversation; the fields are those of `Columns`."""
+    """A piece of an over-long conversation."""
 
     first: int
     taken: int
@@ -70,7 +69,6 @@ class Columns(NamedTuple):
     first: np.ndarray  # int32, first token of the conversation that stands here
     taken: np.ndarray  # int32, how many stand here
     closed: np.ndarray  # bool, cut off here: an untrained EOS follows
-    trained: np.ndarray  # int32
     length: np.ndarray  # int32, places in the row
     separator: np.ndarray  # bool, the last place is an EOS that was added behind the template's tokens
 
@@ -109,14 +107,23 @@ class Pieces:
     def columns(self, chosen: slice | np.ndarray) -> Columns:
         accepted = self.accepted
         of, conversation = self.of[chosen], self.conversations(chosen)
-        first, taken, trained = np.zeros_like(of), accepted.length[conversation], accepted.trained[conversation]
+        first, taken = np.zeros_like(of), accepted.length[conversation]
         closed = np.zeros(len(of), np.bool_)
         cut = np.flatnonzero(of >= len(accepted.length))
         if len(cut):
-            first[cut], taken[cut], closed[cut], trained[cut] = self.cuts[of[cut] - len(accepted.length)].T
+            first[cut], taken[cut], closed[cut], _ = self.cuts[of[cut] - len(accepted.length)].T
         ends_here = first + taken == accepted.length[conversation]
         separator = closed | (accepted.separator[conversation] & ends_here)
-        return Columns(conversation, first, taken, closed, trained, taken + closed, separator)
+        return Columns(conversation, first, taken, closed, taken + closed, separator)
+
+    def trained(self, chosen: slice, tokens: TokenColumns) -> np.ndarray:
+        """int32, trained tokens of each piece; read anew from the token files."""
+        conversation = self.conversations(chosen)
+        first, last = (int(conversation.min()), int(conversation.max()) + 1) if len(conversation) else (0, 0)
+        found = tokens.column("trained", first, last)[conversation - first]
+        cut = np.flatnonzero(self.of[chosen] >= len(self.accepted.length))
+        found[cut] = self.cuts[self.of[chosen][cut] - len(self.accepted.length), 3]
+        return found
 
     def chunks(self, first: int = 0, last: int | None = None) -> Iterator[slice]:
         """The pieces [first, last) in slices of CHUNK."""
@@ -126,6 +133,8 @@ class Pieces:
 
     def lengths(self) -> np.ndarray:
         """int32[pieces], places in the rows."""
+        if self.copies is None and not len(self.cut_of) and len(self.of) == len(self.accepted.length):
+            return self.accepted.length
         found = np.empty(len(self.of), np.int32)
         for chunk in self.chunks():
             found[chunk] = self.columns(chunk).length
@@ -155,7 +164,10 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
     elif not config.packing:
         is_long[:] = False
     # An answer that became the conversation's first token, or none, leaves nothing to train on.
-    accepted.why[stays & ~is_long & (accepted.trained == 0)] = REJECTED
+    for top in range(0, len(stays), CHUNK):
+        chunk = slice(top, min(top + CHUNK, len(stays)))
+        untrained = tokens.column("trained", chunk.start, chunk.stop) == 0
+        accepted.why[chunk][stays[chunk] & ~is_long[chunk] & untrained] = REJECTED
     owners, cuts = array("i"), array("i")
     for conversation in np.flatnonzero(is_long).tolist() if config.overlong in ("truncate", "split") else ():
         found = cut_conversation(tokens.tokens(conversation), config.sequence_length, config.overlong == "split")
@@ -166,11 +178,20 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
         for cut in kept:
             cuts.extend(cut)
     cut_of = np.array(owners, np.int32)
-    whole = np.flatnonzero((accepted.why == 0) & ~is_long).astype(np.int32)
-    of = whole
+    of = whole = numbers_where((accepted.why == 0) & ~is_long)
     if len(cut_of):
         of = np.insert(whole, np.searchsorted(whole, cut_of), len(accepted.length) + np.arange(len(cut_of)))
     return Pieces(accepted, of.astype(np.int32, copy=False), len(of), cut_of, np.array(cuts, np.int32).reshape(-1, 4))
+
+
+def numbers_where(chosen: np.ndarray) -> np.ndarray:
+    """int32, where `chosen` is true. numpy's own would take 8 bytes for each."""
+    parts = (np.flatnonzero(chosen[top : top + CHUNK]) + top for top in range(0, len(chosen), CHUNK))
+    found, end = np.empty(np.count_nonzero(chosen), np.int32), 0
+    for part in parts:
+        found[end : end + len(part)] = part
+        end += len(part)
+    return found
 
 
 def cut_conversation(values: np.ndarray, length: int, split: bool) -> list[Cut]:

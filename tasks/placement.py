@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -79,9 +80,12 @@ def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
 
 
 def _place_one(split: str, lengths: np.ndarray, config: Config, shards: int, epoch: int = 1) -> Placed:
-    row, start, count, bound = _pack(lengths, config, epoch)
+    groups = _plan(lengths, config, epoch) if config.packing else []
+    count = sum(group.patterns.rows for group in groups) if config.packing else len(lengths)
+    # Before there is anything else over the pieces, since it takes 20 bytes a row for a moment.
     # Streams: 0 is train, 1 is validation, from 2 on the epochs.
     place_of = shuffle(count, config.seed, 1 if split == "validation" else epoch if epoch > 1 else 0)
+    row, start, bound = _fill(lengths, groups, config)
     for top in range(0, len(row), packing.CHUNK):
         chunk = slice(top, top + packing.CHUNK)
         row[chunk] = place_of[row[chunk]]
@@ -89,28 +93,42 @@ def _place_one(split: str, lengths: np.ndarray, config: Config, shards: int, epo
     return Placed(row, start, edges, {split: count}, [bound])
 
 
-def _pack(lengths: np.ndarray, config: Config, epoch: int) -> tuple[np.ndarray, np.ndarray, int, tuple[int, str]]:
-    """Row and start of each piece, the number of rows, and the lower bound with its name."""
+class _Group(NamedTuple):
+    """Pieces that are packed together."""
+
+    inside: slice
+    patterns: packing.Patterns
+    order: np.ndarray | None  # int32, in which those of equal length are dealt
+
+
+def _plan(lengths: np.ndarray, config: Config, epoch: int) -> list[_Group]:
+    capacity, groups = config.sequence_length, []
+    for first in range(0, len(lengths), config.plan_group):
+        inside = slice(first, first + config.plan_group)
+        patterns, order = packing.pack(packing.histogram(lengths[inside], capacity), capacity), None
+        if epoch > 1:
+            order = shuffle(len(lengths[inside]), config.seed, epoch << 10)
+            patterns = _patterns_anew(lengths[inside], order, patterns, capacity)
+        groups.append(_Group(inside, patterns, order))
+    return groups
+
+
+def _fill(lengths: np.ndarray, groups: list[_Group], config: Config) -> tuple[np.ndarray, np.ndarray, tuple[int, str]]:
+    """Row and start of each piece, and the lower bound with its name."""
     capacity = config.sequence_length
     if not config.packing:
-        rows, starts = np.arange(len(lengths), dtype=np.int32), np.zeros(len(lengths), np.int32)
-        return rows, starts, len(lengths), (len(lengths), "one conversation a row")
-    if not len(lengths):
-        return np.empty(0, np.int32), np.empty(0, np.int32), 0, (0, "")
-    count, found = 0, []
-    for first in range(0, len(lengths), config.plan_group):
-        group = lengths[first : first + config.plan_group]
-        patterns, order = packing.pack(packing.histogram(group, capacity), capacity), None
-        if epoch > 1:
-            order = shuffle(len(group), config.seed, epoch << 10)
-            patterns = _patterns_anew(group, order, patterns, capacity)
-        row, start = packing.assign(group, patterns, order)
+        rows = np.arange(len(lengths), dtype=np.int32)
+        return rows, np.zeros(len(lengths), np.int32), (len(lengths), "one conversation a row")
+    if not groups:
+        return np.empty(0, np.int32), np.empty(0, np.int32), (0, "")
+    found, count = [], 0
+    for group in groups:
+        row, start = packing.assign(lengths[group.inside], group.patterns, group.order)
         row += count
         found.append((row, start))
-        count += patterns.rows
+        count += group.patterns.rows
     rows, starts = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
-    bound = packing.lower_bound(packing.histogram(lengths, capacity), capacity)
-    return rows, starts, count, bound
+    return rows, starts, packing.lower_bound(packing.histogram(lengths, capacity), capacity)
 
 
 def _patterns_anew(

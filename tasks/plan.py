@@ -10,7 +10,8 @@ Written to one folder, the receipt last:
     rejects.jsonl   a line for each rejected conversation
     plan.json       ledger, sources, packing figures: the receipt
 
-Memory: 30 bytes a conversation and a constant, whatever the token files, shards and epochs (docs/benchmarks.md).
+Memory: 20 bytes a conversation and a constant, whatever token files and shards there are; 4 more where conversations are
+cut, dropped or held out, 8 a row for each further epoch (bench/planning.py).
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from tasks.filters import filter_conversations
 from tasks.index import index_writer
 from tasks.ledger import Lost, count_lost, make_ledger, mixture_facts, packing_metadata, source_facts, tally
 from tasks.mixture import mix
-from tasks.pieces import REJECTED, Accepted, Pieces, cut_overlong
+from tasks.pieces import CHUNK, REJECTED, Accepted, Pieces, cut_overlong
 from tasks.placement import Placed, hold_out_at_least_one, place, place_anew
-from tasks.recipe import SPLITS, Recipe
+from tasks.recipe import Recipe
 from tasks.rejects import Rejected, check_rejects, write_rejects
 from tasks.shards import PLAN_SCHEMA
 from tasks.sources import Part
@@ -75,7 +76,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     pieces = mix(pieces, tokens, recipe)
     lost = count_lost(pieces, config)
     _check_left(pieces, lost, read, len(rejects), recipe)
-    sums = tally(pieces, recipe)
+    sums = tally(pieces, tokens, recipe)
     placed = _write_blocks(folder, pieces, tokens, recipe)
     places = sum(block.rows for block in placed) * config.sequence_length if config.packing else 0
     receipt = {
@@ -111,11 +112,12 @@ def _read_columns(tokens: TokenColumns, validation: float) -> Accepted:
     held_out = np.zeros(len(length), np.bool_)
     if validation:
         # A share of the hashes is a share of the conversations, the same one whatever else is in the corpus.
-        held_out = tokens.column("digest") < np.uint64(int(validation * 2**64))
+        for top in range(0, len(length), CHUNK):
+            chunk = slice(top, min(top + CHUNK, len(length)))
+            held_out[chunk] = tokens.column("digest", chunk.start, chunk.stop) < np.uint64(int(validation * 2**64))
     return Accepted(
         edges=np.array(tokens.edges, np.int64),
         length=length,
-        trained=tokens.column("trained"),
         separator=tokens.column("separator"),
         held_out=held_out,
         why=np.zeros(len(length), np.uint8),
@@ -166,17 +168,17 @@ def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Re
         pa.ipc.new_file(pa.PythonFile(out, "w"), PLAN_SCHEMA) as plan,
         index_writer(folder / "index.arrow", tokens, recipe) as index,
     ):
-        for epoch, names in enumerate((SPLITS, *((name,) for name in recipe.shards if name not in SPLITS)), 1):
+        for epoch in range(1, config.epochs + 1):
+            split = "train" if epoch == 1 else f"train_epoch_{epoch}"
             if epoch == 1:
                 placed = place(pieces.lengths(), pieces.held_out(), config, recipe.shards)
             else:
-                placed = place_anew(
-                    pieces.lengths(), pieces.of, companions, config, epoch, *names, recipe.shards[names[0]]
-                )
+                shards = recipe.shards[split]
+                placed = place_anew(pieces.lengths(), pieces.of, companions, config, epoch, split, shards)
             _write_plan(plan, pieces, placed)
             index.write(pieces, placed, with_dropped=epoch == 1)
             if config.epochs > 1:
-                rows = placed.rows_of_splits[names[0]]
+                rows = placed.rows_of_splits[split]
                 if epoch == 1:
                     in_train = ~pieces.held_out()
                     pieces = replace(pieces, of=pieces.of[in_train])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,17 @@ TWICE = [
 ]
 
 
-def project(folder: Path, sources: list[dict[str, Any]], **values: Any) -> Recipe:
+def project(folder: Path, sources: Sequence[Mapping[str, Any]], **values: Any) -> Recipe:
     """Sources few.jsonl, many.jsonl and twice.jsonl beside the config; chat.jsonl is not read."""
     config = write_project(folder, [])
     for name, records in (("few", FEW), ("many", MANY), ("twice", TWICE)):
         (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    given = {"name": "small", "tokenizer": "tiny.model", "sequence_length": 256, "sources": sources}
+    given = {
+        "name": "small",
+        "tokenizer": "tiny.model",
+        "sequence_length": 256,
+        "sources": [dict(source) for source in sources],
+    }
     config.write_text(yaml.safe_dump(given | values))
     return resolve(config, folder)
 
@@ -174,7 +180,7 @@ def test_a_system_message_is_no_turn(tmp_path: Path) -> None:
 # -- what a bad setting does -----------------------------------------------------------------------------------------
 
 
-def refusal(folder: Path, sources: list[dict[str, Any]], **values: Any) -> str:
+def refusal(folder: Path, sources: Sequence[Mapping[str, Any]], **values: Any) -> str:
     with pytest.raises(DataError) as caught:
         pack_corpus(project(folder, sources, **values))
     return str(caught.value)

@@ -23,6 +23,7 @@ from tasks.token_files import TokenColumns
 
 class Result(NamedTuple):
     pieces: Columns
+    trained: np.ndarray
     lost: Lost
     late: list[int]
     accepted: Accepted
@@ -42,7 +43,6 @@ def cut(rows: list[Tokens], parts: int = 1, **values: Any) -> Result:
         accepted = Accepted(
             edges=np.array(edges),
             length=tokens.column("length"),
-            trained=np.array([sum(v >= 0 for v in values) for values, _ in rows], np.int32),
             separator=np.array([separator for _, separator in rows], bool),
             held_out=np.zeros(len(rows), bool),
             why=np.zeros(len(rows), np.uint8),
@@ -51,7 +51,9 @@ def cut(rows: list[Tokens], parts: int = 1, **values: Any) -> Result:
         recipe: Any = SimpleNamespace(config=config, parts=[SimpleNamespace(file=file)] * parts)
         pieces = cut_overlong(accepted, tokens, recipe)
         late = np.flatnonzero(accepted.why == REJECTED).tolist()
-        return Result(pieces.columns(slice(None)), count_lost(pieces, config), late, accepted)
+        return Result(
+            pieces.columns(slice(None)), pieces.trained(slice(None), tokens), count_lost(pieces, config), late, accepted
+        )
 
 
 def pieces_by_conversation(result: Result, count: int) -> list[list[tuple[int, int, bool, int]]]:
@@ -59,7 +61,7 @@ def pieces_by_conversation(result: Result, count: int) -> list[list[tuple[int, i
     found: list[list[tuple[int, int, bool, int]]] = [[] for _ in range(count)]
     p = result.pieces
     assert (np.diff(p.conversation) >= 0).all(), "pieces must stand in source order"
-    for owner, *columns in zip(p.conversation, p.first, p.taken, p.closed, p.trained, strict=True):
+    for owner, *columns in zip(p.conversation, p.first, p.taken, p.closed, result.trained, strict=True):
         found[int(owner)].append((int(columns[0]), int(columns[1]), bool(columns[2]), int(columns[3])))
     return found
 
@@ -75,9 +77,9 @@ def test_tokens_add_up_and_stand_in_order(
 ) -> None:
     packing |= overlong == "split"
     result = cut(rows, parts, overlong=overlong, sequence_length=length, packing=packing)
-    pieces, lost, late, _ = result
+    pieces, _, lost, late, _ = result
     for column, kind in (
-        (pieces.first, np.int32), (pieces.taken, np.int32), (pieces.closed, np.bool_), (pieces.trained, np.int32),
+        (pieces.first, np.int32), (pieces.taken, np.int32), (pieces.closed, np.bool_), (result.trained, np.int32),
     ):  # fmt: skip
         assert column.dtype == kind
 

@@ -296,18 +296,18 @@ def check_corpus(
 
     # Sources and packing figures.
     for number, facts in enumerate(receipt["sources"]):
-        own = {key for key in conversations if key[0] == number}
-        assert facts["accepted"] == len(own - late)
-        assert facts["rejected"] == len(own & late) + sum(n == number for n, *_ in early)
+        of_source = {key for key in conversations if key[0] == number}
+        assert facts["accepted"] == len(of_source - late)
+        assert facts["rejected"] == len(of_source & late) + sum(n == number for n, *_ in early)
         assert facts["conversations"] == facts["accepted"] + facts["rejected"]
-        assert facts["tokens"] == sum(len(conversations[key][0]) - conversations[key][1] for key in own - late)
+        assert facts["tokens"] == sum(len(conversations[key][0]) - conversations[key][1] for key in of_source - late)
         assert facts["trained_tokens"] == sum(r["trained"] for r in index if r["source"] == number)
     packing = receipt["packing_metadata"]
     assert packing["rows"] == rows >= packing["lower_bound_rows"] >= -(-seen["packed"] // config.sequence_length)
     assert packing["packing_efficiency"] == round(100 * seen["packed"] / (rows * config.sequence_length), 4)
     assert packing["compression_ratio"] == round(seen["pieces"] / rows, 4)
-    for entry, facts in enumerate(receipt["mixture"]):
-        in_train = [r for r in index if r["split"] == "train" and min(r["source"], len(config.sources) - 1) == entry]
+    for number, facts in enumerate(receipt["mixture"]):
+        in_train = [r for r in index if r["split"] == "train" and min(r["source"], len(config.sources) - 1) == number]
         assert facts["conversations"] == len({(r["source"], r["record"]) for r in in_train})
         assert facts["tokens"] == sum(r["length"] for r in in_train)
         assert facts["trained_tokens"] == sum(r["trained"] for r in in_train)
