@@ -10,8 +10,8 @@ Written to one folder, the receipt last:
     rejects.jsonl   a line for each rejected conversation
     plan.json       ledger, sources, packing figures: the receipt
 
-Memory: 20 bytes a conversation and a constant, whatever token files and shards there are; 4 more where conversations are
-cut, dropped or held out, 8 a row for each further epoch (bench/planning.py).
+Memory: 20 bytes a conversation and a constant, whatever token files and shards there are; more where conversations are
+held out or packed anew for further epochs (bench/planning.py).
 """
 
 from __future__ import annotations
