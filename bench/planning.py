@@ -1,6 +1,6 @@
 """Memory and seconds of PlanPacking, from token files on disk to plan.arrow, index.arrow and receipt.
 
-    python bench/planning.py [--conversations 1000000 10000000] [KEY=VALUE …]
+    python bench/planning.py [KEY=VALUE …] [--conversations 1000000 10000000]
 
 Token files of 200,000 conversations each are drawn, of 28 tokens on average, in rows of 128 (4.8 conversations a row,
 as chats in rows of 1024). KEY=VALUE are settings over the config's, such as validation=0.01. 10 million take 1.7 GB.

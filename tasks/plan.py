@@ -219,9 +219,9 @@ def _write_plan(plan: pa.ipc.RecordBatchFileWriter, pieces: Pieces, placed: Plac
 
 
 def _rows_between(row: np.ndarray, low: int, high: int) -> np.ndarray:
-    """int64, the pieces whose row is in [low, high)."""
-    found = [np.empty(0, np.int64)]
+    """int32, the pieces whose row is in [low, high)."""
+    found = [np.empty(0, np.int32)]
     for top in range(0, len(row), packing.CHUNK):
         part = row[top : top + packing.CHUNK]
-        found.append(np.flatnonzero((part >= low) & (part < high)) + top)
+        found.append((np.flatnonzero((part >= low) & (part < high)) + top).astype(np.int32))
     return np.concatenate(found)
