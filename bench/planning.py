@@ -23,6 +23,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tasks.batch import NOTICED
 from tasks.config import Config
 from tasks.files import sha256_of, to_json, write_bytes
 from tasks.keys import Layout
@@ -30,7 +31,6 @@ from tasks.plan import make_plan
 from tasks.recipe import Recipe
 from tasks.sources import Part, SourceFile
 from tasks.token_files import SCHEMA
-from tasks.tokenization import NOTICED
 
 PART = 200_000
 BATCH = 8192

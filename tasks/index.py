@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from tasks.columns import strings, to_arrow
 from tasks.files import atomic_file
 from tasks.ledger import source_numbers
 from tasks.pieces import DROPS, REJECTED, Pieces
@@ -80,10 +81,10 @@ class Index:
             """A column of the rows; null for what was dropped, unless it has a value there."""
             rest = np.zeros(len(dropped), values.dtype) if of_dropped is None else of_dropped.astype(values.dtype)
             full = np.concatenate([values, rest])[order]
-            return pa.array(full, mask=is_dropped if of_dropped is None else None)
+            return to_arrow(full, is_dropped if of_dropped is None else None)
 
         def names(numbers: pa.Array, all_names: tuple[str, ...]) -> pa.Array:
-            return pa.DictionaryArray.from_arrays(numbers, pa.array(all_names))
+            return pa.DictionaryArray.from_arrays(numbers, strings(all_names))
 
         first, last = int(conversation.min()), int(conversation.max()) + 1
         record, turns, digest = (
@@ -93,10 +94,10 @@ class Index:
         split, of_split = self._split_of(shard, placed)
         none = np.zeros(len(dropped), np.int32)
         truncated = of.closed & (self._recipe.config.overlong == "truncate")
-        why = pa.array((accepted.why[conversation] - np.uint8(1)).astype(np.int8), mask=~is_dropped)
+        why = to_arrow((accepted.why[conversation] - np.uint8(1)).astype(np.int8), ~is_dropped)
         columns = [
-            pa.array(self._sources[accepted.part(conversation)]),
-            pa.array(record + 1),
+            to_arrow(self._sources[accepted.part(conversation)]),
+            to_arrow(record + 1),
             names(column(split), self._splits),
             column(of_split),
             column((placed.row[chosen] - placed.edges[shard]).astype(np.int32)),
@@ -107,8 +108,8 @@ class Index:
             column(of.separator, none),
             column(truncated, none),
             column(of.closed, none),
-            pa.array(turns),
-            pa.array(digest),
+            to_arrow(turns),
+            to_arrow(digest),
             names(why, DROPS),
         ]
         self._out.write_batch(pa.record_batch(columns, INDEX_SCHEMA))

@@ -25,6 +25,8 @@ import numpy as np
 import pyarrow as pa
 
 from tasks import packing
+from tasks.batch import NOTICED
+from tasks.columns import to_arrow
 from tasks.companions import Companions
 from tasks.errors import DataError, StorageError
 from tasks.files import atomic_file, read_json, sha256_of, to_json, write_bytes
@@ -39,7 +41,6 @@ from tasks.rejects import Rejected, check_rejects, write_rejects
 from tasks.shards import PLAN_SCHEMA
 from tasks.sources import Part
 from tasks.token_files import TokenColumns
-from tasks.tokenization import NOTICED
 
 PLAN_FILES = ("plan.arrow", "index.arrow", "rejects.jsonl")
 
@@ -215,7 +216,7 @@ def _write_plan(plan: pa.ipc.RecordBatchFileWriter, pieces: Pieces, placed: Plac
                 of.taken,
                 of.closed,
             ]
-            plan.write_batch(pa.record_batch([pa.array(values) for values in columns], PLAN_SCHEMA))
+            plan.write_batch(pa.record_batch([to_arrow(values) for values in columns], PLAN_SCHEMA))
 
 
 def _rows_between(row: np.ndarray, low: int, high: int) -> np.ndarray:

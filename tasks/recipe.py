@@ -28,8 +28,9 @@ from tasks.templates import BUILT_IN, MARKERS, BuiltIn, Template, built_in_sha25
 
 SPLITS = ("train", "validation")
 
-# Shards are many enough to be written in parallel and few enough for the graph (Luigi: 13 ms a task at 500 tasks).
-SOURCE_BYTES_PER_SHARD = 8 << 20
+# About 100 MB a shard: a task costs 60 ms beside its work (fork, page faults, Luigi, syncs), and shards of 25 MB made a
+# corpus of 250 MB take a tenth longer. A smaller corpus is two, so that two workers can write it.
+SOURCE_BYTES_PER_SHARD = 32 << 20
 MOST_SHARDS = 256
 MOST_SHARDS_OF_EPOCHS = 768  # of all packings together
 
@@ -180,7 +181,8 @@ class Recipe:
         weighed = config.weighting != "token_share"
         size = sum(file.bytes * (config.sources[file.entry].weight if weighed else 1) for file in self.files)
         most = min(MOST_SHARDS, MOST_SHARDS_OF_EPOCHS // config.epochs)
-        train = min(most, max(1, math.ceil(size / SOURCE_BYTES_PER_SHARD)))
+        several = 2 if 4 * size > SOURCE_BYTES_PER_SHARD else 1
+        train = min(most, max(several, math.ceil(size / SOURCE_BYTES_PER_SHARD)))
         validation = math.ceil(train * config.validation)
         return {name: validation if name == "validation" else train for name in split_names(config.epochs)}
 
