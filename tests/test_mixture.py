@@ -91,7 +91,7 @@ def test_repeat_takes_each_so_often_and_a_seeded_part_once_more(tmp_path: Path) 
     assert tokens.encoded + tokens.separators + tokens.repeated == tokens.packed + tokens.truncated
     assert manifest.ledger.conversations.packed == 120
     apart = Counter((row["source"], row["record"], row["shard"], row["row"]) for row in index)
-    assert sum(count > 1 for count in apart.values()) <= 3, "copies of a conversation share a row"
+    assert sum(count > 1 for count in apart.values()) <= 10, "copies of a conversation share a row"
 
 
 def test_a_larger_share_adds_to_a_smaller_one_and_the_order_of_lines_does_not_matter(tmp_path: Path) -> None:
