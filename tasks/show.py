@@ -174,9 +174,9 @@ def mixture_table(manifest: Manifest) -> list[list[str]]:
     if manifest.config.get("weighting") != "token_share" and all(m.weight == 1 and not m.limit for m in mixture):
         return []
     head = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]
-    lines = []
+    folder, lines = _common_folder([m.path for m in mixture]), []
     for m in mixture:
-        given = [printable(m.path), f"{m.weight:g}", f"{m.limit:,}" if m.limit else ""]
+        given = [printable(m.path.removeprefix(folder)), f"{m.weight:g}", f"{m.limit:,}" if m.limit else ""]
         counts = [f"{m.conversations:,}", f"{m.copies:,}", f"{m.tokens:,}", f"{m.tokens_percent:.1f}"]
         lines.append([*given, *counts, f"{m.trained_tokens:,}", f"{m.trained_tokens_percent:.1f}"])
     return [head, *lines]
