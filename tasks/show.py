@@ -36,6 +36,13 @@ NOTICED = {
 }
 LOST = {
     "too_long": "longer than a row",
+    "min_tokens": "fewer tokens than min_tokens",
+    "max_tokens": "more tokens than max_tokens",
+    "min_turns": "fewer turns than min_turns",
+    "max_turns": "more turns than max_turns",
+    "duplicate": "says what another says",
+    "limit": "over the limit of its source",
+    "weight": "by the weight of its source",
     "no_trained_tokens": "no token to train on",
 }
 TRAINED_TURNS = {"assistant": "assistant turns", "last": "the last assistant turn", "all": "all turns"}
@@ -51,6 +58,7 @@ def inspect(path: Path, console: Console) -> None:
     manifest = load_manifest(path)
     _print_head(manifest, path, console)
     _print_sources(manifest, console)
+    _print_mixture(manifest, console)
     _print_ledger(manifest, console)
     _print_packing(manifest, console)
     _print_notes(manifest, console)
@@ -157,6 +165,36 @@ def _print_sources(manifest: Manifest, console: Console) -> None:
     _indented(console, table)
 
 
+def mixture_table(manifest: Manifest) -> list[list[str]]:
+    """What each entry of `sources` gives to a pass over the training split: a head and a line for each, as text.
+
+    Empty where every conversation is packed once.
+    """
+    mixture = manifest.mixture
+    if manifest.config.get("weighting") != "token_share" and all(m.weight == 1 and not m.limit for m in mixture):
+        return []
+    head = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]
+    folder, lines = _common_folder([m.path for m in mixture]), []
+    for m in mixture:
+        given = [printable(m.path.removeprefix(folder)), f"{m.weight:g}", f"{m.limit:,}" if m.limit else ""]
+        counts = [f"{m.conversations:,}", f"{m.copies:,}", f"{m.tokens:,}", f"{m.tokens_percent:.1f}"]
+        lines.append([*given, *counts, f"{m.trained_tokens:,}", f"{m.trained_tokens_percent:.1f}"])
+    return [head, *lines]
+
+
+def _print_mixture(manifest: Manifest, console: Console) -> None:
+    lines = mixture_table(manifest)
+    if not lines:
+        return
+    _heading(console, "Mixture", f"{manifest.config.get('weighting')}, of one pass over the training split")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for number, name in enumerate(lines[0]):
+        table.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number > 0)
+    for line in lines[1:]:
+        table.add_row(*map(Text, line))
+    _indented(console, table)
+
+
 def _counts(sources: Sequence[SourceFacts]) -> list[int]:
     columns = ("conversations", "rejected", "tokens", "trained_tokens")
     return [sum(getattr(source, name) for source in sources) for name in columns]
@@ -182,6 +220,8 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
     right = _sum_table("tokens")
     _line(right, "", "encoded", tokens.encoded)
     _line(right, "+", "separators", tokens.separators)
+    if tokens.repeated:
+        _line(right, "+", "further copies", tokens.repeated)
     _line(right, "−", "truncated", tokens.truncated)
     _line(right, "−", "dropped", tokens.dropped)
     _line(right, "=", "packed", tokens.packed, "bold")
@@ -246,7 +286,7 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     for name, split in manifest.splits.items():
         size = sum(shard.bytes for shard in split.shards)
-        steps = [f"{-(-split.rows // batch):,}" if name == "train" else "" for batch in BATCH_ROWS]
+        steps = [f"{-(-split.rows // batch):,}" if name != "validation" else "" for batch in BATCH_ROWS]
         style = "" if split.rows else "dim"
         table.add_row(
             Text(printable(name)), f"{split.rows:,}", f"{len(split.shards):,}", _size(size), *steps, style=style

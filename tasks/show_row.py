@@ -170,7 +170,7 @@ def _number_pieces(reader: pa.RecordBatchReader, found: list[dict[str, Any]]) ->
             if (source, record) in firsts:
                 firsts[source, record].append(first)
     for place in found:
-        pieces = sorted(firsts[place["source"], place["record"]])
+        pieces = sorted({*firsts[place["source"], place["record"]]})
         place["pieces"] = len(pieces)
         place["piece"] = pieces.index(place["first"]) + 1
 

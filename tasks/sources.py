@@ -62,7 +62,7 @@ class SourceFile:
     """A file that is read. `path` is absolute; `name` is the path as the config has it, with /.
 
     `container` and `format` are resolved: what the file is, and no longer what was asked for. `bytes` and `mtime_ns`
-    are those at the time when `sha256` was taken.
+    are those at the time when `sha256` was taken. `entry` is the first spec that reaches it.
     """
 
     path: Path
@@ -74,6 +74,7 @@ class SourceFile:
     bytes: int
     sha256: str
     mtime_ns: int
+    entry: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def find_parts(
     if part_size < 1:
         raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
     found: dict[tuple[int, int], SourceFile] = {}
-    for spec in specs:
+    for entry, spec in enumerate(specs):
         _check_spec(spec)
         try:
             for path, name in locate(spec.path, folder):
@@ -111,7 +112,7 @@ def find_parts(
                         "own_output", f"{name}: is an output of packcorpus, not a source; narrow the path {spec.path}"
                     )
                 stat = path.stat()
-                source = _resolve(path, name, spec, stat)
+                source = replace(_resolve(path, name, spec, stat), entry=entry)
                 first = found.setdefault((stat.st_dev, stat.st_ino), source)
                 if first is not source and (first.format, first.columns) != (source.format, source.columns):
                     raise UsageError(
