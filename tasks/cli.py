@@ -94,8 +94,9 @@ def inspect(
         raise UsageError("bad_command_line", f"{'--ids' if ids else '--split'} goes with --row N")
     path = find_manifest(manifest)
     from tasks import show, show_row
+    from tasks.tables import open_console
 
-    console = show.open_console()
+    console = open_console()
     if as_object:
         _print_object(show_row.as_object(path, row, (split or Split.train).value))
     elif row is None:
@@ -118,6 +119,7 @@ def verify(
         raise UsageError("bad_command_line", "--config goes with --rebuild")
     path = find_manifest(manifest)
     from tasks import show
+    from tasks.tables import open_console
     from tasks.verify import verify as verify_corpus
 
     checks = verify_corpus(path).checks
@@ -128,7 +130,7 @@ def verify(
     if as_object:
         _print_object({"manifest": path, "checks": [{"name": name, "found": found} for name, found in checks]})
     else:
-        show.checks(checks, path, show.open_console())
+        show.checks(checks, path, open_console())
 
 
 @app.command()
