@@ -9,7 +9,7 @@ What is a step a conversation is Python and takes about 9 µs of it; ids, labels
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from itertools import chain, pairwise
@@ -28,7 +28,7 @@ from tasks.files import atomic_file, to_json, write_bytes
 from tasks.needles import Needles
 from tasks.segments import Segmenter, Segments, segments_of
 from tasks.sources import Part, read_part
-from tasks.templates import TEXT, Template, full_text, trained_turns
+from tasks.templates import TEXT, Template, TrainOn, full_text, trained_turns
 from tasks.token_files import SCHEMA, WHOLE_SCHEMA
 
 # Characters gathered for one encode call: large enough to spread its overhead, small enough to stay in the cache.
@@ -73,19 +73,12 @@ def tokenize_part(
             for record, value in reader:
                 receipt["conversations"] += 1
                 try:
-                    if isinstance(value, Reject):
-                        raise value
-                    conversation = read_record(value, part.file.format, columns)
-                    trained = trained_turns(conversation, config.train_on)
-                    if not any(trained):
-                        raise Reject("no_trained_tokens", f"no turn of it is trained on (train_on: {config.train_on})")
+                    conversation, trained = read_conversation(value, part.file.format, columns, config.train_on)
                     if config.packing:
                         segments = segmenter.segments(conversation, trained)
                     else:
                         spans = template.spans(conversation, trained)
                         segments = segments_of(spans, encoder)
-                    if True not in segments.trained:
-                        raise Reject("no_trained_tokens", "the template writes nothing of its answers")
                     batch.add(record, conversation, segments)
                     if not config.packing:
                         batch.rendered.append("".join(span.text for span in spans))
@@ -103,6 +96,19 @@ def tokenize_part(
         receipt["engine"] = encoder.engine
     write_bytes(receipt_file, to_json(receipt))
     return receipt
+
+
+def read_conversation(
+    value: object, record_format: str, columns: Mapping[str, str], train_on: TrainOn
+) -> tuple[Conversation, list[bool]]:
+    """The conversation of a record, and which of its turns are trained on. Raises Reject where there is none."""
+    if isinstance(value, Reject):
+        raise value
+    conversation = read_record(value, record_format, columns)
+    trained = trained_turns(conversation, train_on)
+    if not any(trained):
+        raise Reject("no_trained_tokens", f"no turn of it is trained on (train_on: {train_on})")
+    return conversation, trained
 
 
 @contextmanager
@@ -136,6 +142,9 @@ class Batch:
         self.rendered: list[str] = []
 
     def add(self, record: int, conversation: Conversation, segments: Segments) -> None:
+        """Raises Reject where the template left nothing to train on."""
+        if True not in segments.trained:
+            raise Reject("no_trained_tokens", "the template writes nothing of its answers")
         self.records.append(record)
         self.conversations.append(conversation)
         self.segments.append(segments)
