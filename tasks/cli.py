@@ -1,5 +1,6 @@
 """The `packcorpus` command: looks at a corpus, checks it and mends it. (Making one is Luigi's: see pipeline.)
 
+    packcorpus check --config FILE
     packcorpus inspect [MANIFEST] [--row N]     packcorpus verify [MANIFEST] [--rebuild]
     packcorpus repair MANIFEST                  packcorpus schemas FOLDER
 
@@ -10,6 +11,7 @@ Arrow, numpy and the tokenizers are imported by the commands that need them, so 
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import sys
@@ -28,7 +30,6 @@ app = typer.Typer(
     help="Look at a corpus of training rows and check it.",
     epilog="A corpus is made with: luigi --module pipeline PackCorpus --config FILE",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -39,6 +40,13 @@ class Split(StrEnum):
     validation = "validation"
 
 
+def _complete_manifest(incomplete: str) -> list[str]:
+    """What the shell offers for a manifest: those in manifests/, by path or by the begin of their name, else files."""
+    paths = sorted(MANIFESTS.glob("*.json"))
+    found = [str(path) for path in paths if str(path).startswith(incomplete) or path.name.startswith(incomplete)]
+    return found or sorted(glob.glob(f"{glob.escape(incomplete)}*"))
+
+
 # typer reads annotations at run time, on Python 3.11 too.
 ManifestArgument = Annotated[
     Optional[Path],  # noqa: UP045
@@ -46,7 +54,12 @@ ManifestArgument = Annotated[
         metavar="MANIFEST",
         show_default=False,
         help="A manifest or a corpus folder; absent: the newest in manifests/.",
+        autocompletion=_complete_manifest,
     ),
+]
+OneManifest = Annotated[
+    Path,
+    typer.Argument(show_default=False, help="A manifest or a corpus folder.", autocompletion=_complete_manifest),
 ]
 
 ConfigOption = Annotated[
@@ -56,6 +69,9 @@ ConfigOption = Annotated[
     ),
 ]
 
+RootOption = Annotated[
+    Path, typer.Option(metavar="FOLDER", show_default=False, help="The project's root, with data/ and manifests/.")
+]
 
 JsonOption = Annotated[bool, typer.Option("--json", envvar=JSON, show_envvar=False, help="One JSON object.")]
 
@@ -135,7 +151,7 @@ def verify(
 
 @app.command()
 def repair(
-    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", show_default=False, help="Or the corpus folder.")],
+    manifest: OneManifest,
     config: ConfigOption = None,
     as_object: JsonOption = False,
 ) -> None:
@@ -152,6 +168,39 @@ def repair(
         _print_object({"manifest": manifest, "mended": done})
     elif not done:
         print("nothing to mend: every file is as it was recorded")
+
+
+@app.command()
+def check(
+    config: Annotated[Path, typer.Option(metavar="FILE", show_default=False, help="The config of the corpus.")],
+    sequence_length: Annotated[str, typer.Option(metavar="N", show_default=False, help="Overrides the config's.")] = "",
+    batch_size: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(metavar="ROWS", min=1, show_default=False, help="Rows a step, to tell steps; may be repeated."),
+    ] = None,
+    tokens_per_step: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="TOKENS", min=1, show_default=False, help="The same in tokens, as the training has it."),
+    ] = None,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Of the run whose time is told.")] = 2,
+    root: RootOption = Path(),
+    as_object: JsonOption = False,
+) -> None:
+    """Look at a sample of every source and tell what a run would give. Writes nothing, takes seconds."""
+    from tasks import show_check
+    from tasks.config import load_config
+    from tasks.prediction import predict
+    from tasks.tables import open_console
+
+    settings = load_config(config, sequence_length)
+    batches = list(batch_size or [])
+    if tokens_per_step:
+        batches.append(max(1, tokens_per_step // settings.sequence_length))
+    found = predict(settings, config.parent, root, workers)
+    if as_object:
+        _print_object(show_check.as_object(found, config, batches))
+    else:
+        show_check.show(found, config, batches, open_console())
 
 
 @app.command()
