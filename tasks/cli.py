@@ -1,6 +1,6 @@
 """The `packcorpus` command: looks at a corpus, checks it and mends it. (Making one is Luigi's: see pipeline.)
 
-    packcorpus check --config FILE
+    packcorpus init PATH…                       packcorpus check --config FILE
     packcorpus inspect [MANIFEST] [--row N]     packcorpus verify [MANIFEST] [--rebuild]
     packcorpus repair MANIFEST                  packcorpus schemas FOLDER
 
@@ -14,6 +14,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -41,9 +42,8 @@ class Split(StrEnum):
 
 
 def _complete_manifest(incomplete: str) -> list[str]:
-    """What the shell offers for a manifest: those in manifests/, by path or by the begin of their name, else files."""
-    paths = sorted(MANIFESTS.glob("*.json"))
-    found = [str(path) for path in paths if str(path).startswith(incomplete) or path.name.startswith(incomplete)]
+    """What the shell offers for a manifest: those in manifests/, else files."""
+    found = [path for path in map(str, sorted(MANIFESTS.glob("*.json"))) if path.startswith(incomplete)]
     return found or sorted(glob.glob(f"{glob.escape(incomplete)}*"))
 
 
@@ -168,6 +168,26 @@ def repair(
         _print_object({"manifest": manifest, "mended": done})
     elif not done:
         print("nothing to mend: every file is as it was recorded")
+
+
+@app.command()
+def init(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", show_default=False, help="Files, folders or globs.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The config to write.")] = Path("corpus.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    as_object: JsonOption = False,
+) -> None:
+    """Look at files and write a commented config for them."""
+    from tasks.draft import write_draft
+    from tasks.printable import printable
+
+    draft = write_draft(paths, output, force)
+    if as_object:
+        _print_object({"config": output, "settings": draft.values, "found": draft.summary()})
+        return
+    for line in draft.summary():
+        print(printable(line))
+    print(printable(f"{output}: written; next: packcorpus check --config {shlex.quote(str(output))}"))
 
 
 @app.command()
