@@ -2,6 +2,7 @@
 
     packcorpus init PATH…                       packcorpus check --config FILE
     packcorpus inspect [MANIFEST] [--row N]     packcorpus verify [MANIFEST] [--rebuild]
+    packcorpus list                             packcorpus diff MANIFEST MANIFEST
     packcorpus repair MANIFEST                  packcorpus schemas FOLDER
 
 With --json a command prints one JSON object on standard output: its result, or {"error": …} (docs/errors.md).
@@ -221,6 +222,40 @@ def check(
         _print_object(show_check.as_object(found, config, batches))
     else:
         show_check.show(found, config, batches, open_console())
+
+
+@app.command()
+def diff(
+    before: OneManifest,
+    after: OneManifest,
+    as_object: JsonOption = False,
+) -> None:
+    """Show what is another in a second manifest: sources, settings, figures, conversations that came or went."""
+    from tasks import show_diff
+    from tasks.diff import compare
+    from tasks.tables import open_console
+
+    paths = find_manifest(before), find_manifest(after)
+    found = compare(*paths)
+    if as_object:
+        _print_object(show_diff.as_object(found, *paths))
+    else:
+        show_diff.show(found, *paths, open_console())
+
+
+@app.command("list")
+def list_manifests(as_object: JsonOption = False) -> None:
+    """List all manifests in manifests/."""
+    from tasks import listing
+    from tasks.tables import open_console
+
+    found = listing.find_manifests(MANIFESTS)
+    if as_object:
+        _print_object(listing.as_object(found))
+    elif found:
+        listing.show(found, open_console())
+    else:
+        print(f"{MANIFESTS}/ holds no manifest; make one with: luigi --module pipeline PackCorpus")
 
 
 @app.command()
