@@ -223,16 +223,16 @@ def _duration(seconds: float) -> str:
 
 
 def _print_steps(found: Prediction, batches: list[int], console: Console) -> None:
-    heading(console, "Steps", "of the optimizer, in one epoch")
+    heading(console, "Steps", "of the optimizer in one epoch, and what one of them takes")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    for name in ("rows a step", "tokens a step", "steps", "trained tokens a step", "conversations a step"):
+    for name in ("steps", "rows", "tokens", "trained tokens", "conversations"):
         table.add_column(name, justify="right", no_wrap=True)
     length = found.recipe.config.sequence_length
     for rows in batches or BATCH_ROWS:
         count, trained = steps(found, rows)
         tokens = f"{rows * length:,}" if found.recipe.config.packing else ""
         held = found.packed / max(sum(found.rows.values()), 1) * min(rows, found.rows["train"])
-        table.add_row(f"{rows:,}", tokens, f"{count:,}", f"{trained:,.0f}", f"{held:,.0f}")
+        table.add_row(f"{count:,}", f"{rows:,}", tokens, f"{trained:,.0f}", f"{held:,.0f}")
     indented(console, table)
 
 
