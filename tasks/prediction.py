@@ -93,8 +93,12 @@ class Rejects:
 
 @dataclass(slots=True)
 class Prediction:
-    """Figures as the manifest has them; floats, since each conversation of the sample stands for several."""
+    """Figures as the manifest has them; floats, since each conversation of the sample stands for several.
 
+    `config` is the one that was asked about; `recipe` has a tokenizer in any case.
+    """
+
+    config: Config
     recipe: Recipe
     encoder: Encoder
     engine: str
@@ -176,7 +180,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
             samples = [_thinned(sample, every) for sample in samples]
         whole = all(sample.whole for sample in samples) and len(samples) == len(files)
         found = Prediction(
-            *(recipe, encoder, encoder.engine, [], len(files), sum(file.bytes for file in files), whole),
+            *(config, recipe, encoder, encoder.engine, [], len(files), sum(file.bytes for file in files), whole),
             tokenizer_bytes=sum(file.stat().st_size for file in recipe.tokenizer_files.files),
             workers=workers,
         )

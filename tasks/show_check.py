@@ -5,6 +5,7 @@ Prediction ─show─▶ tables and text          Prediction ─as_object─▶ 
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ FEW_TRAINED = 1000
 
 def show(found: Prediction, config_file: Path, batches: list[int], console: Console) -> None:
     """`batches`: rows a step, of each batch that steps are told for."""
-    config, recipe = found.recipe.config, found.recipe
+    config, recipe = found.config, found.recipe
     looked_at = sum(len(source.sample.records) for source in found.sources)
     read = sum(source.conversations for source in found.sources)
     console.print(
@@ -172,7 +173,7 @@ def _print_rejects(found: Prediction, console: Console) -> None:
 
 def _print_figures(found: Prediction, console: Console) -> None:
     heading(console, "Prediction", "as the run will have it" if found.whole else "estimated from the sample")
-    config = found.recipe.config
+    config = found.config
     rejected = sum(source.rejected for source in found.sources)
     table = grid(False, True, False)
     read = sum(source.conversations for source in found.sources)
@@ -227,10 +228,10 @@ def _print_steps(found: Prediction, batches: list[int], console: Console) -> Non
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for name in ("steps", "rows", "tokens", "trained tokens", "conversations"):
         table.add_column(name, justify="right", no_wrap=True)
-    length = found.recipe.config.sequence_length
+    length = found.config.sequence_length
     for rows in batches or BATCH_ROWS:
         count, trained = steps(found, rows)
-        tokens = f"{rows * length:,}" if found.recipe.config.packing else ""
+        tokens = f"{rows * length:,}" if found.config.packing else ""
         held = found.packed / max(sum(found.rows.values()), 1) * min(rows, found.rows["train"])
         table.add_row(f"{count:,}", f"{rows:,}", tokens, f"{trained:,.0f}", f"{held:,.0f}")
     indented(console, table)
@@ -243,7 +244,7 @@ def step_warnings(found: Prediction, batches: list[int]) -> list[str]:
     for rows in batches or BATCH_ROWS[1:2]:
         count, trained = steps(found, rows)
         if 0 < count < FEW_STEPS:
-            apart = f" One conversation a row would give {found.packed / rows:,.0f}." if held > 1.05 else ""
+            apart = f" One conversation a row would give {math.ceil(found.packed / rows):,}." if held > 1.05 else ""
             fewer = max(1, found.rows["train"] // FEW_STEPS)
             said.append(
                 f"An epoch at {rows:,} rows a step is {counted(count, 'step')}, fewer than {FEW_STEPS}.{apart} "
@@ -251,9 +252,10 @@ def step_warnings(found: Prediction, batches: list[int]) -> list[str]:
             )
         if 0 < trained < FEW_TRAINED:
             more = -(-rows * FEW_TRAINED // max(1, round(trained)))
+            advice = f" Take {more:,} rows a step." if more < found.rows["train"] else ""
             said.append(
                 f"A step of {counted(rows, 'row')} has {trained:,.0f} trained tokens, fewer than {FEW_TRAINED:,}: its "
-                f"gradient is that of a handful of answers. Take {more:,} rows a step."
+                f"gradient is that of a handful of answers.{advice}"
             )
     return said
 
@@ -263,7 +265,7 @@ def as_object(found: Prediction, config_file: Path, batches: list[int]) -> dict[
     rejected = {reason: round(reject.expected) for reason, reject in found.rejects.items()}
     return {
         "config": str(config_file),
-        "settings": found.recipe.config.model_dump(mode="json"),
+        "settings": found.config.model_dump(mode="json"),
         "whole": found.whole,
         "files": found.files,
         "bytes": found.bytes,

@@ -107,7 +107,10 @@ def test_a_tokenizer_that_is_trained_on_all_is_the_one_of_the_run(tmp_path: Path
     config.write_text("name: small\nsources: [chat.jsonl]\nvocab_size: 400\nsequence_length: 64\n")
     recipe = recipe_of(load_config(config), tmp_path, tmp_path)
     manifest = load_manifest(pack_corpus(recipe))
-    assert figures(predicted(config)) == figures_of(manifest)
+    found = predicted(config)
+    assert figures(found) == figures_of(manifest)
+    told = show_check.as_object(found, config, [])
+    assert told["settings"] == load_config(config).model_dump(mode="json"), "it names no tokenizer"
 
 
 # -- where a sample is ------------------------------------------------------------------------------------------------
