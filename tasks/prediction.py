@@ -44,7 +44,7 @@ from tasks.tokenization import BATCH_CHARACTERS, COUNTS, NOTICED, Batch, read_co
 from tasks.trained_tokenizer import cut_sentence, train_model
 
 BUDGET = 8 << 20  # bytes of the sources; gigatoken and all around it take 0.7 s for them
-SLOWER = 8  # times less, where the tokenizer's own library encodes
+SLOWER = 4  # times less, where the tokenizer's own library encodes: 1 to 2 s
 JINJA_RECORDS = 1000  # a Jinja template takes 0.3 to 1 ms for a conversation
 PROOF = 400  # texts that both encoders are given
 TRAINING = 1 << 20  # characters that a tokenizer is trained on, where the config names none: 1 s
