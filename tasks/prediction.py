@@ -25,10 +25,12 @@ import numpy as np
 import pyarrow as pa
 
 from tasks import packing
+from tasks.batch import BATCH_CHARACTERS, COUNTS, NOTICED, Batch
 from tasks.config import Config
 from tasks.conversations import read_record
 from tasks.encoders import Encoder
 from tasks.errors import PackError, Reject
+from tasks.frames import Frames
 from tasks.gigatoken_encoder import GigatokenEncoder, Unsupported
 from tasks.jinja_templates import JinjaTemplate
 from tasks.keys import Layout
@@ -36,11 +38,11 @@ from tasks.parity import HARD, LONGEST, difference
 from tasks.pieces import cut_conversation
 from tasks.recipe import Recipe, specs_of
 from tasks.sampling import Sample, sample_files
-from tasks.segments import Segmenter, segments_of
+from tasks.segments import segments_of
 from tasks.sources import find_files
-from tasks.templates import full_text
+from tasks.templates import full_text, trained_turns
 from tasks.token_files import SCHEMA, WHOLE_SCHEMA
-from tasks.tokenization import BATCH_CHARACTERS, COUNTS, NOTICED, Batch, read_conversation
+from tasks.tokenization import add_record
 from tasks.trained_tokenizer import cut_sentence, train_model
 
 BUDGET = 8 << 20  # bytes of the sources; gigatoken and all around it take 0.7 s for them
@@ -236,9 +238,10 @@ def _equal(fast: Encoder, reference: Encoder, recipe: Recipe, samples: list[Samp
         own: list[str] = []
         for _, value in sample.records[:: max(1, len(sample.records) // 50)]:
             try:
-                conversation, trained = read_conversation(
-                    value, sample.file.format, dict(sample.file.columns), recipe.config.train_on
-                )
+                if isinstance(value, Reject):
+                    continue
+                conversation = read_record(value, sample.file.format, dict(sample.file.columns))
+                trained = trained_turns(conversation, recipe.config.train_on)
                 own += segments_of(recipe.template.spans(conversation, trained), reference).texts
             except Reject:
                 continue
@@ -262,8 +265,7 @@ def _tokenise(sample: Sample, recipe: Recipe, encoder: Encoder, found: Predictio
     found.sources.append(source)
     schema = SCHEMA if config.packing else WHOLE_SCHEMA
     receipt: dict[str, Any] = dict.fromkeys(COUNTS, 0)
-    segmenter = Segmenter(recipe.template, encoder)
-    columns = dict(file.columns)
+    frames = Frames(recipe.template, encoder, config.train_on, file.format, bool(file.columns))
     tokens = _Tokens([], [])
     start = time.process_time()
     batch = Batch(encoder, receipt)
@@ -275,13 +277,7 @@ def _tokenise(sample: Sample, recipe: Recipe, encoder: Encoder, found: Predictio
 
     for number, (place, value) in enumerate(sample.records):
         try:
-            conversation, trained = read_conversation(value, file.format, columns, config.train_on)
-            if config.packing:
-                batch.add(number, conversation, segmenter.segments(conversation, trained))
-            else:
-                spans = recipe.template.spans(conversation, trained)
-                batch.add(number, conversation, segments_of(spans, encoder))
-                batch.rendered.append("".join(span.text for span in spans))
+            add_record(batch, number, value, file, recipe.template, config, frames)
         except Reject as reject:
             _reject(found, source, reject, number)
         except PackError as error:
