@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -169,6 +170,7 @@ def run_record() -> dict[str, Any]:
     seconds = time.time() - _get("started")
     return {
         "seconds": round(seconds, 3),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "stages": {
             name: {"seconds": round(_get(f"{name}.seconds"), 3), "cpu_seconds": round(_get(f"{name}.cpu"), 3)}
             for name in STAGES

@@ -62,6 +62,8 @@ _ALL = [
          "run.json, which records it, is missing or damaged", "name it with --config FILE"),
     Code("E106", "config_folder_missing", MISSING, "The folder in which the paths of the config begin is gone.",
          "the config was moved or deleted since the corpus was made", "name it with --config FILE"),
+    Code("E107", "config_exists", USAGE, "A config would be written over another.",
+         "a file of that name is there", "name another with --output, or add --force"),
 
     Code("E201", "not_an_object", DATA, "A record is no JSON object.",
          "the line holds a list, a string or a number", "write one object with keys for each conversation"),
@@ -175,6 +177,8 @@ _ALL = [
          "it was cut or changed on its way, or is not what its name says", "fetch it anew"),
     Code("E321", "input_changed", DATA, "A source changed while it was read.",
          "something writes to it", "run again when it is complete"),
+    Code("E322", "nothing_to_draft", DATA, "No config can be drafted: nothing that was named holds conversations.",
+         "files of another kind, or without a format that can be told", "name the files that hold them"),
 
     Code("E401", "tokenizer_missing", MISSING, "The tokenizer is not there.",
          "the path is mistyped, or names a hub", "name a .model, a tokenizer.json or a folder with one"),

@@ -40,13 +40,25 @@ class Source(BaseModel):
     )
 
 
+def _or_paths(schema: dict[str, Any]) -> None:
+    """In the JSON Schema, as load_config has it: a source may be a path by itself, and so may all of them."""
+    entries = dict(schema)
+    schema.clear()
+    path = {"type": "string", "minLength": 1}
+    entries["items"] = {"anyOf": [path, entries["items"]]}
+    schema.update(anyOf=[path, {key: entries.pop(key) for key in ("type", "items", "minItems")}], **entries)
+
+
 class Config(BaseModel):
     """Everything that a corpus is made from."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field("corpus", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="Name of the corpus.")
-    sources: Annotated[list[Source], Field(min_length=1, description="Where the conversations come from, in order.")]
+    sources: Annotated[
+        list[Source],
+        Field(min_length=1, description="Where the conversations come from, in order.", json_schema_extra=_or_paths),
+    ]
     tokenizer: str | None = Field(
         None,
         min_length=1,

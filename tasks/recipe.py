@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
@@ -227,13 +226,15 @@ def resolve(config_file: Path, root: Path) -> Recipe:
     return recipe_of(load_config(config_file), config_file.parent, root)
 
 
+def specs_of(config: Config) -> list[SourceSpec]:
+    """The sources as the config asks for them."""
+    return [SourceSpec(source.path, source.format, tuple(source.columns.items())) for source in config.sources]
+
+
 def recipe_of(config: Config, folder: Path, root: Path) -> Recipe:
     """Find, cut and digest the sources of a config that lies in `folder`. Raises as `resolve` does."""
-    specs: Sequence[SourceSpec] = [
-        SourceSpec(source.path, source.format, tuple(source.columns.items())) for source in config.sources
-    ]
     layout = Layout(root)
-    found = find_parts(specs, folder, config.part_size, layout.outputs())
+    found = find_parts(specs_of(config), folder, config.part_size, layout.outputs())
     for file, _ in found:
         # What cannot be written to a manifest: a name on disk that is no UTF-8.
         if file.name.encode("utf-8", "ignore").decode() != file.name:
