@@ -67,9 +67,9 @@ Flash attention does so with one row a batch alone; more rows need `cu_seq_lens_
 of a row: the logits of all later ones must stay exactly where they were.
 """,
     "2.0": """\
-A row is one conversation, so that none can see another. Train on `messages` with a trainer that knows the template, such
-as TRL's SFTTrainer, or with `python -m train --manifest` of packcorpus, which cuts at {length} tokens and trains on
-{trained_on}.
+A row is one conversation, so that none can see another. Train on `messages` (where it is null, on `text`) with a trainer
+that knows the template, such as TRL's SFTTrainer, or with `python -m train --manifest` of packcorpus, which cuts at
+{length} tokens and trains on {trained_on}.
 """,
 }
 
@@ -83,7 +83,7 @@ def dataset_card(manifest: Manifest) -> bytes:
 def _header(manifest: Manifest) -> dict[str, Any]:
     licences, languages = (manifest.config.get(name) or [] for name in ("licence", "language"))
     configs = [
-        {"split": split_name(split), "path": sorted({_pattern(shard.path) for shard in facts.shards})}
+        {"split": split_name(split), "path": _pattern(facts.shards[0].path)}
         for split, facts in manifest.splits.items()
         if facts.rows
     ]
@@ -130,15 +130,15 @@ def _body(manifest: Manifest) -> str:
     return f"""\
 # {manifest.name}
 
-{counted(conversations.packed, "conversation")} in {form}: a corpus for fine-tuning language models, made with packcorpus
-(format {manifest.format_version}). `manifest.json` says what went in, what came out and with which settings;
-`packcorpus verify` in this folder's project checks every byte and every row.
+{counted(conversations.packed, "conversation")} in {form}: a corpus for fine-tuning language models, made with
+packcorpus (format {manifest.format_version}). `manifest.json` says what went in, what came out and with which settings;
+`packcorpus verify path/to/this/folder` checks every byte and every row.
 
 | | |
 |---|---|
 | tokens | {tokens.packed:,}, of which {tokens.trained:,} ({share:.1f} %) are trained on |
 | trained on | {trained_on} |
-| tokenizer | {_code(tokenizer.path)}, {tokenizer.vocab_size:,} tokens ({tokenizer.kind}), SHA-256 `{tokenizer.sha256}` |
+| tokenizer | {_code(tokenizer.path)}, {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, SHA-256 `{tokenizer.sha256}` |
 | template | {_code(manifest.template.name)}, SHA-256 `{manifest.template.sha256}` |
 | conversations | {conversations.read:,} read, {lost[0]:,} rejected (`rejects.jsonl`), {lost[1]:,} dropped |
 | licence | {", ".join(map(_code, manifest.config.get("licence") or [])) or "not stated; see the sources"} |
@@ -177,12 +177,12 @@ def _splits(manifest: Manifest) -> str:
 
 
 def _sources(sources: list[SourceFacts]) -> str:
-    lines = [
-        f"| {_code(s.path)} | {s.format} | {s.conversations:,} | {s.rejected:,} | {s.tokens:,} | {s.trained_tokens:,} |\n"
-        for s in sources[:SHOWN_SOURCES]
-    ]
-    if rest := len(sources) - SHOWN_SOURCES:
-        lines += [f"| and {rest:,} more, see `manifest.json` | | | | | |\n"] * (rest > 0)
+    lines = []
+    for source in sources[:SHOWN_SOURCES]:
+        counts = (source.conversations, source.rejected, source.tokens, source.trained_tokens)
+        lines.append(f"| {_code(source.path)} | {source.format} | {' | '.join(f'{count:,}' for count in counts)} |\n")
+    if rest := sources[SHOWN_SOURCES:]:
+        lines.append(f"| and {len(rest):,} more, see `manifest.json` | | | | | |\n")
     return "".join(lines)
 
 

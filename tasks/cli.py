@@ -1,7 +1,8 @@
 """The `packcorpus` command: looks at a corpus, checks it and mends it. (Making one is Luigi's: see pipeline.)
 
     packcorpus inspect [MANIFEST] [--row N]     packcorpus verify [MANIFEST] [--rebuild]
-    packcorpus repair MANIFEST                  packcorpus schemas FOLDER
+    packcorpus repair MANIFEST                  packcorpus report [MANIFEST] [--output FILE]
+    packcorpus schemas FOLDER
 
 With --json a command prints one JSON object on standard output: its result, or {"error": …} (docs/errors.md).
 
@@ -150,6 +151,27 @@ def repair(
         _print_object({"manifest": manifest, "mended": done})
     elif not done:
         print("nothing to mend: every file is as it was recorded")
+
+
+@app.command()
+def report(
+    manifest: ManifestArgument = None,
+    output: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", show_default=False, help="Where it goes; else beside the corpus folder."),
+    ] = None,
+    as_object: JsonOption = False,
+) -> None:
+    """Write what happened to the data as one HTML page to pass on."""
+    path = find_manifest(manifest)
+    from tasks.printable import printable
+    from tasks.report import write_report
+
+    written, size = write_report(path, output)
+    if as_object:
+        _print_object({"manifest": path, "report": written, "bytes": size})
+    else:
+        print(printable(str(written)))
 
 
 @app.command()

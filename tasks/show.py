@@ -118,7 +118,7 @@ def _relative(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _common_folder(paths: Sequence[str]) -> str:
+def common_folder(paths: Sequence[str]) -> str:
     """The folder that all paths share, with a slash at its end; "" where there is none."""
     folders = [os.path.dirname(path) for path in paths]
     if len(paths) < 2 or len({os.path.isabs(path) for path in paths}) > 1:
@@ -129,7 +129,7 @@ def _common_folder(paths: Sequence[str]) -> str:
 
 def _print_sources(manifest: Manifest, console: Console) -> None:
     sources = manifest.sources
-    folder = _common_folder([source.path for source in sources])
+    folder = common_folder([source.path for source in sources])
     _heading(console, "Sources", f"below {printable(folder)}" if folder else "")
     wide = console.width >= 100
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", footer_style="bold")
