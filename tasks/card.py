@@ -67,9 +67,9 @@ Flash attention does so with one row a batch alone; more rows need `cu_seq_lens_
 of a row: the logits of all later ones must stay exactly where they were.
 """,
     "2.0": """\
-A row is one conversation, so that none can see another. Train on `messages` (where it is null, on `text`) with a trainer
-that knows the template, such as TRL's SFTTrainer, or with `python -m train --manifest` of packcorpus, which cuts at
-{length} tokens and trains on {trained_on}.
+A row is one conversation, so that none can see another. Train on `messages` (where it is null, on `text`) with a
+trainer that knows the template, such as TRL's SFTTrainer, or with `python -m train --manifest` of packcorpus, which
+cuts at {length} tokens and trains on {trained_on}.
 """,
 }
 

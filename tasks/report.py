@@ -210,15 +210,12 @@ def _plots(
     drawn = {
         "conversations": report_plots.funnel("conversations", steps),
         "tokens": report_plots.funnel("tokens", token_steps),
-        "sources": report_plots.sources(
-            [(_text(s.path.removeprefix(common)), s.tokens, s.trained_tokens) for s in sources]
-        ),
+        "sources": report_plots.sources(sources),
         "lengths": report_plots.lengths(figures.lengths, manifest.sequence_length, packed),
     }
     if packed:
-        drawn["fill"] = report_plots.bars(
-            "fill", pad_groups(manifest.sequence_length - figures.filled), "pads in a row"
-        )
+        pads = pad_groups(manifest.sequence_length - figures.filled)
+        drawn["fill"] = report_plots.bars("fill", pads, "pads in a row")
         groups = count_groups(figures.conversations)
         drawn["row"] = report_plots.bars("row", groups, "conversations in a row")
     return {name: Markup(svg) for name, svg in drawn.items()}  # noqa: S704 - made by report_plots, which escapes

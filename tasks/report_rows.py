@@ -89,7 +89,7 @@ def choose(key: str, rows: int, count: int) -> list[int]:
 
 
 def samples(manifest: Manifest, folder: Path, figures: Figures, count: int, budget: int) -> Iterator[Sample]:
-    """Rows to look at, each of about `budget` bytes of HTML at most. Raises DataError or InputMissing, naming a file."""
+    """Rows to look at, each of `budget` bytes of HTML or little more. Raises DataError, InputMissing."""
     numbers = choose(manifest.key, len(figures.filled), count)
     encoder = open_tokenizer(manifest, folder) if manifest.packing_metadata.enabled else None
     top = 0

@@ -59,6 +59,8 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "overlong": ("drop", {}),
     "validation": (0.25, {}),
     "max_rejects": (0.5, {}),
+    "licence": (["cc-by-4.0"], {}),
+    "language": (["en"], {}),
     "packing": (False, {}),
     "seed": (43, {}),
     "eos_token": ("<|endoftext|>", {}),
