@@ -111,7 +111,8 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         ("accepted", conversations.read - rejected),
         ("packed", conversations.packed),
     ]
-    token_steps = [("encoded", tokens.encoded), ("packed", tokens.packed), ("trained on", tokens.trained)]
+    encoded = ("encoded, with separators", tokens.encoded + tokens.separators)
+    token_steps = [encoded, ("packed", tokens.packed), ("trained on", tokens.trained)]
     return {
         "manifest": manifest,
         "packed": packed,
@@ -159,7 +160,7 @@ def _quantiles(values: np.ndarray) -> dict[str, int]:
 
 
 def _setting(value: Any) -> str:
-    return "not set" if value is None else str(value) if isinstance(value, str) else orjson.dumps(value).decode()
+    return "not set" if value in (None, []) else str(value) if isinstance(value, str) else orjson.dumps(value).decode()
 
 
 def _config(manifest: Manifest) -> str:

@@ -17,6 +17,9 @@ from tasks.errors import DataError
 from tasks.manifest import Manifest
 
 
+COLUMNS = ["source", "record", "split", "shard", "row", "start", "length", "trained", "truncated"]
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Columns of the index, and what they add up to. A row's number counts over all splits, in the manifest's order."""
@@ -45,7 +48,7 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
         beginning = index["first"].fill_null(0).to_numpy() == 0
         length = index["length"].to_numpy().astype(np.int64)
         lengths = np.add.reduceat(length, np.flatnonzero(beginning)) if len(length) else length
-        placed = index.filter(index["row"].is_valid())
+        placed = index.select(COLUMNS).filter(index["row"].is_valid())
         row = _row_numbers(manifest, placed)
         if len(row) and not 0 <= row.min() <= row.max() < rows:
             raise ValueError("it speaks of rows that the manifest does not have")

@@ -20,14 +20,16 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from tasks.conversations import read_record
 from tasks.corpus_files import find_listed, open_tokenizer, reading
 from tasks.encoders import Encoder
-from tasks.errors import DataError
+from tasks.errors import DataError, Reject
 from tasks.manifest import Manifest, Shard
 from tasks.printable import printable
 from tasks.report_figures import Figures
 from tasks.shards import IGNORED, conversation_schema, row_schema
 from tasks.show_row import runs_of
+from tasks.templates import trained_turns
 
 # Shapes of a strip: no finer than can be seen, or a row of 100,000 tokens would take megabytes.
 COLUMNS = 400
@@ -42,7 +44,7 @@ class Run:
     """Text, or the name of a control token. `left_out` characters are missing behind `head`, before `tail`."""
 
     head: str
-    trained: bool | None  # None where the format does not say
+    trained: bool
     control: bool = False
     tail: str = ""
     left_out: int = 0
@@ -55,7 +57,7 @@ class Shown:
     place: str
     facts: list[str]
     hue: int
-    groups: list[tuple[bool | None, list[Run]]]
+    groups: list[tuple[bool, list[Run]]]
     left_out: int = 0  # runs
 
 
@@ -67,7 +69,7 @@ class Sample:
     row: int
     shard: str
     tokens: int
-    trained: int | None
+    trained: int
     pads: int
     count: int
     conversations: list[Shown] = field(default_factory=list)
@@ -192,16 +194,20 @@ def _path(spans: Iterable[tuple[int, int]], length: int, y: int, height: int) ->
 def _whole(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: slice) -> Sample:
     tokens, trained = (int(values[pieces].sum()) for values in (figures.length, figures.trained))
     runs: list[Run] = []
-    if row["tools"]:
-        runs += [Run("tools", None, True), Run(printable(row["tools"]), None)]
-    if row["messages"] is None:  # plain text
-        runs.append(Run(printable(row["text"]), None))
-    for message in row["messages"] or []:
-        runs.append(Run(printable(message["role"]), None, True))
-        if message["content"]:
-            runs.append(Run(printable(message["content"]), None))
-        if message["tool_calls"]:
-            runs.append(Run(printable(orjson.dumps(message["tool_calls"]).decode()), None))
+    if row["messages"] is None:
+        runs.append(Run(printable(row["text"]), trained=True))
+    else:
+        try:
+            turns = trained_turns(read_record(row, "messages"), manifest.train_on)
+        except Reject as error:
+            raise DataError("bad_row", f"a row holds no conversation: {error}; packcorpus verify says where") from None
+        if row["tools"]:
+            runs += [Run("tools", False, control=True), Run(f"\n{printable(row['tools'])}\n", False)]
+        for message, is_trained in zip(row["messages"], turns, strict=True):
+            calls = orjson.dumps(message["tool_calls"]).decode() if message["tool_calls"] else ""
+            said = "\n".join(filter(None, (message["content"], calls)))
+            runs.append(Run(printable(message["role"]), False, control=True))
+            runs += [Run("\n", False), Run(printable(said), is_trained), Run("\n", False)]
     facts = [f"{tokens:,} tokens", f"{trained:,} trained on"]
     shown = Shown(_place(manifest, figures, pieces.start), facts, 0, _grouped(runs))
     return Sample("", 0, "", tokens, trained, 0, 1, [shown])
@@ -210,7 +216,7 @@ def _whole(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: sl
 # -- what a page can hold ---------------------------------------------------------------------------------------------
 
 
-def _grouped(runs: list[Run]) -> list[tuple[bool | None, list[Run]]]:
+def _grouped(runs: list[Run]) -> list[tuple[bool, list[Run]]]:
     return [(trained, list(group)) for trained, group in groupby(runs, key=lambda run: run.trained)]
 
 
@@ -222,7 +228,7 @@ def _fit(sample: Sample, budget: int) -> None:
         if spent > budget // 2:
             break
         spent += CONVERSATION_BYTES
-        groups: list[tuple[bool | None, list[Run]]] = []
+        groups: list[tuple[bool, list[Run]]] = []
         for trained, runs in shown.groups:
             room = max(0, (budget // 2 - spent) // RUN_BYTES)
             spent += RUN_BYTES * min(len(runs), room)

@@ -23,7 +23,7 @@ from commands import BIN, ROOT, SHARED, command, needs_shared
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_rows import folder_of, shards_of
-from small_corpus import conversations, flip, make_recipe, pack_corpus
+from small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import report, report_plots, report_rows
 from tasks.corpus_files import open_tokenizer
@@ -116,8 +116,13 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def pages(made: dict[str, Path]) -> dict[str, Page]:
-    return {kind: Page(write_report(path, None)[0].read_text()) for kind, path in made.items()}
+def written(made: dict[str, Path]) -> dict[str, Path]:
+    return {kind: write_report(path, None)[0] for kind, path in made.items()}
+
+
+@pytest.fixture(scope="module")
+def pages(written: dict[str, Path]) -> dict[str, Page]:
+    return {kind: Page(path.read_text()) for kind, path in written.items()}
 
 
 # -- figures, whatever the corpus ------------------------------------------------------------------------------------
@@ -207,6 +212,17 @@ def _decoded(encoder: Any, row: dict[str, np.ndarray], chosen: np.ndarray) -> st
     return "".join(found)
 
 
+def test_a_whole_conversation_is_marked_as_it_will_be_trained_on(made: dict[str, Path]) -> None:
+    manifest, folder = load_manifest(made["whole"]), folder_of(made["whole"])
+    for sample in samples(manifest, folder, read_figures(manifest, folder), 1000, 1 << 20):
+        (talk,) = sample.conversations
+        runs = [run for _, runs in talk.groups for run in runs]
+        roles = [place for place, run in enumerate(runs) if run.control]
+        assert [run.trained for run in runs] == [
+            place - 2 in roles and runs[place - 2].head == "assistant" for place in range(len(runs))
+        ]
+
+
 # -- the page --------------------------------------------------------------------------------------------------------
 
 
@@ -280,8 +296,10 @@ def test_the_settings_on_the_page_make_the_corpus_again(pages: dict[str, Page], 
         assert resolve(folder / "again.yaml", folder).corpus_key == load_manifest(path).key
 
 
-def test_equal_corpora_give_equal_bytes_whatever_the_machine(made: dict[str, Path], tmp_path: Path) -> None:
-    here = write_report(made["truncate"], tmp_path / "here.html")[0].read_bytes()
+def test_equal_corpora_give_equal_bytes_whatever_the_machine(
+    made: dict[str, Path], written: dict[str, Path], tmp_path: Path
+) -> None:
+    here = written["truncate"].read_bytes()
     shutil.copytree(made["truncate"].parent.parent, tmp_path / "moved")
     (tmp_path / "matplotlibrc").write_text("font.size: 20\naxes.facecolor: red\nsvg.fonttype: path\n")
     os.utime(next((tmp_path / "moved" / "manifests").iterdir()), (0, 0))
@@ -361,8 +379,9 @@ def test_nothing_is_put_into_the_corpus_folder(made: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("name", ["index.arrow", "rejects.jsonl", "train-00000-of-00001.arrow"])
 @pytest.mark.parametrize("damage", ["gone", "cut", "noise"])
-def test_a_damaged_corpus_is_refused_by_name(tmp_path: Path, name: str, damage: str) -> None:
-    path = pack_corpus(make_recipe(tmp_path, nasty_records(10), max_rejects=1.0))
+def test_a_damaged_corpus_is_refused_by_name(made: dict[str, Path], tmp_path: Path, name: str, damage: str) -> None:
+    shutil.copytree(made["drop"].parent.parent, tmp_path / "copy")
+    path = tmp_path / "copy" / "manifests" / made["drop"].name
     file = folder_of(path) / name
     data = file.read_bytes()
     if damage == "gone":
@@ -374,24 +393,28 @@ def test_a_damaged_corpus_is_refused_by_name(tmp_path: Path, name: str, damage: 
 
 
 @pytest.mark.parametrize("kind", ["truncate", "whole"])
-def test_a_flipped_bit_gives_a_page_or_an_error_and_no_traceback(
+def test_a_flipped_bit_gives_rows_or_an_error_and_no_traceback(
     made: dict[str, Path], kind: str, tmp_path: Path
 ) -> None:
     root = tmp_path / "copy"
     shutil.copytree(made[kind].parent.parent, root)
-    manifest = root / "manifests" / made[kind].name
-    for file in sorted(folder_of(manifest).rglob("*.arrow")):
+    manifest = load_manifest(root / "manifests" / made[kind].name)
+    folder = root / manifest.corpus
+    for file in sorted(folder.glob("*.arrow")):
         whole = file.read_bytes()
-        flip(file)
-        with suppress(PackError):
-            write_report(manifest, tmp_path / "page.html")
+        for place in range(0, 8 * len(whole), 8 * len(whole) // 40):
+            damaged = bytearray(whole)
+            damaged[place // 8] ^= 1 << place % 8
+            file.write_bytes(damaged)
+            with suppress(PackError):
+                list(samples(manifest, folder, read_figures(manifest, folder), 20, 1000))
         file.write_bytes(whole)
 
 
 # -- plots -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.lists(st.tuples(st.text(min_size=1).map(report._text), st.integers(0, 10**12)), max_size=5))
 def test_any_name_can_stand_in_a_plot(rows: list[tuple[str, int]]) -> None:
     svg = report_plots.sources([(name, tokens, tokens // 2) for name, tokens in rows])
@@ -451,8 +474,8 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("kind", ["truncate", "whole"])
-def test_a_browser_asks_for_nothing_and_complains_of_nothing(browser: Any, made: dict[str, Path], kind: str) -> None:
-    written = write_report(made[kind], None)[0].resolve()
+def test_a_browser_asks_for_nothing_and_complains_of_nothing(browser: Any, written: dict[str, Path], kind: str) -> None:
+    address = written[kind].resolve().as_uri()
     for scheme, width in (("light", 1100), ("dark", 1100), ("light", 360)):
         context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
         page = context.new_page()
@@ -462,8 +485,8 @@ def test_a_browser_asks_for_nothing_and_complains_of_nothing(browser: Any, made:
         page.on("console", lambda message, told=told: told.append(message.text))
         page.on("pageerror", lambda error, told=told: told.append(str(error)))
         page.on("dialog", lambda dialog, told=told: told.append(dialog.message))
-        page.goto(written.as_uri())
-        assert asked == [written.as_uri()]
+        page.goto(address)
+        assert asked == [address]
         assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing stands out at the side"
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 23, 27)"}[scheme], "the style is allowed"
