@@ -16,7 +16,6 @@ from tasks.corpus_files import find_listed, reading
 from tasks.errors import DataError
 from tasks.manifest import Manifest
 
-
 COLUMNS = ["source", "record", "split", "shard", "row", "start", "length", "trained", "truncated"]
 
 
@@ -44,6 +43,8 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
     path = find_listed(folder, facts.path, facts.bytes)
     with reading(path), pa.memory_map(str(path)) as file:
         index = pa.ipc.open_stream(file).read_all().unify_dictionaries()
+        # A damaged offset would be a SystemError of Python's, or worse.
+        index.validate(full=True)
         rows = sum(split.rows for split in manifest.splits.values())
         beginning = index["first"].fill_null(0).to_numpy() == 0
         length = index["length"].to_numpy().astype(np.int64)
@@ -56,9 +57,14 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
         order = np.lexsort((start, row))
         length = placed["length"].to_numpy()[order]
         pieces = np.bincount(row, minlength=rows)
+        filled = np.bincount(row[order], weights=length, minlength=rows).astype(np.int64)
+        if manifest.packing_metadata.enabled and len(row):
+            ends = start[order].astype(np.int64) + length
+            if start.min() < 0 or length.min() < 1 or max(ends.max(), filled.max()) > manifest.sequence_length:
+                raise ValueError("it speaks of places that a row does not have")
         return Figures(
             lengths=lengths,
-            filled=np.bincount(row[order], weights=length, minlength=rows).astype(np.int64),
+            filled=filled,
             conversations=pieces,
             source=placed["source"].to_numpy()[order],
             record=placed["record"].to_numpy()[order],

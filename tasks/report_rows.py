@@ -130,9 +130,13 @@ def read_rows(
         top = 0
         for batch in reader:
             while number is not None and number < top + batch.num_rows:
+                batch.validate(full=True)  # a damaged offset would be a SystemError of Python's, or worse
                 row = batch.slice(number - top, 1)
                 if manifest.packing_metadata.enabled:
-                    yield number, {name: row.column(name).flatten().to_numpy() for name in batch.schema.names}
+                    columns = {name: row.column(name).flatten().to_numpy() for name in batch.schema.names}
+                    if {len(values) for values in columns.values()} != {manifest.sequence_length}:
+                        raise ValueError("a row is not as long as the others")
+                    yield number, columns
                 else:
                     yield number, row.to_pylist()[0]
                 number = next(wanted, None)

@@ -67,6 +67,8 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "overlong": ("drop", False),
     "validation": (0.1, False),
     "max_rejects": (0.1, False),
+    "licence": (["mit"], False),
+    "language": (["en"], False),
     "packing": (False, True),
     "seed": (43, False),
     "eos_token": ("</s>", True),
