@@ -20,7 +20,7 @@ import orjson
 import pyarrow as pa
 import pytest
 from commands import BIN, ROOT, SHARED, command, needs_shared
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packed_rows import folder_of, shards_of
 from small_corpus import conversations, make_recipe, pack_corpus
@@ -415,11 +415,14 @@ def test_a_flipped_bit_gives_rows_or_an_error_and_no_traceback(
 
 
 @settings(max_examples=5, deadline=None)
+@example([("$x^2$ <b>&amp; $\\frac{1}{2}$", 7)])
 @given(st.lists(st.tuples(st.text(min_size=1).map(report._text), st.integers(0, 10**12)), max_size=5))
 def test_any_name_can_stand_in_a_plot(rows: list[tuple[str, int]]) -> None:
     svg = report_plots.sources([(name, tokens, tokens // 2) for name, tokens in rows])
     known = {"svg", "g", "path", "text", "tspan", "defs", "use", "rect", "pattern"}
-    assert {tag for tag, _ in Page(svg).elements} <= known
+    page = Page(svg)
+    assert {tag for tag, _ in page.elements} <= known
+    assert all(f"{report_plots._shortened(name)} · {tokens:,}" in page.text for name, tokens in rows)
 
 
 @pytest.mark.parametrize(
