@@ -10,7 +10,7 @@ BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup extras corpus train doctor inspect test check bench faults fuzz schemas sample clean
+.PHONY: help setup extras corpus train doctor inspect report test check bench faults fuzz schemas sample clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
@@ -34,6 +34,13 @@ help:  ## list the targets
 	@touch $@
 
 extras: .venv/.train  ## add what Jinja templates and training need (transformers, torch and more)
+
+.venv/.report: .venv/.setup
+	@echo 'installing what the report needs'; $(PIP) --editable '.[report]'
+	@touch $@
+
+report: .venv/.report  ## write what happened to the data as one HTML page: the newest manifest
+	@$(BIN)/packcorpus report
 
 setup: .venv/.setup  ## .venv with the packing core and the commands luigi and packcorpus
 
