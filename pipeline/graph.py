@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import luigi
 
-from pipeline import progress, training
+from pipeline import counters, exits, progress, training
 from tasks import corpus, parity
 from tasks.config import load_config
 from tasks.errors import StorageError
@@ -108,7 +108,7 @@ class TokenizePart(_Step):
     def complete(self) -> bool:
         recipe = self.recipe
         refused = "gigatoken" if parity.refused(recipe) else ""
-        return corpus.has_artefact(recipe.layout.token_file(self._key), Path(self.output().path), refused)
+        return corpus.has_artefact(self.token_file, Path(self.output().path), refused)
 
     def work(self) -> None:
         recipe = self.recipe
@@ -117,10 +117,14 @@ class TokenizePart(_Step):
             parity.encoder_of(recipe),
             recipe.template,
             recipe.config,
-            recipe.layout.token_file(self._key),
+            self.token_file,
             Path(self.output().path),
-            progress.tokenized,
+            partial(progress.tokenized, self),
         )
+
+    @property
+    def token_file(self) -> Path:
+        return self.recipe.layout.token_file(self._key)
 
     @property
     def _key(self) -> str:
@@ -138,7 +142,7 @@ class PlanPacking(_Sized):
         return corpus.has_plan(self.recipe.plan_folder) and all(task.complete() for task in self.requires())
 
     def work(self) -> None:
-        progress.planned(make_plan(self.recipe, self.recipe.plan_folder))
+        progress.planned(self, make_plan(self.recipe, self.recipe.plan_folder))
 
 
 class WriteShard(_Sized):
@@ -161,7 +165,7 @@ class PackCorpus(_Sized):
     _running = False
 
     def requires(self) -> Iterator[luigi.Task]:
-        with progress.reporting():
+        with exits.reporting():
             corpus.claim(self.recipe)
             progress.announce(self.recipe)
             self._open_encoder()
@@ -184,13 +188,14 @@ class PackCorpus(_Sized):
             # Luigi asks once before it runs anything: the sources may have changed since this process last looked.
             _resolved.cache_clear()
             progress.begin()
-        with progress.reporting():
+        with exits.reporting():
             return corpus.is_published(self.recipe)
 
     def work(self) -> None:
         self._running = True
         engine = parity.verdict_of(self.recipe).engine
-        corpus.publish_corpus(self.recipe, progress.run_record() | {"engine": engine})
+        corpus.publish_corpus(self.recipe, counters.run_record() | {"engine": engine})
+        progress.published(self, Path(self.output().path))
 
 
 class TrainAdapter(_Sized):
@@ -205,7 +210,7 @@ class TrainAdapter(_Sized):
         return self.clone_to(PackCorpus, sequence_length=self.sequence_length)
 
     def output(self) -> luigi.LocalTarget:
-        with progress.reporting():
+        with exits.reporting():
             return luigi.LocalTarget(training.record_of(self._command))
 
     def complete(self) -> bool:

@@ -42,11 +42,11 @@ def tokenize_part(
     config: Config,
     token_file: Path,
     receipt_file: Path,
-    on_batch: Callable[[int, int, int, int], None] = lambda conversations, rejected, tokens, characters: None,
+    on_batch: Callable[[int, int, int, float], None] = lambda conversations, rejected, tokens, share: None,
 ) -> dict[str, Any]:
     """Write the token file, then its receipt (the commit), and return the receipt.
 
-    `on_batch` is told of conversations, rejects, tokens and characters since it was last called.
+    `on_batch` is told of conversations, rejects and tokens so far, and of the share of the part that is read.
 
     Raises PackError where the run must stop: the source changed or is damaged, or labels cannot be located.
     """
@@ -59,16 +59,11 @@ def tokenize_part(
             batch = Batch(encoder, receipt)
             segmenter = Segmenter(template, encoder)
             reader = read_part(part, config.max_record_bytes)
-            told = (0, 0, 0)
 
             def flush(batch: Batch) -> None:
-                nonlocal told
                 if batch.records:
                     writer.write_batch(batch.encode(schema))
-                now = (receipt["conversations"], len(rejects), receipt["tokens"])
-                conversations, rejected, tokens = (new - old for new, old in zip(now, told, strict=True))
-                on_batch(conversations, rejected, tokens, batch.characters)
-                told = now
+                on_batch(receipt["conversations"], len(rejects), receipt["tokens"], reader.share)
 
             for record, value in reader:
                 receipt["conversations"] += 1
@@ -194,7 +189,7 @@ class Batch:
         controls = _controls_in_json(self.encoder)
         if controls.occur(b"\n".join(said)):
             self.receipt["control_text_seen"] += sum(
-                controls.occur(json) and self.encoder.count_controls(_said(conversation)) > 0
+                controls.occur(json) and self.encoder.count_controls(strings_of(conversation)) > 0
                 for json, conversation in zip(said, self.conversations, strict=True)
             )
 
@@ -205,7 +200,7 @@ def _controls_in_json(encoder: Encoder) -> Needles:
     return Needles(orjson.dumps(string)[1:-1] for string in encoder.controls)
 
 
-def _said(conversation: Conversation) -> list[str]:
+def strings_of(conversation: Conversation) -> list[str]:
     """All strings of a conversation."""
     texts = list(conversation.tools)
     for message in conversation.messages:
@@ -227,14 +222,14 @@ def _usual_order(roles: tuple[str, ...]) -> bool:
 def _turns_json(conversation: Conversation) -> str:
     """The messages as format 2.0 has them; null for the format `text`, which has no turns."""
     plain = conversation.messages[0].role == "text"
-    return orjson.dumps(None if plain else [_as_row(message) for message in conversation.messages]).decode()
+    return orjson.dumps(None if plain else [as_row(message) for message in conversation.messages]).decode()
 
 
 def _tools_json(conversation: Conversation) -> str | None:
     return f"[{','.join(conversation.tools)}]" if conversation.tools else None
 
 
-def _as_row(message: Any) -> dict[str, Any]:
+def as_row(message: Any) -> dict[str, Any]:
     """A message as format 2.0 has it: OpenAI's form, tool arguments as JSON text."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
