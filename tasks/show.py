@@ -249,7 +249,7 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
         steps = [f"{-(-split.rows // batch):,}" if name == "train" else "" for batch in BATCH_ROWS]
         style = "" if split.rows else "dim"
         table.add_row(
-            Text(printable(name)), f"{split.rows:,}", f"{len(split.shards):,}", _size(size), *steps, style=style
+            Text(printable(name)), f"{split.rows:,}", f"{len(split.shards):,}", size_of(size), *steps, style=style
         )
     _indented(console, table)
     console.print(Text("  steps: optimizer steps in one epoch, at so many rows a step", "dim"))
@@ -265,7 +265,7 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
         _indented(console, _single(Text(warning, "yellow")))
 
 
-def _size(count: int) -> str:
+def size_of(count: int) -> str:
     value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
     while value >= 1000 and len(units) > 1:
         value /= 1000
