@@ -37,7 +37,6 @@ QUIET = "PACKCORPUS_QUIET"
 Mode = Literal["live", "lines", "json", "quiet"]
 EVERY = {"live": 0.25, "lines": 5.0, "json": 1.0}  # seconds between two drawings
 
-_COLOURS: Literal["standard"] | None = None if os.environ.get("NO_COLOR") else "standard"
 _BAR_CELLS = 24
 _CLEAR = "\r\x1b[J"
 # The stages as they are shown, with the tasks that they stand for.
@@ -188,6 +187,7 @@ def _picture(now: State, width: int) -> Table:
             Text(facts),
         )
     whole = Table.grid()
+    whole.add_column(no_wrap=True, overflow="ellipsis")
     whole.add_row(head)
     whole.add_row(lines)
     return whole
@@ -226,10 +226,10 @@ def frame(now: State, how: Mode, width: int) -> str:
         return json.dumps({"progress": asdict(now)}) + "\n"
     if how == "lines":
         return _line(now) + "\n"
+    colours: Literal["standard"] | None = None if os.environ.get("NO_COLOR") else "standard"
     console = Console(
-        file=StringIO(), width=width, force_terminal=True, color_system=_COLOURS, markup=False, emoji=False,
-        highlight=False, legacy_windows=False,
-    )  # fmt: skip
+        file=StringIO(), width=width, force_terminal=True, color_system=colours, markup=False, emoji=False
+    )
     console.print(_picture(now, width), end="", crop=True)
     drawn = str(console.file.getvalue()).rstrip("\n").split("\n")  # type: ignore[attr-defined]
     return _CLEAR + "\n".join(drawn) + f"\r\x1b[{len(drawn) - 1}A"

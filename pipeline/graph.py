@@ -94,6 +94,7 @@ class TrainTokenizer(_Step):
         )
         # Here, and not in each of the tasks that will encode.
         progress.proven(parity.verdict_of(recipe), recipe.encoder)
+        progress.written(self)
 
 
 class TokenizePart(_Step):
@@ -159,6 +160,7 @@ class WriteShard(_Sized):
 
     def work(self) -> None:
         corpus.write_shard_of(self.recipe, self.shard)
+        progress.written(self)
 
 
 class PackCorpus(_Sized):

@@ -117,6 +117,11 @@ def planned(task: luigi.Task, receipt: dict[str, Any]) -> None:
     _status(task, message, 1.0)
 
 
+def written(task: luigi.Task) -> None:
+    """A task of one file is done."""
+    _status(task, f"wrote {task.output().path}", 1.0)
+
+
 def published(task: luigi.Task, manifest: Path) -> None:
     """For luigid's page: a link from the task to what it made."""
     _status(task, f"the manifest is {manifest}", 1.0)

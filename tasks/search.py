@@ -82,8 +82,8 @@ def _in_rows(batch: pa.RecordBatch, vocabulary: pa.Array, needle: bytes) -> Iter
         if mask[first] and last - start == positions[last]:  # both in one conversation, and not in the padding
             inside = labels[first : last + 1]
             yield first // length, start % length, first % length, last % length, bool((inside != IGNORED).any())
-            later = np.flatnonzero(positions[last:] == 0)
-            end = last + int(later[0]) if len(later) else len(positions)
+            later = np.flatnonzero(positions[last + 1 :] == 0)
+            end = last + 1 + int(later[0]) if len(later) else len(positions)
             at = written.find(needle, int(offsets[end]))
         else:
             at = written.find(needle, at + 1)
