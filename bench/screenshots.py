@@ -52,11 +52,11 @@ font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asia
 </g>
 </svg>
 """
-THEME = TerminalTheme(
-    (12, 12, 12), (204, 204, 204),
-    [(12, 12, 12), (231, 72, 86), (22, 198, 12), (193, 156, 0), (59, 120, 255), (180, 0, 158), (97, 214, 214),
-     (204, 204, 204)],
-)  # fmt: skip
+_COLOURS = [
+    (12, 12, 12), (231, 72, 86), (22, 198, 12), (229, 192, 75), (59, 120, 255), (214, 112, 214), (97, 214, 214),
+    (204, 204, 204),
+]  # fmt: skip
+THEME = TerminalTheme((12, 12, 12), (204, 204, 204), _COLOURS, [(96, 96, 96), *_COLOURS[1:]])
 
 
 def of_a_run(columns: int) -> str:
@@ -100,7 +100,8 @@ def of_a_conversation(columns: int) -> str:
 def export(text: str, title: str, file: Path, columns: int) -> None:
     console = Console(record=True, width=columns, file=StringIO(), highlight=False, force_terminal=True)
     console.print(Text.from_ansi(text))
-    picture = console.export_svg(title=title, theme=THEME, code_format=TEMPLATE, unique_id=file.stem)
+    template = TEMPLATE.replace("{title}", title)
+    picture = console.export_svg(theme=THEME, code_format=template, unique_id=file.stem)
     file.write_text(re.sub(r"[ \t]+$", "", picture, flags=re.MULTILINE))
     print(f"{file}: {file.stat().st_size:,} bytes")
 

@@ -184,7 +184,7 @@ def _picture(now: State, width: int) -> Table:
             f"  {stage.name}",
             ProgressBar(total=1.0, completed=stage.share, width=bar, finished_style="green", complete_style="cyan"),
             f"{stage.done:,}/{stage.tasks:,}",
-            Text(facts),
+            Text(facts and f" {facts}"),
         )
     whole = Table.grid()
     whole.add_column(no_wrap=True, overflow="ellipsis")
