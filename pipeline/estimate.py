@@ -17,11 +17,14 @@ import numpy as np
 
 # A byte of a compressed file is as much work as these bytes of a plain one, on chats.
 UNPACKED = 3.5
-# What the stages behind tokenisation take, measured on two machines' cores: used until a shard of this run is written.
-PLAN_SECONDS = {"task": 0.15, "conversation": 2.0e-6, "token": 1.0e-8}
-SHARD_SECONDS = {"task": 0.03, "token": 2.5e-8}
+# Seconds of a core, as measured; where others use the cores too, so many times longer as the parts were.
+# What a task of a part takes before its speed is that of its bytes, most of it the encoder's first words.
+PART_SECONDS = 0.25
+# What the stages behind tokenisation take: used until a shard of this run is written.
+PLAN_SECONDS = {"task": 0.07, "conversation": 6e-7, "token": 3e-9}
+SHARD_SECONDS = {"task": 0.07, "token": 1.6e-8}
 COMMIT_SECONDS = 0.1
-# Seconds of work from which a speed is told.
+# Seconds of a core behind the first batches from which a speed is told without what stood before them.
 ENOUGH = 0.3
 
 
@@ -53,19 +56,19 @@ class Work:
 
 def seconds_left(work: Work) -> float | None:
     """None where nothing can be said yet."""
+    waiting = max(1.0, float(work.seconds.sum()) / work.cpu) if work.cpu else 1.0
     parts_left = work.size * (1 - work.share)
     left, ahead = 0.0, 1.0
     if not work.planned and parts_left.any():
-        pace = _seconds_per_byte(work)
+        begun = work.seconds > 0
+        read = float((work.size * work.share)[begun].sum())
+        pace = _seconds_per_byte(work, waiting)
         if pace is None:
             return None
-        begun = work.seconds > 0
-        rest = parts_left * pace + np.where(begun, 0, work.first_seconds[begun].mean() / 2)
+        rest = parts_left * pace + np.where(begun | (parts_left == 0), 0, PART_SECONDS * waiting)
         begun_first = np.argsort(~begun, kind="stable")
         left += _makespan(rest[begun_first].tolist(), work.workers)
-        ahead = 1 + float(parts_left.sum()) / float((work.size * work.share)[begun].sum())
-    # Where others use the cores, too, everything takes so much longer.
-    waiting = max(1.0, float(work.seconds.sum()) / work.cpu) if work.cpu else 1.0
+        ahead = 1 + float(parts_left.sum()) / read
     tokens, conversations = work.tokens * ahead + work.tokens_found, work.conversations * ahead
     if not work.planned:
         plan = sum(PLAN_SECONDS[name] * n for name, n in _amounts(conversations, tokens))
@@ -77,16 +80,18 @@ def seconds_left(work: Work) -> float | None:
     return left + _makespan(shards, work.workers) + COMMIT_SECONDS * waiting
 
 
-def _seconds_per_byte(work: Work) -> float | None:
-    """From what came after the first batches, where that is enough; else from all."""
+def _seconds_per_byte(work: Work, waiting: float) -> float | None:
+    """From what came after the first batches, where that is enough; else from all, less what a begin takes."""
     read = work.size * work.share
     later = read - work.size * work.first_share
-    late_seconds = np.where(later > 0, work.seconds - work.first_seconds, 0).sum()
-    if late_seconds >= ENOUGH:
-        return float(late_seconds / later.sum())
+    late_seconds = float(np.where(later > 0, work.seconds - work.first_seconds, 0).sum())
+    if late_seconds >= ENOUGH * waiting:
+        return late_seconds / float(later.sum())
     told = (work.first_seconds > 0) & (read > 0)
-    spent = work.seconds[told].sum()
-    return float(spent / read[told].sum()) if spent >= ENOUGH else None
+    if not told.any():
+        return None
+    spent = work.seconds[told]
+    return float(np.maximum(spent - PART_SECONDS * waiting, spent / 4).sum() / read[told].sum())
 
 
 def _amounts(conversations: float, tokens: float) -> Sequence[tuple[str, float]]:

@@ -79,7 +79,6 @@ def announce(recipe: Recipe) -> None:
     if recipe.tokenizer_key is None and recipe.template.markers_as_text:
         markers = ", ".join(recipe.template.markers_as_text)
         display.say(f"note: written as text, since the tokenizer has no such token: {markers}")
-    display.start(config.name, luigi.interface.core().workers)
 
 
 def proven(verdict: Verdict, reference: Encoder) -> None:
@@ -185,6 +184,9 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
 @luigi.Task.event_handler(luigi.Event.DEPENDENCY_DISCOVERED)
 def _on_discovered(task: luigi.Task, dependency: luigi.Task) -> None:
     kind = type(dependency).__name__
+    if kind in counters.STAGES and "drawn" not in _said:
+        _said.add("drawn")
+        display.start(dependency.recipe.config.name, luigi.interface.core().workers)
     if kind in counters.STAGES and counters.know(dependency.task_id, kind) and kind == "TokenizePart":
         part = dependency.recipe.parts[dependency.part]
         rows = part.file.container == "parquet"
