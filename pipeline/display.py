@@ -84,8 +84,14 @@ def say(message: str, **facts: Any) -> None:
 
 def write(text: str) -> None:
     """Onto standard error, above what is drawn there."""
-    clear = _CLEAR if sys.stderr.isatty() and mode() == "live" else ""
-    print(f"{clear}{text}", file=sys.stderr, flush=True)
+    make_room()
+    print(text, file=sys.stderr, flush=True)
+
+
+def make_room() -> None:
+    """Clear what is drawn: something else is about to be written in its place."""
+    if mode() == "live":
+        print(_CLEAR, end="", file=sys.stderr, flush=True)
 
 
 # What is shown over and over

@@ -18,8 +18,8 @@ import numpy as np
 # A byte of a compressed file is as much work as these bytes of a plain one, on chats.
 UNPACKED = 3.5
 # Seconds of a core, as measured; where others use the cores too, so many times longer as the parts were.
-# What a task of a part takes before its speed is that of its bytes, most of it the encoder's first words.
-PART_SECONDS = 0.25
+# What a task of a part takes before its speed is that of its bytes.
+PART_SECONDS = 0.08
 # What the stages behind tokenisation take: used until a shard of this run is written.
 PLAN_SECONDS = {"task": 0.07, "conversation": 6e-7, "token": 3e-9}
 SHARD_SECONDS = {"task": 0.07, "token": 1.6e-8}

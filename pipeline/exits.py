@@ -199,7 +199,10 @@ class _WithoutOurErrors(logging.Filter):
             luigi.retcodes.retcode().unhandled_exception = failed.exit_code
             return False
         message = record.getMessage()
-        return not any(text in message for text in _told if "Traceback" in message)
+        if "Traceback" in message and any(text in message for text in _told):
+            return False
+        display.make_room()
+        return True
 
 
 logging.getLogger("luigi-interface").addFilter(_WithoutOurErrors())

@@ -227,7 +227,7 @@ def test_rows_are_counted_over_all_shards_and_batches(manifest: Path, tmp_path: 
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
         count = sum(map(len, batches))
         shards.append(Shard(path=name, rows=count, bytes=file.stat().st_size, sha256="0" * 64))
-    facts = facts.model_copy(update={"splits": {"train": Split(rows=5, shards=shards)}})
+    facts = facts.model_copy(update={"splits": {"train": Split(rows=5, shards=shards)}, "sequence_length": length})
     for number in range(5):
         place, shard, at = lookup.find_row(facts, number, "train")
         assert shard is shards[place]

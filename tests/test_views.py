@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +20,8 @@ from tasks import lookup, marks, search, show_source
 from tasks.corpus_files import open_tokenizer
 from tasks.encoders import Encoder
 from tasks.errors import UsageError
-from tasks.manifest import Manifest, corpus_folder, load_manifest
+from tasks.index import INDEX_SCHEMA
+from tasks.manifest import FileFacts, Manifest, corpus_folder, load_manifest
 from tasks.printable import BOUNDARY
 from tasks.views import Asked, kind_of, view
 
@@ -328,3 +330,33 @@ def test_an_exported_page_shows_markup_as_text(manifest: Path) -> None:
     page = console.export_svg(title="x")
     assert "<script" not in page
     assert "\x1b" not in page
+
+
+def test_numbers_count_over_the_batches_of_an_index(manifest: Path, tmp_path: Path) -> None:
+    """Twelve conversations of three sources, in batches of five: each has its place in the index as its number."""
+    rows = [
+        {
+            "source": n // 4,
+            "record": n % 4 + 1,
+            "split": "train",
+            "shard": n % 2,
+            "row": n // 2,
+            "start": 0,
+            "length": 9,
+        }
+        | {"first": 0, "trained": 1, "separator": True, "truncated": False, "closed": False}
+        for n in range(12)
+    ]
+    file = tmp_path / "index.arrow"
+    with pa.ipc.new_stream(str(file), INDEX_SCHEMA) as writer:
+        for top in range(0, 12, 5):
+            writer.write_batch(pa.RecordBatch.from_pylist(rows[top : top + 5], schema=INDEX_SCHEMA))
+    facts = load_manifest(manifest)
+    listed = FileFacts(path="index.arrow", bytes=file.stat().st_size, sha256="0" * 64)
+    facts = facts.model_copy(update={"files": [listed], "sources": [facts.sources[0]] * 3})
+    for number, row in enumerate(rows):
+        [by_number] = lookup.pieces_of_number(facts, tmp_path, number)
+        [by_record] = lookup.pieces_of_record(facts, tmp_path, row["source"], row["record"])
+        [by_row] = lookup.pieces_in_row(facts, tmp_path, "train", row["shard"], row["row"])
+        assert by_number == by_record == by_row == row | {"number": number}
+    assert lookup.pieces_in_row(facts, tmp_path, "validation", 0, 0) == []
