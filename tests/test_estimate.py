@@ -95,3 +95,11 @@ def test_found_token_files_leave_the_plan_and_the_shards() -> None:
     again = {"planned": False, "plan_seconds": 0.0, "shard_done": np.zeros(4), "shard_seconds": np.zeros(4)}
     left = seconds_left(Work(**{**vars(work), **found, **again, "tokens": 0.0, "tokens_found": work.tokens}))
     assert left == pytest.approx(end - 1e8 * PACE, rel=0.5)
+
+
+def test_the_shards_take_as_much_longer_as_the_parts_did() -> None:
+    """Where others use the cores, too: nothing is known of a shard yet but what it takes on a core of its own."""
+    slow = 5.0
+    _, end = simulated([1e9], 1, 8, slow, None)
+    at = next(at for at in np.arange(0, end, 0.5) if simulated([1e9], 1, 8, slow, at)[0].planned)
+    assert seconds_left(simulated([1e9], 1, 8, slow, at)[0]) == pytest.approx(end - at, rel=0.1)
