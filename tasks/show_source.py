@@ -17,6 +17,7 @@ import pyarrow as pa
 from rich.console import Console
 from rich.text import Text
 
+from tasks.batch import as_row
 from tasks.codes import CODES
 from tasks.config import Config, load_config
 from tasks.containers import RecordReader, container_of
@@ -31,7 +32,6 @@ from tasks.printable import counted, printable
 from tasks.show import size_of
 from tasks.show_row import print_messages
 from tasks.sources import SourceFile, SourceSpec, look
-from tasks.tokenization import as_row, strings_of
 
 _BLOCK = 1 << 20
 _LOOKED_AT = 100  # records from the begin of a source
@@ -136,8 +136,17 @@ def _containing(file: SourceFile, text: str) -> Iterator[tuple[int, Conversation
     if not text:
         raise UsageError("bad_command_line", "--search: give the text to look for")
     for number, record in _records(file):
-        if isinstance(record, Conversation) and any(text in part for part in strings_of(record)):
+        if isinstance(record, Conversation) and any(text in said for said in _strings(record)):
             yield number, record
+
+
+def _strings(conversation: Conversation) -> Iterator[str]:
+    """All that a conversation says."""
+    yield from conversation.tools
+    for message in conversation.messages:
+        yield from (message.context, message.content)
+        for call in message.tool_calls:
+            yield from (call.name, call.arguments)
 
 
 def _facts(file: SourceFile) -> str:
