@@ -28,7 +28,7 @@ FIELDS = (
     "started", "seconds", "peak", "done", "reused",  # started: when, as time.time() has it; peak: bytes
     "cpu", "cpu_before",  # seconds of the task, and of its process before it
     "size", "share",  # of a part: bytes of plain text to read, about, and how much of it is read
-    "first_share", "first_seconds",  # the same after its first batch, and when that was written
+    "told_seconds",  # what a part had taken when its share was told
     "conversations", "rejected", "tokens", "tokens_found",
     "rows", "fill",  # of the plan
 )  # fmt: skip

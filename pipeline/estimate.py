@@ -24,27 +24,23 @@ PART_SECONDS = 0.08
 PLAN_SECONDS = {"task": 0.07, "conversation": 6e-7, "token": 3e-9}
 SHARD_SECONDS = {"task": 0.07, "token": 1.6e-8}
 COMMIT_SECONDS = 0.1
-# Seconds of a core behind the first batches from which a speed is told without what stood before them.
-ENOUGH = 0.3
 
 
 @dataclass(frozen=True)
 class Work:
     """The run as its counters have it; arrays with an item for each part or shard, in the order of their tasks.
 
-    `size` of each part in bytes of plain text, `share` of it that is read, `seconds` that were spent on it, and the
-    two as they were after its first batch: a process is slow to begin. Parts that were found done have the share 1
-    and took no time; `tokens_found` is what they hold, about. `cpu` are the seconds of all parts that were computed
-    and not waited.
+    `size` of each part in bytes of plain text, `share` of it that is read, `told_seconds` and `cpu` that it had taken
+    when that was told, computing and waiting or computing alone, `seconds` until now. Parts that were found done have
+    the share 1 and took no time; `tokens_found` is what they hold, about.
     """
 
     workers: int
     size: np.ndarray
     share: np.ndarray
     seconds: np.ndarray
-    first_share: np.ndarray
-    first_seconds: np.ndarray
-    cpu: float
+    told_seconds: np.ndarray
+    cpu: np.ndarray
     conversations: float
     tokens: float
     tokens_found: float
@@ -56,18 +52,23 @@ class Work:
 
 def seconds_left(work: Work) -> float | None:
     """None where nothing can be said yet."""
-    waiting = max(1.0, float(work.seconds.sum()) / work.cpu) if work.cpu else 1.0
+    told = work.cpu > 0
+    # Where others use the cores, too, everything takes so much longer: as long as those that run now.
+    now = told & (work.share < 1)
+    recent = now if now.any() else told
+    waiting = max(1.0, float(work.told_seconds[recent].sum() / work.cpu[recent].sum())) if told.any() else 1.0
     parts_left = work.size * (1 - work.share)
     left, ahead = 0.0, 1.0
     if not work.planned and parts_left.any():
-        begun = work.seconds > 0
-        read = float((work.size * work.share)[begun].sum())
-        pace = _seconds_per_byte(work, waiting)
-        if pace is None:
+        read = float((work.size * work.share)[told].sum())
+        if not read:
             return None
-        rest = parts_left * pace + np.where(begun | (parts_left == 0), 0, PART_SECONDS * waiting)
+        computed = np.maximum(work.cpu - PART_SECONDS, work.cpu / 4)[told].sum()
+        begun = work.seconds > 0
+        begin = np.where(begun | (parts_left == 0), 0, PART_SECONDS * waiting)
+        rest = parts_left * float(computed / read) * waiting + begin - (work.seconds - work.told_seconds) * now
         begun_first = np.argsort(~begun, kind="stable")
-        left += _makespan(rest[begun_first].tolist(), work.workers)
+        left += _makespan(np.maximum(rest, 0)[begun_first].tolist(), work.workers)
         ahead = 1 + float(parts_left.sum()) / read
     tokens, conversations = work.tokens * ahead + work.tokens_found, work.conversations * ahead
     if not work.planned:
@@ -78,20 +79,6 @@ def seconds_left(work: Work) -> float | None:
     expected = float(work.shard_seconds[done].mean()) if done.any() else expected * waiting
     shards = [max(expected - spent, expected / 10) for spent in work.shard_seconds[~done].tolist()]
     return left + _makespan(shards, work.workers) + COMMIT_SECONDS * waiting
-
-
-def _seconds_per_byte(work: Work, waiting: float) -> float | None:
-    """From what came after the first batches, where that is enough; else from all, less what a begin takes."""
-    read = work.size * work.share
-    later = read - work.size * work.first_share
-    late_seconds = float(np.where(later > 0, work.seconds - work.first_seconds, 0).sum())
-    if late_seconds >= ENOUGH * waiting:
-        return late_seconds / float(later.sum())
-    told = (work.first_seconds > 0) & (read > 0)
-    if not told.any():
-        return None
-    spent = work.seconds[told]
-    return float(np.maximum(spent - PART_SECONDS * waiting, spent / 4).sum() / read[told].sum())
 
 
 def _amounts(conversations: float, tokens: float) -> Sequence[tuple[str, float]]:

@@ -94,8 +94,7 @@ def tokenized(task: luigi.Task, conversations: int, rejected: int, tokens: int, 
     name = task.task_id
     counters.put(name, conversations=conversations, rejected=rejected, tokens=tokens, share=share)
     counters.put(name, cpu=time.process_time() - counters.of_task(name, "cpu_before"))
-    if not counters.of_task(name, "first_seconds"):
-        counters.put(name, first_share=share, first_seconds=time.time() - counters.of_task(name, "started"))
+    counters.put(name, told_seconds=time.time() - counters.of_task(name, "started"))
     lost = f", {rejected:,} rejected" if rejected else ""
     _status(task, f"{counted(conversations, 'conversation')}, {tokens / 1e6:,.2f} M tokens{lost}", share)
 
