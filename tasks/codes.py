@@ -171,6 +171,8 @@ _ALL = [
          "it was cut or changed on its way, or is not what its name says", "fetch it anew"),
     Code("E321", "input_changed", DATA, "A source changed while it was read.",
          "something writes to it", "run again when it is complete"),
+    Code("E322", "bomb", DATA, "A source unpacks to far more than its size lets expect.",
+         "it is damaged, repeats one thing, or was made to harm", "leave it out, or name it unpacked, as JSONL"),
 
     Code("E401", "tokenizer_missing", MISSING, "The tokenizer is not there.",
          "the path is mistyped, or names a hub", "name a .model, a tokenizer.json or a folder with one"),

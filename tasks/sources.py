@@ -39,6 +39,7 @@ from tasks.conversations import COLUMNS, FORMATS, detect
 from tasks.errors import DataError, Reject, StorageError, UsageError
 from tasks.fields import shown
 from tasks.locate import locate
+from tasks.printable import counted
 from tasks.streams import BOM, CHUNK, TOO_LONG, line_blocks, unpacked
 
 # Luigi's cost per task grows with their number (13 ms at 500, 31 ms at 2,000).
@@ -316,7 +317,7 @@ def _tell_format(path: Path, name: str, container: str, compression: str, column
             found += "; if the file is one JSON array, name it .json"
     raise DataError(
         "unknown_format",
-        f"{name}: the format cannot be told from the first {count} records; {found}; "
+        f"{name}: the format cannot be told from its first {counted(count, 'record')}; {found}; "
         f"formats tried: {', '.join(FORMATS)}; name one with format:, or say with columns: which key holds what",
     )
 
