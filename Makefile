@@ -11,10 +11,10 @@ TORCH := $(patsubst torch==%,%,$(shell grep ^torch== constraints.txt))
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup extras corpus train doctor inspect test check bench faults fuzz lock schemas sample clean
+.PHONY: help setup extras corpus train doctor inspect test check bench faults mutants bad-inputs fuzz lock schemas sample clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 	@echo "  CONFIG=$(CONFIG) WORKERS=$(WORKERS)"
 
 .venv/.created:
@@ -57,8 +57,8 @@ doctor: .venv/.train  ## say what this machine can train with, and how to mend w
 inspect: .venv/.setup  ## show the newest manifest
 	@$(BIN)/packcorpus inspect
 
-test: .venv/.test  ## run the tests
-	$(BIN)/python -m pytest
+test: .venv/.test  ## run the tests, two at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 check: .venv/.test  ## lint, types and tests: what CI runs
 	$(BIN)/ruff check .
@@ -73,6 +73,12 @@ bench: .venv/.train  ## pack CONFIG (with a tokenizer of its own) beside TRL, in
 faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about half an hour, needs strace, as root tmpfs
 	$(BIN)/python bench/faults.py
 	$(BIN)/python bench/damage.py --flips 10000
+
+mutants: .venv/.test  ## change the modules that write, check and mend, and see that a test notices: hours
+	$(BIN)/python bench/mutate.py
+
+bad-inputs: .venv/.test  ## write docs/bad-inputs.md: what is said of each bad input
+	$(BIN)/python bench/bad_inputs.py --write docs/bad-inputs.md
 
 fuzz: .venv/.test  ## what takes longer than a test may, about an hour: docs/reliability.md
 	@$(PIP) atheris==3.0.0
