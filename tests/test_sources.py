@@ -8,6 +8,8 @@ import json
 import os
 import re
 import resource
+import shutil
+import subprocess
 import tempfile
 import time
 import tracemalloc
@@ -463,13 +465,19 @@ def test_damaged_compression_is_told_with_its_place(tmp_path: Path, name: str) -
     assert len(records_of(write(tmp_path / "b.jsonl.gz", gzip.compress(GOOD) + b"\0" * 999))) == 1
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv.gz"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a b.csv.gz", "a.jsonl.zst"])
 def test_utf16_is_refused_with_the_way_out(tmp_path: Path, name: str, encoding: str) -> None:
     data = GOOD.decode().encode(encoding)
-    message = fails(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
-    family = encoding[:6].upper()
-    assert f"is {family}; convert it with  iconv -f {family} -t UTF-8" in message
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(Path(name).suffix, bytes)
+    said, command = fails(tmp_path / name, pack(data)).split("; convert it with  ")
+    assert said == f"{name}: is {encoding.upper().replace('-LE', 'LE').replace('-BE', 'BE')}"
+    tool = command.split()[0]
+    if shutil.which(tool) and shutil.which("iconv"):
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+        [made] = tmp_path.glob("*.utf8.*")
+        assert made.read_bytes() == GOOD
+        assert containers.container_of(made.name)
 
 
 @pytest.mark.parametrize(
