@@ -400,7 +400,8 @@ def table(chosen: list[tuple[int, str, Case]]) -> str:
     ]
     for number, what, make in chosen:
         code, told = seen(make)
-        text = "<br>".join(f"`{line.strip()}`".replace("|", "\\|") for line in told.splitlines())
+        marks = ((line.strip(), "``" if "`" in line else "`") for line in dict.fromkeys(told.splitlines()))
+        text = "<br>".join(f"{mark} {line} {mark}".replace("|", "\\|") for line, mark in marks)
         out.append(f"| {number}. {what} | {code} | {text} |")
         print(f"{number:2} {what}: {code}\n   " + told.replace("\n", "\n   "), file=sys.stderr, flush=True)
     return "\n".join(out) + "\n"

@@ -406,11 +406,13 @@ def _reject(text: bytes, error: orjson.JSONDecodeError, unterminated: bool) -> R
         return Reject("nul", f"the record holds a NUL byte at offset {text.index(0)}")
     place = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} of the record, column {error.colno}"
     if "surrogate" in error.msg:
-        return Reject("lone_surrogate", f"{place}: {error.msg}")
+        return Reject("lone_surrogate", f"{place}: half of a surrogate pair, which is no character ({error.msg})")
     if "depth" in error.msg or "recursion" in error.msg.lower():
         return Reject("too_deep", f"{place}: the record is nested too deeply")
     if match := _NOT_A_NUMBER.match(decoded, error.pos):
         return Reject("bad_json", f"{place}: {match.group()} is not JSON")
+    if "infinity" in error.msg:
+        return Reject("bad_json", f"{place}: a number that large would be rounded; write it as a string")
     if unterminated:
         return Reject("bad_json", f"{place}: {error.msg}; the last line ends early: truncated?")
     return Reject("bad_json", f"{place}: {error.msg}")

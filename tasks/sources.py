@@ -40,7 +40,6 @@ from tasks.conversations import COLUMNS, FORMATS, detect
 from tasks.errors import DataError, Reject, StorageError, UsageError
 from tasks.fields import shown
 from tasks.locate import locate
-from tasks.printable import counted
 from tasks.streams import BOM, CHUNK, TOO_LONG, line_blocks, unpacked
 
 # Luigi's cost per task grows with their number (13 ms at 500, 31 ms at 2,000).
@@ -286,7 +285,7 @@ def _some(text: bytes) -> str:
 
 
 def _wide_encoding(head: bytes) -> str:
-    """What iconv calls it if the bytes begin like UTF-16 or UTF-32: with a byte order mark, or as ASCII of that width."""
+    """What iconv calls it where the bytes begin like UTF-16 or UTF-32: with a byte order mark, or as wide ASCII."""
     kinds = {
         "UTF-32": rb"\xff\xfe\0\0|\0\0\xfe\xff", "UTF-32LE": rb"[^\0]\0\0\0", "UTF-32BE": rb"\0\0\0[^\0]",
         "UTF-16": rb"\xff\xfe|\xfe\xff", "UTF-16LE": rb"[^\0]\0[^\0]\0", "UTF-16BE": rb"\0[^\0]\0[^\0]",
@@ -319,7 +318,7 @@ def _tell_format(path: Path, name: str, container: str, compression: str, column
             found += "; if the file is one JSON array, name it .json"
     raise DataError(
         "unknown_format",
-        f"{name}: the format cannot be told from its first {counted(count, 'record')}; {found}; "
+        f"{name}: the format cannot be told from its first {f'{count} records' if count > 1 else 'record'}; {found}; "
         f"formats tried: {', '.join(FORMATS)}; name one with format:, or say with columns: which key holds what",
     )
 
