@@ -18,6 +18,7 @@ import ast
 import importlib
 import os
 import random
+import resource
 import shutil
 import signal
 import sys
@@ -59,7 +60,7 @@ LIBRARIES = (
     "sentencepiece",
     "tokenizers",
 )
-LONGEST = 120  # seconds, for the tests of one mutant
+CPU, WALL = 100, 1200  # seconds, for the tests of one mutant: one that loops, and one that waits
 ELSEWHERE = ["tests/test_pipeline.py"]  # the tests of lines that only other processes run
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -219,12 +220,13 @@ def measure(folder: Path, found: Path) -> int:
 # -- runs ------------------------------------------------------------------------------------------------------------
 
 
-def in_fork(folder: Path, work: Callable[[], int], longest: int) -> int:
-    """The exit code of a fork that does `work` in a copy of the project; that of the alarm where it does not end."""
+def in_fork(folder: Path, work: Callable[[], int], bounded: bool = True) -> int:
+    """The exit code of a fork that does `work` in a copy of the project; that of a signal where it does not end."""
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
-        signal.alarm(longest)
+        signal.alarm(WALL if bounded else 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU if bounded else resource.RLIM_INFINITY, resource.RLIM_INFINITY))
         os.chdir(folder)
         os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
         sys.dont_write_bytecode = True
@@ -250,7 +252,7 @@ def survives(mutant: Mutant, tests: list[str], folder: Path) -> bool:
     code = 0
     for some in (own, others):
         if some and not code:
-            code = in_fork(folder, partial(run_tests, some), LONGEST)
+            code = in_fork(folder, partial(run_tests, some))
     shutil.copy2(ROOT / "tasks" / path.name, path)
     return code == 0
 
@@ -274,7 +276,7 @@ def main() -> int:
             (folder.parent / "shared").symlink_to(ROOT.parent / "shared")
             folders.put(folder)
         found = options.tests or Path(name) / "tests.json"
-        if not found.exists() and in_fork(folder, lambda: measure(folder, found), 1 << 20):
+        if not found.exists() and in_fork(folder, lambda: measure(folder, found), bounded=False):
             print((folder.parent / "log").read_text(), "the tests fail without a change", file=sys.stderr)
             return 1
         tests = orjson.loads(found.read_bytes())
