@@ -45,9 +45,21 @@ ROOT = Path(__file__).resolve().parent.parent
 # Each with the tests that are its own; they come before all others that run the line.
 MODULES = {
     "files": ("files",), "keys": ("recipe", "never_stale"), "manifest": ("manifest",), "corpus_files": ("damage",),
-    "verify": ("verify",), "corpus": ("manifest",), "repair": ("repair",), "rebuild": ("repair",),
+    "verify": ("verify",), "corpus": ("corpus", "manifest"), "repair": ("repair",), "rebuild": ("repair",),
 }  # fmt: skip
-TESTS = ("files", "manifest", "verify", "damage", "repair", "never_stale", "recipe", "shards", "plan", "pipeline")
+TESTS = (
+    "files",
+    "manifest",
+    "corpus",
+    "verify",
+    "damage",
+    "repair",
+    "never_stale",
+    "recipe",
+    "shards",
+    "plan",
+    "pipeline",
+)
 # Imported once, and forked into every run of the tests; nothing of the project's, which is what changes.
 LIBRARIES = (
     "hypothesis",

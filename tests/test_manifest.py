@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -227,7 +228,7 @@ def test_a_manifest_made_by_older_rules_of_the_key_is_accepted(copied: Corpus, m
 
 
 def test_a_ledger_that_does_not_close_makes_no_manifest(tmp_path: Path) -> None:
-    recipe = make_recipe(tmp_path, conversations(10))
+    recipe = make_recipe(tmp_path, conversations(10), validation=0.5)
     pack_corpus(recipe)
     plan, shards, files = read_back(recipe)
     build_manifest(recipe, plan, shards, files)
@@ -235,6 +236,9 @@ def test_a_ledger_that_does_not_close_makes_no_manifest(tmp_path: Path) -> None:
         changed = [{**shards[0], name: shards[0][name] + 1}, *shards[1:]]
         with pytest.raises(DataError, match="the ledger does not close"):
             build_manifest(recipe, plan, changed, files)
+    moved = [{**shards[0], "rows": shards[0]["rows"] + 1}, {**shards[1], "rows": shards[1]["rows"] - 1}]
+    with pytest.raises(DataError, match="shards hold other numbers of rows than planned"):
+        build_manifest(recipe, plan, moved, files)
 
 
 def test_what_is_no_manifest(tmp_path: Path) -> None:
@@ -248,6 +252,17 @@ def test_what_is_no_manifest(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(DataError, match=r"x\.json: is not a packcorpus manifest"):
             load_manifest(path)
+
+
+def test_a_manifest_that_is_nested_too_deeply_to_be_written_again_is_refused(copied: Corpus) -> None:
+    _, path = copied
+    deep: Any = []
+    for _ in range(300):
+        deep = [deep]
+    values = orjson.loads(path.read_bytes())
+    path.write_bytes(to_json(values).replace(b'"config": {', b'"config": {"x": ' + json.dumps(deep).encode() + b","))
+    with pytest.raises(DataError, match="is not a packcorpus manifest: Recursion limit reached"):
+        load_manifest(path)
 
 
 def test_the_corpus_folder_is_found(copied: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
