@@ -22,15 +22,15 @@ from typing import Any
 
 import orjson
 
+from tasks.batch import BATCH_CHARACTERS
 from tasks.conversations import Conversation, read_record
 from tasks.errors import Reject
 from tasks.manifest import corpus_folder, load_manifest
 from tasks.parity import encoder_of
 from tasks.recipe import Recipe, resolve
-from tasks.segments import Segmenter
+from tasks.segments import segments_of
 from tasks.sources import read_part
 from tasks.templates import trained_turns
-from tasks.tokenization import BATCH_CHARACTERS
 
 
 def conversations(recipe: Recipe) -> Iterator[tuple[Any, Conversation]]:
@@ -46,13 +46,13 @@ def conversations(recipe: Recipe) -> Iterator[tuple[Any, Conversation]]:
 
 def batches(recipe: Recipe) -> Iterator[tuple[list[bytes], list[str]]]:
     """Records as JSON lines, and their texts, as many as are encoded in one call."""
-    segmenter = Segmenter(recipe.template, encoder_of(recipe))
     lines: list[bytes] = []
     texts: list[str] = []
     characters = 0
     for record, conversation in conversations(recipe):
         try:
-            segments = segmenter.segments(conversation, trained_turns(conversation, recipe.config.train_on))
+            spans = recipe.template.spans(conversation, trained_turns(conversation, recipe.config.train_on))
+            segments = segments_of(spans, encoder_of(recipe))
         except Reject:
             continue
         lines.append(orjson.dumps(record))

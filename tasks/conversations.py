@@ -30,13 +30,13 @@ values that are not frozen, though nobody changes one: frozen, a message takes f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from hashlib import blake2b
-from typing import NoReturn
+from itertools import pairwise
+from typing import NamedTuple, NoReturn
 
-import orjson
+from xxhash import xxh3_64_intdigest
 
 from tasks.errors import Reject
 from tasks.fields import json_of, kind, list_of, missing, optional_text, parsed, required, required_text, shown, text_of
@@ -98,6 +98,30 @@ _SHAREGPT_ROLES = {
     **{"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"},
     **{"model": "assistant", "observation": "tool", "function_response": "tool", "function_call": "function_call"},
 }
+
+
+class Plain(NamedTuple):
+    """Where a record that holds turns and nothing else has them: its key, and the keys of a turn.
+
+    `others` are the record's keys that would say more.
+    """
+
+    turns: str
+    role: str
+    content: str
+    roles: Mapping[str, str]
+    others: frozenset[str]
+
+
+PLAIN = {
+    "messages": Plain("messages", "role", "content", _ROLES, frozenset({"tools"})),
+    "sharegpt": Plain(
+        *("conversations", "from", "value"),
+        {name: role for name, role in _SHAREGPT_ROLES.items() if role in ROLES},
+        frozenset({"tools", "system"}),
+    ),
+}
+
 _OASST_ROLES = {"prompter": "user", "assistant": "assistant"}
 
 
@@ -149,29 +173,48 @@ def read_record(record: object, format: str, columns: Mapping[str, str] = {}) ->
     return conversation
 
 
-def said_json(conversation: Conversation) -> bytes:
-    """All that the conversation says as compact JSON: roles, contents, tool calls and tools."""
-    said = [
-        [
-            message.role,
-            message.content,
-            message.context,
-            message.name,
-            [[call.name, call.arguments, call.id] for call in message.tool_calls] if message.tool_calls else (),
-            message.tool_call_id,
-        ]
-        for message in conversation.messages
-    ]
-    return orjson.dumps((said, conversation.tools))
+def said(conversation: Conversation) -> str:
+    """All that the conversation says: first which strings there are, then the strings, with NUL between them, which
+    none holds. No two conversations say the same.
+
+    What comes first is made of control characters, so that it is none of a tokenizer's control strings.
+    """
+    strings = []
+    for message in conversation.messages:
+        known = (message.content, message.context or None, message.name, message.tool_call_id)
+        strings += [text for text in known if text is not None]
+        strings += [text for c in message.tool_calls for text in (c.name, c.arguments, c.id) if text is not None]
+    return "\0".join((said_of(conversation), *strings, *conversation.tools))
+
+
+def said_of(conversation: Conversation) -> str:
+    """Which strings `said` goes on with: a character for each message, and one for each thing that it may have."""
+    marks = []
+    for message in conversation.messages:
+        known = (message.context or None, message.name, message.tool_call_id)
+        marks += [chr(1 + ROLES.index(message.role))]
+        marks += [mark for mark, text in zip("\x06\x07\x08", known, strict=True) if text is not None]
+        marks += ["\x0e" if call.id is None else "\x0f" for call in message.tool_calls]
+    return "".join(marks) + "\x10" * len(conversation.tools)
 
 
 def content_digest(said: bytes) -> int:
-    """64 bits, unsigned, of what a conversation says (its `said_json`).
+    """64 bits, unsigned, of what a conversation says (`said` as UTF-8): XXH3 (Collet, 2019).
 
     Neither the format that it was read from nor the weights count, so that the same conversation falls on the same
-    side of a split however it is stored and trained. The same for ever: a golden test holds it.
+    side of a split however it is stored and trained. The same for ever: a golden test holds it. No secret is in it:
+    who wants two conversations with one digest can find them.
     """
-    return int.from_bytes(blake2b(said, digest_size=8).digest(), "big")
+    return int(xxh3_64_intdigest(said))
+
+
+def usual_order(roles: Sequence[str]) -> bool:
+    """System first, if at all; then user and assistant in turn, tools answering the assistant."""
+    turns = [role for role in roles if role != "text"]
+    if turns[:1] == ["system"]:
+        turns = turns[1:]
+    follows = {"user": ("assistant",), "assistant": ("user", "tool"), "tool": ("tool", "assistant")}
+    return turns[:1] in ([], ["user"]) and all(b in follows.get(a, ()) for a, b in pairwise(turns))
 
 
 # -- one reader a format --------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tasks.columns import to_numpy
 from tasks.encoders import Encoder
 from tasks.errors import Busy, PackError
 from tasks.files import lock, read_json, sync_folder, to_json, write_bytes
@@ -26,8 +27,6 @@ def claim(recipe: Recipe) -> None:
     path = recipe.layout.lock(recipe.config.name, recipe.corpus_key)
     if not lock(path):
         raise Busy("busy", f"{recipe.corpus_folder}: another run is making this corpus; wait for it, then run again")
-    # With its first array pyarrow imports pandas, where that is installed: 0.2 s, here once and not in every worker.
-    pa.array([])
 
 
 def has_artefact(file: Path, receipt: Path, refused: str = "") -> bool:
@@ -80,7 +79,7 @@ def write_planned_shard(
     """Shard number `shard` of a plan, from the token files that it speaks of; without an encoder, in format 2.0."""
     with pa.memory_map(str(plan_folder / "plan.arrow")) as file:
         plan = pa.ipc.open_file(file).get_batch(shard)
-        used = set(plan.column("part").to_numpy().tolist())
+        used = set(to_numpy(plan.column("part")).tolist())
         tokens = TokenFiles([file if number in used else None for number, file in enumerate(token_files)])
         if encoder is None:
             return write_conversations(path, plan, tokens, length, key)

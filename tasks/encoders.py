@@ -31,6 +31,7 @@ import orjson
 
 from tasks.errors import DataError, InputMissing, UsageError
 from tasks.files import sha256_of
+from tasks.needles import Needles
 
 # Where the tokenizer itself puts a dummy prefix: nowhere, before a text at the very start, or before each text that
 # stands at the start or behind a control token. "template" leaves it to the template (SentencePiece has no rule).
@@ -83,7 +84,7 @@ class Encoder(ABC):
     every_byte: bool = False
 
     @abstractmethod
-    def _encode(self, texts: Sequence[str]) -> Encoded: ...
+    def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded: ...
 
     @abstractmethod
     def model(self) -> bytes:
@@ -93,9 +94,12 @@ class Encoder(ABC):
     def token_bytes(self, token: int) -> bytes:
         """The bytes of text that an ordinary token stands for; of a control token, its string."""
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
-        """Ids of each text by itself. Raises DataError where a text can only be written with a control token."""
-        encoded = self._encode(texts)
+    def encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
+        """Ids of each text by itself; `holding`, where it is known already.
+
+        Raises DataError where a text can only be written with a control token.
+        """
+        encoded = self._encode(texts, holding)
         hits = np.flatnonzero(self._is_suspect[encoded.ids])
         if not hits.size:
             return encoded
@@ -112,6 +116,18 @@ class Encoder(ABC):
         offsets = np.zeros(len(texts) + 1, np.int64)
         np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
         return Encoded(np.concatenate(pieces), offsets)
+
+    def holding(self, texts: Sequence[str]) -> list[int]:
+        """Places of the texts that hold a string which a tokenizer matches as a whole."""
+        places = list(self._matched.places(_searched(texts)))
+        if not places:
+            return []
+        ends = np.cumsum([len(_searched([text])) + 1 for text in texts])
+        return sorted(set(np.searchsorted(ends, places, side="right").tolist()))
+
+    @cached_property
+    def _matched(self) -> Needles:
+        return Needles(_searched([text]) for text in (*self.controls, *self.blanks))
 
     def _encode_around(self, text: str) -> np.ndarray:
         """Cut the text behind the first character of each control string, then between all characters of it.
@@ -224,6 +240,11 @@ def _between_words(text: str, start: int, limit: int) -> int:
     return start + ends[-1] if ends else limit
 
 
+def _searched(texts: Sequence[str]) -> bytes:
+    """Texts in a row, to look for strings in: none holds NUL, and to some models U+2581 is a space."""
+    return "\0".join(texts).replace("▁", " ").encode()
+
+
 def _is_blank(piece: str) -> bool:
     return not piece.replace("▁", " ").strip()
 
@@ -287,7 +308,7 @@ class SentencePieceEncoder(Encoder):
         pad = self._processor.pad_id()
         self.pad_id = _special("pad_token", pad_token, pad if pad >= 0 else self.eos_id, named, path)
 
-    def _encode(self, texts: Sequence[str]) -> Encoded:
+    def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
         arrays = self._processor.encode_as_numpy(list(texts)) if texts else []
         ids = np.concatenate(arrays).astype(np.int32, copy=False) if arrays else np.empty(0, np.int32)
         return Encoded(ids, _offsets(map(len, arrays), len(arrays)))
@@ -353,7 +374,7 @@ class HuggingFaceEncoder(Encoder):
         for token in {self.eos_id, self.pad_id, self.bos_id} - {None}:
             self.controls.setdefault(self._tokens[token], token)  # type: ignore[index,arg-type]
 
-    def _encode(self, texts: Sequence[str]) -> Encoded:
+    def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
         lengths = np.zeros(len(texts), np.int64)
         arrays = [np.empty(0, np.int32)]
         for owners, pieces in _groups(texts):

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NoReturn
 
+import numpy as np
 import orjson
 
 from tasks.errors import Reject
@@ -131,9 +132,10 @@ def duplicate_key(text: bytes) -> str:
 def big_integer(text: bytes) -> str:
     """What to say of the first integer in a JSON text that 64 bits do not hold; "" where there is none.
 
-    orjson reads it as a floating-point number, without a word. To look for 19 digits in a row costs a fifth of parsing.
+    orjson reads it as a floating-point number, without a word. Of 19 digits in a row two stand at places that eight
+    divides, with seven between them; to look there first costs a twentieth of parsing.
     """
-    if _NINETEEN not in text.translate(_DIGITS):
+    if not _may_hold_nineteen(text) or _NINETEEN not in text.translate(_DIGITS):
         return ""
     for token in _STRING_OR_NUMBER.finditer(text):
         number = token.group(1)
@@ -143,6 +145,13 @@ def big_integer(text: bytes) -> str:
                 some = digits if len(digits) <= 40 else f"{digits[:20]}… of {len(digits):,} digits"
                 return f"the integer {some} is beyond 64 bits and would be rounded; write it as a string"
     return ""
+
+
+def _may_hold_nineteen(text: bytes) -> bool:
+    """Whether digits stand at eight places in a row, the first of which eight divides."""
+    bytes_ = np.frombuffer(text, np.uint8, len(text) // 8 * 8).reshape(-1, 8)
+    places = np.flatnonzero(bytes_[:, 0] - np.uint8(48) < 10)
+    return bool((bytes_[places] - np.uint8(48) < 10).all(axis=1).any())
 
 
 def missing(record: Mapping[str, object], key: str, where: str) -> NoReturn:

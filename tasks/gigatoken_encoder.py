@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from tasks.encoders import Encoded, Encoder, SentencePieceEncoder
-from tasks.needles import Needles
 
 # gigatoken keeps every word that it has seen: 40 MB for the first 25 MB of chats, 8 MB for each MB of random numbers.
 # A model that is loaded anew (0.04 to 0.3 s) begins without them.
@@ -43,7 +42,6 @@ class GigatokenEncoder(Encoder):
             if name != "engine":
                 setattr(self, name, getattr(reference, name))
         self.reference = reference
-        self._matched = Needles(_searched([text]) for text in (*reference.controls, *reference.blanks))
         self._open = _opener(reference)
         self._load()
 
@@ -54,12 +52,12 @@ class GigatokenEncoder(Encoder):
             raise Unsupported(f"gigatoken cannot read the model: {' '.join(str(error).split())[:160]}") from None
         self._memory = _memory()
 
-    def _encode(self, texts: Sequence[str]) -> Encoded:
+    def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
         if _memory() - self._memory > MOST_MEMORY:
             self._load()
         # One call a text: as fast as encode_batch, without threads, and without awkward (0.14 s to import).
         arrays = list(map(self._backend.encode, texts))
-        others = self._holding(texts)
+        others = self.holding(texts) if holding is None else holding
         if others:
             given = self.reference.encode([texts[place] for place in others])
             for place, ids in zip(others, np.split(given.ids, given.offsets[1:-1]), strict=True):
@@ -67,14 +65,6 @@ class GigatokenEncoder(Encoder):
         offsets = np.zeros(len(texts) + 1, np.int64)
         np.cumsum(list(map(len, arrays)), out=offsets[1:])
         return Encoded(np.concatenate(arrays).view(np.int32) if arrays else np.empty(0, np.int32), offsets)
-
-    def _holding(self, texts: Sequence[str]) -> list[int]:
-        """Which of the texts hold a string that a tokenizer matches as a whole."""
-        places = list(self._matched.places(_searched(texts)))
-        if not places:
-            return []
-        ends = np.cumsum([len(_searched([text])) + 1 for text in texts])
-        return sorted(set(np.searchsorted(ends, places, side="right").tolist()))
 
     def _encode_around(self, text: str) -> np.ndarray:
         return self.reference.encode([text]).ids
@@ -84,11 +74,6 @@ class GigatokenEncoder(Encoder):
 
     def model(self) -> bytes:
         return self.reference.model()
-
-
-def _searched(texts: Sequence[str]) -> bytes:
-    """Texts in a row, to look for strings in: none holds NUL, and to some models U+2581 is a space."""
-    return "\0".join(texts).replace("▁", " ").encode()
 
 
 def _opener(reference: Encoder) -> Callable[[], Any]:

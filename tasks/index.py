@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from tasks.columns import strings, to_arrow
 from tasks.files import atomic_file
 from tasks.ledger import source_numbers
 from tasks.pieces import Accepted, Pieces
@@ -77,7 +78,7 @@ def _columns(
         full[~is_dropped] = values
         if of_dropped is not None:
             full[is_dropped] = of_dropped
-        return pa.array(full, mask=is_dropped if nulls and of_dropped is None else None)
+        return to_arrow(full, is_dropped if nulls and of_dropped is None else None)
 
     of_piece = pieces[chosen]
     conversation = of_piece.conversation
@@ -89,7 +90,7 @@ def _columns(
     return [
         column(source[accepted.part[conversation]], np.int32, source[accepted.part[dropped]]),
         column(accepted.record[conversation] + 1, np.int64, accepted.record[dropped] + 1),
-        pa.DictionaryArray.from_arrays(column(held_out, np.int8), pa.array(SPLITS)),
+        pa.DictionaryArray.from_arrays(column(held_out, np.int8), strings(SPLITS)),
         column(shard - train_shards * held_out, np.int32),
         column(placed.row[chosen], np.int32),
         column(placed.start[chosen], np.int32),

@@ -21,6 +21,8 @@ import numpy as np
 import pyarrow as pa
 
 from tasks import packing
+from tasks.batch import NOTICED
+from tasks.columns import to_arrow, to_numpy
 from tasks.errors import DataError, StorageError
 from tasks.files import atomic_file, read_json, sha256_of, to_json, write_bytes
 from tasks.index import write_index
@@ -32,7 +34,6 @@ from tasks.rejects import Rejected, check_rejects, write_rejects
 from tasks.shards import PLAN_SCHEMA
 from tasks.sources import Part
 from tasks.token_files import TokenFiles
-from tasks.tokenization import NOTICED
 
 PLAN_FILES = ("plan.arrow", "index.arrow", "rejects.jsonl")
 
@@ -102,7 +103,8 @@ def _read_columns(tokens: TokenFiles, bases: np.ndarray, validation: float) -> A
     part = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
 
     def column(name: str, kind: type) -> np.ndarray:
-        return np.concatenate([table.column(name).to_numpy() for table in tokens.tables]).astype(kind)
+        chunks = (chunk for table in tokens.tables for chunk in table.column(name).chunks)
+        return np.concatenate([np.empty(0, kind), *map(to_numpy, chunks)])
 
     return Accepted(
         part=part,
@@ -156,4 +158,4 @@ def _write_plan(path: Path, pieces: Pieces, placed: Placed, accepted: Accepted) 
                 of_shard.taken,
                 of_shard.closed,
             ]
-            writer.write_batch(pa.record_batch([pa.array(values) for values in columns], PLAN_SCHEMA))
+            writer.write_batch(pa.record_batch([to_arrow(values) for values in columns], PLAN_SCHEMA))

@@ -26,8 +26,9 @@ from tasks.keys import Layout, corpus_key, key_of
 from tasks.sources import Part, SourceFile, SourceSpec, find_parts
 from tasks.templates import BUILT_IN, MARKERS, BuiltIn, Template, built_in_sha256
 
-# Shards are many enough to be written in parallel and few enough for the graph (Luigi: 13 ms a task at 500 tasks).
-SOURCE_BYTES_PER_SHARD = 8 << 20
+# About 100 MB a shard: a task costs 60 ms beside its work (fork, page faults, Luigi, syncs), and shards of 25 MB made a
+# corpus of 250 MB take a tenth longer. A smaller corpus is two, so that two workers can write it.
+SOURCE_BYTES_PER_SHARD = 32 << 20
 MOST_SHARDS = 256
 
 
@@ -169,7 +170,8 @@ class Recipe:
     def shards(self) -> dict[str, int]:
         """Number of shards of each split."""
         size = sum(file.bytes for file in self.files)
-        train = min(MOST_SHARDS, max(1, math.ceil(size / SOURCE_BYTES_PER_SHARD)))
+        several = 2 if 4 * size > SOURCE_BYTES_PER_SHARD else 1
+        train = min(MOST_SHARDS, max(several, math.ceil(size / SOURCE_BYTES_PER_SHARD)))
         return {"train": train, "validation": math.ceil(train * self.config.validation)}
 
     def shard_names(self) -> list[str]:

@@ -18,13 +18,13 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import groupby
-from operator import itemgetter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from tasks.columns import to_numpy
 from tasks.errors import StorageError
 
 SCHEMA = pa.schema(
@@ -52,7 +52,7 @@ class TokenFiles:
             table = pa.ipc.open_file(source).read_all() if source else SCHEMA.empty_table()
             chunks = table.column("tokens").chunks
             edges = np.cumsum([0, *map(len, chunks)]).tolist()
-            views = [(c.offsets.to_numpy(), c.values.to_numpy(), c.values.buffers()[1].address - begin) for c in chunks]
+            views = [(to_numpy(c.offsets), to_numpy(c.values), c.values.buffers()[1].address - begin) for c in chunks]
             self.tables.append(table)
             self._chunks.append((edges, views))
 
@@ -63,7 +63,7 @@ class TokenFiles:
 
     def tokens(self, part: int, conversation: int) -> np.ndarray:
         """int32[length], trained tokens as their id and others as ~id; a view, not a copy."""
-        offsets, values, _, at = self._chunk(part, conversation)
+        offsets, values, at = self._chunk(part, conversation)
         return values[offsets[at] : offsets[at + 1]]
 
     def gather(self, plan: dict[str, np.ndarray], starts: np.ndarray, out: np.ndarray) -> None:
@@ -73,21 +73,38 @@ class TokenFiles:
         the pieces of a shard lie all over the corpus. Raises StorageError where a file ends early.
         """
         room = out.view(np.uint8).data
-        columns = [plan[name].tolist() for name in ("part", "conversation", "first", "taken")]
-        pieces = sorted(zip(*columns, starts.tolist(), strict=True))
-        for part, of_part in groupby(pieces, itemgetter(0)):
+        order = np.lexsort((plan["conversation"], plan["part"]))
+        edges = np.searchsorted(plan["part"][order], np.arange(len(self._paths) + 1))
+        for part, (top, bottom) in enumerate(pairwise(edges.tolist())):
+            if top == bottom:
+                continue
             path = self._paths[part]
             assert path is not None, f"part {part} is in the plan, but its token file was not given"
+            pieces = order[top:bottom]
+            positions = self._positions(part, plan["conversation"][pieces]) + 4 * plan["first"][pieces]
+            begins = 4 * starts[pieces].astype(np.int64)
+            ends = begins + 4 * plan["taken"][pieces]
             with path.open("rb", buffering=0) as file:
-                for _, conversation, first, taken, start in of_part:
-                    offsets, _, position, at = self._chunk(part, conversation)
-                    place = room[4 * start : 4 * (start + taken)]
-                    if os.preadv(file.fileno(), [place], position + 4 * (offsets.item(at) + first)) < len(place):
+                handle = file.fileno()
+                for begin, end, position in zip(begins.tolist(), ends.tolist(), positions.tolist(), strict=True):
+                    if os.preadv(handle, (room[begin:end],), position) < end - begin:
                         raise StorageError("damaged_artefact", f"{path}: ends early; delete it and run again")
 
-    def _chunk(self, part: int, conversation: int) -> tuple[np.ndarray, np.ndarray, int, int]:
-        """Offsets and values of the record batch that holds the conversation, where its values begin in the file, and
-        the conversation's place in it."""
+    def _positions(self, part: int, conversations: np.ndarray) -> np.ndarray:
+        """int64: where in its file the tokens of each of these conversations, in rising order, begin."""
+        edges, views = self._chunks[part]
+        inside = np.searchsorted(conversations, edges)
+        found = [
+            position + 4 * offsets[conversations[top:bottom] - edge]
+            for (offsets, _, position), edge, (top, bottom) in zip(
+                views, edges, pairwise(inside.tolist()), strict=False
+            )
+        ]
+        return np.concatenate(found)
+
+    def _chunk(self, part: int, conversation: int) -> tuple[np.ndarray, np.ndarray, int]:
+        """Offsets and values of the record batch that holds the conversation, and its place in it."""
         edges, views = self._chunks[part]
         chunk = bisect_right(edges, conversation) - 1
-        return *views[chunk], conversation - edges[chunk]
+        offsets, values, _ = views[chunk]
+        return offsets, values, conversation - edges[chunk]

@@ -6,11 +6,9 @@ import datetime
 import decimal
 import json
 from dataclasses import replace
-from hashlib import blake2b
 
-import orjson
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tasks.conversations import (
@@ -23,7 +21,7 @@ from tasks.conversations import (
     content_digest,
     detect,
     read_record,
-    said_json,
+    said,
 )
 from tasks.errors import Reject
 
@@ -616,14 +614,34 @@ def test_any_value_is_read_or_rejected(record: object, format: str) -> None:
     except Reject:
         return
     assert conversation.messages
-    assert orjson.loads(said_json(conversation))
+    assert content_digest(said(conversation).encode())
 
 
 def test_content_digest_is_the_same_for_ever() -> None:
-    assert content_digest(said_json(Conversation((USER, ASSISTANT)))) == 7182276394731252608
-    encoded = b'[[["user","2+2?","",null,[],null],["assistant","4","",null,[],null]],[]]'
-    assert int.from_bytes(blake2b(encoded, digest_size=8).digest(), "big") == 7182276394731252608
-    assert content_digest(said_json(GOLDEN[0][2])) == 10596122754307879811
+    assert said(Conversation((USER, ASSISTANT))) == "\2\3\0002+2?\0004"
+    assert digest_of(Conversation((USER, ASSISTANT))) == 12592626845801325349
+    assert digest_of(GOLDEN[0][2]) == 3442527453750267523
+
+
+def digest_of(conversation: Conversation) -> int:
+    return content_digest(said(conversation).encode())
+
+
+few = st.sampled_from(["", "a", "\1", "\6", "\x10"])
+maybe = st.none() | few
+calls = st.lists(st.builds(ToolCall, few, few, maybe), max_size=2).map(tuple)
+message = st.builds(Message, st.sampled_from(ROLES), few, few, maybe, calls, maybe)
+conversation = st.builds(
+    Conversation, st.lists(message, min_size=1, max_size=2).map(tuple), st.lists(few, max_size=2).map(tuple)
+)
+
+
+@settings(deadline=None, max_examples=1000)
+@given(conversation, conversation)
+@example(Conversation((Message("user", "", name=""),)), Conversation((Message("user", "", tool_call_id=""),)))
+@example(Conversation((Message("user", "a"),), ("a",)), Conversation((Message("user", "a", name="a"),)))
+def test_no_two_conversations_say_the_same(one: Conversation, other: Conversation) -> None:
+    assert (said(one) == said(other)) == (one == other)
 
 
 def test_content_digest_is_of_what_is_said() -> None:
@@ -641,17 +659,15 @@ def test_content_digest_is_of_what_is_said() -> None:
         Conversation((user, replace(assistant, tool_calls=(ToolCall("f", "[]"),))), base.tools),
         Conversation((user, replace(assistant, tool_calls=(ToolCall("f", "{}", "1"),))), base.tools),
     ]
-    digests = {content_digest(said_json(conversation)) for conversation in (base, *others)}
+    digests = {digest_of(conversation) for conversation in (base, *others)}
     assert len(digests) == 1 + len(others)
     assert all(0 <= digest < 2**64 for digest in digests)
-    assert content_digest(said_json(Conversation((user, replace(assistant, weight=0)), base.tools))) == content_digest(
-        said_json(base)
-    )
+    assert digest_of(Conversation((user, replace(assistant, weight=0)), base.tools)) == digest_of(base)
     same = [
         ({"prompt": "2+2?", "completion": "4"}, "prompt_completion"),
         ({"instruction": "2+2?", "output": "4"}, "alpaca"),
     ]
-    assert len({content_digest(said_json(read_record(record, format))) for record, format in same}) == 1
+    assert len({digest_of(read_record(record, format)) for record, format in same}) == 1
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tasks.config import Config, load_config
-from tasks.conversations import FORMATS, content_digest, read_record, said_json
+from tasks.conversations import FORMATS, content_digest, read_record, said
 from tasks.errors import PackError, Reject
 from tasks.files import to_json
 from tasks.manifest import Manifest, corpus_folder, load_manifest, manifest_digest
@@ -64,7 +64,7 @@ def read_source(data: bytes, name: str, format: str, part_size: int = 1 << 20) -
                         continue
                     try:
                         conversation = read_record(record, file.format)
-                        content_digest(said_json(conversation))
+                        content_digest(said(conversation).encode())
                         orjson.dumps([[m.role, m.content, m.context, m.name] for m in conversation.messages])
                         found += 1
                     except Reject as reject:

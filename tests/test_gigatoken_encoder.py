@@ -89,7 +89,7 @@ def test_gigatoken_by_itself_would_match_control_tokens(kind: str) -> None:
 def test_what_comes_back_with_a_control_id_goes_to_the_reference(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     reference = open_kind(kind)
     fast = GigatokenEncoder(reference)
-    monkeypatch.setattr(fast, "_holding", lambda texts: [])
+    monkeypatch.setattr(fast, "holding", lambda texts: [])
     check_same(fast, reference, ["a", "b</s>c", "so </s></s>\n it", "x</s></a>", "d"])
 
 
@@ -102,7 +102,7 @@ def test_texts_that_hold_a_string_that_is_matched_as_a_whole_are_found(kind: str
     @given(st.lists(st.one_of(hostile(kind), odd), max_size=12))
     def check(texts: list[str]) -> None:
         held = (any(string in text.replace("▁", " ") for string in strings) for text in texts)
-        assert fast._holding(texts) == [place for place, found in enumerate(held) if found]
+        assert fast.holding(texts) == [place for place, found in enumerate(held) if found]
 
     check()
 
@@ -111,7 +111,7 @@ def test_user_defined_white_space_is_the_references() -> None:
     reference = open_kind("sp_bpe_user_defined")
     fast = GigatokenEncoder(reference)
     texts = ["one two", "a  b", "c", "▁ ", "   "]
-    assert fast._holding(texts) == [1, 3, 4]
+    assert fast.holding(texts) == [1, 3, 4]
     check_same(fast, reference, texts)
 
 

@@ -26,7 +26,7 @@ from tokenizer_kinds import (
 
 import tasks.tokenization
 from tasks.config import Config, Source
-from tasks.conversations import content_digest, read_record, said_json
+from tasks.conversations import content_digest, read_record, said
 from tasks.errors import DataError, Reject, StorageError
 from tasks.jinja_templates import JinjaTemplate
 from tasks.sources import Part, SourceSpec, find_parts
@@ -99,7 +99,7 @@ def test_every_record_and_every_token_is_accounted_for(kind: str) -> None:
         for row in rows:
             check_row(row, kept[row.record], encoder)
             assert not row.trained[0]
-        counts = {name: receipt[name] for name in COUNTS if name != "control_text_seen"}
+        counts = {name: receipt[name] for name in ("conversations", *COUNTS) if name != "control_text_seen"}
         assert counts == {
             "conversations": len(given_records),
             "accepted": len(rows),
@@ -254,7 +254,7 @@ def test_a_token_and_its_label_are_one_number(tmp_path: Path) -> None:
     assert encoder.decode(values[values >= 0].tolist()) == "4<|im_end|></s>"
     assert files.tables[0].schema == SCHEMA
     conversation = read_record(GOOD, "messages")
-    assert files.tables[0].column("digest").to_pylist() == [content_digest(said_json(conversation))]
+    assert files.tables[0].column("digest").to_pylist() == [content_digest(said(conversation).encode())]
     assert len(files.tables[1]) == 0
 
 

@@ -25,6 +25,7 @@ import pyarrow.compute as pc
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
+from tasks.batch import BATCH_CHARACTERS, COUNTS, Batch
 from tasks.conversations import Conversation, read_record
 from tasks.corpus_files import check_listed, find_tokenizer_files, open_tokenizer, reading
 from tasks.encoders import Encoder
@@ -37,7 +38,6 @@ from tasks.segments import segments_of
 from tasks.shards import IGNORED, conversation_schema
 from tasks.templates import BUILT_IN, BuiltIn, Span, Template, built_in_sha256, trained_turns
 from tasks.token_files import SCHEMA
-from tasks.tokenization import BATCH_CHARACTERS, COUNTS, Batch
 from train.corpus import Corpus, Shard, read_verified
 
 # What SFTConfig must be told beside the settings of the run: the rows are tokens already, and cut.

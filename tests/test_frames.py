@@ -1,0 +1,151 @@
+"""A frame that is filled is what the template writes of its own accord, whatever is said, for every tokenizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from tokenizer_kinds import BUILT, hostile, open_kind
+
+from tasks.conversations import Conversation, Message, read_record, said, usual_order
+from tasks.errors import Reject
+from tasks.frames import Frame, Frames
+from tasks.segments import Segments, segments_of
+from tasks.templates import BUILT_IN, BuiltIn, TrainOn, trained_turns
+
+FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+USUAL = Conversation((Message("user", "100 %s"), Message("assistant", " %d\n")))
+ROLES = st.sampled_from(["system", "user", "user", "assistant", "assistant", "tool"])
+TRAIN_ON: tuple[TrainOn, ...] = ("assistant", "all", "last")
+
+
+def check_same(frame: Frame, contents: list[str], conversation: Conversation, segments: Segments) -> None:
+    """What the frame gives is what the conversation itself gives."""
+    assert frame.fill(contents) == segments.texts
+    assert (frame.tokens.tolist(), frame.trained.tolist()) == (segments.tokens, segments.trained)
+    assert frame.separator == segments.separator
+    assert frame.said(contents) == said(conversation)
+    assert frame.usual == usual_order([message.role for message in conversation.messages])
+
+
+@pytest.mark.parametrize("kind", BUILT)
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_filled_frame_is_what_the_template_writes(kind: str, name: str) -> None:
+    encoder = open_kind(kind)
+    frames = {on: Frames(BuiltIn(name, encoder, on), encoder, on) for on in TRAIN_ON}
+    texts = st.sampled_from(["", " ", "\n", "\v", "%", "%%s", " a ", "\x1cb", "▁"]) | hostile(kind)
+    turns = st.builds(Message, ROLES, texts, st.sampled_from(["", "", "", " c"]), weight=st.sampled_from([1, 1, 1, 0]))
+    conversations = st.lists(turns, min_size=1, max_size=5).map(lambda m: Conversation(tuple(m)))
+    plain = texts.filter(bool).map(lambda text: Conversation((Message("text", text),)))
+
+    @FEW
+    @given(conversations | plain, st.sampled_from(TRAIN_ON))
+    @example(USUAL, "assistant")
+    @example(USUAL, "all")
+    @example(Conversation((Message("text", " a\n"),)), "assistant")
+    def check(conversation: Conversation, train_on: TrainOn) -> None:
+        trained = trained_turns(conversation, train_on)
+        if found := frames[train_on].of_conversation(conversation, trained):
+            spans = BuiltIn(name, encoder, train_on).spans(conversation, trained)
+            check_same(*found, conversation, segments_of(spans, encoder))
+
+    check()
+    assert encoder.has_space or frames["all"].of_conversation(USUAL, [True, True])
+
+
+odd = st.none() | st.booleans() | st.integers() | st.just([]) | st.just({})
+text = st.text(max_size=5) | st.sampled_from(["a", "so", "\0", "\udc00", "é", " "])
+
+
+def turn(role: str, content: str) -> st.SearchStrategy[Any]:
+    roles = st.sampled_from(["system", "user", "human", "assistant", "gpt", "tool", "function_call", "none"])
+    usual = st.fixed_dictionaries({role: roles | roles | odd, content: text | text | odd})
+    more = st.dictionaries(st.sampled_from(["weight", "name", "tool_calls", role]), odd | text, max_size=1)
+    return st.builds(lambda a, b: a | b, usual, st.just({}) | st.just({}) | more) | odd
+
+
+@pytest.mark.parametrize("format", ["messages", "sharegpt"])
+def test_a_record_that_is_taken_at_once_is_one_that_is_read_with_care(format: str) -> None:
+    encoder = open_kind("sp_bpe_chatml")
+    key, role, content = {"messages": ("messages", "role", "content"), "sharegpt": ("conversations", "from", "value")}[
+        format
+    ]
+    frames = {on: Frames(BuiltIn("chatml", encoder, on), encoder, on, format) for on in TRAIN_ON}
+    turns = st.lists(turn(role, content), max_size=4) | odd
+    others = st.dictionaries(st.sampled_from(["tools", "system", "id", "conversation"]), odd | text, max_size=1)
+    taken = 0
+
+    @settings(FEW, max_examples=500)
+    @given(st.builds(lambda found, more: {key: found} | more, turns, others) | odd, st.sampled_from(TRAIN_ON))
+    @example({key: [{role: "user", content: "2+2?"}, {role: "assistant", content: "4"}], "id": 7}, "assistant")
+    @example({key: {role: "user", content: "2+2?"}}, "all")
+    def check(record: object, train_on: TrainOn) -> None:
+        nonlocal taken
+        found = frames[train_on].of_record(record)
+        if found:
+            taken += 1
+            conversation = read_record(record, format)
+            trained = trained_turns(conversation, train_on)
+            spans = BuiltIn("chatml", encoder, train_on).spans(conversation, trained)
+            check_same(*found, conversation, segments_of(spans, encoder))
+
+    check()
+    assert taken
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"messages": [{"role": "user", "content": "a\0"}, {"role": "assistant", "content": "b"}]},
+        {"messages": [{"role": "user", "content": "\udc00"}, {"role": "assistant", "content": "b"}]},
+        {"messages": [{"role": "user", "content": 5}, {"role": "assistant", "content": "b"}]},
+        {"messages": [{"role": "assistent", "content": "a"}]},
+        {"messages": [{"role": ["user"], "content": "a"}]},
+        {"messages": [{"role": "user", "content": "a"}]},  # nothing is trained on
+        {"messages": []},
+        {"messages": [{"role": "assistant", "content": " "}]},
+        {"messages": [{"role": "assistant", "content": "a", "weight": 0}]},
+        {"messages": [{"role": "assistant", "content": "a"}], "tools": []},
+        {"messages": "user"},
+        Reject("bad_json", ""),
+    ],
+)
+def test_what_may_be_rejected_or_is_unusual_is_read_with_care(record: object) -> None:
+    encoder = open_kind("sp_bpe_chatml")
+    assert Frames(BuiltIn("chatml", encoder, "assistant"), encoder, "assistant", "messages").of_record(record) is None
+
+
+def test_a_frame_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = open_kind("sp_bpe_chatml")
+    template = BuiltIn("chatml", encoder, "assistant")
+    frames = Frames(template, encoder, "assistant", "messages")
+    first = frames.of_conversation(USUAL, [False, True])
+    assert first
+    monkeypatch.setattr(template, "spans", None)
+    others = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    found = frames.of_record({"messages": others})
+    assert found
+    assert found[0] is first[0]
+    assert "".join(found[0].fill(found[1])) == "user\n2+2?\nassistant\n4"
+
+
+def test_shapes_beyond_the_bound_go_the_longer_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.frames._MOST", 2)
+    encoder = open_kind("sp_bpe_chatml")
+    frames = Frames(BuiltIn("chatml", encoder, "assistant"), encoder, "assistant", "messages")
+    told = [
+        frames.of_record({"messages": [{"role": role, "content": "a"} for role in roles]}) is not None
+        for roles in (["assistant"], ["user", "assistant"], ["system", "assistant"], ["assistant"], ["assistant"] * 3)
+    ]
+    assert told == [True, True, False, True, False]
+
+
+def test_a_mapping_of_columns_is_read_with_care() -> None:
+    encoder = open_kind("sp_bpe_chatml")
+    record = {"messages": [{"role": "assistant", "content": "a"}]}
+    for columns in (False, True):
+        frames = Frames(BuiltIn("chatml", encoder, "assistant"), encoder, "assistant", "messages", columns)
+        assert (frames.of_record(record) is None) == columns
