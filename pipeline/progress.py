@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -36,9 +37,10 @@ from tasks.errors import Busy, Interrupted, PackError, StorageError, UsageError
 from tasks.manifest import Manifest, load_manifest
 from tasks.messages import DEBUG, foreseen, is_on, told
 from tasks.parity import Verdict
-from tasks.printable import counted, printable
+from tasks.printable import aligned, counted, printable
 from tasks.recipe import Recipe
 from tasks.rejects import first_of_each
+from tasks.show import mixture_table
 
 LINE_EVERY = {True: 0.1, False: 5.0}  # seconds between two drawings, on a terminal and elsewhere
 
@@ -168,6 +170,7 @@ def run_record() -> dict[str, Any]:
     seconds = time.time() - _get("started")
     return {
         "seconds": round(seconds, 3),
+        "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "stages": {
             name: {"seconds": round(_get(f"{name}.seconds"), 3), "cpu_seconds": round(_get(f"{name}.cpu"), 3)}
             for name in STAGES
@@ -270,7 +273,11 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         _say(f"each reject is in {manifest.corpus}/rejects.jsonl; the first of each reason:")
         for line in first_of_each(Path(listed), conversations.rejected):
             _say(line)
-    lost = {"dropped": tokens.dropped, "cut off": tokens.truncated}
+    if further := [f"{count:,} {reason}" for reason, count in conversations.dropped.items() if reason != "too_long"]:
+        _say(f"dropped by filters, limits and weights: {', '.join(further)}")
+    for line in aligned(mixture_table(manifest)):
+        _say(line)
+    lost = {"dropped": tokens.dropped * (not further), "cut off": tokens.truncated}
     for how, count in lost.items():
         if count > NOTEWORTHY * tokens.encoded:
             share = 100 * count / tokens.encoded

@@ -16,7 +16,7 @@ import orjson
 import pyarrow as pa
 
 from tasks.columns import to_arrow
-from tasks.conversations import Conversation, content_digest, said, usual_order
+from tasks.conversations import Conversation, content_digest, said, turns_of, usual_order
 from tasks.encoders import Encoded, Encoder
 from tasks.frames import Frame
 from tasks.segments import Segments
@@ -38,6 +38,7 @@ class _Written(NamedTuple):
     trained: np.ndarray
     separator: bool
     usual: bool
+    turns: int
 
 
 class Batch:
@@ -59,9 +60,9 @@ class Batch:
 
     def add(self, record: int, conversation: Conversation, segments: Segments, rendered: str | None = None) -> None:
         """`rendered`, where the schema that is encoded to is that of format 2.0."""
-        usual = usual_order([message.role for message in conversation.messages])
+        roles = [message.role for message in conversation.messages]
         tokens, trained = np.array(segments.tokens, np.int32), np.array(segments.trained)
-        written = _Written(tokens, trained, segments.separator, usual)
+        written = _Written(tokens, trained, segments.separator, usual_order(roles), turns_of(roles))
         self._add(record, written, said(conversation), segments.texts)
         if rendered is not None:
             self._whole.append((_turns_json(conversation), _tools_json(conversation), rendered))
@@ -86,6 +87,7 @@ class Batch:
         columns = [
             to_arrow(np.array(self.records, np.int64)),
             to_arrow(np.fromiter(map(content_digest, self._said), np.uint64, len(self._said))),
+            to_arrow(np.array([frame.turns for frame in self._frames], np.int32)),
             to_arrow(counts.astype(np.int32)),
             to_arrow(np.array(separators, bool)),
             pa.LargeListArray.from_arrays(to_arrow(offsets), to_arrow(values)),

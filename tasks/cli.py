@@ -1,6 +1,8 @@
 """The `packcorpus` command: looks at a corpus, checks it and mends it. (Making one is Luigi's: see pipeline.)
 
+    packcorpus init PATH…                       packcorpus check --config FILE
     packcorpus inspect [MANIFEST] [--row N]     packcorpus verify [MANIFEST] [--rebuild]
+    packcorpus list                             packcorpus diff MANIFEST MANIFEST
     packcorpus repair MANIFEST                  packcorpus schemas FOLDER
 
 With --json a command prints one JSON object on standard output: its result, or {"error": …} (docs/errors.md).
@@ -10,8 +12,10 @@ Arrow, numpy and the tokenizers are imported by the commands that need them, so 
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import shlex
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -28,7 +32,6 @@ app = typer.Typer(
     help="Look at a corpus of training rows and check it.",
     epilog="A corpus is made with: luigi --module pipeline PackCorpus --config FILE",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -39,6 +42,12 @@ class Split(StrEnum):
     validation = "validation"
 
 
+def _complete_manifest(incomplete: str) -> list[str]:
+    """What the shell offers for a manifest: those in manifests/, else files."""
+    found = [path for path in map(str, sorted(MANIFESTS.glob("*.json"))) if path.startswith(incomplete)]
+    return found or sorted(glob.glob(f"{glob.escape(incomplete)}*"))
+
+
 # typer reads annotations at run time, on Python 3.11 too.
 ManifestArgument = Annotated[
     Optional[Path],  # noqa: UP045
@@ -46,7 +55,12 @@ ManifestArgument = Annotated[
         metavar="MANIFEST",
         show_default=False,
         help="A manifest or a corpus folder; absent: the newest in manifests/.",
+        autocompletion=_complete_manifest,
     ),
+]
+OneManifest = Annotated[
+    Path,
+    typer.Argument(show_default=False, help="A manifest or a corpus folder.", autocompletion=_complete_manifest),
 ]
 
 ConfigOption = Annotated[
@@ -56,6 +70,9 @@ ConfigOption = Annotated[
     ),
 ]
 
+RootOption = Annotated[
+    Path, typer.Option(metavar="FOLDER", show_default=False, help="The project's root, with data/ and manifests/.")
+]
 
 JsonOption = Annotated[bool, typer.Option("--json", envvar=JSON, show_envvar=False, help="One JSON object.")]
 
@@ -94,8 +111,9 @@ def inspect(
         raise UsageError("bad_command_line", f"{'--ids' if ids else '--split'} goes with --row N")
     path = find_manifest(manifest)
     from tasks import show, show_row
+    from tasks.tables import open_console
 
-    console = show.open_console()
+    console = open_console()
     if as_object:
         _print_object(show_row.as_object(path, row, (split or Split.train).value))
     elif row is None:
@@ -118,6 +136,7 @@ def verify(
         raise UsageError("bad_command_line", "--config goes with --rebuild")
     path = find_manifest(manifest)
     from tasks import show
+    from tasks.tables import open_console
     from tasks.verify import verify as verify_corpus
 
     checks = verify_corpus(path).checks
@@ -128,12 +147,12 @@ def verify(
     if as_object:
         _print_object({"manifest": path, "checks": [{"name": name, "found": found} for name, found in checks]})
     else:
-        show.checks(checks, path, show.open_console())
+        show.checks(checks, path, open_console())
 
 
 @app.command()
 def repair(
-    manifest: Annotated[Path, typer.Argument(metavar="MANIFEST", show_default=False, help="Or the corpus folder.")],
+    manifest: OneManifest,
     config: ConfigOption = None,
     as_object: JsonOption = False,
 ) -> None:
@@ -150,6 +169,93 @@ def repair(
         _print_object({"manifest": manifest, "mended": done})
     elif not done:
         print("nothing to mend: every file is as it was recorded")
+
+
+@app.command()
+def init(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", show_default=False, help="Files, folders or globs.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The config to write.")] = Path("corpus.yaml"),
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
+    as_object: JsonOption = False,
+) -> None:
+    """Look at files and write a commented config for them."""
+    from tasks.draft import write_draft
+    from tasks.printable import printable
+
+    draft = write_draft(paths, output, force)
+    if as_object:
+        _print_object({"config": output, "settings": draft.values, "found": draft.summary()})
+        return
+    for line in draft.summary():
+        print(printable(line))
+    print(printable(f"{output}: written; next: packcorpus check --config {shlex.quote(str(output))}"))
+
+
+@app.command()
+def check(
+    config: Annotated[Path, typer.Option(metavar="FILE", show_default=False, help="The config of the corpus.")],
+    sequence_length: Annotated[str, typer.Option(metavar="N", show_default=False, help="Overrides the config's.")] = "",
+    batch_size: Annotated[
+        Optional[list[int]],  # noqa: UP045
+        typer.Option(metavar="ROWS", min=1, show_default=False, help="Rows a step, to tell steps; may be repeated."),
+    ] = None,
+    tokens_per_step: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="TOKENS", min=1, show_default=False, help="The same in tokens, as the training has it."),
+    ] = None,
+    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Of the run whose time is told.")] = 2,
+    root: RootOption = Path(),
+    as_object: JsonOption = False,
+) -> None:
+    """Look at a sample of every source and tell what a run would give. Writes nothing, takes seconds."""
+    from tasks import show_check
+    from tasks.config import load_config
+    from tasks.prediction import predict
+    from tasks.tables import open_console
+
+    settings = load_config(config, sequence_length)
+    batches = list(batch_size or [])
+    if tokens_per_step:
+        batches.append(max(1, tokens_per_step // settings.sequence_length))
+    found = predict(settings, config.parent, root, workers)
+    if as_object:
+        _print_object(show_check.as_object(found, config, batches))
+    else:
+        show_check.show(found, config, batches, open_console())
+
+
+@app.command()
+def diff(
+    before: OneManifest,
+    after: OneManifest,
+    as_object: JsonOption = False,
+) -> None:
+    """Show what is another in a second manifest: sources, settings, figures, conversations that came or went."""
+    from tasks import show_diff
+    from tasks.diff import compare
+    from tasks.tables import open_console
+
+    paths = find_manifest(before), find_manifest(after)
+    found = compare(*paths)
+    if as_object:
+        _print_object(show_diff.as_object(found, *paths))
+    else:
+        show_diff.show(found, *paths, open_console())
+
+
+@app.command("list")
+def list_manifests(as_object: JsonOption = False) -> None:
+    """List all manifests in manifests/."""
+    from tasks import listing
+    from tasks.tables import open_console
+
+    found = listing.find_manifests(MANIFESTS)
+    if as_object:
+        _print_object(listing.as_object(found))
+    elif found:
+        listing.show(found, open_console())
+    else:
+        print(f"{MANIFESTS}/ holds no manifest; make one with: luigi --module pipeline PackCorpus")
 
 
 @app.command()

@@ -32,6 +32,21 @@ class Source(BaseModel):
     columns: dict[str, str] = Field(
         default_factory=dict, description="Our column names → the file's, such as {instruction: frage}."
     )
+    weight: float = Field(
+        1.0, gt=0, le=1000, allow_inf_nan=False, description="How much of it is trained on; see `weighting`."
+    )
+    limit: int | None = Field(
+        None, ge=1, description="At most so many conversations of it are packed: a seeded choice among those left."
+    )
+
+
+def _or_paths(schema: dict[str, Any]) -> None:
+    """In the JSON Schema, as load_config has it: a source may be a path by itself, and so may all of them."""
+    entries = dict(schema)
+    schema.clear()
+    path = {"type": "string", "minLength": 1}
+    entries["items"] = {"anyOf": [path, entries["items"]]}
+    schema.update(anyOf=[path, {key: entries.pop(key) for key in ("type", "items", "minItems")}], **entries)
 
 
 class Config(BaseModel):
@@ -40,7 +55,10 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field("corpus", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="Name of the corpus.")
-    sources: Annotated[list[Source], Field(min_length=1, description="Where the conversations come from, in order.")]
+    sources: Annotated[
+        list[Source],
+        Field(min_length=1, description="Where the conversations come from, in order.", json_schema_extra=_or_paths),
+    ]
     tokenizer: str | None = Field(
         None,
         min_length=1,
@@ -60,6 +78,22 @@ class Config(BaseModel):
     )
     max_rejects: float = Field(
         0.0, ge=0.0, le=1.0, description="Share of conversations that may be rejected before the run fails."
+    )
+    weighting: Literal["repeat", "subsample", "token_share"] = Field(
+        "repeat",
+        description="What the weights of sources mean. repeat: 2.5 takes each conversation twice and a seeded half of "
+        "them once more; subsample: 0.5 keeps a seeded half, and no weight may be above 1; token_share: the trained "
+        "tokens of sources stand to each other as the weights, by taking fewer and never one twice.",
+    )
+    duplicates: Literal["keep", "drop"] = Field(
+        "keep", description="drop: of conversations that say the same, in all sources, the first is kept."
+    )
+    min_tokens: int | None = Field(None, ge=1, description="A conversation of fewer tokens is dropped.")
+    max_tokens: int | None = Field(None, ge=1, description="A conversation of more tokens is dropped.")
+    min_turns: int | None = Field(None, ge=1, description="A conversation of fewer turns is dropped; system is none.")
+    max_turns: int | None = Field(None, ge=1, description="A conversation of more turns is dropped.")
+    epochs: int = Field(
+        1, ge=1, le=100, description="Packings of the training split, each a split of its own: one for each pass."
     )
     packing: bool = Field(True, description="false: format 2.0, one conversation a row, for a trainer that tokenises.")
     seed: int = Field(42, ge=0, lt=1 << 63, description="Orders the rows.")
@@ -88,6 +122,19 @@ class Config(BaseModel):
     def _check_together(self) -> Config:
         if not self.packing and self.overlong == "split":
             raise ValueError("overlong: split needs packing: true (without packing a row is a whole conversation)")
+        if not self.packing and self.epochs > 1:
+            raise ValueError("epochs: more than 1 needs packing: true (without it, an epoch is another order of rows)")
+        for name in ("tokens", "turns"):
+            least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
+            if least is not None and most is not None and least > most:
+                raise ValueError(f"min_{name}: {least} is more than max_{name}: {most}; nothing would be left")
+        if self.weighting == "subsample":
+            for number, source in enumerate(self.sources):
+                if source.weight > 1:
+                    raise ValueError(
+                        f"sources[{number}].weight: {source.weight:g} is more than all of {source.path}; subsample "
+                        "keeps a share of up to 1, and weighting: repeat takes a source more than once"
+                    )
         return self
 
     def settings(self) -> dict[str, Any]:

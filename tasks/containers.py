@@ -128,7 +128,7 @@ class RecordReader:
                         if line == TOO_LONG:
                             yield index, Reject("too_long_record", self._too_long())
                         elif line and not line.isspace():
-                            yield index, _parse(line, unterminated)
+                            yield index, parse_record(line, unterminated)
                 number += len(lines)
                 self.records = number
 
@@ -141,7 +141,7 @@ class RecordReader:
                 except orjson.JSONDecodeError:
                     break
                 if _key_ends(text) != _count_keys(records) or big_integer(text):
-                    records = [_parse(element, False) for element in array_elements(text, self.name)]
+                    records = [parse_record(element, False) for element in array_elements(text, self.name)]
                 for record in records:
                     number += 1
                     self.records = number
@@ -154,7 +154,7 @@ class RecordReader:
         for element in islice(array_elements(data, self.name), number, None):
             number += 1
             self.records = number
-            yield number - 1, _parse(element, False)
+            yield number - 1, parse_record(element, False)
 
     def _csv(self) -> Iterator[tuple[int, object]]:
         # the bound is one of the whole process; never lowered, for another reader may rely on it
@@ -219,7 +219,7 @@ class RecordReader:
                 row_bytes = batch.nbytes // max(batch.num_rows, 1) + 1
                 step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
                 for offset in range(0, batch.num_rows, step):
-                    for record in self._bounded(partial(_rows, batch.slice(offset, step)), memory):
+                    for record in self._bounded(partial(rows_of, batch.slice(offset, step)), memory):
                         self.records += 1
                         yield self.records - 1, record
         except (pa.ArrowException, OSError) as error:
@@ -293,7 +293,7 @@ def array_blocks(read: Read, name: str) -> Iterator[bytes]:
     text = between = b""
     while not between and len(text) < _LOOKED_AT and (chunk := read(max(CHUNK, 3 * len(text)))):
         text = (text + chunk).removeprefix(BOM).lstrip()
-        between = _between_elements(text, name)
+        between = between_elements(text, name)
     while between:
         end = text.rfind(between)
         if end > 0:
@@ -306,7 +306,7 @@ def array_blocks(read: Read, name: str) -> Iterator[bytes]:
     yield read_whole(read, name, text)
 
 
-def _between_elements(text: bytes, name: str) -> bytes:
+def between_elements(text: bytes, name: str) -> bytes:
     """From the last byte of the first element through the first string of the second; nothing if there are not two."""
     try:
         first, second = islice(array_elements(text, name), 2)
@@ -355,7 +355,7 @@ def array_elements(data: bytes, name: str) -> Iterator[bytes]:
     )
 
 
-def _parse(text: bytes, unterminated: bool) -> object:
+def parse_record(text: bytes, unterminated: bool) -> object:
     """The record in `text`, or why there is none. `unterminated`: the file ends with it, and without a line end.
 
     A byte order mark is skipped wherever a line begins with it, as in files that were put together: if only the first
@@ -430,7 +430,7 @@ def _csv_record(header: list[str], row: list[str], damaged: list[int]) -> object
     return dict(zip(header, row, strict=True))
 
 
-def _rows(batch: Any) -> list[object]:
+def rows_of(batch: Any) -> list[object]:
     """The rows of an Arrow batch; one that Python cannot hold is a Reject.
 
     Times become text: as values they would depend on whether pandas is installed (Python has no nanoseconds).
@@ -447,7 +447,7 @@ def _rows(batch: Any) -> list[object]:
         reject = Reject("bad_value", first_line(error))
     if batch.num_rows == 1:
         return [reject]
-    return [row for index in range(batch.num_rows) for row in _rows(batch.slice(index, 1))]
+    return [row for index in range(batch.num_rows) for row in rows_of(batch.slice(index, 1))]
 
 
 def first_line(error: BaseException) -> str:

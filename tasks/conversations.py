@@ -198,6 +198,11 @@ def said_of(conversation: Conversation) -> str:
     return "".join(marks) + "\x10" * len(conversation.tools)
 
 
+def turns_of(roles: Sequence[str]) -> int:
+    """Messages that are no system ones."""
+    return sum(role != "system" for role in roles)
+
+
 def content_digest(said: bytes) -> int:
     """64 bits, unsigned, of what a conversation says (`said` as UTF-8): XXH3 (Collet, 2019).
 

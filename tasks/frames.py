@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.conversations import PLAIN, Conversation, Message, said_of, usual_order
+from tasks.conversations import PLAIN, Conversation, Message, said_of, turns_of, usual_order
 from tasks.encoders import Encoder
 from tasks.errors import Reject
 from tasks.segments import segments_of
@@ -46,6 +46,7 @@ class Frame(NamedTuple):
     strips: bool  # whether the template takes the white space around the contents away
     said_of: str
     usual: bool  # whether the turns stand in the usual order
+    turns: int  # messages other than system ones
 
     def fill(self, contents: list[str]) -> list[str]:
         """The texts of the conversation that says `contents`."""
@@ -158,6 +159,7 @@ class Frames:
             strips=not any("\v" in text for text in texts),
             said_of=said_of(turns),
             usual=usual_order(roles),
+            turns=turns_of(roles),
         )
 
 

@@ -1,11 +1,15 @@
-"""index.arrow: where every accepted conversation stands. An Arrow IPC stream, in source order.
+"""index.arrow: where every accepted conversation stands. An Arrow IPC stream.
 
-A row for each piece of each conversation, one where nothing was split. A conversation that was dropped has nulls
-where a place would be.
+A row for each piece of each conversation, one where nothing was split, in source order. A conversation that was dropped
+has nulls where a place would be, and the reason. Further copies follow, and then the further packings of the training
+split, each in source order.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +18,10 @@ import pyarrow as pa
 from tasks.columns import strings, to_arrow
 from tasks.files import atomic_file
 from tasks.ledger import source_numbers
-from tasks.pieces import Accepted, Pieces
-from tasks.placement import SPLITS, Placed
-from tasks.recipe import Recipe
+from tasks.pieces import DROPS, REJECTED, Pieces
+from tasks.placement import Placed
+from tasks.recipe import Recipe, split_names
+from tasks.token_files import TokenColumns
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -32,72 +37,93 @@ INDEX_SCHEMA = pa.schema(
         ("separator", pa.bool_()),  # the last place is an EOS that was added behind the template's tokens
         ("truncated", pa.bool_()),
         ("closed", pa.bool_()),  # cut off here, truncated or split: the EOS behind it is not trained
+        ("turns", pa.int32()),  # messages of the conversation other than system ones
+        ("digest", pa.uint64()),  # hash of what the conversation says
+        ("dropped", pa.dictionary(pa.int8(), pa.string())),  # why it is in no row
     ]
 )
 
-# Rows in a record batch, which are put together at once.
-_BATCH_ROWS = 1 << 20
+# Conversations, or pieces, of a record batch, which is put together at once.
+_BATCH = 1 << 16
 
 
-def write_index(
-    path: Path, pieces: Pieces, placed: Placed, accepted: Accepted, late: np.ndarray, recipe: Recipe
-) -> None:
-    """`late` are the accepted conversations that were rejected after all; they are not in the index."""
-    gone = np.ones(len(accepted.part), bool)
-    gone[pieces.conversation] = gone[late] = False
-    dropped = np.flatnonzero(gone)
-    # Rows stand in the order of the conversations, so a dropped one stands behind the pieces of those before it.
-    dropped_rows = np.searchsorted(pieces.conversation, dropped) + np.arange(len(dropped))
-    rows = len(pieces.conversation) + len(dropped)
+class Index:
+    """Writes the index, split by split."""
+
+    def __init__(self, out: pa.ipc.RecordBatchStreamWriter, tokens: TokenColumns, recipe: Recipe):
+        self._out, self._tokens, self._recipe = out, tokens, recipe
+        self._sources = source_numbers(recipe)
+        self._splits = split_names(recipe.config.epochs)
+
+    def write(self, pieces: Pieces, placed: Placed, with_dropped: bool) -> None:
+        """The pieces of one block, and, in their places, the conversations that were dropped."""
+        top, count = 0, len(pieces.accepted.length)
+        # Batches begin at the same conversations whatever the parts.
+        for first in range(0, count if with_dropped else 0, _BATCH):
+            last = min(first + _BATCH, count)
+            bottom = bisect_left(range(pieces.once), last, top, key=pieces.conversation)
+            why = pieces.accepted.why[first:last]
+            dropped = np.flatnonzero((why > 0) & (why != REJECTED)).astype(np.int32) + np.int32(first)
+            self._write(slice(top, bottom), dropped, pieces, placed)
+            top = bottom
+        for first in range(top, len(pieces), _BATCH):
+            self._write(slice(first, min(first + _BATCH, len(pieces))), np.empty(0, np.int32), pieces, placed)
+
+    def _write(self, chosen: slice, dropped: np.ndarray, pieces: Pieces, placed: Placed) -> None:
+        accepted, of = pieces.accepted, pieces.columns(chosen)
+        conversation = np.concatenate([of.conversation, dropped])
+        if not len(conversation):
+            return
+        order = np.argsort(conversation, kind="stable")
+        conversation, is_dropped = conversation[order], (order >= len(of.conversation))
+
+        def column(values: np.ndarray, of_dropped: np.ndarray | None = None) -> pa.Array:
+            """A column of the rows; null for what was dropped, unless it has a value there."""
+            rest = np.zeros(len(dropped), values.dtype) if of_dropped is None else of_dropped.astype(values.dtype)
+            full = np.concatenate([values, rest])[order]
+            return to_arrow(full, is_dropped if of_dropped is None else None)
+
+        def names(numbers: pa.Array, all_names: tuple[str, ...]) -> pa.Array:
+            return pa.DictionaryArray.from_arrays(numbers, strings(all_names))
+
+        first, last = int(conversation.min()), int(conversation.max()) + 1
+        record, turns, digest = (
+            self._tokens.column(name, first, last)[conversation - first] for name in ("record", "turns", "digest")
+        )
+        shard = placed.shard(chosen)
+        split, of_split = self._split_of(shard, placed)
+        none = np.zeros(len(dropped), np.int32)
+        truncated = of.closed & (self._recipe.config.overlong == "truncate")
+        why = to_arrow((accepted.why[conversation] - np.uint8(1)).astype(np.int8), ~is_dropped)
+        columns = [
+            to_arrow(self._sources[accepted.part(conversation)]),
+            to_arrow(record + 1),
+            names(column(split), self._splits),
+            column(of_split),
+            column((placed.row[chosen] - placed.edges[shard]).astype(np.int32)),
+            column(placed.start[chosen]),
+            column(of.length, accepted.length[dropped]),
+            column(of.first),
+            column(pieces.trained(chosen, self._tokens), none),
+            column(of.separator, none),
+            column(truncated, none),
+            column(of.closed, none),
+            to_arrow(turns),
+            to_arrow(digest),
+            names(why, DROPS),
+        ]
+        self._out.write_batch(pa.record_batch(columns, INDEX_SCHEMA))
+
+    def _split_of(self, shard: np.ndarray, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
+        """Number of the split, int8, and of the shard within it, int32."""
+        shards = [self._recipe.shards[split] for split in placed.rows_of_splits]
+        firsts = np.cumsum([0, *shards])
+        within = np.searchsorted(firsts[1:], shard, side="right")
+        numbers = np.array([self._splits.index(split) for split in placed.rows_of_splits], np.int8)
+        return numbers[within], (shard - firsts[within]).astype(np.int32)
+
+
+@contextmanager
+def index_writer(path: Path, tokens: TokenColumns, recipe: Recipe) -> Iterator[Index]:
     with atomic_file(path) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), INDEX_SCHEMA) as writer:
-        for top in range(0, rows, _BATCH_ROWS):
-            bottom = min(top + _BATCH_ROWS, rows)
-            first, last = np.searchsorted(dropped_rows, [top, bottom]).tolist()
-            is_dropped = np.zeros(bottom - top, bool)
-            is_dropped[dropped_rows[first:last] - top] = True
-            columns = _columns(
-                slice(top - first, bottom - last), dropped[first:last], is_dropped, pieces, placed, accepted, recipe
-            )
-            writer.write_batch(pa.record_batch(columns, INDEX_SCHEMA))
-
-
-def _columns(
-    chosen: slice,
-    dropped: np.ndarray,
-    is_dropped: np.ndarray,
-    pieces: Pieces,
-    placed: Placed,
-    accepted: Accepted,
-    recipe: Recipe,
-) -> list[pa.Array]:
-    """The columns of some rows: those of the `chosen` pieces and of the conversations `dropped`, where `is_dropped`."""
-
-    def column(values: np.ndarray, kind: type, of_dropped: np.ndarray | None = None, nulls: bool = True) -> pa.Array:
-        """A column over the rows, with null (or 0, or a value of its own) for what was dropped."""
-        full: np.ndarray = np.zeros(len(is_dropped), kind)
-        full[~is_dropped] = values
-        if of_dropped is not None:
-            full[is_dropped] = of_dropped
-        return to_arrow(full, is_dropped if nulls and of_dropped is None else None)
-
-    of_piece = pieces[chosen]
-    conversation = of_piece.conversation
-    train_shards = recipe.shards["train"]
-    shard = placed.shard[chosen]
-    held_out = shard >= train_shards
-    source = source_numbers(recipe)
-    truncated = of_piece.closed & (recipe.config.overlong == "truncate")
-    return [
-        column(source[accepted.part[conversation]], np.int32, source[accepted.part[dropped]]),
-        column(accepted.record[conversation] + 1, np.int64, accepted.record[dropped] + 1),
-        pa.DictionaryArray.from_arrays(column(held_out, np.int8), strings(SPLITS)),
-        column(shard - train_shards * held_out, np.int32),
-        column(placed.row[chosen], np.int32),
-        column(placed.start[chosen], np.int32),
-        column(of_piece.lengths, np.int32, accepted.length[dropped]),
-        column(of_piece.first, np.int32),
-        column(of_piece.trained, np.int32, nulls=False),
-        column(of_piece.separators(accepted), np.bool_, nulls=False),
-        column(truncated, np.bool_, nulls=False),
-        column(of_piece.closed, np.bool_, nulls=False),
-    ]
+        yield Index(writer, tokens, recipe)

@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-VERSIONS = {"tokenizer": 1, "tokens": 3, "engine": 1, "plan": 3, "corpus": 2}
+VERSIONS = {"tokenizer": 1, "tokens": 4, "engine": 1, "plan": 4, "corpus": 2}
 FORMAT_VERSION = {True: "3.0", False: "2.0"}  # by config.packing
 
 # Settings that say where something lies or what it is called: what lies there is in the corpus key by its digest, and
@@ -36,15 +36,31 @@ def key_of(stage: str, content: dict[str, Any], version: int = 0) -> str:
 
 
 def corpus_key(
-    settings: dict[str, Any], sources: list[list[Any]], tokenizer: str, template: str, version: int = 0
+    settings: dict[str, Any],
+    sources: list[list[Any]],
+    entries: list[int],
+    tokenizer: str,
+    template: str,
+    version: int = 0,
 ) -> str:
     """Key of a corpus, of a recipe or of what a manifest repeats of it. `settings` are those that affect the output.
 
-    A source is its digest, container, compression, format and columns; tokenizer and template are their digests.
+    A source is its digest, container, compression, format and columns, and has the number of its entry in the
+    config's sources in `entries`; tokenizer and template are their digests.
     """
     content = {name: value for name, value in settings.items() if name not in BY_CONTENT}
     content |= {"format_version": FORMAT_VERSION[settings.get("packing") is not False], "sources": sources}
+    if mixture := _mixture(settings, entries):
+        content["mixture"] = mixture
     return key_of("corpus", content | {"tokenizer": tokenizer, "template": template}, version)
+
+
+def _mixture(settings: dict[str, Any], entries: list[int]) -> list[list[Any]]:
+    """Entry, weight and limit of each source; empty where each is packed once, in whatever entry it stands."""
+    given = [settings["sources"][entry] for entry in entries]
+    found = [[n, float(s.get("weight", 1)), s.get("limit")] for n, s in zip(entries, given, strict=True)]
+    plain = settings.get("weighting") != "token_share" and all(rest == [1.0, None] for _, *rest in found)
+    return [] if plain else found
 
 
 class Layout:

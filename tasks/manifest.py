@@ -72,6 +72,7 @@ class SourceFacts(_Part):
     """One source file. tokens and trained_tokens add up to the ledger's encoded and trained."""
 
     path: str
+    entry: int = Field(ge=0, description="Place in the config's sources.")
     container: str
     compression: str
     format: str
@@ -83,6 +84,20 @@ class SourceFacts(_Part):
     rejected: int
     tokens: int
     trained_tokens: int
+
+
+class MixtureFacts(_Part):
+    """What one entry of the config's sources gives to one pass over the training split."""
+
+    path: str
+    weight: float
+    limit: int | None
+    conversations: int
+    copies: int = Field(description="Conversations, each as often as it is packed.")
+    tokens: int = Field(description="In rows, separators included.")
+    trained_tokens: int
+    tokens_percent: float
+    trained_tokens_percent: float
 
 
 class Conversations(_Part):
@@ -97,17 +112,18 @@ class Conversations(_Part):
 
 
 class Pieces(_Part):
-    """Pieces of conversations in rows; one each, except where overlong: split made more."""
+    """Pieces of conversations in rows; one each, except where overlong: split, a weight or epochs made more."""
 
     packed: int
     dropped: int
 
 
 class Tokens(_Part):
-    """encoded + separators = packed + truncated + dropped; packed + padding = rows × sequence_length."""
+    """encoded + separators + repeated = packed + truncated + dropped; packed + padding = rows × sequence_length."""
 
     encoded: int
     separators: int
+    repeated: int = Field(description="Without separators: further copies, by weight and in further epochs.")
     truncated: int
     dropped: int
     rejected: int = Field(description="Tokens of conversations that were rejected after encoding; not in encoded.")
@@ -148,7 +164,7 @@ class Shard(_Part):
 
 
 class Split(_Part):
-    """Rows and shards of train or validation."""
+    """Rows and shards of train, validation, or train packed anew for an epoch: train_epoch_2, train_epoch_3, …"""
 
     rows: int
     shards: list[Shard]
@@ -176,6 +192,7 @@ class Manifest(_Part):
     train_on: Literal["assistant", "all", "last"]
     seed: int
     sources: list[SourceFacts]
+    mixture: list[MixtureFacts] = Field(description="An entry for each of the config's sources.")
     ledger: Ledger
     noticed: dict[str, int] = Field(description="Things that were handled but may surprise, as counts.")
     packing_metadata: PackingMetadata
@@ -240,6 +257,7 @@ def build_manifest(
             | facts
             for file, facts in zip(recipe.files, plan["sources"], strict=True)
         ],
+        "mixture": plan["mixture"],
         "ledger": plan["ledger"],
         "noticed": plan["noticed"],
         "packing_metadata": plan["packing_metadata"],
@@ -282,8 +300,9 @@ def key_of_manifest(manifest: Manifest) -> str:
         [source.sha256, source.container, source.compression, source.format, [*map(list, source.columns.items())]]
         for source in manifest.sources
     ]
+    entries = [source.entry for source in manifest.sources]
     return corpus_key(
-        manifest.config, sources, manifest.tokenizer.digest, manifest.template.sha256, manifest.key_version
+        manifest.config, sources, entries, manifest.tokenizer.digest, manifest.template.sha256, manifest.key_version
     )
 
 
@@ -323,7 +342,11 @@ def load_manifest(path: Path) -> Manifest:
         pure = PurePosixPath(inside)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in inside:
             raise DataError("path_outside", f"{path}: {inside!r} leads out of the corpus folder")
-    if key_of_manifest(manifest) != manifest.key:
+    try:
+        key = key_of_manifest(manifest)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise DataError("bad_manifest", f"{path}: is not a packcorpus manifest: config: {error!r}") from None
+    if key != manifest.key:
         raise DataError(
             "edited_manifest", f"{path}: was edited (its key is not that of its settings and sources); {mend(path)}"
         )

@@ -58,7 +58,18 @@ import numpy as np
 
 from tasks.bounds import lower_bound
 
-__all__ = ["ALGORITHM", "Patterns", "assign", "best_fit_decreasing", "histogram", "lower_bound", "pack"]
+__all__ = [
+    "ALGORITHM",
+    "Patterns",
+    "assign",
+    "best_fit_decreasing",
+    "counts_of",
+    "full_rows",
+    "histogram",
+    "joined",
+    "lower_bound",
+    "pack",
+]
 
 ALGORITHM = "bottleneck-exact-fit"
 
@@ -144,6 +155,33 @@ def pack(counts: np.ndarray, capacity: int) -> Patterns:
         offsets=np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes))),
         copies=np.array([copies for _, copies in rows], dtype=np.int64),
     )
+
+
+def full_rows(patterns: Patterns, capacity: int) -> Patterns:
+    """The patterns that leave nothing free."""
+    full = np.add.reduceat(patterns.lengths, patterns.offsets[:-1]) == capacity
+    sizes = np.diff(patterns.offsets)
+    return Patterns(
+        lengths=patterns.lengths[np.repeat(full, sizes)],
+        offsets=np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(sizes[full]))),
+        copies=patterns.copies[full],
+    )
+
+
+def joined(first: Patterns, second: Patterns) -> Patterns:
+    """The patterns of both, one after the other."""
+    return Patterns(
+        lengths=np.concatenate((first.lengths, second.lengths)),
+        offsets=np.concatenate((first.offsets, first.offsets[-1] + second.offsets[1:])),
+        copies=np.concatenate((first.copies, second.copies)),
+    )
+
+
+def counts_of(patterns: Patterns, capacity: int) -> np.ndarray:
+    """The histogram that the patterns pack: int64, shape (capacity + 1,)."""
+    counts = np.zeros(capacity + 1, dtype=np.int64)
+    np.add.at(counts, patterns.lengths, np.repeat(patterns.copies, np.diff(patterns.offsets)))
+    return counts
 
 
 def _exact_fill(counts: np.ndarray, capacity: int) -> tuple[list[tuple[_Row, int]], np.ndarray]:

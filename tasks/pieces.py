@@ -1,146 +1,197 @@
 """What is placed in rows: conversations that fit, and the pieces of those that do not.
 
-    Accepted (a column for each fact) ─cut_overlong─▶ Pieces, what was lost, and who has no trained token left
+    Accepted (a column for each fact) ─cut_overlong─▶ Pieces; `why` of those that go
 
 A conversation that fits is one piece. What becomes of an over-long one is the config's `overlong`: truncate keeps
 its first piece, split every piece that has a trained token, drop none; error stops the run.
+
+Columns are as narrow as they can be, since there are millions of conversations: what a token file says, and nothing
+else needs at once, is read again where it is written.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from tasks.config import Config
 from tasks.errors import DataError
 from tasks.recipe import Recipe
-from tasks.token_files import TokenFiles
+from tasks.token_files import TokenColumns
+
+# Why an accepted conversation is in no row: the ledger's reasons, and the names that the index has for them.
+DROPS = ("too_long", "min_tokens", "max_tokens", "min_turns", "max_turns", "duplicate", "limit", "weight")
+REJECTED = 255  # in Accepted.why: no trained token is left
+
+CHUNK = 1 << 18  # conversations or pieces that are handled at a time
+
+
+def why(reason: str) -> int:
+    """The number that stands in Accepted.why for a reason of DROPS; 0 stands for a conversation that stays."""
+    return DROPS.index(reason) + 1
 
 
 @dataclass(slots=True)
 class Accepted:
     """Columns over all accepted conversations, in source order."""
 
-    part: np.ndarray  # int32
-    place: np.ndarray  # int32, row of the token file
-    record: np.ndarray  # int64, within the source, from 0
+    edges: np.ndarray  # int64[parts + 1], conversations before each part
     length: np.ndarray  # int32, tokens, the separator included
-    trained: np.ndarray  # int32
     separator: np.ndarray  # bool
     held_out: np.ndarray  # bool
+    why: np.ndarray  # uint8, 0 where it is packed
 
-    @property
-    def encoded(self) -> np.ndarray:
+    def part(self, conversations: np.ndarray) -> np.ndarray:
+        """int64, the parts that conversations are of."""
+        return np.searchsorted(self.edges, conversations, side="right") - 1
+
+    def encoded(self, chosen: slice | np.ndarray) -> np.ndarray:
         """int32, tokens without the separator."""
-        return self.length - self.separator
-
-
-@dataclass(slots=True)
-class Pieces:
-    """Columns over the pieces that are placed in rows, in source order."""
-
-    conversation: np.ndarray  # int64, into Accepted
-    first: np.ndarray  # int32, first token of the conversation that stands here
-    taken: np.ndarray  # int32, how many stand here
-    closed: np.ndarray  # bool, cut off here: an untrained EOS follows
-    trained: np.ndarray  # int32
-
-    def __getitem__(self, chosen: slice | np.ndarray) -> Pieces:
-        return Pieces(*(getattr(self, field.name)[chosen] for field in fields(self)))
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """int32, places that the piece takes in a row."""
-        return self.taken + self.closed
-
-    def separators(self, accepted: Accepted) -> np.ndarray:
-        """bool, whether the piece's last place is an EOS that was added behind the template's tokens."""
-        ends_here = self.first + self.taken == accepted.length[self.conversation]
-        return self.closed | (accepted.separator[self.conversation] & ends_here)
-
-
-@dataclass(slots=True)
-class Lost:
-    """What the policy took away. Tokens do not count separators."""
-
-    dropped: int = 0  # conversations
-    truncated: int = 0  # conversations
-    split: int = 0  # conversations
-    pieces: int = 0  # pieces of split conversations without a trained token
-    tokens_dropped: int = 0
-    tokens_truncated: int = 0
-    tokens_rejected: int = 0
+        return self.length[chosen] - self.separator[chosen]
 
 
 class Cut(NamedTuple):
+    """A piece of an over-long conversation."""
+
     first: int
     taken: int
     closed: bool
     trained: int
 
 
-def cut_overlong(accepted: Accepted, tokens: TokenFiles, recipe: Recipe) -> tuple[Pieces, Lost, np.ndarray]:
-    """Pieces to place, what was lost, and the conversations with no trained token left (int64, into Accepted).
+class Columns(NamedTuple):
+    """What a row of a plan needs to know of pieces."""
+
+    conversation: np.ndarray  # int32, into Accepted
+    first: np.ndarray  # int32, first token of the conversation that stands here
+    taken: np.ndarray  # int32, how many stand here
+    closed: np.ndarray  # bool, cut off here: an untrained EOS follows
+    length: np.ndarray  # int32, places in the row
+    separator: np.ndarray  # bool, the last place is an EOS that was added behind the template's tokens
+
+
+@dataclass(slots=True)
+class Pieces:
+    """The pieces that are placed in rows: each conversation once, in source order, then further copies, pass by pass.
+
+    `of` is the number of the conversation where a piece is all of it; from len(accepted.length) on, the number of a
+    cut. `once` pieces are the first copies; `copies` is for each conversation, None where each is packed once.
+    """
+
+    accepted: Accepted
+    of: np.ndarray  # int32[pieces]
+    once: int
+    cut_of: np.ndarray  # int32[cuts], conversation
+    cuts: np.ndarray  # int32[cuts, 4], first, taken, closed, trained
+    copies: np.ndarray | None = None  # uint16[conversations]
+
+    def __len__(self) -> int:
+        return len(self.of)
+
+    def conversation(self, piece: int) -> int:
+        """Of one piece, into Accepted."""
+        return int(self.conversations(slice(piece, piece + 1))[0])
+
+    def conversations(self, chosen: slice | np.ndarray) -> np.ndarray:
+        """int32, into Accepted."""
+        of = self.of[chosen]
+        cut = of >= len(self.accepted.length)
+        if cut.any():
+            of = of.copy()
+            of[cut] = self.cut_of[of[cut] - len(self.accepted.length)]
+        return of
+
+    def columns(self, chosen: slice | np.ndarray) -> Columns:
+        accepted = self.accepted
+        of, conversation = self.of[chosen], self.conversations(chosen)
+        first, taken = np.zeros_like(of), accepted.length[conversation]
+        closed = np.zeros(len(of), np.bool_)
+        cut = np.flatnonzero(of >= len(accepted.length))
+        if len(cut):
+            first[cut], taken[cut], closed[cut], _ = self.cuts[of[cut] - len(accepted.length)].T
+        ends_here = first + taken == accepted.length[conversation]
+        separator = closed | (accepted.separator[conversation] & ends_here)
+        return Columns(conversation, first, taken, closed, taken + closed, separator)
+
+    def trained(self, chosen: slice, tokens: TokenColumns) -> np.ndarray:
+        """int32, trained tokens of each piece; read anew from the token files."""
+        conversation = self.conversations(chosen)
+        first, last = (int(conversation.min()), int(conversation.max()) + 1) if len(conversation) else (0, 0)
+        found = tokens.column("trained", first, last)[conversation - first]
+        cut = np.flatnonzero(self.of[chosen] >= len(self.accepted.length))
+        found[cut] = self.cuts[self.of[chosen][cut] - len(self.accepted.length), 3]
+        return found
+
+    def chunks(self, first: int = 0, last: int | None = None) -> Iterator[slice]:
+        """The pieces [first, last) in slices of CHUNK."""
+        last = len(self.of) if last is None else last
+        for top in range(first, last, CHUNK):
+            yield slice(top, min(top + CHUNK, last))
+
+    def lengths(self) -> np.ndarray:
+        """int32[pieces], places in the rows."""
+        if self.copies is None and not len(self.cut_of) and len(self.of) == len(self.accepted.length):
+            return self.accepted.length
+        found = np.empty(len(self.of), np.int32)
+        for chunk in self.chunks():
+            found[chunk] = self.columns(chunk).length
+        return found
+
+    def held_out(self) -> np.ndarray:
+        """bool[pieces]"""
+        found = np.empty(len(self.of), np.bool_)
+        for chunk in self.chunks():
+            found[chunk] = self.accepted.held_out[self.conversations(chunk)]
+        return found
+
+
+def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pieces:
+    """Pieces of the conversations that stay. `accepted.why` becomes REJECTED where no trained token is left.
 
     Raises DataError where the policy is error and a conversation is over-long. Without packing a row is a whole
     conversation, and what is over-long stays whole: the trainer that tokenises it cuts it.
     """
     config = recipe.config
-    lost = Lost()
-    is_long = accepted.length > config.sequence_length
+    stays = accepted.why == 0
+    is_long = stays & (accepted.length > config.sequence_length)
     if config.overlong == "error" and is_long.any():
-        raise DataError("too_long_conversation", _too_long(accepted, is_long, recipe))
+        raise DataError("too_long_conversation", _too_long(accepted, is_long, tokens, recipe))
     if config.overlong == "drop":
-        lost.dropped = int(is_long.sum())
-        lost.tokens_dropped = int(accepted.encoded[is_long].sum())
+        accepted.why[is_long] = why("too_long")
     elif not config.packing:
         is_long[:] = False
     # An answer that became the conversation's first token, or none, leaves nothing to train on.
-    without: list[int] = np.flatnonzero(~is_long & (accepted.trained == 0)).tolist()
-    lost.tokens_rejected += int(accepted.encoded[without].sum())
-    whole = np.flatnonzero(~is_long & (accepted.trained > 0))
-    owners: list[int] = []
-    cuts: list[Cut] = []
+    for top in range(0, len(stays), CHUNK):
+        chunk = slice(top, min(top + CHUNK, len(stays)))
+        untrained = tokens.column("trained", chunk.start, chunk.stop) == 0
+        accepted.why[chunk][stays[chunk] & ~is_long[chunk] & untrained] = REJECTED
+    owners, cuts = array("i"), array("i")
     for conversation in np.flatnonzero(is_long).tolist() if config.overlong in ("truncate", "split") else ():
-        kept = _cut_one(conversation, accepted, tokens, config, lost)
+        found = cut_conversation(tokens.tokens(conversation), config.sequence_length, config.overlong == "split")
+        kept = [cut for cut in found if cut.trained]
         if not kept:
-            without.append(conversation)
-        owners += [conversation] * len(kept)
-        cuts += kept
-    columns = np.array(cuts, np.int64).reshape(-1, 4).T
-    places = np.searchsorted(whole, owners)
-    nothing = np.zeros(len(whole), np.int32)
-    pieces = Pieces(
-        conversation=np.insert(whole, places, owners),
-        first=np.insert(nothing, places, columns[0]),
-        taken=np.insert(accepted.length[whole], places, columns[1]),
-        closed=np.insert(nothing.astype(np.bool_), places, columns[2]),
-        trained=np.insert(accepted.trained[whole], places, columns[3]),
-    )
-    return pieces, lost, np.sort(np.array(without, np.int64))
+            accepted.why[conversation] = REJECTED
+        owners.extend([conversation] * len(kept))
+        for cut in kept:
+            cuts.extend(cut)
+    cut_of = np.array(owners, np.int32)
+    of = whole = numbers_where((accepted.why == 0) & ~is_long)
+    if len(cut_of):
+        of = np.insert(whole, np.searchsorted(whole, cut_of), len(accepted.length) + np.arange(len(cut_of)))
+    return Pieces(accepted, of.astype(np.int32, copy=False), len(of), cut_of, np.array(cuts, np.int32).reshape(-1, 4))
 
 
-def _cut_one(conversation: int, accepted: Accepted, tokens: TokenFiles, config: Config, lost: Lost) -> list[Cut]:
-    """Pieces of one over-long conversation that have a trained token; what goes is added to `lost`."""
-    values = tokens.tokens(int(accepted.part[conversation]), int(accepted.place[conversation]))
-    separator = bool(accepted.separator[conversation])
-    cuts = cut_conversation(values, config.sequence_length, split=config.overlong == "split")
-    kept = [cut for cut in cuts if cut.trained]
-    encoded = len(values) - separator
-    if not kept:
-        lost.tokens_rejected += encoded
-        return kept
-    stays = sum(cut.taken - (separator and cut.first + cut.taken == len(values)) for cut in kept)
-    if config.overlong == "truncate":
-        lost.truncated += 1
-        lost.tokens_truncated += encoded - stays
-    else:
-        lost.split += 1
-        lost.pieces += len(cuts) - len(kept)
-        lost.tokens_dropped += encoded - stays
-    return kept
+def numbers_where(chosen: np.ndarray) -> np.ndarray:
+    """int32, where `chosen` is true. numpy's own would take 8 bytes for each."""
+    parts = (np.flatnonzero(chosen[top : top + CHUNK]) + top for top in range(0, len(chosen), CHUNK))
+    found, end = np.empty(np.count_nonzero(chosen), np.int32), 0
+    for part in parts:
+        found[end : end + len(part)] = part
+        end += len(part)
+    return found
 
 
 def cut_conversation(values: np.ndarray, length: int, split: bool) -> list[Cut]:
@@ -163,11 +214,17 @@ def cut_conversation(values: np.ndarray, length: int, split: bool) -> list[Cut]:
     return cuts
 
 
-def _too_long(accepted: Accepted, is_long: np.ndarray, recipe: Recipe) -> str:
+def pieces_of(length: np.ndarray, row: int) -> np.ndarray:
+    """How many pieces `cut_conversation` makes of conversations of so many tokens, when it splits them."""
+    return np.maximum(1, -(-(length - 1) // (row - 1)))
+
+
+def _too_long(accepted: Accepted, is_long: np.ndarray, tokens: TokenColumns, recipe: Recipe) -> str:
     first = int(np.flatnonzero(is_long)[0])
-    file = recipe.parts[accepted.part[first]].file
+    part = int(accepted.part(np.array([first]))[0])
+    record = int(tokens.column("record", first, first + 1)[0])
     return (
-        f"{file.name}:{accepted.record[first] + 1}: {accepted.length[first]:,} tokens are more than sequence_length "
+        f"{recipe.parts[part].file.name}:{record + 1}: {accepted.length[first]:,} tokens are more than sequence_length "
         f"{recipe.config.sequence_length:,} ({int(is_long.sum()):,} conversations are); overlong: truncate, drop or "
         "split says what to do with them"
     )

@@ -1,26 +1,35 @@
-"""Where each piece stands: pieces ─pack─▶ rows ─shuffle─▶ (shard, row, start), for each split by itself."""
+"""Where each piece stands: pieces ─pack─▶ rows ─shuffle─▶ (row, start), for each split by itself.
+
+    all pieces ─place─▶ train, validation        pieces of the training split ─place_anew─▶ train_epoch_2, …
+
+What is promised of epochs: each has every piece of the training split, in as many rows, and no set of two or more
+pieces stands in a row of two epochs, as long as one of them has another of its length to change places with. For that,
+a seeded half of the conversations is packed before the rest, those of equal length are dealt in another order, and
+those who meet again are parted (companions.py). A row that one conversation fills is the same in every epoch.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from tasks import packing
+from tasks.companions import Companions
 from tasks.config import Config
-from tasks.pieces import Accepted, Pieces
-
-SPLITS = ("train", "validation")
+from tasks.recipe import SPLITS
+from tasks.seeded import shuffle
 
 
 @dataclass(slots=True)
 class Placed:
-    """Columns over the pieces, int32, and the rows that they make."""
+    """Columns over the pieces, int32, and the rows that they make in one split or two."""
 
-    shard: np.ndarray  # number over all splits, train first
-    row: np.ndarray  # within the shard
+    row: np.ndarray  # over all shards, in their order
     start: np.ndarray  # first place within the row
-    rows_of_shards: np.ndarray  # int64[shards]
+    edges: np.ndarray  # int64[shards + 1], rows before each shard
     rows_of_splits: dict[str, int]
     lower_bounds: list[tuple[int, str]]  # of each split: rows, and the name of the bound
 
@@ -28,74 +37,131 @@ class Placed:
     def rows(self) -> int:
         return sum(self.rows_of_splits.values())
 
+    def shard(self, chosen: slice | np.ndarray) -> np.ndarray:
+        """int64, the shards that rows are in."""
+        return np.searchsorted(self.edges[1:], self.row[chosen], side="right")
 
-def place(pieces: Pieces, accepted: Accepted, config: Config, shards: dict[str, int]) -> Placed:
-    """Pack each split and deal its rows, in seeded random order, to its shards."""
-    hold_out_at_least_one(accepted.held_out, pieces.conversation, config.validation)
-    held_out = accepted.held_out[pieces.conversation]
-    shard, row, start = (np.zeros(len(held_out), np.int32) for _ in range(3))
-    rows_of_shards, rows_of_splits, lower_bounds = [], {}, []
-    first_shard = 0
+
+def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dict[str, int]) -> Placed:
+    """Pack each split and deal its rows, in seeded random order, to its shards. `lengths` are int32[pieces]."""
+    if not held_out.any():
+        train = _place_one("train", lengths, config, shards["train"])
+        nothing = _place_one("validation", lengths[:0], config, shards["validation"])
+        return _joined([train, nothing], train.row, train.start)
+    row, start = np.empty(len(lengths), np.int32), np.empty(len(lengths), np.int32)
+    placed: list[Placed] = []
     for number, split in enumerate(SPLITS):
-        chosen = np.flatnonzero(held_out == bool(number))
-        rows, start[chosen], count, bound = _pack(pieces.lengths[chosen], config)
-        edges = np.arange(shards[split] + 1, dtype=np.int64) * count // max(shards[split], 1)
-        shuffled = shuffle(count, config.seed, number)
-        shard_of_row = np.searchsorted(edges[1:], shuffled, side="right")
-        shard[chosen] = (shard_of_row + first_shard).astype(np.int32)[rows]
-        row[chosen] = (shuffled - edges[shard_of_row]).astype(np.int32)[rows]
-        rows_of_shards.append(np.diff(edges))
-        rows_of_splits[split] = count
-        lower_bounds.append(bound)
-        first_shard += shards[split]
-    return Placed(shard, row, start, np.concatenate(rows_of_shards), rows_of_splits, lower_bounds)
+        chosen = held_out == bool(number)
+        own = _place_one(split, lengths[chosen], config, shards[split])
+        own.row += placed[0].rows if placed else 0
+        row[chosen], start[chosen] = own.row, own.start
+        placed.append(own)
+    return _joined(placed, row, start)
 
 
-def _pack(lengths: np.ndarray, config: Config) -> tuple[np.ndarray, np.ndarray, int, tuple[int, str]]:
-    """Row and start of each piece, the number of rows, and the lower bound with its name."""
-    rows, starts = np.arange(len(lengths), dtype=np.int32), np.zeros(len(lengths), np.int32)
-    if not config.packing:
-        return rows, starts, len(lengths), (len(lengths), "one conversation a row")
-    if not len(lengths):
-        return rows, starts, 0, (0, "")
-    count = 0
+def place_anew(
+    lengths: np.ndarray, of: np.ndarray, companions: Companions, config: Config, epoch: int, split: str, shards: int
+) -> Placed:
+    """Pack the pieces of the training split (Pieces.of) once more, for an epoch from 2 on."""
+    placed = _place_one(split, lengths, config, shards, epoch)
+    companions.part(placed.row, placed.start, of, lengths, placed.rows)
+    return placed
+
+
+def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
+    first, second = placed
+    return Placed(
+        row,
+        start,
+        np.concatenate([first.edges, first.rows + second.edges[1:]]),
+        first.rows_of_splits | second.rows_of_splits,
+        first.lower_bounds + second.lower_bounds,
+    )
+
+
+def _place_one(split: str, lengths: np.ndarray, config: Config, shards: int, epoch: int = 1) -> Placed:
+    groups = _plan(lengths, config, epoch) if config.packing else []
+    count = sum(group.patterns.rows for group in groups) if config.packing else len(lengths)
+    # Before there is anything else over the pieces, since it takes 20 bytes a row for a moment.
+    # Streams: 0 is train, 1 is validation, from 2 on the epochs.
+    place_of = shuffle(count, config.seed, 1 if split == "validation" else epoch if epoch > 1 else 0)
+    row, start, bound = _fill(lengths, groups, config)
+    for top in range(0, len(row), packing.CHUNK):
+        chunk = slice(top, top + packing.CHUNK)
+        row[chunk] = place_of[row[chunk]]
+    edges = np.arange(shards + 1, dtype=np.int64) * count // max(shards, 1)
+    return Placed(row, start, edges, {split: count}, [bound])
+
+
+class _Group(NamedTuple):
+    """Pieces that are packed together."""
+
+    inside: slice
+    patterns: packing.Patterns
+    order: np.ndarray | None  # int32, in which those of equal length are dealt
+
+
+def _plan(lengths: np.ndarray, config: Config, epoch: int) -> list[_Group]:
+    capacity, groups = config.sequence_length, []
     for first in range(0, len(lengths), config.plan_group):
-        group = slice(first, first + config.plan_group)
-        patterns = packing.pack(packing.histogram(lengths[group], config.sequence_length), config.sequence_length)
-        row, starts[group] = packing.assign(lengths[group], patterns)
-        rows[group] = row + count
-        count += patterns.rows
-    bound = packing.lower_bound(packing.histogram(lengths, config.sequence_length), config.sequence_length)
-    return rows, starts, count, bound
+        inside = slice(first, first + config.plan_group)
+        patterns, order = packing.pack(packing.histogram(lengths[inside], capacity), capacity), None
+        if epoch > 1:
+            order = shuffle(len(lengths[inside]), config.seed, epoch << 10)
+            patterns = _patterns_anew(lengths[inside], order, patterns, capacity)
+        groups.append(_Group(inside, patterns, order))
+    return groups
 
 
-def hold_out_at_least_one(held_out: np.ndarray, conversations: np.ndarray, validation: float) -> None:
-    """Where all of a tiny corpus lies on one side of the split, move one conversation over (in place).
+def _fill(lengths: np.ndarray, groups: list[_Group], config: Config) -> tuple[np.ndarray, np.ndarray, tuple[int, str]]:
+    """Row and start of each piece, and the lower bound with its name."""
+    capacity = config.sequence_length
+    if not config.packing:
+        rows = np.arange(len(lengths), dtype=np.int32)
+        return rows, np.zeros(len(lengths), np.int32), (len(lengths), "one conversation a row")
+    if not groups:
+        return np.empty(0, np.int32), np.empty(0, np.int32), (0, "")
+    found, count = [], 0
+    for group in groups:
+        row, start = packing.assign(lengths[group.inside], group.patterns, group.order)
+        row += count
+        found.append((row, start))
+        count += group.patterns.rows
+    rows, starts = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
+    return rows, starts, packing.lower_bound(packing.histogram(lengths, capacity), capacity)
 
-    `conversations` are those of the pieces, in order.
+
+def _patterns_anew(
+    lengths: np.ndarray, order: np.ndarray, patterns: packing.Patterns, capacity: int
+) -> packing.Patterns:
+    """Other patterns of the same lengths, in as many rows: the full rows of a part of them, then the rest.
+
+    The part is half of them in the order of `order`, or less, where that takes another number of rows.
     """
-    if validation == 0 or not len(conversations):
+    counts = packing.histogram(lengths, capacity)
+    part = len(lengths) // 2
+    while part:
+        full = packing.full_rows(packing.pack(packing.histogram(lengths[order[:part]], capacity), capacity), capacity)
+        rest = packing.pack(counts - packing.counts_of(full, capacity), capacity)
+        if full.rows + rest.rows == patterns.rows:
+            return packing.joined(full, rest)
+        part //= 2
+    return patterns
+
+
+def hold_out_at_least_one(
+    held_out: np.ndarray, stays: np.ndarray, digests: Callable[[], np.ndarray], validation: float
+) -> None:
+    """Where all of a tiny corpus lies on one side of the split, move one content over (in place).
+
+    `stays` says of each conversation whether it is packed. What says the same (uint64 `digests`) moves together, and a
+    single content is trained on.
+    """
+    present = held_out[stays]
+    if validation == 0 or not len(present) or (present.any() and not present.all()):
         return
-    present = conversations[np.diff(conversations, prepend=-1) > 0]
-    if held_out[present].all():
-        held_out[present[0]] = False
-    elif len(present) > 1 and not held_out[present].any():
-        held_out[present[-1]] = True
-
-
-def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
-    """A permutation of 0..count-1 (int64) that no release of numpy changes: numbers in the order of a hash of them.
-
-    The hash is splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), which gives
-    each number another value. Each `stream` of a seed has an order of its own.
-    """
-    golden = 0x9E3779B97F4A7C15
-    with np.errstate(over="ignore"):
-        z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(golden)
-        z += np.uint64((2 * seed + stream + 1) * 0xD1B54A32D192ED03 % 2**64)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
-    place_of = np.empty(count, np.int64)
-    place_of[np.argsort(z, kind="stable")] = np.arange(count)
-    return place_of
+    contents = digests()
+    chosen = np.flatnonzero(stays)[0 if present[0] else -1]
+    moved = contents == contents[chosen]
+    if present[0] or not moved[stays].all():
+        held_out[moved] = not present[0]

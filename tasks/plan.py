@@ -1,7 +1,7 @@
 """Token files → plan: every conversation → (split, shard, row, start), from lengths alone.
 
-    lengths ─split by content─▶ train, validation ─over-long policy─▶ pieces ─pack─▶ rows ─shuffle─▶ shards
-                                                          └─▶ rejected, dropped, truncated: counted
+    columns ─filters─▶ ─over-long policy─▶ pieces ─limits, weights─▶ ─pack each split─▶ rows ─shuffle─▶ shards
+                └──────────────┴─────────────────────────┴─▶ rejected, dropped, truncated: counted
 
 Written to one folder, the receipt last:
 
@@ -9,10 +9,14 @@ Written to one folder, the receipt last:
     index.arrow     where every accepted conversation stands
     rejects.jsonl   a line for each rejected conversation
     plan.json       ledger, sources, packing figures: the receipt
+
+Memory: 20 bytes a conversation and a constant, whatever token files and shards there are; more where conversations are
+held out or packed anew for further epochs (bench/planning.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -22,20 +26,26 @@ import pyarrow as pa
 
 from tasks import packing
 from tasks.batch import NOTICED
-from tasks.columns import to_arrow, to_numpy
+from tasks.columns import to_arrow
+from tasks.companions import Companions
 from tasks.errors import DataError, StorageError
 from tasks.files import atomic_file, read_json, sha256_of, to_json, write_bytes
-from tasks.index import write_index
-from tasks.ledger import make_ledger, packing_metadata, source_facts
-from tasks.pieces import Accepted, Pieces, cut_overlong
-from tasks.placement import Placed, place
+from tasks.filters import filter_conversations
+from tasks.index import index_writer
+from tasks.ledger import Lost, count_lost, make_ledger, mixture_facts, packing_metadata, source_facts, tally
+from tasks.mixture import mix
+from tasks.pieces import CHUNK, REJECTED, Accepted, Pieces, cut_overlong
+from tasks.placement import Placed, hold_out_at_least_one, place, place_anew
 from tasks.recipe import Recipe
 from tasks.rejects import Rejected, check_rejects, write_rejects
 from tasks.shards import PLAN_SCHEMA
 from tasks.sources import Part
-from tasks.token_files import TokenFiles
+from tasks.token_files import TokenColumns
 
 PLAN_FILES = ("plan.arrow", "index.arrow", "rejects.jsonl")
+
+# Pieces that are put in the order of their rows at a time, 40 bytes each. Each time all rows are looked through.
+SORTED_AT_ONCE = 1 << 21
 
 
 def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
@@ -53,33 +63,33 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
             raise StorageError(
                 "damaged_artefact", f"{file}: is damaged (its SHA-256 is not the recorded one); delete it and run again"
             )
-    tokens = TokenFiles(files)
     bases = _record_bases(recipe.parts, receipts)
-    accepted = _read_columns(tokens, bases, config.validation)
-    pieces, lost, late = cut_overlong(accepted, tokens, recipe)
-    rejects = _rejects(receipts, bases, accepted, late, recipe)
+    tokens = TokenColumns(files, bases)
+    accepted = _read_columns(tokens, config.validation)
+    filter_conversations(accepted, tokens, config)
+    pieces = cut_overlong(accepted, tokens, recipe)
+    rejects = _rejects(receipts, bases, accepted, tokens, recipe)
     write_rejects(folder / "rejects.jsonl", rejects, recipe)
     read = sum(receipt["conversations"] for receipt in receipts)
     check_rejects(rejects, read, recipe, folder / "rejects.jsonl")
-    if not len(pieces.conversation):
-        raise DataError(
-            "nothing_to_pack",
-            f"{config.name}: no conversation is left to pack: {read:,} read, {len(rejects):,} rejected, "
-            f"{lost.dropped:,} dropped as longer than {config.sequence_length:,} tokens",
-        )
-    placed = place(pieces, accepted, config, recipe.shards)
-    places = placed.rows * config.sequence_length if config.packing else 0
+    stays = accepted.why == 0
+    hold_out_at_least_one(accepted.held_out, stays, lambda: tokens.column("digest"), config.validation)
+    pieces = mix(pieces, tokens, recipe)
+    lost = count_lost(pieces, config)
+    _check_left(pieces, lost, read, len(rejects), recipe)
+    sums = tally(pieces, tokens, recipe)
+    placed = _write_blocks(folder, pieces, tokens, recipe)
+    places = sum(block.rows for block in placed) * config.sequence_length if config.packing else 0
     receipt = {
-        "ledger": make_ledger(receipts, accepted, pieces, lost, rejects, places),
+        "ledger": make_ledger(receipts, pieces, sums, lost, rejects, places),
         "packing_metadata": packing_metadata(
-            recipe, pieces, placed, packing.ALGORITHM if config.packing else "one conversation a row"
+            config, sums, placed, packing.ALGORITHM if config.packing else "one conversation a row"
         ),
-        "sources": source_facts(recipe, receipts, accepted, pieces, late),
+        "sources": source_facts(recipe, receipts, pieces, sums),
+        "mixture": mixture_facts(recipe, pieces, sums),
         "noticed": {name: sum(receipt[name] for receipt in receipts) for name in NOTICED},
-        "rows_of_shards": placed.rows_of_shards.tolist(),
+        "rows_of_shards": np.concatenate([np.diff(block.edges) for block in placed]).tolist(),
     }
-    _write_plan(folder / "plan.arrow", pieces, placed, accepted)
-    write_index(folder / "index.arrow", pieces, placed, accepted, late, recipe)
     receipt["files"] = {name: (folder / name).stat().st_size for name in PLAN_FILES}
     # By these a plan is found for a corpus whose sources are gone, and known to be whole.
     receipt["sha256"] = {name: sha256_of(folder / name) for name in PLAN_FILES}
@@ -89,37 +99,34 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     return receipt
 
 
-def _record_bases(parts: tuple[Part, ...], receipts: list[dict[str, Any]]) -> np.ndarray:
-    """Number of the first record of each part within its file; int64[parts]."""
-    bases = np.zeros(len(parts), np.int64)
+def _record_bases(parts: tuple[Part, ...], receipts: list[dict[str, Any]]) -> list[int]:
+    """Number of the first record of each part within its file."""
+    bases = [0] * len(parts)
     for index in range(1, len(parts)):
         if parts[index].file is parts[index - 1].file:
             bases[index] = bases[index - 1] + receipts[index - 1]["records"]
     return bases
 
 
-def _read_columns(tokens: TokenFiles, bases: np.ndarray, validation: float) -> Accepted:
-    counts = [table.num_rows for table in tokens.tables]
-    part = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-
-    def column(name: str, kind: type) -> np.ndarray:
-        chunks = (chunk for table in tokens.tables for chunk in table.column(name).chunks)
-        return np.concatenate([np.empty(0, kind), *map(to_numpy, chunks)])
-
-    return Accepted(
-        part=part,
-        place=np.concatenate([np.arange(count, dtype=np.int32) for count in counts]),
-        record=column("record", np.int64) + bases[part],
-        length=tokens.lengths(),
-        trained=column("trained", np.int32),
-        separator=column("separator", np.bool_),
+def _read_columns(tokens: TokenColumns, validation: float) -> Accepted:
+    length = tokens.column("length")
+    held_out = np.zeros(len(length), np.bool_)
+    if validation:
         # A share of the hashes is a share of the conversations, the same one whatever else is in the corpus.
-        held_out=column("digest", np.uint64) < np.uint64(int(validation * 2**64)),
+        for top in range(0, len(length), CHUNK):
+            chunk = slice(top, min(top + CHUNK, len(length)))
+            held_out[chunk] = tokens.column("digest", chunk.start, chunk.stop) < np.uint64(int(validation * 2**64))
+    return Accepted(
+        edges=np.array(tokens.edges, np.int64),
+        length=length,
+        separator=tokens.column("separator"),
+        held_out=held_out,
+        why=np.zeros(len(length), np.uint8),
     )
 
 
 def _rejects(
-    receipts: list[dict[str, Any]], bases: np.ndarray, accepted: Accepted, late: np.ndarray, recipe: Recipe
+    receipts: list[dict[str, Any]], bases: list[int], accepted: Accepted, tokens: TokenColumns, recipe: Recipe
 ) -> list[Rejected]:
     """Those of every part and those that the over-long policy left without a trained token, in source order."""
     config = recipe.config
@@ -127,35 +134,95 @@ def _rejects(
         f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong}); "
         "a larger sequence_length keeps it"
     )
-    early = [
-        Rejected(part, int(bases[part]) + record, code, text)
+    found = [
+        Rejected(part, bases[part] + record, code, text)
         for part, receipt in enumerate(receipts)
         for record, code, text in receipt["rejects"]
     ]
-    cut = [Rejected(int(accepted.part[c]), int(accepted.record[c]), "no_trained_tokens", message) for c in late]
-    return sorted(early + cut, key=lambda reject: (reject.part, reject.record))
+    late = np.flatnonzero(accepted.why == REJECTED)
+    for c, part in zip(late.tolist(), accepted.part(late).tolist(), strict=True):
+        record = int(tokens.column("record", c, c + 1)[0])
+        found.append(Rejected(part, record, "no_trained_tokens", message))
+    return sorted(found, key=lambda reject: (reject.part, reject.record))
 
 
-def _write_plan(path: Path, pieces: Pieces, placed: Placed, accepted: Accepted) -> None:
-    # One number for shard, row and start, in 9 + 31 + 20 bits: sorted in a third of the time of three.
-    key = placed.shard.astype(np.int64)
-    for bits, column in ((31, placed.row), (20, placed.start)):
-        key <<= bits
-        key |= column
-    order = np.argsort(key)
-    del key
-    ends = np.cumsum(np.bincount(placed.shard, minlength=len(placed.rows_of_shards))).tolist()
-    with atomic_file(path) as out, pa.ipc.new_file(pa.PythonFile(out, "w"), PLAN_SCHEMA) as writer:
-        for top, bottom in pairwise([0, *ends]):
-            chosen = order[top:bottom]
-            of_shard = pieces[chosen]
+def _check_left(pieces: Pieces, lost: Lost, read: int, rejected: int, recipe: Recipe) -> None:
+    """Raises DataError, saying what took them, where no conversation is left to train on."""
+    config, accepted = recipe.config, pieces.accepted
+    if ((accepted.why == 0) & ~accepted.held_out).any():
+        return
+    held_out = int(np.count_nonzero(accepted.why == 0))
+    ends = [f"{read:,} read", f"{rejected:,} rejected"]
+    for reason, count in lost.dropped.items():
+        setting = getattr(config, reason, None)
+        told = f"longer than {config.sequence_length:,} tokens" if reason == "too_long" else reason
+        ends.append(f"{count:,} dropped as {told}" if setting is None else f"{count:,} dropped by {reason}: {setting}")
+    ends += [f"{held_out:,} held out"] * (held_out > 0)
+    raise DataError("nothing_to_pack", f"{config.name}: no conversation is left to pack: {', '.join(ends)}")
+
+
+def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> list[Placed]:
+    """Place the pieces, packing by packing, and write plan.arrow and index.arrow; rows and bounds of each packing."""
+    config, done, companions = recipe.config, [], Companions()
+    with (
+        atomic_file(folder / "plan.arrow") as out,
+        pa.ipc.new_file(pa.PythonFile(out, "w"), PLAN_SCHEMA) as plan,
+        index_writer(folder / "index.arrow", tokens, recipe) as index,
+    ):
+        for epoch in range(1, config.epochs + 1):
+            split = "train" if epoch == 1 else f"train_epoch_{epoch}"
+            if epoch == 1:
+                placed = place(pieces.lengths(), pieces.held_out(), config, recipe.shards)
+            else:
+                shards = recipe.shards[split]
+                placed = place_anew(pieces.lengths(), pieces.of, companions, config, epoch, split, shards)
+            _write_plan(plan, pieces, placed)
+            index.write(pieces, placed, with_dropped=epoch == 1)
+            if config.epochs > 1:
+                rows = placed.rows_of_splits[split]
+                if epoch == 1:
+                    in_train = ~pieces.held_out()
+                    pieces = replace(pieces, of=pieces.of[in_train])
+                    placed = replace(placed, row=placed.row[in_train])
+                companions.remember(placed.row, pieces.of, rows)
+            # What is over the pieces is not needed any more.
+            done.append(replace(placed, row=placed.row[:0], start=placed.start[:0]))
+            del placed
+    return done
+
+
+def _write_plan(plan: pa.ipc.RecordBatchFileWriter, pieces: Pieces, placed: Placed) -> None:
+    """A record batch for each shard, as many shards at a time as have SORTED_AT_ONCE pieces."""
+    accepted = pieces.accepted
+    shards = len(placed.edges) - 1
+    step = max(1, int(shards * SORTED_AT_ONCE // max(1, len(pieces))))
+    for first in range(0, shards, step):
+        edges = placed.edges[first : first + step + 1]
+        chosen = _rows_between(placed.row, int(edges[0]), int(edges[-1]))
+        # One number for row and start, in 31 + 20 bits.
+        order = np.argsort(placed.row[chosen].astype(np.int64) << 20 | placed.start[chosen])
+        chosen = chosen[order]
+        row = placed.row[chosen]
+        for low, high in pairwise(edges):
+            inside = slice(*np.searchsorted(row, [low, high]).tolist())
+            of = pieces.columns(chosen[inside])
+            part = accepted.part(of.conversation)
             columns = [
-                placed.row[chosen],
-                placed.start[chosen],
-                accepted.part[of_shard.conversation],
-                accepted.place[of_shard.conversation],
-                of_shard.first,
-                of_shard.taken,
-                of_shard.closed,
+                (row[inside] - low).astype(np.int32),
+                placed.start[chosen[inside]],
+                part.astype(np.int32),
+                (of.conversation - accepted.edges[part]).astype(np.int32),
+                of.first,
+                of.taken,
+                of.closed,
             ]
-            writer.write_batch(pa.record_batch([to_arrow(values) for values in columns], PLAN_SCHEMA))
+            plan.write_batch(pa.record_batch([to_arrow(values) for values in columns], PLAN_SCHEMA))
+
+
+def _rows_between(row: np.ndarray, low: int, high: int) -> np.ndarray:
+    """int32, the pieces whose row is in [low, high)."""
+    found = [np.empty(0, np.int32)]
+    for top in range(0, len(row), packing.CHUNK):
+        part = row[top : top + packing.CHUNK]
+        found.append((np.flatnonzero((part >= low) & (part < high)) + top).astype(np.int32))
+    return np.concatenate(found)

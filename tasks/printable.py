@@ -31,3 +31,15 @@ def printable(text: str) -> str:
 def counted(count: int, noun: str) -> str:
     """1 row, 1,234 rows"""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def aligned(table: list[list[str]]) -> list[str]:
+    """A head and its lines as text, the first column flush left and the others right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in table
+    ]

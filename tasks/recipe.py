@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cached_property, lru_cache
@@ -26,10 +25,18 @@ from tasks.keys import Layout, corpus_key, key_of
 from tasks.sources import Part, SourceFile, SourceSpec, find_parts
 from tasks.templates import BUILT_IN, MARKERS, BuiltIn, Template, built_in_sha256
 
+SPLITS = ("train", "validation")
+
 # About 100 MB a shard: a task costs 60 ms beside its work (fork, page faults, Luigi, syncs), and shards of 25 MB made a
 # corpus of 250 MB take a tenth longer. A smaller corpus is two, so that two workers can write it.
 SOURCE_BYTES_PER_SHARD = 32 << 20
 MOST_SHARDS = 256
+MOST_SHARDS_OF_EPOCHS = 768  # of all packings together
+
+
+def split_names(epochs: int) -> tuple[str, ...]:
+    """All splits, in the order of their shards. The training split is packed anew for each epoch after the first."""
+    return (*SPLITS, *(f"train_epoch_{epoch}" for epoch in range(2, epochs + 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,21 +168,25 @@ class Recipe:
 
     @cached_property
     def corpus_key(self) -> str:
-        sources = [self._content(file) for file in self.files]
-        return corpus_key(self.settings(), sources, self.tokenizer_digest, self.template_sha256)
+        sources, entries = [self._content(file) for file in self.files], [file.entry for file in self.files]
+        return corpus_key(self.settings(), sources, entries, self.tokenizer_digest, self.template_sha256)
 
     # Shards
 
     @cached_property
     def shards(self) -> dict[str, int]:
         """Number of shards of each split."""
-        size = sum(file.bytes for file in self.files)
+        config = self.config
+        weighed = config.weighting != "token_share"
+        size = sum(file.bytes * (config.sources[file.entry].weight if weighed else 1) for file in self.files)
+        most = min(MOST_SHARDS, MOST_SHARDS_OF_EPOCHS // config.epochs)
         several = 2 if 4 * size > SOURCE_BYTES_PER_SHARD else 1
-        train = min(MOST_SHARDS, max(several, math.ceil(size / SOURCE_BYTES_PER_SHARD)))
-        return {"train": train, "validation": math.ceil(train * self.config.validation)}
+        train = min(most, max(several, math.ceil(size / SOURCE_BYTES_PER_SHARD)))
+        validation = math.ceil(train * config.validation)
+        return {name: validation if name == "validation" else train for name in split_names(config.epochs)}
 
     def shard_names(self) -> list[str]:
-        """File names of all shards, train first; a shard's number in the plan is its place here."""
+        """File names of all shards, split by split; a shard's number in the plan is its place here."""
         return [
             f"{split}-{number:05d}-of-{count:05d}.arrow"
             for split, count in self.shards.items()
@@ -215,13 +226,15 @@ def resolve(config_file: Path, root: Path) -> Recipe:
     return recipe_of(load_config(config_file), config_file.parent, root)
 
 
+def specs_of(config: Config) -> list[SourceSpec]:
+    """The sources as the config asks for them."""
+    return [SourceSpec(source.path, source.format, tuple(source.columns.items())) for source in config.sources]
+
+
 def recipe_of(config: Config, folder: Path, root: Path) -> Recipe:
     """Find, cut and digest the sources of a config that lies in `folder`. Raises as `resolve` does."""
-    specs: Sequence[SourceSpec] = [
-        SourceSpec(source.path, source.format, tuple(source.columns.items())) for source in config.sources
-    ]
     layout = Layout(root)
-    found = find_parts(specs, folder, config.part_size, layout.outputs())
+    found = find_parts(specs_of(config), folder, config.part_size, layout.outputs())
     for file, _ in found:
         # What cannot be written to a manifest: a name on disk that is no UTF-8.
         if file.name.encode("utf-8", "ignore").decode() != file.name:

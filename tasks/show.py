@@ -7,20 +7,17 @@ Nothing that comes from a file is read as markup, and control characters in it a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from tasks.errors import InputMissing
 from tasks.manifest import Manifest, SourceFacts, corpus_folder, load_manifest
 from tasks.printable import counted, printable
-
-HEADING_STYLE = "bold cyan"
+from tasks.tables import common_folder, grid, heading, in_bytes, indented, single
 
 SHOWN_SOURCES = 30
 BATCH_ROWS = (8, 32, 64)
@@ -36,14 +33,16 @@ NOTICED = {
 }
 LOST = {
     "too_long": "longer than a row",
+    "min_tokens": "fewer tokens than min_tokens",
+    "max_tokens": "more tokens than max_tokens",
+    "min_turns": "fewer turns than min_turns",
+    "max_turns": "more turns than max_turns",
+    "duplicate": "says what another says",
+    "limit": "over the limit of its source",
+    "weight": "by the weight of its source",
     "no_trained_tokens": "no token to train on",
 }
 TRAINED_TURNS = {"assistant": "assistant turns", "last": "the last assistant turn", "all": "all turns"}
-
-
-def open_console() -> Console:
-    """A console that takes every string for what it says: no markup, no emoji names, no highlighting."""
-    return Console(markup=False, emoji=False, highlight=False)
 
 
 def inspect(path: Path, console: Console) -> None:
@@ -51,34 +50,10 @@ def inspect(path: Path, console: Console) -> None:
     manifest = load_manifest(path)
     _print_head(manifest, path, console)
     _print_sources(manifest, console)
+    _print_mixture(manifest, console)
     _print_ledger(manifest, console)
     _print_packing(manifest, console)
     _print_notes(manifest, console)
-
-
-def _heading(console: Console, title: str, remark: str = "") -> None:
-    console.print()
-    console.print(Text.assemble((title, HEADING_STYLE), (f"  {remark}" if remark else "", "dim")))
-
-
-def _grid(*right: bool, padding: int = 2) -> Table:
-    """A table without lines; a column for each argument, flush right where it is true."""
-    table = Table(box=None, padding=(0, padding, 0, 0), show_header=False, pad_edge=False)
-    for flush in right:
-        table.add_column(justify="right" if flush else "left", no_wrap=flush, overflow="fold")
-    return table
-
-
-def _indented(console: Console, table: Table) -> None:
-    padded = Padding(table, (0, 0, 0, 2), expand=False)
-    if console.is_terminal:
-        console.print(padded)
-        return
-    # Elsewhere the spaces that fill the last column would only be in the way.
-    with console.capture() as capture:
-        console.print(padded)
-    for line in capture.get().splitlines():
-        console.print(Text(line.rstrip()), soft_wrap=True)
 
 
 def _print_head(manifest: Manifest, path: Path, console: Console) -> None:
@@ -104,13 +79,13 @@ def _print_head(manifest: Manifest, path: Path, console: Console) -> None:
     except InputMissing:
         folder = f"{manifest.corpus} is gone; make the corpus again"
     facts += [("corpus", folder), ("manifest", str(path))]
-    table = _grid(False, False)
+    table = grid(False, False)
     for name, value in facts:
         table.add_row(Text(name, "dim"), printable(value))
         if name == "template" and template.markers_as_text:
             markers = " ".join(map(printable, template.markers_as_text))
             table.add_row("", Text(f"{markers}: no tokens of this tokenizer, written as text", "yellow"))
-    _indented(console, table)
+    indented(console, table)
 
 
 def _relative(path: Path) -> Path:
@@ -118,19 +93,10 @@ def _relative(path: Path) -> Path:
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _common_folder(paths: Sequence[str]) -> str:
-    """The folder that all paths share, with a slash at its end; "" where there is none."""
-    folders = [os.path.dirname(path) for path in paths]
-    if len(paths) < 2 or len({os.path.isabs(path) for path in paths}) > 1:
-        return ""
-    common = os.path.commonpath(folders) if all(folders) else ""
-    return f"{common.rstrip('/')}/" if common else ""
-
-
 def _print_sources(manifest: Manifest, console: Console) -> None:
     sources = manifest.sources
-    folder = _common_folder([source.path for source in sources])
-    _heading(console, "Sources", f"below {printable(folder)}" if folder else "")
+    folder = common_folder([source.path for source in sources])
+    heading(console, "Sources", f"below {printable(folder)}" if folder else "")
     wide = console.width >= 100
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", footer_style="bold")
     table.show_footer = len(sources) > 1
@@ -154,6 +120,36 @@ def _print_sources(manifest: Manifest, console: Console) -> None:
         add(Text(printable(source.path.removeprefix(folder))), source.format, _counts([source]))
     if rest := sources[SHOWN_SOURCES:]:
         add(Text(f"… {len(rest):,} more"), "", _counts(rest))
+    indented(console, table)
+
+
+def mixture_table(manifest: Manifest) -> list[list[str]]:
+    """What each entry of `sources` gives to a pass over the training split: a head and a line for each, as text.
+
+    Empty where every conversation is packed once.
+    """
+    mixture = manifest.mixture
+    if manifest.config.get("weighting") != "token_share" and all(m.weight == 1 and not m.limit for m in mixture):
+        return []
+    head = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]
+    folder, lines = _common_folder([m.path for m in mixture]), []
+    for m in mixture:
+        given = [printable(m.path.removeprefix(folder)), f"{m.weight:g}", f"{m.limit:,}" if m.limit else ""]
+        counts = [f"{m.conversations:,}", f"{m.copies:,}", f"{m.tokens:,}", f"{m.tokens_percent:.1f}"]
+        lines.append([*given, *counts, f"{m.trained_tokens:,}", f"{m.trained_tokens_percent:.1f}"])
+    return [head, *lines]
+
+
+def _print_mixture(manifest: Manifest, console: Console) -> None:
+    lines = mixture_table(manifest)
+    if not lines:
+        return
+    _heading(console, "Mixture", f"{manifest.config.get('weighting')}, of one pass over the training split")
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for number, name in enumerate(lines[0]):
+        table.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number > 0)
+    for line in lines[1:]:
+        table.add_row(*map(Text, line))
     _indented(console, table)
 
 
@@ -182,6 +178,8 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
     right = _sum_table("tokens")
     _line(right, "", "encoded", tokens.encoded)
     _line(right, "+", "separators", tokens.separators)
+    if tokens.repeated:
+        _line(right, "+", "further copies", tokens.repeated)
     _line(right, "−", "truncated", tokens.truncated)
     _line(right, "−", "dropped", tokens.dropped)
     _line(right, "=", "packed", tokens.packed, "bold")
@@ -190,20 +188,20 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
         rows, length = manifest.packing_metadata.rows, manifest.sequence_length
         _line(right, "+", "padding", tokens.padding)
         _line(right, "=", f"{rows:,} rows × {length:,}", tokens.packed + tokens.padding, "bold")
-    _heading(console, "Ledger")
+    heading(console, "Ledger")
     if console.width >= 76:
-        both = _grid(False, False, padding=4)
+        both = grid(False, False, padding=4)
         both.add_row(left, right)
-        _indented(console, both)
+        indented(console, both)
     else:
-        _indented(console, left)
-        _indented(console, right)
+        indented(console, left)
+        indented(console, right)
     if sum(conversations.rejected.values()):
-        _indented(console, _single(Text("rejects.jsonl in the corpus names each rejected conversation", "dim")))
+        indented(console, single(Text("rejects.jsonl in the corpus names each rejected conversation", "dim")))
 
 
 def _sum_table(title: str) -> Table:
-    table = _grid(False, False, True, padding=1)
+    table = grid(False, False, True, padding=1)
     table.add_row("", Text(title, "dim"), "")
     return table
 
@@ -217,17 +215,11 @@ def _detail(table: Table, label: str, count: int) -> None:
     table.add_row("", Text(f"  {label}", "dim"), Text(f"{count:,}", "dim"))
 
 
-def _single(text: Text) -> Table:
-    table = _grid(False)
-    table.add_row(text)
-    return table
-
-
 def _print_packing(manifest: Manifest, console: Console) -> None:
     packing = manifest.packing_metadata
     if packing.enabled:
-        _heading(console, "Packing", packing.algorithm)
-        table = _grid(False, True, False)
+        heading(console, "Packing", packing.algorithm)
+        table = grid(False, True, False)
         table.add_row("rows", f"{packing.rows:,}", "")
         table.add_row("lower bound", f"{packing.lower_bound_rows:,}", Text(printable(packing.lower_bound), "dim"))
         table.add_row("above the bound", f"{packing.above_lower_bound_percent:.2f} %", "")
@@ -238,20 +230,20 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
                 Text("of all places hold a token", "dim"),
             )
         table.add_row("conversations per row", f"{packing.avg_conversations_per_sequence:.2f}", "")
-        _indented(console, table)
-    _heading(console, "Splits")
+        indented(console, table)
+    heading(console, "Splits")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("split")
     for name in ("rows", "shards", "size", *(f"steps at {batch}" for batch in BATCH_ROWS)):
         table.add_column(name, justify="right", no_wrap=True)
     for name, split in manifest.splits.items():
         size = sum(shard.bytes for shard in split.shards)
-        steps = [f"{-(-split.rows // batch):,}" if name == "train" else "" for batch in BATCH_ROWS]
+        steps = [f"{-(-split.rows // batch):,}" if name != "validation" else "" for batch in BATCH_ROWS]
         style = "" if split.rows else "dim"
         table.add_row(
-            Text(printable(name)), f"{split.rows:,}", f"{len(split.shards):,}", _size(size), *steps, style=style
+            Text(printable(name)), f"{split.rows:,}", f"{len(split.shards):,}", in_bytes(size), *steps, style=style
         )
-    _indented(console, table)
+    indented(console, table)
     console.print(Text("  steps: optimizer steps in one epoch, at so many rows a step", "dim"))
     rows = manifest.splits["train"].rows if "train" in manifest.splits else 0
     epoch = -(-rows // BATCH_ROWS[1])
@@ -262,33 +254,25 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
             f"An epoch at {BATCH_ROWS[1]} rows a step is {counted(epoch, 'step')}, fewer than {FEW_STEPS}.{held} "
             "Take fewer rows a step, or more epochs."
         )
-        _indented(console, _single(Text(warning, "yellow")))
-
-
-def _size(count: int) -> str:
-    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 1000 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    return f"{value:,.1f} {units[0]}" if value < 100 and units[0] != "B" else f"{value:,.0f} {units[0]}"
+        indented(console, single(Text(warning, "yellow")))
 
 
 def _print_notes(manifest: Manifest, console: Console) -> None:
     noticed = {name: count for name, count in manifest.noticed.items() if count}
     if not noticed:
         return
-    _heading(console, "Noticed")
-    table = _grid(True, False, False)
+    heading(console, "Noticed")
+    table = grid(True, False, False)
     for name, count in noticed.items():
         noun, meaning = NOTICED.get(name, ("", printable(name)))
         table.add_row(f"{count:,}", noun if count == 1 or not noun else f"{noun}s", meaning)
-    _indented(console, table)
+    indented(console, table)
 
 
 def checks(found: Sequence[tuple[str, str]], path: Path, console: Console) -> None:
     """Show what `verify` checked: (name, what was found)."""
-    table = _grid(False, False, False)
+    table = grid(False, False, False)
     for name, what in found:
         table.add_row(Text("✓", "green"), printable(name), printable(what))
-    _indented(console, table)
+    indented(console, table)
     console.print(Text(f"{printable(str(path))}: all {counted(len(found), 'check')} passed", "bold"), soft_wrap=True)

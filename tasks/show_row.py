@@ -170,7 +170,7 @@ def _number_pieces(reader: pa.RecordBatchReader, found: list[dict[str, Any]]) ->
             if (source, record) in firsts:
                 firsts[source, record].append(first)
     for place in found:
-        pieces = sorted(firsts[place["source"], place["record"]])
+        pieces = sorted({*firsts[place["source"], place["record"]]})
         place["pieces"] = len(pieces)
         place["piece"] = pieces.index(place["first"]) + 1
 
@@ -196,7 +196,7 @@ def runs_of(encoder: Encoder, ids: np.ndarray, labels: np.ndarray) -> list[Run]:
     return found
 
 
-def _text_of(encoder: Encoder, runs: Sequence[Run], as_ids: bool) -> Text:
+def text_of(encoder: Encoder, runs: Sequence[Run], as_ids: bool) -> Text:
     """Runs as one text: ⟦ ⟧ around what is trained on, ▐ ▌ around control tokens."""
     text = Text()
     trained = False
@@ -221,7 +221,7 @@ def _text_of(encoder: Encoder, runs: Sequence[Run], as_ids: bool) -> Text:
     return text
 
 
-def _print_hanging(console: Console, text: Text, indent: int = 2) -> None:
+def print_hanging(console: Console, text: Text, indent: int = 2) -> None:
     """Print with every line moved in. Only a terminal gets lines that are wrapped; a pipe gets the data's own."""
     if console.is_terminal:
         lines = text.wrap(console, max(console.width - indent, 20))
@@ -249,7 +249,7 @@ def _print_row(
         f"({100 * trained / max(filled, 1):.0f} %), {counted(length - filled, 'pad')}",
         soft_wrap=True,
     )
-    _print_legend(console)
+    print_legend(console)
     for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
         place = places.get(start)
         own = labels[start:end]
@@ -259,18 +259,18 @@ def _print_row(
         if place and (place["first"] or place.get("pieces", 1) > 1):
             facts.append(f"piece {place['piece']} of {place['pieces']}, from its token {place['first']:,}")
         console.print()
-        _print_conversation_head(console, f"{number}/{len(starts)}", _origin(manifest, place), facts)
+        print_conversation_head(console, f"{number}/{len(starts)}", _origin(manifest, place), facts)
         runs = runs_of(encoder, tokens[start:end], own)
-        _print_hanging(console, _text_of(encoder, runs, as_ids=False))
+        print_hanging(console, text_of(encoder, runs, as_ids=False))
         if ids:
-            _print_hanging(console, Text.assemble(("ids ", "dim"), _text_of(encoder, runs, as_ids=True)))
+            print_hanging(console, Text.assemble(("ids ", "dim"), text_of(encoder, runs, as_ids=True)))
     if filled < length:
         console.print()
         share = f"{100 * (length - filled) / length:.1f} % of the row"
         console.print(Text.assemble(("━━ ", "dim"), counted(length - filled, "pad"), (f"  {share}", "dim")))
 
 
-def _print_legend(console: Console) -> None:
+def print_legend(console: Console) -> None:
     legend = Text.assemble(
         (f"{TRAINED[0]}trained on{TRAINED[1]}", TRAINED_STYLE), "  ", ("not trained on", UNTRAINED_STYLE), "  ",
         CONTROL[0], ("control token", "bold reverse"), CONTROL[1], "  ", ("\\x1b", ESCAPED_STYLE), " escaped character",
@@ -278,8 +278,8 @@ def _print_legend(console: Console) -> None:
     console.print(legend, soft_wrap=True)
 
 
-def _print_conversation_head(console: Console, number: str, origin: str, facts: Sequence[str]) -> None:
-    head = Text.assemble(("━━ ", "cyan"), (f"{number}  ", "dim"), (origin, HEADING_STYLE))
+def print_conversation_head(console: Console, number: str, origin: str, facts: Sequence[str]) -> None:
+    head = Text.assemble(("━━ ", "cyan"), (f"{number}  " if number else "", "dim"), (origin, HEADING_STYLE))
     facts_text = Text(" · ".join(facts), "dim")
     if console.is_terminal and head.cell_len + facts_text.cell_len + 2 > console.width:
         console.print(head, soft_wrap=True)
@@ -296,7 +296,7 @@ def _print_messages(
     if place:
         facts = [counted(place["length"], "token"), f"{place['trained']:,} trained"]
     console.print()
-    _print_conversation_head(console, "1/1", _origin(manifest, place), facts)
+    print_conversation_head(console, "1/1", _origin(manifest, place), facts)
     if row["tools"]:
         _print_titled(console, "tools", _pretty(row["tools"]))
     for message in row["messages"]:
@@ -312,7 +312,7 @@ def _print_messages(
 def _print_titled(console: Console, title: str, content: str, indent: int = 2) -> None:
     console.print(Text.assemble(CONTROL[0], (printable(title), "bold reverse"), CONTROL[1]), soft_wrap=True)
     if content:
-        _print_hanging(console, _styled(content, ""), indent)
+        print_hanging(console, _styled(content, ""), indent)
 
 
 def _pretty(text: str) -> str:

@@ -63,7 +63,7 @@ class SourceFile:
     """A file that is read. `path` is absolute; `name` is the path as the config has it, with /.
 
     `container` and `format` are resolved: what the file is, and no longer what was asked for. `bytes` and `mtime_ns`
-    are those at the time when `sha256` was taken.
+    are those at the time when `sha256` was taken. `entry` is the first spec that reaches it.
     """
 
     path: Path
@@ -75,6 +75,7 @@ class SourceFile:
     bytes: int
     sha256: str
     mtime_ns: int
+    entry: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +92,14 @@ class Part:
     sha256: str
 
 
-def find_parts(
-    specs: Sequence[SourceSpec], folder: Path, part_size: int, outputs: Sequence[Path] = ()
-) -> list[tuple[SourceFile, list[Part]]]:
-    """The files of `specs`, in their order, and within a glob or folder by name; each with its parts.
+def find_files(specs: Sequence[SourceSpec], folder: Path, outputs: Sequence[Path] = ()) -> list[SourceFile]:
+    """The files of `specs`, in their order, and within a glob or folder by name; `sha256` is still empty.
 
-    `folder` is the config's. `part_size` is in bytes; it is doubled until MOST_PARTS of them hold all (each file is
-    one part at least). A file that is reached twice is read once; one below `outputs` is refused.
+    `folder` is the config's. A file that is reached twice is taken once; one below `outputs` is refused.
     Raises UsageError, InputMissing, DataError or StorageError, whose message names the file.
     """
-    if part_size < 1:
-        raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
     found: dict[tuple[int, int], SourceFile] = {}
-    for spec in specs:
+    for entry, spec in enumerate(specs):
         _check_spec(spec)
         try:
             for path, name in locate(spec.path, folder):
@@ -112,7 +108,7 @@ def find_parts(
                         "own_output", f"{name}: is an output of packcorpus, not a source; narrow the path {spec.path}"
                     )
                 stat = path.stat()
-                source = _resolve(path, name, spec, stat)
+                source = replace(_resolve(path, name, spec, stat), entry=entry)
                 first = found.setdefault((stat.st_dev, stat.st_ino), source)
                 if first is not source and (first.format, first.columns) != (source.format, source.columns):
                     raise UsageError(
@@ -124,11 +120,25 @@ def find_parts(
             raise StorageError(
                 "cannot_read", f"{error.filename or spec.path}: cannot be read: {error.strerror or error}"
             ) from None
+    return list(found.values())
+
+
+def find_parts(
+    specs: Sequence[SourceSpec], folder: Path, part_size: int, outputs: Sequence[Path] = ()
+) -> list[tuple[SourceFile, list[Part]]]:
+    """The files of `specs` as `find_files` has them, read once for their digests; each with its parts.
+
+    `part_size` is in bytes; it is doubled until MOST_PARTS of them hold all (each file is one part at least).
+    Raises what `find_files` raises.
+    """
+    if part_size < 1:
+        raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
+    files = find_files(specs, folder, outputs)
     # By doubling, so that a corpus that grows keeps its parts until it is twice as large.
-    while sum(source.bytes for source in found.values()) > part_size * MOST_PARTS:
+    while sum(source.bytes for source in files) > part_size * MOST_PARTS:
         part_size *= 2
     result = []
-    for source in found.values():
+    for source in files:
         try:
             result.append(_hash_and_cut(source, part_size))
         except OSError as error:

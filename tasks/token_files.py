@@ -4,6 +4,7 @@ A token file is an Arrow IPC file with a row for each accepted conversation:
 
     record      int64               number of the record within the part (a line number for JSONL), from 0
     digest      uint64              hash of what the conversation says (conversations.content_digest)
+    turns       int32               messages other than system ones
     trained     int32               tokens that are trained on, the separator included
     separator   bool                whether the last token is an EOS that was added here
     tokens      large_list<int32>   a token that is trained on as its id, another as ~id (bitwise not)
@@ -18,8 +19,9 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +33,7 @@ SCHEMA = pa.schema(
     [
         ("record", pa.int64()),
         ("digest", pa.uint64()),
+        ("turns", pa.int32()),
         ("trained", pa.int32()),
         ("separator", pa.bool_()),
         ("tokens", pa.large_list(pa.int32())),
@@ -57,9 +60,9 @@ class TokenFiles:
             self._chunks.append((edges, views))
 
     def lengths(self) -> np.ndarray:
-        """int32, tokens of each conversation of all files, in order."""
+        """int64, tokens of each conversation of all files, in order."""
         lengths = [np.diff(offsets) for _, views in self._chunks for offsets, _, _ in views]
-        return np.concatenate([np.empty(0, np.int32), *lengths]).astype(np.int32)
+        return np.concatenate([np.empty(0, np.int64), *lengths])
 
     def tokens(self, part: int, conversation: int) -> np.ndarray:
         """int32[length], trained tokens as their id and others as ~id; a view, not a copy."""
@@ -108,3 +111,48 @@ class TokenFiles:
         chunk = bisect_right(edges, conversation) - 1
         offsets, values, _ = views[chunk]
         return offsets, values, conversation - edges[chunk]
+
+
+class TokenColumns:
+    """What token files say of all conversations, by their number over all parts.
+
+    One file is mapped at a time: what is touched of a map counts as memory, and there are 40 bytes a conversation.
+    """
+
+    TYPES: ClassVar[dict[str, type]] = {
+        "record": np.int64, "digest": np.uint64, "turns": np.int32, "trained": np.int32, "separator": np.bool_,
+        "length": np.int32,
+    }  # fmt: skip
+
+    def __init__(self, paths: Sequence[Path], bases: Sequence[int]):
+        """`bases` are the numbers of the first record of each part within its source."""
+        self._paths, self._bases = paths, bases
+        self._part, self._file = -1, TokenFiles([])
+        counts = [self._open(part).tables[0].num_rows for part in range(len(paths))]
+        self.edges: list[int] = [0, *accumulate(counts)]  # conversations before each part
+
+    def column(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
+        """A column of the conversations [first, last), in the type of TYPES; `record` within the source, from 0."""
+        last = self.edges[-1] if last is None else last
+        found: np.ndarray = np.empty(last - first, self.TYPES[name])
+        for part in range(len(self._paths)):
+            begin = self.edges[part]
+            top, bottom = max(first, begin), min(last, self.edges[part + 1])
+            if top < bottom:
+                file = self._open(part)
+                chunks = [] if name == "length" else file.tables[0].column(name).chunks
+                values = np.concatenate([*map(to_numpy, chunks)]) if chunks else file.lengths()
+                found[top - first : bottom - first] = values[top - begin : bottom - begin]
+                if name == "record":
+                    found[top - first : bottom - first] += self._bases[part]
+        return found
+
+    def tokens(self, conversation: int) -> np.ndarray:
+        """int32[length], trained tokens as their id and others as ~id."""
+        part = bisect_right(self.edges, conversation) - 1
+        return self._open(part).tokens(0, conversation - self.edges[part])
+
+    def _open(self, part: int) -> TokenFiles:
+        if part != self._part:
+            self._part, self._file = part, TokenFiles([self._paths[part]])
+        return self._file

@@ -23,7 +23,7 @@ from tasks.errors import PackError, Reject
 from tasks.files import atomic_file, to_json, write_bytes
 from tasks.frames import Frames
 from tasks.segments import segments_of
-from tasks.sources import Part, read_part
+from tasks.sources import Part, SourceFile, read_part
 from tasks.templates import Template, trained_turns
 from tasks.token_files import SCHEMA, WHOLE_SCHEMA
 
@@ -65,10 +65,7 @@ def tokenize_part(
 
             for record, value in reader:
                 try:
-                    if config.packing and (framed := frames.of_record(value)):
-                        batch.add_framed(record, *framed)
-                    else:
-                        _add_with_care(batch, record, value, part, template, config, frames)
+                    add_record(batch, record, value, part.file, template, config, frames)
                 except Reject as reject:
                     rejects.append([record, reject.reason, reject.message])
                 except PackError as error:
@@ -86,13 +83,16 @@ def tokenize_part(
     return receipt
 
 
-def _add_with_care(
-    batch: Batch, record: int, value: object, part: Part, template: Template, config: Config, frames: Frames
+def add_record(
+    batch: Batch, record: int, value: object, file: SourceFile, template: Template, config: Config, frames: Frames
 ) -> None:
-    """A conversation step by step. Raises Reject and PackError."""
+    """The conversation of a record of `file` into the batch. Raises Reject where there is none, and PackError."""
+    if config.packing and (framed := frames.of_record(value)):
+        batch.add_framed(record, *framed)
+        return
     if isinstance(value, Reject):
         raise value
-    conversation = read_record(value, part.file.format, dict(part.file.columns))
+    conversation = read_record(value, file.format, dict(file.columns))
     trained = trained_turns(conversation, config.train_on)
     if not any(trained):
         raise Reject("no_trained_tokens", f"no turn of it is trained on (train_on: {config.train_on})")

@@ -8,7 +8,7 @@ of the template become control tokens of the model, and so does nothing else.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,27 @@ LONGEST_SENTENCE = 16_384
 
 
 def train_tokenizer(parts: tuple[Part, ...], template: str, vocab_size: int, max_record_bytes: int, path: Path) -> None:
-    """Train on what the messages say and write the model.
+    """Train on what the messages say and write the model. Raises what `train_model` and reading raise."""
+    rejects: list[str] = []
+    write_bytes(path, train_model(_sentences(parts, max_record_bytes, rejects), template, vocab_size, rejects))
 
-    Raises DataError where there is no text or vocab_size is too small for its characters, and what reading raises.
+
+def train_model(sentences: Iterable[str], template: str, vocab_size: int, rejects: Sequence[str] = ()) -> bytes:
+    """The model that is trained on `sentences`. `rejects` are why there are no more of them.
+
+    Raises DataError where there is no text or vocab_size is too small for its characters.
     """
     from sentencepiece import SentencePieceTrainer
 
     model = io.BytesIO()
     said = 0
-    rejects: list[str] = []
     failures: list[BaseException] = []
 
-    def sentences() -> Iterator[str]:
+    def counted() -> Iterator[str]:
         # The trainer turns whatever is raised in here into a RuntimeError.
         nonlocal said
         try:
-            for sentence in _sentences(parts, max_record_bytes, rejects):
+            for sentence in sentences:
                 said += bool(sentence.strip())
                 yield sentence
         except BaseException as error:
@@ -67,7 +72,7 @@ def train_tokenizer(parts: tuple[Part, ...], template: str, vocab_size: int, max
         "minloglevel": 2,
     }
     try:
-        SentencePieceTrainer.train(sentence_iterator=sentences(), model_writer=model, **options)
+        SentencePieceTrainer.train(sentence_iterator=counted(), model_writer=model, **options)
     except RuntimeError as error:
         if failures:
             raise failures[0] from None
@@ -81,7 +86,7 @@ def train_tokenizer(parts: tuple[Part, ...], template: str, vocab_size: int, max
             f"no tokenizer could be trained on the sources ({' '.join(str(error).split())[-160:]}); raise vocab_size, "
             f"which is {vocab_size:,}, or name a tokenizer in the config",
         ) from None
-    write_bytes(path, model.getvalue())
+    return model.getvalue()
 
 
 def _sentences(parts: tuple[Part, ...], max_record_bytes: int, rejects: list[str]) -> Iterator[str]:
@@ -97,10 +102,14 @@ def _sentences(parts: tuple[Part, ...], max_record_bytes: int, rejects: list[str
             except Reject as reject:
                 rejects.append(f"{part.file.name}: record {record + 1} of the part: {reject.message}")
                 continue
-            for message in conversation.messages:
-                text = full_text(message)
+            for text in map(full_text, conversation.messages):
                 left -= len(text)
                 if left < 0:
                     return
-                for start in range(0, len(text), LONGEST_SENTENCE):
-                    yield text[start : start + LONGEST_SENTENCE].replace("\0", "")
+                yield from cut_sentence(text)
+
+
+def cut_sentence(text: str) -> Iterator[str]:
+    """A text in pieces that the trainer takes."""
+    for start in range(0, len(text), LONGEST_SENTENCE):
+        yield text[start : start + LONGEST_SENTENCE].replace("\0", "")

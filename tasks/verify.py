@@ -31,11 +31,13 @@ from tasks.errors import DataError
 from tasks.index import INDEX_SCHEMA
 from tasks.ledger import check_ledger
 from tasks.manifest import Manifest, corpus_folder, load_manifest
-from tasks.placement import SPLITS
+from tasks.recipe import split_names
+from tasks.recount import check_choice, conversations_of
 from tasks.shards import IGNORED, conversation_schema, row_schema
 
 # Columns of the index that are null where a conversation was dropped; the others never are.
 PLACE = {"split", "shard", "row", "start", "first"}
+NAMES = {"split", "dropped"}
 
 
 @dataclass(slots=True)
@@ -95,12 +97,16 @@ def _read_index(path: Path) -> pa.Table:
         index = pa.ipc.open_stream(file).read_all()
     if not index.schema.equals(INDEX_SCHEMA):
         raise DataError("bad_index", f"{path}: has another schema than expected: {index.schema.names}")
-    dropped = index["row"].is_null()
+    placed = index["row"].is_valid()
     for name in index.schema.names:
-        if index[name].null_count and not (name in PLACE and index[name].is_null().equals(dropped)):
+        valid = index[name].is_valid()
+        if name == "dropped":
+            valid = pa.compute.invert(valid)
+        if not valid.equals(placed) and (name in PLACE or name == "dropped" or index[name].null_count):
             raise DataError("bad_index", f"{path}: {name} is null where it may not be")
-    if len(index) and pa.compute.min(index["length"]).as_py() < 1:
-        raise DataError("bad_index", f"{path}: a piece has no length")
+    for name, least in (("length", 1), ("source", 0)):
+        if len(index) and pa.compute.min(index[name]).as_py() < least:
+            raise DataError("bad_index", f"{path}: a piece has no {name}")
     return index
 
 
@@ -112,7 +118,7 @@ def _pieces_of(index: pa.Table, split: str, shard: int) -> dict[str, np.ndarray]
         )
     )
     order = np.lexsort((chosen["start"].to_numpy(), chosen["row"].to_numpy()))
-    return {name: chosen[name].to_numpy()[order] for name in chosen.schema.names if name != "split"}
+    return {name: chosen[name].to_numpy()[order] for name in chosen.schema.names if name not in NAMES}
 
 
 def _check_rows(manifest: Manifest, folder: Path, index: pa.Table) -> _Tokens:
@@ -257,30 +263,29 @@ def _check_ledger(manifest: Manifest, folder: Path, index: pa.Table, tokens: _To
         rejects = [orjson.loads(line) for line in (folder / "rejects.jsonl").read_bytes().splitlines()]
         reasons, rejected_by = (Counter(reject[key] for reject in rejects) for key in ("reason", "source"))
     require("rejected", dict(sorted(reasons.items())), ledger.conversations.rejected)
-    source, record = index["source"].to_numpy(), index["record"].to_numpy()
-    placed = ~np.asarray(index["row"].is_null())
-    conversations = np.unique(np.stack([source, record]), axis=1)
-    packed = np.unique(np.stack([source[placed], record[placed]]), axis=1).shape[1]
-    require("packed conversations", packed, ledger.conversations.packed)
-    dropped = conversations.shape[1] - packed
-    require("dropped", dropped, sum(ledger.conversations.dropped.values()))
-    require("read", conversations.shape[1] + len(rejects), ledger.conversations.read)
-    trained = index["trained"].to_numpy()
+    seen = conversations_of(index)
+    require("packed conversations", int(np.count_nonzero(seen["placed"])), ledger.conversations.packed)
+    dropped = Counter(index["dropped"].drop_null().cast(pa.string()).to_pylist())
+    recorded = {reason: count for reason, count in ledger.conversations.dropped.items() if count}
+    require("dropped", dict(sorted(dropped.items())), dict(sorted(recorded.items())))
+    require("read", len(seen["source"]) + len(rejects), ledger.conversations.read)
+    trained = np.bincount(index["source"], index["trained"], minlength=len(manifest.sources)).astype(np.int64)
     for number, facts in enumerate(manifest.sources):
-        accepted = int((conversations[0] == number).sum())
+        accepted = int((seen["source"] == number).sum())
         require(f"{facts.path}: accepted", accepted, facts.accepted)
         require(f"{facts.path}: rejected", rejected_by[facts.path], facts.rejected)
         require(f"{facts.path}: conversations", accepted + facts.rejected, facts.conversations)
-        require(f"{facts.path}: trained_tokens", int(trained[source == number].sum()), facts.trained_tokens)
+        require(f"{facts.path}: trained_tokens", int(trained[number]), facts.trained_tokens)
     require("conversations of all sources", sum(s.conversations for s in manifest.sources), ledger.conversations.read)
     require("tokens of all sources", sum(s.tokens for s in manifest.sources), ledger.tokens.encoded)
-    require("pieces", int(placed.sum()), ledger.pieces.packed)
+    require("pieces", tokens.pieces, ledger.pieces.packed)
     require("packed tokens", tokens.packed, ledger.tokens.packed)
     require("trained tokens", tokens.trained, ledger.tokens.trained)
-    separators = int(index["separator"].to_numpy()[placed].sum())
+    separators = pa.compute.sum(index["separator"]).as_py() or 0
     require("separators", separators, ledger.tokens.separators)
+    require("repeated", tokens.packed - separators - int(seen["tokens"].sum()), ledger.tokens.repeated)
     require("rows", tokens.rows, packing.rows)
-    require("splits", list(manifest.splits), list(SPLITS))
+    require("splits", list(manifest.splits), list(split_names(manifest.config.get("epochs", 1))))
     for name, split in manifest.splits.items():
         require(f"rows of {name}", sum(shard.rows for shard in split.shards), split.rows)
     per_row = round(tokens.pieces / tokens.rows, 4)
@@ -288,9 +293,10 @@ def _check_ledger(manifest: Manifest, folder: Path, index: pa.Table, tokens: _To
     require("compression_ratio", per_row, packing.compression_ratio)
     above = round(100 * (packing.rows / packing.lower_bound_rows - 1), 4) if packing.lower_bound_rows else None
     require("above_lower_bound_percent", above, packing.above_lower_bound_percent)
-    require("truncated", int(index["truncated"].to_numpy().sum()), ledger.conversations.truncated)
+    require("truncated", int(np.count_nonzero(seen["truncated"])), ledger.conversations.truncated)
     places = tokens.rows * manifest.sequence_length
     require("padding", places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)
+    check_choice(manifest, folder, index, seen)
     efficiency = round(100 * tokens.packed / places, 4) if packing.enabled else None
     require("packing_efficiency", efficiency, packing.packing_efficiency)
     if packing.rows < packing.lower_bound_rows:

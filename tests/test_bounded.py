@@ -164,7 +164,7 @@ def test_a_file_that_unpacks_to_a_thousand_times_its_size_is_refused(tmp_path: P
     found = pack(tmp_path, gzip.compress(b"\n" * 400_000_000, 1) + gzip.compress(GOOD), "a.jsonl.gz")
     check(found)
     assert found.code == 65
-    assert "E322 error: a.jsonl.gz: byte " in found.messages
+    assert "E323 error: a.jsonl.gz: byte " in found.messages
 
 
 def test_a_table_of_one_text_again_and_again_is_refused(tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_table_of_one_text_again_and_again_is_refused(tmp_path: Path) -> None:
     found = pack(tmp_path, file.getvalue(), "a.parquet")
     check(found)
     assert found.code == 65
-    assert "E322 error: a.parquet: from record 1 on, a batch takes over 64" in found.messages
+    assert "E323 error: a.parquet: from record 1 on, a batch takes over 64" in found.messages
 
 
 # What a user has by mistake or from others, and a word of what is said of it.

@@ -16,7 +16,7 @@ from tasks.errors import InputMissing, PackError, UsageError
 
 DEFAULTS = {
     "name": "corpus",
-    "sources": [{"path": "x.jsonl", "format": "auto", "columns": {}}],
+    "sources": [{"path": "x.jsonl", "format": "auto", "columns": {}, "weight": 1.0, "limit": None}],
     "tokenizer": None,
     "template": "chatml",
     "sequence_length": 1024,
@@ -24,6 +24,13 @@ DEFAULTS = {
     "overlong": "truncate",
     "validation": 0.0,
     "max_rejects": 0.0,
+    "weighting": "repeat",
+    "duplicates": "keep",
+    "min_tokens": None,
+    "max_tokens": None,
+    "min_turns": None,
+    "max_turns": None,
+    "epochs": 1,
     "packing": True,
     "seed": 42,
     "eos_token": None,
@@ -250,3 +257,39 @@ def test_whatever_stands_in_a_config_there_is_a_message(
         load_config(path)
     except PackError as error:
         assert "any.yaml: " in str(error)  # noqa: PT017 - or no error
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("weight: 0", "sources[0].weight: Input should be greater than 0, found 0"),
+        ("weight: -2", "sources[0].weight: Input should be greater than 0, found -2"),
+        ("weight: 1e9", "sources[0].weight: Input should be less than or equal to 1000, found 1000000000.0"),
+        ("weight: .nan", "sources[0].weight: Input should be a finite number, found nan"),
+        ("weight: .inf", "sources[0].weight: Input should be a finite number, found inf"),
+        ("weight: half", "sources[0].weight: Input should be a valid number, found 'half'"),
+        ("limit: 0", "sources[0].limit: Input should be greater than or equal to 1, found 0"),
+        ("weigth: 2", "sources[0].weigth: unknown key; did you mean `weight`?"),
+    ],
+)
+def test_a_bad_weight_or_limit_is_named(text: str, said: str, tmp_path: Path) -> None:
+    assert said in refusal(tmp_path, f"sources: [{{path: x.jsonl, {text}}}]\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("min_tokens: 9\nmax_tokens: 8", "min_tokens: 9 is more than max_tokens: 8; nothing would be left"),
+        ("min_turns: 3\nmax_turns: 2", "min_turns: 3 is more than max_turns: 2"),
+        ("epochs: 0", "epochs: Input should be greater than or equal to 1, found 0"),
+        ("epochs: 2\npacking: false", "epochs: more than 1 needs packing: true"),
+        ("weighting: token-share", "weighting: Input should be 'repeat', 'subsample' or 'token_share', found"),
+        (
+            "weighting: subsample",
+            "sources[0].weight: 1.5 is more than all of x.jsonl; subsample keeps a share of up to 1",
+        ),
+        ("duplicates: true", "duplicates: Input should be 'keep' or 'drop', found True"),
+    ],
+)
+def test_settings_that_cannot_go_together_are_named(text: str, said: str, tmp_path: Path) -> None:
+    assert said in refusal(tmp_path, f"sources: [{{path: x.jsonl, weight: 1.5}}]\n{text}\n")

@@ -59,6 +59,13 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "overlong": ("drop", {}),
     "validation": (0.25, {}),
     "max_rejects": (0.5, {}),
+    "weighting": ("token_share", {}),
+    "duplicates": ("drop", {}),
+    "min_tokens": (30, {}),
+    "max_tokens": (90, {}),
+    "min_turns": (3, {}),
+    "max_turns": (2, {}),
+    "epochs": (2, {}),
     "packing": (False, {}),
     "seed": (43, {}),
     "eos_token": ("<|endoftext|>", {}),
@@ -84,7 +91,7 @@ NAMED: dict[str, tuple[Any, Any]] = {
 NO_EFFECT: dict[str, list[Any]] = {"part_size": [1024, 3000, 1 << 30], "engine": ["reference"]}
 
 # A source has fields of its own. format: auto is resolved, so that it has an effect only where it finds another one.
-SOURCE = {"path", "format", "columns"}
+SOURCE = {"path", "format", "columns", "weight", "limit"}
 
 
 def shard_bytes(made: Recipe) -> list[bytes]:
@@ -147,6 +154,31 @@ def test_every_field_of_a_source_changes_the_key_where_it_is_read_otherwise(tmp_
         len({key(), key(format="sharegpt"), key(format="messages", columns={"messages": "chat"}), key(format="text")})
         == 4
     )
+
+
+@pytest.mark.parametrize("field", ["weighting", "duplicates", "min_tokens", "max_turns", "epochs"])
+def test_who_is_packed_and_how_often_does_not_change_a_token_file(field: str, tmp_path: Path) -> None:
+    before, after = resolved(tmp_path), resolved(tmp_path, **{field: OTHER[field][0]})
+    assert [before.tokens_key(part) for part in before.parts] == [after.tokens_key(part) for part in after.parts]
+
+
+def test_weights_limits_and_what_they_are_for_change_the_key(tmp_path: Path) -> None:
+    """And the grouping of files does so only where it has an effect."""
+    project(tmp_path)
+    shutil.copy(tmp_path / "chat.jsonl", tmp_path / "more.jsonl")
+
+    def key(*sources: dict[str, Any], **changes: Any) -> str:
+        return resolved(tmp_path, sources=list(sources), **changes).corpus_key
+
+    one, two = {"path": "chat.jsonl"}, {"path": "more.jsonl"}
+    both = {"path": "[cm][ho][ar][te].jsonl"}
+    assert key(one, two) == key(both) == key(one | {"weight": 1}, two | {"weight": 1.0})
+    keys = [
+        key(one, two), key(one | {"weight": 2}, two), key(one, two | {"weight": 2}), key(both | {"weight": 2}),
+        key(one | {"limit": 5}, two), key(both | {"limit": 5}), key(one | {"limit": 5}, two | {"limit": 5}),
+        key(one, two, weighting="token_share"), key(both, weighting="token_share"),
+    ]  # fmt: skip
+    assert len(set(keys)) == len(keys)
 
 
 @pytest.fixture(scope="module")

@@ -16,12 +16,14 @@ from small_corpus import Tokens, token_file, tokens_of
 
 from tasks.config import Config, Source
 from tasks.errors import DataError
-from tasks.pieces import Accepted, Lost, Pieces, cut_overlong
-from tasks.token_files import TokenFiles
+from tasks.ledger import Lost, count_lost
+from tasks.pieces import REJECTED, Accepted, Columns, cut_overlong
+from tasks.token_files import TokenColumns
 
 
 class Result(NamedTuple):
-    pieces: Pieces
+    pieces: Columns
+    trained: np.ndarray
     lost: Lost
     late: list[int]
     accepted: Accepted
@@ -32,27 +34,26 @@ def cut(rows: list[Tokens], parts: int = 1, **values: Any) -> Result:
     config = Config(sources=[Source(path="x")], **values)
     edges = [len(rows) * part // parts for part in range(parts + 1)]
     with tempfile.TemporaryDirectory() as name:
-        paths: list[Path | None] = []
+        paths: list[Path] = []
         for number, (top, bottom) in enumerate(pairwise(edges)):
             path = Path(name) / f"{number}.arrow"
             token_file(path, rows[top:bottom])
             paths.append(path)
-        tokens = TokenFiles(paths)
-    counts = np.diff(edges)
-    part = np.repeat(np.arange(parts, dtype=np.int32), counts)
-    accepted = Accepted(
-        part=part,
-        place=(np.arange(len(rows)) - np.array(edges)[part]).astype(np.int32),
-        record=np.arange(len(rows), dtype=np.int64),
-        length=tokens.lengths(),
-        trained=np.array([sum(v >= 0 for v in values) for values, _ in rows], np.int32),
-        separator=np.array([separator for _, separator in rows], bool),
-        held_out=np.zeros(len(rows), bool),
-    )
-    file = SimpleNamespace(name="chats.jsonl")
-    recipe: Any = SimpleNamespace(config=config, parts=[SimpleNamespace(file=file)] * parts)
-    pieces, lost, late = cut_overlong(accepted, tokens, recipe)
-    return Result(pieces, lost, late.tolist(), accepted)
+        tokens = TokenColumns(paths, [0] * parts)
+        accepted = Accepted(
+            edges=np.array(edges),
+            length=tokens.column("length"),
+            separator=np.array([separator for _, separator in rows], bool),
+            held_out=np.zeros(len(rows), bool),
+            why=np.zeros(len(rows), np.uint8),
+        )
+        file = SimpleNamespace(name="chats.jsonl")
+        recipe: Any = SimpleNamespace(config=config, parts=[SimpleNamespace(file=file)] * parts)
+        pieces = cut_overlong(accepted, tokens, recipe)
+        late = np.flatnonzero(accepted.why == REJECTED).tolist()
+        return Result(
+            pieces.columns(slice(None)), pieces.trained(slice(None), tokens), count_lost(pieces, config), late, accepted
+        )
 
 
 def pieces_by_conversation(result: Result, count: int) -> list[list[tuple[int, int, bool, int]]]:
@@ -60,7 +61,7 @@ def pieces_by_conversation(result: Result, count: int) -> list[list[tuple[int, i
     found: list[list[tuple[int, int, bool, int]]] = [[] for _ in range(count)]
     p = result.pieces
     assert (np.diff(p.conversation) >= 0).all(), "pieces must stand in source order"
-    for owner, *columns in zip(p.conversation, p.first, p.taken, p.closed, p.trained, strict=True):
+    for owner, *columns in zip(p.conversation, p.first, p.taken, p.closed, result.trained, strict=True):
         found[int(owner)].append((int(columns[0]), int(columns[1]), bool(columns[2]), int(columns[3])))
     return found
 
@@ -76,25 +77,25 @@ def test_tokens_add_up_and_stand_in_order(
 ) -> None:
     packing |= overlong == "split"
     result = cut(rows, parts, overlong=overlong, sequence_length=length, packing=packing)
-    pieces, lost, late, accepted = result
+    pieces, _, lost, late, _ = result
     for column, kind in (
-        (pieces.first, np.int32), (pieces.taken, np.int32), (pieces.closed, np.bool_), (pieces.trained, np.int32),
+        (pieces.first, np.int32), (pieces.taken, np.int32), (pieces.closed, np.bool_), (result.trained, np.int32),
     ):  # fmt: skip
         assert column.dtype == kind
 
     # The ledger's equation, and each of its terms by a count of its own.
     encoded = sum(len(values) - separator for values, separator in rows)
-    separators = int(pieces.separators(accepted).sum())
-    packed = int(pieces.lengths.sum())
+    separators = int(pieces.separator.sum())
+    packed = int(pieces.length.sum())
     gone = lost.tokens_truncated + lost.tokens_dropped
     assert encoded - lost.tokens_rejected + separators == packed + gone
     is_long = [len(values) > length for values, _ in rows]
     kept = pieces_by_conversation(result, len(rows))
     assert all(not kept[c] for c in late)
-    assert lost.dropped == (sum(is_long) if overlong == "drop" else 0)
+    assert lost.dropped["too_long"] == (sum(is_long) if overlong == "drop" else 0)
     assert lost.truncated == sum(bool(k) and k[0][2] and overlong == "truncate" for k in kept)
     assert lost.split == (sum(bool(k) and long for k, long in zip(kept, is_long, strict=True)) * (overlong == "split"))
-    assert len(late) + lost.dropped + sum(map(bool, kept)) == len(rows)
+    assert len(late) + lost.dropped["too_long"] + sum(map(bool, kept)) == len(rows)
 
     for (values, _), own, long in zip(rows, kept, is_long, strict=True):
         if not long or (not packing and overlong == "truncate"):
@@ -140,8 +141,8 @@ def test_exactly_a_row_is_not_over_long() -> None:
     fits, over = ([~5, *[6] * 7], False), ([~5, *[6] * 8], True)
     for overlong in ("truncate", "drop", "split", "error"):
         result = cut([fits], overlong=overlong, sequence_length=8)
-        assert result.pieces.lengths.tolist() == [8]
-        assert result.lost == Lost()
+        assert result.pieces.length.tolist() == [8]
+        assert result.lost == Lost({"too_long": 0})
     result = cut([over], overlong="truncate", sequence_length=8)
     assert result.pieces.taken.tolist() == [7]
     assert result.pieces.closed.tolist() == [True]
@@ -152,7 +153,7 @@ def test_nothing_trained_within_the_row_is_rejected_late() -> None:
     rows: list[Tokens] = [([~5] * 9 + [6], False), ([~5, 6], False), ([~5] * 20 + [6], True)]
     result = cut(rows, overlong="truncate", sequence_length=8)
     assert result.late == [0, 2]
-    assert result.lost == Lost(tokens_rejected=10 + 20)
+    assert result.lost == Lost({"too_long": 0}, tokens_rejected=10 + 20)
     assert result.pieces.conversation.tolist() == [1]
 
 
@@ -162,7 +163,7 @@ def test_a_conversation_without_a_trained_token_never_makes_a_row() -> None:
         result = cut(rows, overlong=overlong, sequence_length=8)
         assert result.pieces.conversation.tolist() == [0]
         assert result.late == [1, 2]
-        assert result.lost == Lost(tokens_rejected=2 + 20)
+        assert result.lost == Lost({"too_long": 0}, tokens_rejected=2 + 20)
 
 
 def test_error_names_the_first_and_says_what_to_do() -> None:
@@ -179,14 +180,14 @@ def test_error_names_the_first_and_says_what_to_do() -> None:
 def test_without_packing_a_row_is_a_whole_conversation() -> None:
     rows: list[Tokens] = [([~5, *[6] * 30], True), ([~5, 6], False)]
     result = cut(rows, packing=False, overlong="truncate", sequence_length=8)
-    assert result.pieces.lengths.tolist() == [31, 2]
-    assert result.lost == Lost()
+    assert result.pieces.length.tolist() == [31, 2]
+    assert result.lost == Lost({"too_long": 0})
     result = cut(rows, packing=False, overlong="drop", sequence_length=8)
-    assert result.pieces.lengths.tolist() == [2]
-    assert result.lost == Lost(dropped=1, tokens_dropped=30)
+    assert result.pieces.length.tolist() == [2]
+    assert result.lost == Lost({"too_long": 1}, tokens_dropped=30)
 
 
 def test_no_conversations() -> None:
     result = cut([])
-    assert len(result.pieces.lengths) == 0
+    assert len(result.pieces.length) == 0
     assert result.late == []

@@ -1,40 +1,42 @@
-"""Placing: each piece in one row of one shard, each row in one order for ever."""
+"""Placing: each piece in one row of one shard, each row in one order for ever, each epoch with other rows."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tasks.companions import Companions
 from tasks.config import Config, Source
-from tasks.pieces import Accepted, Pieces
-from tasks.placement import SPLITS, Placed, hold_out_at_least_one, place, shuffle
+from tasks.placement import Placed, hold_out_at_least_one, place, place_anew
+from tasks.recipe import SPLITS
 
-
-def columns(lengths: list[int], held_out: list[bool], owners: list[int] | None = None) -> tuple[Pieces, Accepted]:
-    owner = np.array(owners if owners is not None else range(len(lengths)), np.int64)
-    count = len(held_out)
-    nothing = np.zeros(count, np.int32)
-    accepted = Accepted(nothing, nothing, nothing, nothing, nothing, nothing.astype(bool), np.array(held_out, bool))
-    zeros = np.zeros(len(lengths), np.int32)
-    return Pieces(owner, zeros, np.array(lengths, np.int32), zeros.astype(bool), zeros), accepted
+Stands = list[tuple[int, int, int]]  # shard, row within it, start
 
 
 def config(**values: Any) -> Config:
     return Config(sources=[Source(path="x")], **values)
 
 
-def check(placed: Placed, pieces: Pieces, accepted: Accepted, settings: Config, shards: dict[str, int]) -> None:
+def placed_of(lengths: list[int], held_out: list[bool], settings: Config, shards: dict[str, int]) -> Placed:
+    return place(np.array(lengths, np.int32), np.array(held_out, bool), settings, shards)
+
+
+def stands_of(placed: Placed) -> Stands:
+    shard = placed.shard(slice(None))
+    row = placed.row - placed.edges[shard]
+    return list(zip(shard.tolist(), row.tolist(), placed.start.tolist(), strict=True))
+
+
+def check(placed: Placed, lengths: list[int], held_out: list[bool], settings: Config, shards: dict[str, int]) -> None:
     """Every invariant of a plan, one row at a time."""
+    assert placed.row.dtype == placed.start.dtype == np.int32
     rows: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for shard, row, start, length, owner in zip(
-        placed.shard.tolist(), placed.row.tolist(), placed.start.tolist(), pieces.lengths.tolist(),
-        pieces.conversation.tolist(), strict=True,
-    ):  # fmt: skip
-        assert (shard >= shards["train"]) == bool(accepted.held_out[owner]), "in a shard of the other split"
+    for (shard, row, start), length, validation in zip(stands_of(placed), lengths, held_out, strict=True):
+        assert (shard >= shards["train"]) == validation, "in a shard of the other split"
         rows.setdefault((shard, row), []).append((start, length))
     for stands in rows.values():
         end = 0
@@ -43,7 +45,7 @@ def check(placed: Placed, pieces: Pieces, accepted: Accepted, settings: Config, 
             end += length
         assert end <= settings.sequence_length or not settings.packing
         assert len(stands) == 1 or settings.packing
-    counts = placed.rows_of_shards.tolist()
+    counts = np.diff(placed.edges).tolist()
     assert len(counts) == sum(shards.values())
     assert sorted(rows) == [(shard, row) for shard, count in enumerate(counts) for row in range(count)]
     assert placed.rows == sum(counts) == len(rows)
@@ -60,99 +62,93 @@ def check(placed: Placed, pieces: Pieces, accepted: Accepted, settings: Config, 
 def test_a_plan_is_valid(data: st.DataObject) -> None:
     length = data.draw(st.integers(8, 40))
     packing = data.draw(st.booleans())
-    validation = data.draw(st.sampled_from([0.0, 0.001, 0.5]))
+    validation = data.draw(st.booleans())
     lengths = data.draw(st.lists(st.integers(2, length), min_size=1, max_size=60))
-    held_out = [validation > 0 and data.draw(st.booleans()) for _ in lengths]
+    held_out = [validation and data.draw(st.booleans()) for _ in lengths]
     shards = {"train": data.draw(st.integers(1, 7)), "validation": data.draw(st.integers(1, 3)) if validation else 0}
     group = data.draw(st.sampled_from([1, 2, 7, 100]))
-    settings = config(sequence_length=length, packing=packing, validation=validation, plan_group=group, seed=3)
-    pieces, accepted = columns(lengths, held_out)
-    placed = place(pieces, accepted, settings, shards)
-    check(placed, pieces, accepted, settings, shards)
-    if validation == 0:
-        assert placed.rows_of_splits["validation"] == 0
-    elif len(lengths) > 1:
-        assert all(placed.rows_of_splits.values()), "each side of a split has a row"
-    again = place(*columns(lengths, held_out), settings, shards)
-    for name in ("shard", "row", "start"):
-        assert (getattr(placed, name) == getattr(again, name)).all()
+    settings = config(sequence_length=length, packing=packing, plan_group=group, seed=3)
+    placed = placed_of(lengths, held_out, settings, shards)
+    check(placed, lengths, held_out, settings, shards)
+    assert stands_of(placed) == stands_of(placed_of(lengths, held_out, settings, shards))
 
 
 def test_groups_do_not_share_rows() -> None:
-    pieces, accepted = columns([4] * 10, [False] * 10)
-    settings = config(sequence_length=8, plan_group=5)
-    placed = place(pieces, accepted, settings, {"train": 1, "validation": 0})
+    placed = placed_of([4] * 10, [False] * 10, config(sequence_length=8, plan_group=5), {"train": 1, "validation": 0})
     assert placed.rows == 6
     assert set(placed.row[:5]).isdisjoint(placed.row[5:])
     assert placed.lower_bounds[0][0] == 5
 
 
-def test_one_conversation() -> None:
-    for held_out in (False, True):
-        for validation in (0.0, 0.9):
-            pieces, accepted = columns([5], [held_out and validation > 0])
-            placed = place(pieces, accepted, config(validation=validation), {"train": 2, "validation": 1})
-            assert placed.rows_of_splits == {"train": 1, "validation": 0}
-            assert (placed.shard.tolist(), placed.row.tolist(), placed.start.tolist()) == ([1], [0], [0])
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), min_size=1, max_size=8))
+def test_holding_out(given: list[tuple[bool, bool, int]]) -> None:
+    """(held out, stays, content): all of one content move together, and only where one side is empty."""
+    flags, stays = (np.array([row[column] for row in given]) for column in (0, 1))
+    contents = np.array([row[2] for row in given], np.uint64)
+    before = flags.copy()
+    hold_out_at_least_one(flags, stays, lambda: contents, 0.0)
+    assert (flags == before).all(), "a corpus without validation is left alone"
+    hold_out_at_least_one(flags, stays, lambda: contents, 0.5)
+    assert len(set(contents[flags != before].tolist())) <= 1
+    if len(set(contents[stays].tolist())) > 1:
+        assert set(flags[stays].tolist()) == {True, False}
+    elif stays.any() and (before[stays].all() or not before[stays].any()):
+        assert not flags[stays].any(), "a single content is trained on"
+    if before[stays].any() and not before[stays].all():
+        assert (flags == before).all()
+    for content in set(contents[flags != before].tolist()):
+        assert len(set(flags[contents == content].tolist())) == 1, "the same content on both sides"
 
 
-def test_pieces_of_a_conversation_stay_on_one_side() -> None:
-    pieces, accepted = columns([8] * 6, [False, False, False], owners=[0, 0, 1, 1, 2, 2])
-    placed = place(pieces, accepted, config(sequence_length=8, validation=0.1), {"train": 1, "validation": 1})
-    assert placed.shard.tolist() == [0, 0, 0, 0, 1, 1]
+# -- epochs ----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
-def test_holding_out(held_out: list[bool], data: st.DataObject) -> None:
-    chosen = data.draw(st.sets(st.integers(0, len(held_out) - 1)))
-    conversations = np.array(sorted(chosen), np.int64)
-    flags = np.array(held_out)
-    hold_out_at_least_one(flags, conversations, 0.0)
-    assert flags.tolist() == held_out, "a corpus without validation is left alone"
-    hold_out_at_least_one(flags, conversations, 0.5)
-    assert (flags != np.array(held_out)).sum() <= 1
-    if len(chosen) > 1:
-        assert set(flags[conversations].tolist()) == {True, False}
-    elif chosen:
-        assert not flags[conversations].any(), "a single conversation is trained on"
+def sets_of(placed: Placed, of: np.ndarray) -> Counter[frozenset[int]]:
+    """The rows of two or more pieces, as sets."""
+    rows: dict[int, set[int]] = {}
+    sizes = Counter(placed.row.tolist())
+    for row, piece in zip(placed.row.tolist(), of.tolist(), strict=True):
+        rows.setdefault(row, set()).add(piece)
+    return Counter(frozenset(pieces) for row, pieces in rows.items() if sizes[row] > 1)
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.integers(0, 500), st.integers(0, (1 << 63) - 1), st.integers(0, 1))
-def test_a_shuffle_is_a_permutation(count: int, seed: int, stream: int) -> None:
-    order = shuffle(count, seed, stream)
-    assert order.dtype == np.int64
-    assert sorted(order.tolist()) == list(range(count))
-    assert (order == shuffle(count, seed, stream)).all()
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(2, 24), min_size=2, max_size=50), st.integers(0, 5))
+def test_an_epoch_has_all_pieces_in_as_many_rows_and_parts_who_can_be_parted(lengths: list[int], seed: int) -> None:
+    settings, shards = config(sequence_length=24, seed=seed), {"train": 2, "validation": 0}
+    sizes, of = np.array(lengths, np.int32), np.arange(len(lengths), dtype=np.int32)
+    first = place(sizes, np.zeros(len(lengths), bool), settings, shards)
+    companions = Companions()
+    companions.remember(first.row, of, first.rows)
+    second = place_anew(sizes, of, companions, settings, 2, "train_epoch_2", 2)
+    splits, bounds = {"train": second.rows, "validation": 0}, [*second.lower_bounds, (0, "")]
+    as_first = Placed(second.row, second.start, second.edges, splits, bounds)
+    check(as_first, lengths, [False] * len(lengths), settings, shards)
+    assert second.rows == first.rows, "training has as many steps in every pass"
+    for pieces in sets_of(first, of).keys() & sets_of(second, of).keys():
+        inside = Counter(lengths[piece] for piece in pieces)
+        assert all(lengths.count(length) == times for length, times in inside.items()), "could have been parted"
 
 
-def test_a_shuffle_is_the_same_for_ever() -> None:
-    why = "the order of rows changed: raise VERSIONS['corpus'] in tasks/keys.py, then this test"
-    assert shuffle(12, 42, 0).tolist() == [10, 2, 11, 1, 0, 3, 8, 9, 4, 7, 5, 6], why
-    assert shuffle(12, 42, 1).tolist() == [3, 11, 10, 7, 5, 9, 2, 8, 4, 1, 0, 6], why
-    assert shuffle(8, (1 << 63) - 1, 0).tolist() == [5, 7, 4, 2, 6, 1, 3, 0], why
-
-
-def test_each_seed_and_stream_has_an_order_of_its_own() -> None:
-    orders = {tuple(shuffle(50, seed, stream).tolist()) for seed in (0, 1, 2, 42, 1 << 40) for stream in (0, 1)}
-    assert len(orders) == 10
-
-
-@pytest.mark.parametrize("seed", [0, 42])
-def test_a_shuffle_moves_every_region_everywhere(seed: int) -> None:
-    """A shard is a stretch of the new order: each tenth of the old one must be spread over all ten."""
-    tenths = np.histogram2d(np.arange(10_000) // 1000, shuffle(10_000, seed, 0) // 1000, bins=10)[0]
-    assert tenths.min() > 60
-    assert tenths.max() < 140
+def test_real_lengths_meet_again_in_next_to_no_row() -> None:
+    lengths = (20 + np.exp(np.random.default_rng(0).normal(4.6, 0.6, 3000))).astype(np.int32).clip(max=512)
+    of = np.arange(len(lengths), dtype=np.int32)
+    settings, companions, seen = config(sequence_length=512), Companions(), Counter[frozenset[int]]()
+    placed = place(lengths, np.zeros(len(of), bool), settings, {"train": 1, "validation": 0})
+    for epoch in range(2, 6):
+        companions.remember(placed.row, of, placed.rows)
+        seen |= sets_of(placed, of)
+        placed = place_anew(lengths, of, companions, settings, epoch, f"train_epoch_{epoch}", 1)
+        found = sets_of(placed, of)
+        assert len(found.keys() & seen.keys()) <= 0.05 * len(found)
 
 
 def test_a_plan_is_the_same_for_ever() -> None:
     why = "the plan changed: raise VERSIONS['corpus'] in tasks/keys.py, then this test"
     lengths = [(37 * i * i + 11 * i) % 29 + 3 for i in range(16)]
-    pieces, accepted = columns(lengths, [i % 5 == 4 for i in range(16)])
-    placed = place(pieces, accepted, config(sequence_length=32, validation=0.2), {"train": 2, "validation": 1})
-    found = list(zip(placed.shard.tolist(), placed.row.tolist(), placed.start.tolist(), strict=True))
+    settings, shards = config(sequence_length=32), {"train": 2, "validation": 1}
+    found = stands_of(placed_of(lengths, [i % 5 == 4 for i in range(16)], settings, shards))
     assert found == [
         (1, 3, 28),
         (0, 0, 0),

@@ -6,7 +6,8 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,11 +36,15 @@ ENCODER: Any = SimpleNamespace(eos_id=EOS, pad_id=PAD)
 
 @dataclass
 class PartInput:
-    """One part of a source: its accepted conversations by line, and its rejected lines."""
+    """One part of a source: its accepted conversations by line, and its rejected lines.
+
+    Content and turns are those of `says`; else each line says something else, in two turns.
+    """
 
     accepted: dict[int, Tokens]
     rejected: dict[int, str]
     lines: int
+    says: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
 @st.composite
@@ -49,22 +54,31 @@ def part_inputs(draw: st.DrawFn, longest: int) -> PartInput:
     rejected = {
         line: draw(st.sampled_from(["bad_role", "bad_json"])) for line, kind in enumerate(kinds) if kind == "rejected"
     }
-    return PartInput(accepted, rejected, len(kinds))
+    # The same content has the same length, as it has in a token file.
+    says = {
+        line: (hash_of(len(values), draw(st.integers(0, 3))), len(values) % 5) for line, (values, _) in accepted.items()
+    }
+    return PartInput(accepted, rejected, len(kinds), says)
+
+
+def hash_of(*numbers: int) -> int:
+    return int.from_bytes(blake2b(bytes(numbers), digest_size=8).digest(), "big")
 
 
 @contextmanager
-def recipe_of(sources: Sequence[Sequence[PartInput]], **values: Any) -> Iterator[Recipe]:
+def recipe_of(sources: Sequence[Sequence[PartInput]], /, **values: Any) -> Iterator[Recipe]:
     """A recipe whose token files lie where the plan looks for them. A source is a list of parts."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         (root / "any.model").write_bytes(b"never opened here")
-        config = Config(sources=[Source(path="x")], tokenizer="any.model", **values)
+        config = Config(**{"sources": [Source(path="x")], "tokenizer": "any.model"} | values)
         files, parts = [], []
         for number, own in enumerate(sources):
             container = "jsonl" if number % 2 == 0 else "csv"
             file = SourceFile(
-                root / f"s{number}", f"s{number}.x", container, "", "messages", (), 10, f"{number:064x}", 0
-            )
+                root / f"s{number}", f"s{number}.x", container, "", "messages", (), 10, f"{number:064x}", 0,
+                min(number, len(config.sources) - 1),
+            )  # fmt: skip
             files.append(file)
             parts += [Part(file, at, at + 1, f"{number:032x}{at:032x}") for at in range(len(own))]
         recipe = Recipe(config, root, Layout(root), tuple(files), tuple(parts))
@@ -80,8 +94,9 @@ def recipe_of(sources: Sequence[Sequence[PartInput]], **values: Any) -> Iterator
 def write_part(recipe: Recipe, part: Part, given_part: PartInput, base: int) -> None:
     key = recipe.tokens_key(part)
     lines = list(given_part.accepted)
-    digests = [0x9E3779B97F4A7C15 * (base + line + 1) % 2**64 for line in lines]
-    receipt = token_file(recipe.layout.token_file(key), list(given_part.accepted.values()), lines, digests)
+    says = [given_part.says.get(line, (0x9E3779B97F4A7C15 * (base + line + 1) % 2**64, 2)) for line in lines]
+    digests, turns = [content for content, _ in says], [count for _, count in says]
+    receipt = token_file(recipe.layout.token_file(key), list(given_part.accepted.values()), lines, digests, turns)
     receipt["conversations"] += len(given_part.rejected)
     receipt["records"] = given_part.lines
     receipt["rejects"] = [[line, code, f"why {code}"] for line, code in given_part.rejected.items()]
@@ -93,10 +108,21 @@ def cases(draw: st.DrawFn) -> tuple[list[list[PartInput]], dict[str, Any]]:
     length = draw(st.integers(8, 32))
     parts = st.lists(part_inputs(3 * length), min_size=1, max_size=3)
     sources = draw(st.lists(parts, min_size=1, max_size=3))
-    return sources, {
+    weights = st.sampled_from([0.3, 1.0, 2.0, 2.5])
+    limits = st.sampled_from([None, None, 1, 4])
+    weighting = draw(st.sampled_from(["repeat", "repeat", "token_share"]))
+    entries = [Source(path=f"s{n}.x", weight=draw(weights), limit=draw(limits)) for n in range(len(sources))]
+    mixed = {"sources": entries, "weighting": weighting} if draw(st.booleans()) else {}
+    return sources, mixed | {
         "sequence_length": length,
         "overlong": draw(st.sampled_from(["truncate", "drop", "split"])),
         "validation": draw(st.sampled_from([0.0, 0.4])),
+        "duplicates": draw(st.sampled_from(["keep", "drop"])),
+        "min_tokens": draw(st.sampled_from([None, None, 4])),
+        "max_tokens": draw(st.sampled_from([None, None, 2 * length])),
+        "min_turns": draw(st.sampled_from([None, None, 2])),
+        "max_turns": draw(st.sampled_from([None, None, 3])),
+        "epochs": draw(st.sampled_from([1, 1, 3])),
         "plan_group": draw(st.sampled_from([2, 1000])),
         "max_rejects": 1.0,
         "seed": draw(st.integers(0, 5)),
@@ -137,29 +163,35 @@ def test_every_token_stands_in_one_row_and_the_ledger_knows_of_it(
 ) -> None:
     sources, values = case
     conversations = {}  # (source, line of the file) → tokens
+    says = {}
     early = []
     for number, own in enumerate(sources):
         base = 0
         for part in own:
             conversations |= {(number, base + line + 1): tokens for line, tokens in part.accepted.items()}
+            says |= {(number, base + line + 1): content for line, content in part.says.items()}
             early += [(number, base + line + 1, code) for line, code in part.rejected.items()]
             base += part.lines
     with recipe_of(sources, **values) as recipe:
         try:
             receipt = make_plan(recipe, recipe.plan_folder)
         except DataError as error:
-            assert "no conversation is left to pack" in str(error)  # noqa: PT017 - or no error
+            assert error.reason in ("nothing_to_pack", "empty_share")  # noqa: PT017 - or no error
             assert not (recipe.plan_folder / "plan.json").exists()
-            length = values["sequence_length"]
-            assert all(len(tokens) > length for tokens, _ in conversations.values())
+            config = recipe.config
+            filters = [config.max_tokens, config.min_tokens, config.min_turns, config.max_turns, *(
+                source.limit for source in config.sources)]  # fmt: skip
+            if not any(filters) and error.reason == "nothing_to_pack":
+                assert all(len(tokens) > config.sequence_length for tokens, _ in conversations.values())
             return
-        check_corpus(recipe, receipt, conversations, early)
+        check_corpus(recipe, receipt, conversations, says, early)
 
 
 def check_corpus(
     recipe: Recipe,
     receipt: dict[str, Any],
     conversations: dict[tuple[int, int], Tokens],
+    says: dict[tuple[int, int], tuple[int, int]],
     early: list[tuple[int, int, str]],
 ) -> None:
     config, ledger = recipe.config, receipt["ledger"]
@@ -170,25 +202,30 @@ def check_corpus(
     rejects = [orjson.loads(line) for line in (recipe.plan_folder / "rejects.jsonl").read_bytes().splitlines()]
 
     # The index: in source order, its pieces tile the rows, each holds the tokens that it says.
-    assert [(r["source"], r["record"]) for r in index] == sorted((r["source"], r["record"]) for r in index)
+    pieces: dict[tuple[int, int, int], list[dict[str, Any]]] = {}
+    for entry in index:
+        pieces.setdefault((entry["source"], entry["record"], entry["first"] or 0), []).append(entry)
+    assert list(pieces) == sorted(pieces), "further copies come after all"
     free = {
         (*shard, at): set(range(sum(row["attention_mask"])))
         for shard, rows in shards.items()
         for at, row in enumerate(rows)
     }
     seen: Counter[str] = Counter()
-    packed, dropped, sides = set(), set(), {}
+    packed, reasons, sides = set(), {}, {}
     for entry in index:
         key = entry["source"], entry["record"]
         values, has_separator = conversations[key]
+        assert (entry["digest"], entry["turns"]) == says[key]
         if entry["row"] is None:
             assert {entry[name] for name in ("split", "shard", "start", "first")} == {None}
             assert (entry["length"], entry["trained"], entry["separator"]) == (len(values), 0, False)
-            assert len(values) > config.sequence_length
-            dropped.add(key)
+            reasons[key] = entry["dropped"]
             continue
         packed.add(key)
-        assert sides.setdefault(key, entry["split"]) == entry["split"], "pieces on both sides of the split"
+        assert entry["dropped"] is None
+        held_out = entry["split"] == "validation"
+        assert sides.setdefault(says[key][0], held_out) == held_out, "what it says is on both sides of the split"
         row = shards[entry["split"], entry["shard"]][entry["row"]]
         start, length, first = entry["start"], entry["length"], entry["first"]
         places = set(range(start, start + length))
@@ -210,13 +247,18 @@ def check_corpus(
         seen["packed"] += length
         seen["trained"] += entry["trained"]
         seen["separators"] += entry["separator"]
-        seen["truncated"] += entry["truncated"]
         seen["pieces"] += 1
+        if entry is not pieces[(*key, first)][0]:
+            seen["repeated"] += length - entry["separator"]
+        else:
+            seen["truncated"] += entry["truncated"]
     assert not any(free.values()), "a token that no piece of the index covers"
     assert all(any(label != -100 for label in row["labels"]) for rows in shards.values() for row in rows)
+    check_copies(config, pieces, reasons, conversations)
+    check_reasons(config, packed, reasons, conversations, says)
 
     # What is not in the index was rejected.
-    late = set(conversations) - packed - dropped
+    late = set(conversations) - packed - reasons.keys()
     lines = {(r["source"], r.get("line", r.get("record"))): r["reason"] for r in rejects}
     assert len(lines) == len(rejects)
     wanted = {(f"s{n}.x", line): code for n, line, code in early}
@@ -233,7 +275,7 @@ def check_corpus(
         "read": len(conversations) + len(early),
         "packed": len(packed),
         "rejected": dict(Counter(lines.values())),
-        "dropped": {"too_long": len(dropped)},
+        "dropped": {"too_long": 0} | Counter(reasons.values()),
         "truncated": seen["truncated"],
         "split": sum(len(conversations[key][0]) > config.sequence_length for key in packed)
         if config.overlong == "split"
@@ -241,27 +283,100 @@ def check_corpus(
     }
     tokens = ledger["tokens"]
     assert tokens["encoded"] == encoded
-    for name in ("packed", "trained", "separators"):
+    for name in ("packed", "trained", "separators", "repeated"):
         assert tokens[name] == seen[name], name
     assert tokens["packed"] + tokens["padding"] == rows * config.sequence_length
-    assert tokens["encoded"] + tokens["separators"] == tokens["packed"] + tokens["truncated"] + tokens["dropped"]
+    assert tokens["encoded"] + tokens["separators"] + tokens["repeated"] == (
+        tokens["packed"] + tokens["truncated"] + tokens["dropped"]
+    )
     assert tokens["rejected"] == sum(len(conversations[key][0]) - conversations[key][1] for key in late)
-    if config.overlong == "drop":
-        assert tokens["dropped"] == sum(len(conversations[key][0]) - conversations[key][1] for key in dropped)
+    if config.overlong != "split":
+        assert tokens["dropped"] == sum(len(conversations[key][0]) - conversations[key][1] for key in reasons)
     assert ledger["pieces"]["packed"] == seen["pieces"]
 
     # Sources and packing figures.
     for number, facts in enumerate(receipt["sources"]):
-        own = {key for key in conversations if key[0] == number}
-        assert facts["accepted"] == len(own - late)
-        assert facts["rejected"] == len(own & late) + sum(n == number for n, *_ in early)
+        of_source = {key for key in conversations if key[0] == number}
+        assert facts["accepted"] == len(of_source - late)
+        assert facts["rejected"] == len(of_source & late) + sum(n == number for n, *_ in early)
         assert facts["conversations"] == facts["accepted"] + facts["rejected"]
-        assert facts["tokens"] == sum(len(conversations[key][0]) - conversations[key][1] for key in own - late)
+        assert facts["tokens"] == sum(len(conversations[key][0]) - conversations[key][1] for key in of_source - late)
         assert facts["trained_tokens"] == sum(r["trained"] for r in index if r["source"] == number)
     packing = receipt["packing_metadata"]
     assert packing["rows"] == rows >= packing["lower_bound_rows"] >= -(-seen["packed"] // config.sequence_length)
     assert packing["packing_efficiency"] == round(100 * seen["packed"] / (rows * config.sequence_length), 4)
     assert packing["compression_ratio"] == round(seen["pieces"] / rows, 4)
+    for number, facts in enumerate(receipt["mixture"]):
+        in_train = [r for r in index if r["split"] == "train" and min(r["source"], len(config.sources) - 1) == number]
+        assert facts["conversations"] == len({(r["source"], r["record"]) for r in in_train})
+        assert facts["tokens"] == sum(r["length"] for r in in_train)
+        assert facts["trained_tokens"] == sum(r["trained"] for r in in_train)
+
+
+def check_copies(
+    config: Config,
+    pieces: dict[tuple[int, int, int], list[dict[str, Any]]],
+    reasons: dict[tuple[int, int], str],
+    conversations: dict[tuple[int, int], Tokens],
+) -> None:
+    """Every conversation is packed as often as weight and epochs say: once more or less often than another at most."""
+    copies: dict[int, set[int]] = {}
+    for (source, _, _), entries in pieces.items():
+        splits = Counter(entry["split"] for entry in entries)
+        if splits.keys() <= {None}:
+            continue
+        if "validation" in splits:
+            assert splits == {"validation": 1}
+            continue
+        assert splits.keys() == {"train", *(f"train_epoch_{n}" for n in range(2, config.epochs + 1))}
+        assert len(set(splits.values())) == 1, "an epoch has other pieces"
+        copies.setdefault(min(source, len(config.sources) - 1), set()).add(splits["train"])
+    for entry, found in copies.items():
+        weight = config.sources[entry].weight if config.weighting == "repeat" else 1
+        assert found <= {max(1, int(weight)), int(weight) + (weight % 1 > 0)}
+
+
+def check_reasons(
+    config: Config,
+    packed: set[tuple[int, int]],
+    reasons: dict[tuple[int, int], str],
+    conversations: dict[tuple[int, int], Tokens],
+    says: dict[tuple[int, int], tuple[int, int]],
+) -> None:
+    """Who was dropped had to be, for the first reason that holds; who is packed is within all bounds."""
+
+    def filtered(key: tuple[int, int]) -> str:
+        length, turns = len(conversations[key][0]), says[key][1]
+        bounds = {
+            "min_tokens": config.min_tokens is not None and length < config.min_tokens,
+            "max_tokens": config.max_tokens is not None and length > config.max_tokens,
+            "min_turns": config.min_turns is not None and turns < config.min_turns,
+            "max_turns": config.max_turns is not None and turns > config.max_turns,
+        }
+        return next((name for name, holds in bounds.items() if holds), "")
+
+    assert not any(map(filtered, packed))
+    seen = set()
+    for key in sorted(conversations):
+        reason = filtered(key)
+        if not reason and config.duplicates == "drop":
+            content = says[key][0], len(conversations[key][0])
+            reason = "duplicate" if content in seen else ""
+            seen.add(content)
+        if not reason and config.overlong == "drop" and len(conversations[key][0]) > config.sequence_length:
+            reason = "too_long"
+        if reason:
+            assert reasons[key] == reason
+        elif key in reasons:
+            assert reasons[key] in ("limit", "weight")
+    for entry, source in enumerate(config.sources):
+        own = [key for key in packed if min(key[0], len(config.sources) - 1) == entry]
+        assert source.limit is None or len(own) <= source.limit
+        limited = [key for key, reason in reasons.items() if reason == "limit" and key[0] == entry]
+        assert (
+            not limited
+            or len(own) + sum(reason == "weight" and key[0] == entry for key, reason in reasons.items()) == source.limit
+        )
 
 
 # -- rejects ---------------------------------------------------------------------------------------------------------
@@ -330,7 +445,7 @@ def test_nothing_to_pack() -> None:
 def test_a_ledger_that_does_not_close_fails() -> None:
     ledger: dict[str, Any] = {
         "conversations": {"read": 10, "packed": 6, "rejected": {"a": 1, "b": 1}, "dropped": {"too_long": 2}},
-        "tokens": {"encoded": 100, "separators": 6, "packed": 90, "truncated": 10, "dropped": 6},
+        "tokens": {"encoded": 100, "separators": 6, "repeated": 4, "packed": 90, "truncated": 14, "dropped": 6},
     }
     check_ledger(ledger)
     for group, names in (("conversations", ("read", "packed")), ("tokens", tuple(ledger["tokens"]))):

@@ -39,7 +39,7 @@ LONG = [
 
 
 def make(root: Path, **values: Any) -> Path:
-    records = [*conversations(40, longest=5), BAD, *LONG]
+    records = [*conversations(40, longest=5), BAD, *LONG, *conversations(values.pop("again", 0), longest=5)]
     settings = {"sequence_length": LENGTH, "validation": 0.2, "max_rejects": 1.0} | values
     return pack_corpus(make_recipe(root, records, **settings))
 
@@ -49,7 +49,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "drop": {"overlong": "drop", "validation": 0.0},
     "split": {"overlong": "split", "train_on": "all"},
     "whole": {"packing": False},
-}
+    "mixed": {
+        "sources": [{"path": "chat.jsonl", "weight": 1.5, "limit": 25}], "duplicates": "drop", "max_turns": 2,
+        "epochs": 2, "again": 3,
+    },
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +149,7 @@ def test_a_corpus_is_accepted(kind: str, made: dict[str, Path], tmp_path: Path) 
     assert [name for name, _ in report.checks] == ["manifest", "files", "rows", "index", "ledger"]
     manifest = orjson.loads(made[kind].read_bytes())
     ledger = manifest["ledger"]
-    assert ledger["conversations"]["read"] == 47
+    assert ledger["conversations"]["read"] == 47 + KINDS[kind].get("again", 0)
     assert sum(ledger["conversations"]["rejected"].values()) >= 1
     counts = {"truncate": "truncated", "split": "split"}
     if kind in counts:
@@ -429,6 +433,69 @@ def test_an_index_that_breaks_one_invariant(tamper: Callable[[Tampered], None], 
     truncated.write_index()
     truncated.sign()
     assert truncated.refused().endswith(said)
+
+
+def of_split(t: Tampered, split: str | None) -> list[dict[str, Any]]:
+    return [entry for entry in t.index if entry["split"] == split]
+
+
+def one_conversation(t: Tampered, entry: dict[str, Any], **changes: Any) -> None:
+    """Change what all entries of a conversation say."""
+    for other in t.index:
+        if other["record"] == entry["record"]:
+            other |= changes
+
+
+def too_many_turns(t: Tampered) -> None:
+    one_conversation(t, of_split(t, "train")[0], turns=3)
+
+
+def few_turns_for_a_drop(t: Tampered) -> None:
+    next(entry for entry in t.index if entry["dropped"] == "max_turns")["turns"] = 2
+
+
+def on_both_sides(t: Tampered) -> None:
+    one_conversation(t, of_split(t, "validation")[0], digest=of_split(t, "train")[0]["digest"])
+
+
+def twice_the_same(t: Tampered) -> None:
+    by_length: dict[int, dict[str, Any]] = {}
+    for entry in of_split(t, "train"):
+        other = by_length.setdefault(entry["length"], entry)
+        if other["record"] != entry["record"]:
+            return one_conversation(t, entry, digest=other["digest"])
+    raise AssertionError("no two are as long")
+
+
+def others_in_an_epoch(t: Tampered) -> None:
+    one = of_split(t, "train_epoch_2")[0]
+    other = next(entry for entry in of_split(t, "train_epoch_2") if entry["length"] != one["length"])
+    one["record"], other["record"] = other["record"], one["record"]
+
+
+def another_reason(t: Tampered) -> None:
+    next(entry for entry in t.index if entry["dropped"] == "duplicate")["dropped"] = "limit"
+
+
+MIXED: list[tuple[Callable[[Tampered], None], str]] = [
+    (too_many_turns, "is packed, and max_turns is 2"),
+    (few_turns_for_a_drop, "was dropped by max_turns, and is not outside of it"),
+    (on_both_sides, "is in the validation split, and what it says is in the training split, too"),
+    (twice_the_same, "is packed, and so is another that says the same"),
+    (others_in_an_epoch, "train_epoch_2 has other pieces than train"),
+    (another_reason, "dropped is recorded as"),
+]
+
+
+@pytest.mark.parametrize(("tamper", "said"), MIXED, ids=[tamper.__name__ for tamper, _ in MIXED])
+def test_a_choice_that_the_settings_do_not_make(
+    tamper: Callable[[Tampered], None], said: str, made: dict[str, Path], tmp_path: Path
+) -> None:
+    t = copy_of(made, "mixed", tmp_path)
+    tamper(t)
+    t.write_index()
+    t.sign()
+    assert said in t.refused()
 
 
 def test_an_index_of_another_schema(truncated: Tampered) -> None:

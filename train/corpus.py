@@ -21,7 +21,7 @@ from tasks.errors import DataError, InputMissing, UsageError
 from tasks.files import read_json, sha256_of
 from tasks.keys import FORMAT_VERSION
 from tasks.manifest import Manifest, corpus_folder, load_manifest, mend
-from tasks.placement import SPLITS
+from tasks.recipe import SPLITS
 from tasks.shards import conversation_schema, row_schema
 
 SHARD_NAME = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.arrow")

@@ -155,6 +155,29 @@ class PackedDataset(torch.utils.data.Dataset):
         return self._blocks[block], row - self._tops[block]
 
 
+class Passes(torch.utils.data.Dataset):
+    """The rows of one packing in each pass over the data: of the k-th in the k-th, then from the first on again.
+
+    `packings` have as many rows each.
+    """
+
+    def __init__(self, packings: Sequence[PackedDataset]):
+        self.packings, self._now = packings, packings[0]
+
+    def begin(self, number: int) -> None:
+        """A pass begins; they are counted from 0."""
+        self._now = self.packings[number % len(self.packings)]
+
+    def __len__(self) -> int:
+        return len(self._now)
+
+    def __getitem__(self, row: SupportsIndex) -> dict[str, torch.Tensor]:
+        return self._now[row]
+
+    def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[dict[str, torch.Tensor]]:
+        return self._now.__getitems__(rows)
+
+
 def _record_batches(
     where: Path, data: pa.Buffer, names: Sequence[str], length: int
 ) -> Iterator[tuple[Columns, np.ndarray]]:

@@ -15,7 +15,7 @@ import torch
 from train.attention import Collator
 from train.config import TrainingConfig
 from train.corpus import PACKED, Corpus
-from train.dataset import PackedDataset
+from train.dataset import PackedDataset, Passes
 from train.trainer import packed_trainer
 
 
@@ -26,9 +26,13 @@ class PackedFeed:
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         self.isolated = corpus.isolated
-        self.train = PackedDataset(corpus, "train", config.load)
+        # Digests of all packings are checked before the first step, and not hours later.
+        packings = [name for name in corpus.splits if name == "train" or name.startswith("train_epoch_")]
+        same = [name for name in packings if corpus.rows(name) == corpus.rows("train")]
+        self.passes = Passes([PackedDataset(corpus, name, config.load) for name in same])
+        self.train = self.passes.packings[0]
         self.validation = PackedDataset(corpus, "validation", config.load) if corpus.rows("validation") else None
-        splits = [split for split in (self.train, self.validation) if split]
+        splits = [split for split in (*self.passes.packings, self.validation) if split]
         self.max_id = max(split.max_id for split in splits)
         self.tokens, self.trained = self.train.tokens, self.train.trained_tokens
         self.places = len(self.train) * corpus.sequence_length
@@ -38,12 +42,14 @@ class PackedFeed:
         self.described = (
             f"{len(self.train):,} rows of {corpus.sequence_length:,}, {full:.2f} % full, {_where(self.train)}"
         )
+        if len(same) > 1:
+            self.described += f"; {len(same)} packings, each pass has the next"
 
     def collator(self, attention: str) -> Any:
         return Collator(attention)
 
     def trainer(self, model: Any, given: dict[str, Any], collator: Any) -> Any:
-        return packed_trainer(model, given, collator, self.train, self.validation)
+        return packed_trainer(model, given, collator, self.passes, self.validation)
 
     def positions(self) -> torch.Tensor:
         """Of typical rows, int[rows, L]; without them a row is one conversation."""

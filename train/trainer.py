@@ -15,10 +15,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tasks.errors import DataError
 from train.config import TrainingConfig
+from train.dataset import Passes
 
 
 def arguments(config: TrainingConfig, output: str, choice: dict[str, Any], device: str, bf16: bool) -> dict[str, Any]:
@@ -160,13 +161,24 @@ def one_gpu(args: TrainingArguments) -> TrainingArguments:
     return args
 
 
-def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: Any, validation: Any) -> PackedTrainer:
+class NextPacking(TrainerCallback):
+    """Tells the rows which pass begins. accelerate would do so on one rank, and not on several."""
+
+    def __init__(self, rows: Passes):
+        self._rows = rows
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._rows.begin(int(state.epoch or 0))
+
+
+def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: Passes, validation: Any) -> PackedTrainer:
     return PackedTrainer(
         model=model,
         args=one_gpu(TrainingArguments(**given)),
         data_collator=collator,
         train_dataset=train,
         eval_dataset=validation,
+        callbacks=[NextPacking(train)],
     )
 
 

@@ -1,0 +1,116 @@
+"""Memory and seconds of PlanPacking, from token files on disk to plan.arrow, index.arrow and receipt.
+
+    python bench/planning.py [KEY=VALUE …] [--conversations 1000000 10000000]
+
+Token files of 200,000 conversations each are drawn, of 28 tokens on average, in rows of 128 (4.8 conversations a row,
+as chats in rows of 1024). KEY=VALUE are settings over the config's, such as validation=0.01. 10 million take 1.7 GB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tasks.batch import NOTICED
+from tasks.config import Config
+from tasks.files import sha256_of, to_json, write_bytes
+from tasks.keys import Layout
+from tasks.plan import make_plan
+from tasks.recipe import Recipe
+from tasks.sources import Part, SourceFile
+from tasks.token_files import SCHEMA
+
+PART = 200_000
+BATCH = 8192
+LENGTH = 128
+
+
+def write_part(recipe: Recipe, part: Part, number: int) -> None:
+    """A token file of PART conversations, every second token trained, and its receipt."""
+    key = recipe.tokens_key(part)
+    path = recipe.layout.token_file(key)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(number)
+    total = 0
+    with pa.OSFile(str(path), "w") as file, pa.ipc.new_file(file, SCHEMA) as writer:
+        for top in range(0, PART, BATCH):
+            count = min(BATCH, PART - top)
+            lengths = (4 + np.exp(random.normal(2.9, 0.7, count))).astype(np.int64).clip(max=LENGTH)
+            offsets = np.concatenate([[0], np.cumsum(lengths)])
+            values = np.arange(offsets[-1], dtype=np.int32) % 1000
+            values[::2] = ~values[::2]
+            values[offsets[:-1]] = ~5
+            trained = np.add.reduceat(values >= 0, offsets[:-1])
+            total += len(values) - count
+            columns = {
+                "record": np.arange(top, top + count),
+                "digest": random.integers(0, 1 << 63, count, dtype=np.uint64) * np.uint64(2),
+                "turns": np.full(count, 2, np.int32),
+                "trained": trained.astype(np.int32),
+                "separator": np.ones(count, bool),
+                "tokens": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)),
+            }
+            arrays = [pa.array(columns[name]) if name != "tokens" else columns[name] for name in SCHEMA.names]
+            writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
+    counts = {"conversations": PART, "records": PART, "accepted": PART, "tokens": total, "rejects": []}
+    receipt = counts | dict.fromkeys(NOTICED, 0) | {"sha256": sha256_of(path)}
+    write_bytes(recipe.layout.token_receipt(key), to_json(receipt))
+
+
+def recipe_of(root: Path, conversations: int, settings: dict[str, Any]) -> Recipe:
+    (root / "any.model").write_bytes(b"never opened here")
+    values = {"sources": [{"path": "x"}], "tokenizer": "any.model", "sequence_length": LENGTH} | settings
+    size = 1200 * conversations
+    file = SourceFile(root / "x", "x.jsonl", "jsonl", "", "messages", (), size, f"{0:064x}", 0)
+    parts = tuple(Part(file, at, at + 1, f"{at:064x}") for at in range(conversations // PART))
+    return Recipe(Config.model_validate(values), root, Layout(root), (file,), parts)
+
+
+def measure(root: Path, conversations: int, settings: dict[str, Any]) -> None:
+    """One line of the table; in a process of its own, since a peak is that of a process."""
+    recipe = recipe_of(root, conversations, settings)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    started = time.perf_counter()
+    receipt = make_plan(recipe, recipe.plan_folder)
+    seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    print(
+        f"{conversations:>13,} {receipt['packing_metadata']['rows']:>11,} {seconds:>8.1f} {before / 1e6:>9,.0f} "
+        f"{peak / 1e6:>8,.0f} {(peak - before) / conversations:>23.1f}",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Memory and seconds of PlanPacking.")
+    parser.add_argument("--conversations", type=int, nargs="+", default=[1_000_000, 10_000_000])
+    parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
+    arguments = parser.parse_args()
+    settings = {name: yaml.safe_load(value) for name, value in (pair.split("=", 1) for pair in arguments.settings)}
+    print("conversations        rows  seconds  start MB  peak MB  bytes a conversation")
+    with tempfile.TemporaryDirectory(prefix="packcorpus-") as name:
+        recipe = recipe_of(Path(name), max(arguments.conversations), settings)
+        for number, part in enumerate(recipe.parts):
+            write_part(recipe, part, number)
+        for conversations in arguments.conversations:
+            process = multiprocessing.get_context("spawn").Process(
+                target=measure, args=(Path(name), conversations, settings)
+            )
+            process.start()
+            process.join()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""What `packcorpus check` predicts beside what the run gives: each source of a config alone, and all of them together.
+
+    python bench/prediction.py CONFIG [--lengths 512 1024 2048 4096] [--budget BYTES] [--workers 2]
+
+Prints Markdown. `--budget` is how much of the sources the prediction may read: with less than they have, it is put to
+the test. Each run is the real command in a folder of its own; the token files of a config are re-used for further
+lengths, so times and bytes on disk are told for the first length alone. Memory and time are those of run.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import orjson
+import yaml
+
+from tasks.config import Config, load_config
+from tasks.prediction import BUDGET, predict
+
+ROOT = Path(__file__).resolve().parent.parent
+LUIGI = Path(sys.executable).parent / "luigi"
+COLUMNS = ("conversations", "rows", "tokens", "trained", "efficiency")
+
+
+def run(config: Path, root: Path, length: int, workers: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Figures of the real command, and what it cost."""
+    words = [str(LUIGI), "--module", "pipeline", "PackCorpus", "--config", str(config), "--root", str(root)]
+    words += ["--sequence-length", str(length), "--workers", str(workers)]
+    env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
+    done = subprocess.run(words, cwd=root, env=env, capture_output=True, text=True, check=False)
+    if done.returncode:
+        sys.exit(done.stderr)
+    manifest = orjson.loads(Path(done.stdout.splitlines()[-1]).read_bytes())
+    corpus = root / manifest["corpus"]
+    ledger, packing = manifest["ledger"], manifest["packing_metadata"]
+    figures = {
+        "conversations": ledger["conversations"]["read"],
+        "rows": packing["rows"],
+        "tokens": ledger["tokens"]["packed"],
+        "trained": ledger["tokens"]["trained"],
+        "efficiency": packing["packing_efficiency"],
+    }
+    record = orjson.loads((corpus / "run.json").read_bytes())
+    disk = sum(path.stat().st_size for path in (root / "data").rglob("*") if path.is_file())
+    return figures, {"seconds": record["seconds"], "memory": record["peak_memory_bytes"], "disk": disk}
+
+
+def predicted(config: Config, folder: Path, root: Path, workers: int, budget: int) -> tuple[Any, Any]:
+    found = predict(config, folder, root, workers, budget)
+    figures = {
+        "conversations": sum(source.conversations for source in found.sources),
+        "rows": sum(found.rows.values()),
+        "tokens": found.tokens["packed"],
+        "trained": found.tokens["trained"],
+        "efficiency": found.efficiency,
+    }
+    return figures, {"seconds": found.seconds, "memory": found.memory, "disk": sum(found.disk.values())}
+
+
+def alone(config: Path, folder: Path) -> list[tuple[str, Path]]:
+    """(name, config) of all sources together and of each file of them alone; paths are absolute."""
+    settings = yaml.safe_load(config.read_text())
+    from tasks.recipe import specs_of
+    from tasks.sources import find_files
+
+    loaded = load_config(config)
+    files = find_files(specs_of(loaded), config.parent)
+    for key in ("tokenizer", "template"):
+        if (config.parent / str(settings.get(key, ""))).is_file():
+            settings[key] = str((config.parent / settings[key]).resolve())
+    found = []
+    for name, some in [("together", files), *((file.path.name, [file]) for file in files)]:
+        sources = [{"path": str(file.path), "format": file.format, "columns": dict(file.columns)} for file in some]
+        path = folder / f"{len(found)}.yaml"
+        path.write_text(yaml.safe_dump(settings | {"sources": sources}))
+        found.append((name, path))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048, 4096])
+    parser.add_argument("--budget", type=int, default=BUDGET)
+    parser.add_argument("--workers", type=int, default=2)
+    options = parser.parse_args()
+    titles = [f"{name}, {kind}" for name in COLUMNS for kind in ("predicted", "run")]
+    print(f"| source | length | {' | '.join(titles)} | points off | check, s |")
+    print("|---|---:|" + "---:|" * (len(titles) + 2))
+    costs = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for number, (name, path) in enumerate(alone(options.config.resolve(), Path(scratch))):
+            root = Path(scratch) / f"root-{number}"
+            root.mkdir()
+            for length in options.lengths:
+                start = time.perf_counter()
+                told = predicted(load_config(path, str(length)), path.parent, root, options.workers, options.budget)
+                seconds = time.perf_counter() - start
+                got = run(path, root, length, options.workers)
+                cells = [
+                    f"{side[0][name]:,.2f}" if name == "efficiency" else f"{side[0][name]:,.0f}"
+                    for name in COLUMNS
+                    for side in (told, got)
+                ]
+                off = told[0]["efficiency"] - got[0]["efficiency"]
+                print(f"| {name} | {length} | {' | '.join(cells)} | {off:+.2f} | {seconds:.1f} |", flush=True)
+                if length == options.lengths[0]:
+                    costs.append((name, told[1], got[1]))
+    print(f"\nAt {options.lengths[0]}, {options.workers} workers:\n")
+    print("| source | MB on disk, predicted | run | MB of memory, predicted | run | seconds, predicted | run |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
+    for name, told, got in costs:
+        pairs = [(told["disk"] / 1e6, got["disk"] / 1e6), (told["memory"] / 1e6, got["memory"] / 1e6)]
+        pairs.append((told["seconds"], got["seconds"]))
+        print(f"| {name} | " + " | ".join(f"{value:,.1f}" for pair in pairs for value in pair) + " |")
+
+
+if __name__ == "__main__":
+    main()

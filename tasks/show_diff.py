@@ -1,0 +1,122 @@
+"""What `packcorpus diff` shows of a Difference, and the same for JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from tasks.diff import Change, Difference, Moved
+from tasks.printable import counted, printable
+from tasks.tables import grid, heading, indented
+
+SHOWN = 20  # conversations, settings or figures
+CUT = 72  # characters of a value or text
+
+
+def show(found: Difference, before: Path, after: Path, console: Console) -> None:
+    """What is another in `after`, section by section; what is the same is not spoken of."""
+    console.print(Text.assemble(("− ", "red"), printable(str(before))), soft_wrap=True)
+    console.print(Text.assemble(("+ ", "green"), printable(str(after))), soft_wrap=True)
+    if found.same:
+        console.print("the same sources, settings and conversations")
+        return
+    _print_sources(found, console)
+    _print_changes("Settings", found.settings, console)
+    _print_changes("Figures", found.figures, console)
+    _print_conversations(found, console)
+
+
+def _print_sources(found: Difference, console: Console) -> None:
+    if not (found.added or found.removed or found.changed):
+        return
+    heading(console, "Sources")
+    table = grid(False, False, True, False)
+    for source in found.removed:
+        table.add_row(Text("−", "red"), printable(source.path), f"{source.conversations:,}", "conversations")
+    for source in found.added:
+        table.add_row(Text("+", "green"), printable(source.path), f"{source.conversations:,}", "conversations")
+    for before, after in found.changed:
+        more = after.conversations - before.conversations
+        told = f"conversations ({more:+,}), {after.bytes - before.bytes:+,} bytes"
+        if (before.format, before.columns) != (after.format, after.columns):
+            told += f", read as {after.format}, not {before.format}"
+        table.add_row(Text("≠", "yellow"), printable(after.path), f"{after.conversations:,}", told)
+    indented(console, table)
+
+
+def _print_changes(title: str, changes: list[Change], console: Console) -> None:
+    if not changes:
+        return
+    heading(console, title)
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table.add_column("", no_wrap=True)
+    for name in ("before", "after", ""):
+        table.add_column(name, justify="right" if title == "Figures" else "left", overflow="fold")
+    for name, before, after in changes[: SHOWN * 2]:
+        more = ""
+        if title == "Figures" and before is not None and after is not None:
+            more = f"{after - before:+,.4g}" if isinstance(after - before, float) else f"{after - before:+,}"
+        table.add_row(printable(name), _value(before), _value(after), Text(more, "dim"))
+    indented(console, table)
+    _print_rest(len(changes) - SHOWN * 2, console)
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    text = f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
+    line = printable(text.replace("\n", " "))
+    return line if len(line) <= CUT else f"{line[: CUT - 1]}…"
+
+
+def _print_conversations(found: Difference, console: Console) -> None:
+    if not found.by:
+        heading(console, "Conversations", "not compared: a corpus folder is gone")
+        return
+    by = "known by what they say" if found.by == "content" else "known by source and line: tokens are not comparable"
+    heading(console, "Conversations", f"{len(found.went):,} went, {len(found.came):,} came; {by}")
+    for sign, colour, moved in (("−", "red", found.went), ("+", "green", found.came)):
+        table = grid(False, False, False)
+        for one in moved[:SHOWN]:
+            table.add_row(Text(sign, colour), printable(f"{one.source}:{one.record}"), Text(_cut(one.text), "dim"))
+        if moved:
+            indented(console, table)
+            _print_rest(len(moved) - SHOWN, console)
+
+
+def _print_rest(count: int, console: Console) -> None:
+    if count > 0:
+        console.print(Text(f"  … {counted(count, 'line')} more; --json gives all", "dim"))
+
+
+def as_object(found: Difference, before: Path, after: Path) -> dict[str, Any]:
+    """All of it, for JSON."""
+    return {
+        "before": str(before),
+        "after": str(after),
+        "same": found.same,
+        "sources": {
+            "added": [source.model_dump() for source in found.added],
+            "removed": [source.model_dump() for source in found.removed],
+            "changed": [{"before": one.model_dump(), "after": other.model_dump()} for one, other in found.changed],
+        },
+        "settings": [change._asdict() for change in found.settings],
+        "figures": [change._asdict() for change in found.figures],
+        "conversations": {
+            "known_by": found.by or None,
+            "went": [_moved(one) for one in found.went],
+            "came": [_moved(one) for one in found.came],
+        },
+    }
+
+
+def _moved(one: Moved) -> dict[str, Any]:
+    return one._asdict()

@@ -1,0 +1,69 @@
+"""What all that is shown is made of: a console that obeys nothing, headings, tables without lines, sizes.
+
+columns ─grid─▶ Table ─indented─▶ console, without trailing spaces where that is no terminal
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+HEADING_STYLE = "bold cyan"
+
+
+def open_console() -> Console:
+    """A console that takes every string for what it says: no markup, no emoji names, no highlighting."""
+    return Console(markup=False, emoji=False, highlight=False)
+
+
+def heading(console: Console, title: str, remark: str = "") -> None:
+    console.print()
+    console.print(Text.assemble((title, HEADING_STYLE), (f"  {remark}" if remark else "", "dim")))
+
+
+def grid(*right: bool, padding: int = 2) -> Table:
+    """A table without lines; a column for each argument, flush right where it is true."""
+    table = Table(box=None, padding=(0, padding, 0, 0), show_header=False, pad_edge=False)
+    for flush in right:
+        table.add_column(justify="right" if flush else "left", no_wrap=flush, overflow="fold")
+    return table
+
+
+def indented(console: Console, table: Table) -> None:
+    padded = Padding(table, (0, 0, 0, 2), expand=False)
+    if console.is_terminal:
+        console.print(padded)
+        return
+    # Elsewhere the spaces that fill the last column would only be in the way.
+    with console.capture() as capture:
+        console.print(padded)
+    for line in capture.get().splitlines():
+        console.print(Text(line.rstrip()), soft_wrap=True)
+
+
+def single(text: Text) -> Table:
+    table = grid(False)
+    table.add_row(text)
+    return table
+
+
+def in_bytes(count: int) -> str:
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:,.1f} {units[0]}" if value < 100 and units[0] != "B" else f"{value:,.0f} {units[0]}"
+
+
+def common_folder(paths: Sequence[str]) -> str:
+    """The folder that all paths share, with a slash at its end; "" where there is none."""
+    folders = [os.path.dirname(path) for path in paths]
+    if len(paths) < 2 or len({os.path.isabs(path) for path in paths}) > 1:
+        return ""
+    common = os.path.commonpath(folders) if all(folders) else ""
+    return f"{common.rstrip('/')}/" if common else ""

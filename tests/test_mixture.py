@@ -1,0 +1,206 @@
+"""Mixtures, limits, filters and duplicates on small corpora of text: who is packed, how often, and what is said."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from small_corpus import conversations, pack_corpus, write_project
+
+from tasks.errors import DataError
+from tasks.manifest import Manifest, load_manifest
+from tasks.rebuild import rebuild
+from tasks.recipe import Recipe, resolve
+from tasks.verify import verify
+
+FEW, MANY = conversations(30, seed=1, longest=6), conversations(90, seed=2, longest=30)
+# The second source says what five of the first say, in another format and order.
+FROM = {"user": "human", "assistant": "gpt"}
+TWICE = [
+    {"conversations": [{"from": FROM[message["role"]], "value": message["content"]} for message in record["messages"]]}
+    for record in FEW[4::-1]
+]
+
+
+def project(folder: Path, sources: Sequence[Mapping[str, Any]], **values: Any) -> Recipe:
+    """Sources few.jsonl, many.jsonl and twice.jsonl beside the config; chat.jsonl is not read."""
+    config = write_project(folder, [])
+    for name, records in (("few", FEW), ("many", MANY), ("twice", TWICE)):
+        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    given = {
+        "name": "small",
+        "tokenizer": "tiny.model",
+        "sequence_length": 256,
+        "sources": [dict(source) for source in sources],
+    }
+    config.write_text(yaml.safe_dump(given | values))
+    return resolve(config, folder)
+
+
+def packed(recipe: Recipe) -> tuple[Manifest, list[dict[str, Any]]]:
+    """The manifest, checked by `verify`, and the index."""
+    path = pack_corpus(recipe)
+    verify(path)
+    with pa.memory_map(str(recipe.corpus_folder / "index.arrow")) as file:
+        return load_manifest(path), pa.ipc.open_stream(file).read_all().to_pylist()
+
+
+def copies(index: list[dict[str, Any]], split: str = "train") -> Counter[tuple[int, int]]:
+    return Counter((row["source"], row["record"]) for row in index if row["split"] == split)
+
+
+EVERYTHING: dict[str, Any] = {
+    "weighting": "repeat", "duplicates": "drop", "validation": 0.1, "epochs": 2, "overlong": "split", "max_turns": 3,
+    "min_tokens": 12, "sequence_length": 128,
+}  # fmt: skip
+MIXED = [
+    {"path": "few.jsonl", "weight": 2.5},
+    {"path": "many.jsonl", "limit": 60, "weight": 0.5},
+    {"path": "twice.jsonl"},
+]
+
+
+def test_the_same_bytes_for_every_part_size_and_made_again(tmp_path: Path) -> None:
+    found = []
+    for part_size in (1 << 10, 5000, 1 << 26):
+        recipe = project(tmp_path / str(part_size), MIXED, **EVERYTHING, part_size=part_size)
+        path = pack_corpus(recipe)
+        verify(path)
+        files = [path, *recipe.corpus_folder.glob("*.arrow"), recipe.corpus_folder / "rejects.jsonl"]
+        found.append({file.name: file.read_bytes() for file in files})
+    assert found[0] == found[1] == found[2]
+    assert rebuild(path, recipe.folder / "corpus.yaml")
+
+
+def test_repeat_takes_each_so_often_and_a_seeded_part_once_more(tmp_path: Path) -> None:
+    manifest, index = packed(project(tmp_path, [{"path": "few.jsonl", "weight": 2.5}, {"path": "many.jsonl"}]))
+    times = copies(index)
+    assert Counter(times[0, n] for n in range(1, 31)) == {2: 15, 3: 15}
+    assert {times[1, n] for n in range(1, 91)} == {1}
+    few, many = manifest.mixture
+    assert (few.conversations, few.copies, many.conversations, many.copies) == (30, 75, 90, 90)
+    tokens = manifest.ledger.tokens
+    assert tokens.encoded + tokens.separators + tokens.repeated == tokens.packed + tokens.truncated
+    assert manifest.ledger.conversations.packed == 120
+    apart = Counter((row["source"], row["record"], row["shard"], row["row"]) for row in index)
+    assert sum(count > 1 for count in apart.values()) <= 10, "copies of a conversation share a row"
+
+
+def test_a_larger_share_adds_to_a_smaller_one_and_the_order_of_lines_does_not_matter(tmp_path: Path) -> None:
+    def chosen(folder: str, weight: float, reverse: bool = False, seed: int = 42) -> set[int]:
+        sources = [{"path": "few.jsonl", "weight": weight}, {"path": "many.jsonl"}]
+        recipe = project(tmp_path / folder, sources, weighting="subsample", seed=seed)
+        if reverse:
+            file = recipe.folder / "few.jsonl"
+            file.write_text("".join(reversed(file.read_text().splitlines(keepends=True))))
+            recipe = resolve(recipe.folder / "corpus.yaml", recipe.folder)
+        index = packed(recipe)[1]
+        return {row["digest"] for row in index if row["source"] == 0 and row["split"]}
+
+    half = chosen("half", 0.5)
+    assert len(half) == 15
+    assert half == chosen("reversed", 0.5, reverse=True)
+    assert half < chosen("more", 0.7)
+    assert half != chosen("seed", 0.5, seed=43)
+    assert len(chosen("least", 0.001)) == 1, "a source is not lost by a small share"
+
+
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(weights=st.tuples(*[st.floats(0.01, 1000)] * 3))
+def test_token_shares_are_met_but_for_half_a_conversation(weights: tuple[float, ...], tmp_path: Path) -> None:
+    sources = [
+        {"path": name, "weight": weight}
+        for name, weight in zip(("few.jsonl", "many.jsonl", "twice.jsonl"), weights, strict=True)
+    ]
+    whole = packed(project(tmp_path, [{"path": source["path"]} for source in sources]))[1]
+    trained, longest = ([f(r["trained"] for r in whole if r["source"] == n) for n in range(3)] for f in (sum, max))
+    manifest, index = packed(project(tmp_path, sources, weighting="token_share"))
+    assert set(copies(index).values()) == {1}, "nothing is taken twice"
+    scale = min(trained[number] / weight for number, weight in enumerate(weights))
+    for number, (facts, weight) in enumerate(zip(manifest.mixture, weights, strict=True)):
+        assert abs(facts.trained_tokens - weight * scale) <= max(longest[number], 1) / 2 or facts.copies == 1
+    assert any(facts.trained_tokens == trained[number] for number, facts in enumerate(manifest.mixture))
+
+
+def test_a_limit_is_a_seeded_choice_and_one_above_the_source_takes_all(tmp_path: Path) -> None:
+    sources = [{"path": "few.jsonl", "limit": 7}, {"path": "many.jsonl", "limit": 1000}]
+    manifest, index = packed(project(tmp_path, sources))
+    chosen = {record for source, record in copies(index) if source == 0}
+    assert len(chosen) == 7
+    assert chosen != set(range(1, 8)), "not the first ones"
+    assert manifest.ledger.conversations.dropped == {"too_long": 0, "limit": 23}
+    assert [facts.copies for facts in manifest.mixture] == [7, 90]
+
+
+def test_a_limit_holds_for_all_files_of_a_path(tmp_path: Path) -> None:
+    manifest, _ = packed(project(tmp_path, [{"path": "[fm]*.jsonl", "limit": 50}]))
+    assert manifest.ledger.conversations.packed == 50
+    assert all(source.trained_tokens for source in manifest.sources), "of both files"
+
+
+@pytest.mark.parametrize("validation", [0.0, 0.3])
+def test_what_says_the_same_is_packed_once_whatever_its_format(validation: float, tmp_path: Path) -> None:
+    sources = [{"path": "few.jsonl"}, {"path": "twice.jsonl"}, {"path": "many.jsonl"}]
+    manifest, index = packed(project(tmp_path / "drop", sources, duplicates="drop", validation=validation))
+    assert manifest.ledger.conversations.dropped == {"too_long": 0, "duplicate": 5}
+    assert {row["source"] for row in index if row["dropped"]} == {1}, "the first is kept"
+    kept, index = packed(project(tmp_path / "keep", sources, validation=validation))
+    assert kept.ledger.conversations.dropped == {"too_long": 0}
+    sides: dict[int, set[str]] = {}
+    for row in index:
+        sides.setdefault(row["digest"], set()).add(row["split"])
+    assert all(len(found) == 1 for found in sides.values()), "kept, they are on one side of the split all the same"
+
+
+def test_filters_count_what_they_take_by_reason(tmp_path: Path) -> None:
+    values = {"min_tokens": 30, "max_tokens": 150, "min_turns": 3}
+    manifest, index = packed(project(tmp_path, [{"path": "few.jsonl"}, {"path": "many.jsonl"}], **values))
+    reasons = Counter(row["dropped"] for row in index if row["dropped"])
+    assert manifest.ledger.conversations.dropped == {"too_long": 0} | reasons
+    assert set(reasons) == {"min_tokens", "max_tokens", "min_turns"}
+    assert {row["turns"] for row in index if row["split"]} == {4}
+
+
+def test_a_system_message_is_no_turn(tmp_path: Path) -> None:
+    record = {"messages": [{"role": "system", "content": "Be brief."}, *FEW[0]["messages"]]}
+    write_project(tmp_path, [record])
+    recipe = resolve(tmp_path / "corpus.yaml", tmp_path)
+    index = packed(recipe)[1]
+    assert index[0]["turns"] == len(FEW[0]["messages"])
+
+
+# -- what a bad setting does -----------------------------------------------------------------------------------------
+
+
+def refusal(folder: Path, sources: Sequence[Mapping[str, Any]], **values: Any) -> str:
+    with pytest.raises(DataError) as caught:
+        pack_corpus(project(folder, sources, **values))
+    return str(caught.value)
+
+
+def test_when_all_is_filtered_away_the_filters_are_named(tmp_path: Path) -> None:
+    said = refusal(tmp_path, [{"path": "few.jsonl"}], min_tokens=5000)
+    assert (
+        said == "small: no conversation is left to pack: 30 read, 0 rejected, 0 dropped as longer than 256 tokens, "
+        "30 dropped by min_tokens: 5000"
+    )
+
+
+def test_a_source_that_can_have_no_share_is_named(tmp_path: Path) -> None:
+    sources = [{"path": "few.jsonl"}, {"path": "twice.jsonl", "weight": 3}]
+    said = refusal(tmp_path, sources, weighting="token_share", duplicates="drop")
+    assert said.startswith("sources[1] twice.jsonl: no conversation of it is left in the training split")
+
+
+def test_a_token_share_of_one_source_is_all_of_it(tmp_path: Path) -> None:
+    manifest, _ = packed(project(tmp_path, [{"path": "few.jsonl", "weight": 7}], weighting="token_share"))
+    assert manifest.mixture[0].trained_tokens_percent == 100
+    assert manifest.ledger.conversations.packed == 30

@@ -1,0 +1,253 @@
+"""What `check` predicts is what the run gives: exactly where all is read, nearly where a sample is. Nothing is written.
+
+The runs are made in this process, by the stages of the graph.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from commands import BIN, SHARED, command, needs_shared
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from small_corpus import conversations, make_recipe, pack_corpus, write_project
+
+from tasks import show_check
+from tasks.config import Config, load_config
+from tasks.files import read_json
+from tasks.manifest import Manifest, load_manifest
+from tasks.prediction import Prediction, predict, scaled, steps
+from tasks.rebuild import make_stages
+from tasks.recipe import recipe_of
+
+
+def predicted(config: Path, **options: Any) -> Prediction:
+    return predict(load_config(config), config.parent, config.parent, **options)
+
+
+def figures_of(manifest: Manifest) -> dict[str, Any]:
+    ledger = manifest.ledger
+    return {
+        "read": ledger.conversations.read,
+        "packed": ledger.conversations.packed,
+        "dropped": ledger.conversations.dropped["too_long"],
+        "cut": ledger.conversations.truncated + ledger.conversations.split,
+        "rejected": ledger.conversations.rejected,
+        "pieces": ledger.pieces.packed,
+        "encoded": ledger.tokens.encoded,
+        "packed_tokens": ledger.tokens.packed,
+        "trained": ledger.tokens.trained,
+        "rows": {name: split.rows for name, split in manifest.splits.items()},
+        "efficiency": manifest.packing_metadata.packing_efficiency,
+        "of_sources": [(source.tokens, source.trained_tokens, source.rejected) for source in manifest.sources],
+    }
+
+
+def figures(found: Prediction) -> dict[str, Any]:
+    return {
+        "read": sum(source.conversations for source in found.sources),
+        "packed": found.packed,
+        "dropped": found.dropped,
+        "cut": found.cut,
+        "rejected": {reason: reject.expected for reason, reject in sorted(found.rejects.items())},
+        "pieces": found.pieces,
+        "encoded": found.tokens["encoded"],
+        "packed_tokens": found.tokens["packed"],
+        "trained": found.tokens["trained"],
+        "rows": found.rows,
+        "efficiency": found.efficiency and round(found.efficiency, 4),
+        "of_sources": [(source.tokens, source.trained, source.rejected) for source in found.sources],
+    }
+
+
+# -- where all is read ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"overlong": "drop", "sequence_length": 40},
+        {"overlong": "split", "sequence_length": 24},
+        {"overlong": "truncate", "sequence_length": 48, "validation": 0.2, "train_on": "last"},
+        {"packing": False},
+        {"engine": "reference", "template": "llama2"},
+    ],
+    ids=str,
+)
+def test_of_sources_that_are_read_whole_every_figure_is_that_of_the_run(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    records: list[Any] = conversations(400)
+    records[7] = {"messages": [{"role": "assistent", "content": "x"}]}
+    records[9] = {"messages": [{"role": "user", "content": "no answer"}]}
+    recipe = make_recipe(tmp_path, records, max_rejects=1.0, **settings)
+    manifest = load_manifest(pack_corpus(recipe))
+    found = predicted(tmp_path / "corpus.yaml")
+    assert found.whole
+    assert figures(found) == figures_of(manifest)
+    corpus = tmp_path / manifest.corpus
+    shards = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
+    # Without what Arrow adds to each shard: a schema, and a head for every batch.
+    assert found.disk["shards"] == pytest.approx(shards, rel=0.1, abs=12_000)
+    assert found.disk["index"] == pytest.approx((corpus / "index.arrow").stat().st_size, abs=3_000)
+
+
+def test_a_tokenizer_that_is_trained_on_all_is_the_one_of_the_run(tmp_path: Path) -> None:
+    write_project(tmp_path, conversations(300))
+    config = tmp_path / "corpus.yaml"
+    config.write_text("name: small\nsources: [chat.jsonl]\nvocab_size: 400\nsequence_length: 64\n")
+    recipe = recipe_of(load_config(config), tmp_path, tmp_path)
+    manifest = load_manifest(pack_corpus(recipe))
+    found = predicted(config)
+    assert figures(found) == figures_of(manifest)
+    told = show_check.as_object(found, config, [])
+    assert told["settings"] == load_config(config).model_dump(mode="json"), "it names no tokenizer"
+
+
+# -- where a sample is ------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.floats(1, 1000)), min_size=1, max_size=60))
+def test_a_scaled_histogram_has_as_many_of_every_range_of_lengths(pieces: list[tuple[int, float]]) -> None:
+    lengths, weights = np.array([p[0] for p in pieces]), np.array([p[1] for p in pieces])
+    counts = scaled(lengths, weights, 50)
+    assert counts.min() >= 0
+    assert counts[0] == 0
+    for length in range(51):
+        assert abs(counts[: length + 1].sum() - weights[lengths <= length].sum()) <= 0.5 + 1e-6
+
+
+def test_a_sample_that_stands_for_itself_changes_nothing() -> None:
+    lengths = np.array([3, 3, 7, 50])
+    assert scaled(lengths, np.ones(4), 50).tolist() == np.bincount(lengths, minlength=51).tolist()
+
+
+@needs_shared
+def test_of_real_conversations_the_efficiency_is_within_half_a_point(tmp_path: Path) -> None:
+    """From a sixteenth of them. One file is sorted by its tasks, one is packed, one holds short and long in turn."""
+    names = ("gsm8k_train.jsonl", "llamafactory_alpaca_en_demo.json", "llamafactory_glaive_toolcall_en_demo.json")
+    config = Config.model_validate(
+        {
+            "sources": [{"path": str(SHARED / "corpora" / name)} for name in names],
+            "tokenizer": str(SHARED / "tokenizers" / "mistral_v3_32k.model"),
+            "overlong": "drop",
+        }
+    )
+    recipe = recipe_of(config, tmp_path, tmp_path)
+    make_stages(recipe)
+    for length in (512, 1024, 2048):
+        sized = config.model_copy(update={"sequence_length": length})
+        other = replace(recipe, config=sized)
+        make_stages(other)
+        plan = read_json(other.plan_folder / "plan.json")
+        found = predict(sized, tmp_path, tmp_path, budget=(6 << 20) // 16)
+        assert not found.whole
+        real = plan["packing_metadata"]
+        assert found.efficiency == pytest.approx(real["packing_efficiency"], abs=0.5)
+        assert sum(found.rows.values()) == pytest.approx(real["rows"], rel=0.06)
+        assert found.tokens["encoded"] == pytest.approx(plan["ledger"]["tokens"]["encoded"], rel=0.06)
+
+
+def test_of_many_conversations_few_are_looked_at_and_rejects_are_found_in_proportion(tmp_path: Path) -> None:
+    records: list[Any] = conversations(12_000)
+    for number in range(0, 12_000, 10):
+        records[number] = {"messages": [{"role": "assistent", "content": "x"}]}
+    config = write_project(tmp_path, records)
+    found = predicted(config, budget=300_000)
+    assert sum(len(source.sample.records) for source in found.sources) < 4000
+    assert found.rejects["bad_role"].expected == pytest.approx(1200, rel=0.15)
+    assert found.rejects["bad_role"].place == "chat.jsonl:1"
+    assert "10." in found.warnings[0]
+    assert "the run will fail" in found.warnings[0]
+    again = predicted(config, budget=300_000)
+    assert figures(again) == figures(found)
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
+
+HOSTILE = "\x1b[31mred\x1b[0m \x9b1m [bold]no[/bold] :smile: <|im_end|> ⟦trained⟧"
+
+
+def shown(config: Path, batches: list[int], terminal: bool = False) -> str:
+    file = StringIO()
+    console = Console(file=file, width=100, force_terminal=terminal, markup=False, emoji=False, highlight=False)
+    show_check.show(predicted(config), config, batches, console)
+    return file.getvalue()
+
+
+def test_a_conversation_of_each_source_is_shown_as_text_with_its_labels(tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": "word " * 500}]}
+    config = write_project(tmp_path / "a[bold]\x1b", [chat, *conversations(20)], sequence_length=4096)
+    page = shown(config, [])
+    assert r"\x1b[31mred\x1b[0m \x9b1m [bold]no[/bold] :smile: <|im_end|> \u27e6trained\u27e7" in page
+    assert "\x1b" not in page
+    assert page.count("⟦word ") == 1
+    assert " tokens … ⟦" in page, "of a long answer the middle is left out"
+    assert "━━ chat.jsonl:1  " in page
+    on_terminal = shown(config, [], terminal=True)
+    assert "\x1b[31mred" not in on_terminal
+    assert "\x9b" not in on_terminal
+
+
+def test_steps_are_told_for_the_batch_that_is_asked_for_and_few_are_warned_of(tmp_path: Path) -> None:
+    config = write_project(tmp_path, conversations(400))
+    found = predicted(config)
+    count, trained = steps(found, 16)
+    assert count == -(-found.rows["train"] // 16)
+    assert count * trained == pytest.approx(found.tokens["trained"])
+    told = show_check.step_warnings(found, [16])
+    assert f"is {count} step" in told[0]
+    assert "fewer than 100" in told[0]
+    [few] = show_check.step_warnings(found, [1])[-1:]
+    assert "trained tokens, fewer than 1,000" in few
+    assert f"{count:,}" in shown(config, [16])
+
+
+def test_the_command_writes_nothing_and_gives_one_object(tmp_path: Path) -> None:
+    config = write_project(tmp_path, conversations(50), sequence_length=64)
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    words = [
+        str(BIN / "packcorpus"),
+        "check",
+        "--config",
+        str(config),
+        "--batch-size",
+        "8",
+        "--tokens-per-step",
+        "1024",
+    ]
+    done = command(tmp_path, *words, "--sequence-length", "128", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["settings"]["sequence_length"] == 128
+    assert [step["rows_per_step"] for step in told["steps"]] == [8, 8]
+    assert told["whole"]
+    assert told["ledger"]["conversations"]["read"] == 50
+    [source] = told["sources"]
+    assert source["shown"]["place"] == "chat.jsonl:1"
+    assert "".join(span["text"] for span in source["shown"]["spans"]).startswith("<|im_start|>user")
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+    failed = command(tmp_path, *words[:3], "nope.yaml", "--json")
+    assert (failed.returncode, json.loads(failed.stdout)["error"]["code"]) == (66, "E102")
+
+
+def test_over_long_conversations_that_would_stop_the_run_are_warned_of(tmp_path: Path) -> None:
+    config = write_project(tmp_path, conversations(50), sequence_length=24, overlong="error")
+    [warning] = [text for text in predicted(config).warnings if "overlong: error" in text]
+    assert "the run stops" in warning
+
+
+def test_an_empty_source_is_told_as_in_a_run(tmp_path: Path) -> None:
+    config = write_project(tmp_path, conversations(5))
+    os.truncate(tmp_path / "chat.jsonl", 0)
+    done = command(tmp_path, str(BIN / "packcorpus"), "check", "--config", str(config))
+    assert (done.returncode, done.stderr[:11]) == (65, "E310 error:")
