@@ -11,7 +11,7 @@ TORCH := $(patsubst torch==%,%,$(shell grep ^torch== constraints.txt))
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup extras corpus train doctor inspect test check bench faults mutants bad-inputs fuzz lock schemas sample clean
+.PHONY: help setup extras corpus train doctor inspect report test check bench faults mutants bad-inputs fuzz lock schemas sample clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -42,6 +42,13 @@ locked: .venv/.created
 	@touch $@
 
 extras: .venv/.train  ## add what Jinja templates and training need (transformers, torch and more)
+
+.venv/.report: .venv/.setup
+	@echo 'installing what the report needs'; $(PIP) --editable '.[report]'
+	@touch $@
+
+report: .venv/.report  ## write what happened to the data as one HTML page: the newest manifest
+	@$(BIN)/packcorpus report
 
 setup: .venv/.setup  ## .venv with the packing core and the commands luigi and packcorpus
 

@@ -3,7 +3,8 @@
     packcorpus init PATH…                       packcorpus check --config FILE
     packcorpus inspect [MANIFEST] [--row N]     packcorpus verify [MANIFEST] [--rebuild]
     packcorpus list                             packcorpus diff MANIFEST MANIFEST
-    packcorpus repair MANIFEST                  packcorpus schemas FOLDER
+    packcorpus repair MANIFEST                  packcorpus report [MANIFEST] [--output FILE]
+    packcorpus schemas FOLDER
 
 With --json a command prints one JSON object on standard output: its result, or {"error": …} (docs/errors.md).
 
@@ -256,6 +257,27 @@ def list_manifests(as_object: JsonOption = False) -> None:
         listing.show(found, open_console())
     else:
         print(f"{MANIFESTS}/ holds no manifest; make one with: luigi --module pipeline PackCorpus")
+
+
+@app.command()
+def report(
+    manifest: ManifestArgument = None,
+    output: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", show_default=False, help="Where it goes; else beside the corpus folder."),
+    ] = None,
+    as_object: JsonOption = False,
+) -> None:
+    """Write what happened to the data as one HTML page to pass on."""
+    path = find_manifest(manifest)
+    from tasks.printable import printable
+    from tasks.report import write_report
+
+    written, size = write_report(path, output)
+    if as_object:
+        _print_object({"manifest": path, "report": written, "bytes": size})
+    else:
+        print(printable(str(written)))
 
 
 @app.command()

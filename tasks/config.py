@@ -22,6 +22,9 @@ Format = Literal["auto", "messages", "sharegpt", "alpaca", "dolly", "oasst", "pr
 WITHOUT_EFFECT = {"part_size", "engine"}
 
 
+Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
+
+
 class Source(BaseModel):
     """One entry of `sources`."""
 
@@ -94,6 +97,12 @@ class Config(BaseModel):
     max_turns: int | None = Field(None, ge=1, description="A conversation of more turns is dropped.")
     epochs: int = Field(
         1, ge=1, le=100, description="Packings of the training split, each a split of its own: one for each pass."
+    )
+    licence: list[Identifier] = Field(
+        default_factory=list, description="Licences of the sources, such as [cc-by-4.0]; for the dataset card."
+    )
+    language: list[Identifier] = Field(
+        default_factory=list, description="Languages of the conversations, such as [en, de]; for the dataset card."
     )
     packing: bool = Field(True, description="false: format 2.0, one conversation a row, for a trainer that tokenises.")
     seed: int = Field(42, ge=0, lt=1 << 63, description="Orders the rows.")

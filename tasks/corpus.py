@@ -1,7 +1,7 @@
 """The corpus folder: shards first, then what lies beside them, the manifest last.
 
 data/corpora/<name>-<key12>/   train-00000-of-00004.arrow …, index.arrow, rejects.jsonl, tokenizer/, template.jinja (if
-                               it is one), run.json, manifest.json
+                               it is one), README.md, run.json, manifest.json
 manifests/<name>-<key12>.json  the same bytes as manifest.json: the commit
 """
 
@@ -12,11 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from tasks.card import CARD, dataset_card
 from tasks.columns import to_numpy
 from tasks.encoders import Encoder
 from tasks.errors import Busy, PackError
 from tasks.files import lock, read_json, sync_folder, to_json, write_bytes
-from tasks.manifest import build_manifest, load_manifest, publish
+from tasks.manifest import FileFacts, build_manifest, load_manifest, publish, with_file
 from tasks.recipe import Recipe
 from tasks.shards import write_conversations, write_shard
 from tasks.token_files import TokenFiles
@@ -108,7 +109,9 @@ def publish_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:
     # Where a repair finds the sources again.
     made_from = {"folder": str(recipe.folder.absolute()), "part_size": recipe.config.part_size}
     write_bytes(folder / "run.json", to_json(run_record | {"made_from": made_from}))
-    publish(build_manifest(recipe, plan, shards, files), folder, recipe.published)
+    manifest = build_manifest(recipe, plan, shards, files)
+    card = FileFacts(path=CARD, **write_bytes(folder / CARD, dataset_card(manifest)))
+    publish(with_file(manifest, card), folder, recipe.published)
     return recipe.published
 
 

@@ -197,7 +197,7 @@ class Manifest(_Part):
     noticed: dict[str, int] = Field(description="Things that were handled but may surprise, as counts.")
     packing_metadata: PackingMetadata
     splits: dict[str, Split]
-    files: list[FileFacts] = Field(description="What lies beside the shards: index, rejects, tokenizer.")
+    files: list[FileFacts] = Field(description="What lies beside the shards: index, rejects, tokenizer, dataset card.")
     config: dict[str, Any]
     digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the manifest without this field.")
 
@@ -286,6 +286,12 @@ def _check_shards(plan: dict[str, Any], shards: list[dict[str, Any]], length: in
     if [shard["rows"] for shard in shards] != plan["rows_of_shards"]:
         raise DataError("open_ledger", "the ledger does not close: shards hold other numbers of rows than planned")
     check_ledger(plan["ledger"])
+
+
+def with_file(manifest: Manifest, file: FileFacts) -> Manifest:
+    """The manifest with one file more, signed anew."""
+    values = manifest.model_copy(update={"files": [*manifest.files, file]}).model_dump()
+    return Manifest.model_validate(values | {"digest": manifest_digest(values)})
 
 
 def manifest_digest(values: dict[str, Any]) -> str:

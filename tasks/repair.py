@@ -3,6 +3,7 @@
     manifest ─ the copy that nobody edited speaks for both
     listed file, of another SHA-256 ─▶ the first of these that has its bytes ─digest checked─▶ renamed into its place
         a copy of it    what a link leads to, other corpora, trained tokenizers, the tokenizer that the config names
+        the manifest    the dataset card, which follows from it
         planned         the plan and the token files that the corpus was made from, wherever the sources are by now
         made again      from the sources with the token files that are whole, else with nothing that was kept
 
@@ -23,6 +24,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from tasks.card import CARD, dataset_card
 from tasks.corpus import copies_beside, write_planned_shard
 from tasks.corpus_files import check_listed, check_nothing_besides, open_tokenizer
 from tasks.encoders import find_tokenizer
@@ -152,6 +154,10 @@ class _Places:
             "the sources": lambda file: self._content(self._made_again, file),
             "the sources, with nothing that was kept": lambda file: self._content(self._made_afresh, file),
         }
+        self.of_card: dict[str, Callable[[Listed], Content | None]] = {
+            "a copy of it": self._lying_about,
+            "the manifest": lambda _: dataset_card(manifest),
+        }
         self._shards = [shard.path for split in manifest.splits.values() for shard in split.shards]
         self._whole: dict[Path, bool] = {}
 
@@ -238,7 +244,7 @@ class _Places:
 def _mend(where: Path, file: Listed, places: _Places) -> str:
     """Put a file back; where its bytes came from. Raises the last reason why that cannot be."""
     reason: PackError = InputMissing("origin_missing", "nothing has its bytes")
-    for name, find in places.in_order.items():
+    for name, find in (places.of_card if file.path == CARD else places.in_order).items():
         try:
             content = find(file)
             if content is None:

@@ -132,7 +132,7 @@ def mixture_table(manifest: Manifest) -> list[list[str]]:
     if manifest.config.get("weighting") != "token_share" and all(m.weight == 1 and not m.limit for m in mixture):
         return []
     head = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]
-    folder, lines = _common_folder([m.path for m in mixture]), []
+    folder, lines = common_folder([m.path for m in mixture]), []
     for m in mixture:
         given = [printable(m.path.removeprefix(folder)), f"{m.weight:g}", f"{m.limit:,}" if m.limit else ""]
         counts = [f"{m.conversations:,}", f"{m.copies:,}", f"{m.tokens:,}", f"{m.tokens_percent:.1f}"]
@@ -144,13 +144,13 @@ def _print_mixture(manifest: Manifest, console: Console) -> None:
     lines = mixture_table(manifest)
     if not lines:
         return
-    _heading(console, "Mixture", f"{manifest.config.get('weighting')}, of one pass over the training split")
+    heading(console, "Mixture", f"{manifest.config.get('weighting')}, of one pass over the training split")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for number, name in enumerate(lines[0]):
         table.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number > 0)
     for line in lines[1:]:
         table.add_row(*map(Text, line))
-    _indented(console, table)
+    indented(console, table)
 
 
 def _counts(sources: Sequence[SourceFacts]) -> list[int]:

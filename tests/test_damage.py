@@ -47,7 +47,7 @@ def test_every_damage_is_refused_by_verify_and_by_the_loader_and_named(tally: Ta
             assert (tally.verify[what], tally.loader[what], tally.named[what]) == (count, count, count), what
     assert not [line for line in tally.let_in if signed not in line]
     flipped = {what.removeprefix("a bit flipped: ") for what in tally.injected if what.startswith("a bit flipped")}
-    beside = {"index.arrow", "rejects.jsonl", "tokenizer.json", "tokenizer_config.json", "template.jinja"}
+    beside = {"README.md", "index.arrow", "rejects.jsonl", "tokenizer.json", "tokenizer_config.json", "template.jinja"}
     assert flipped == beside | {"shard", "manifest.json", "manifest, published"}
     assert len(tally.injected) == len(flipped) + 15
 

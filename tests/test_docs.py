@@ -12,7 +12,7 @@ from pathlib import Path
 import orjson
 from commands import ROOT
 
-from tasks.config import Config
+from tasks.config import Config, Source
 from tasks.conversations import FORMATS
 from tasks.manifest import Manifest
 from tasks.templates import BUILT_IN
@@ -59,3 +59,21 @@ def test_the_schemas_in_docs_are_those_of_the_models() -> None:
     for name, model in (("config", Config), ("manifest", Manifest)):
         written = orjson.loads((ROOT / "docs" / f"{name}.schema.json").read_bytes())
         assert written == model.model_json_schema(), "make schemas writes them anew"
+
+
+def test_the_migration_notes_name_options_that_there_are() -> None:
+    """Ours, from the models; theirs, of what is installed."""
+    from trl import SFTConfig
+
+    text = (ROOT / "docs" / "migration.md").read_text()
+    sections = {part.partition("\n")[0]: part for part in re.split(r"^## ", text, flags=re.M)[1:]}
+    rows = {name: re.findall(r"^\| (`.*?) \| (.*?) \| .*\|$", part, re.M) for name, part in sections.items()}
+    assert {name: len(found) > 9 for name, found in rows.items()} == dict.fromkeys(rows, True)
+    ours = {*Config.model_fields, *Source.model_fields}
+    for theirs, here in (row for found in rows.values() for row in found):
+        for option in re.findall(r"`([a-z_]+)[:`]", here):
+            known = (*ours, *FORMATS, *Config.model_fields["overlong"].annotation.__args__, "last", "weight")
+            assert option in known, f"{theirs}: {option}"
+    for theirs, _ in rows["TRL"]:
+        for option in re.findall(r"`([a-z_]+)", theirs):
+            assert option in SFTConfig.__dataclass_fields__, option

@@ -66,6 +66,8 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "min_turns": (3, {}),
     "max_turns": (2, {}),
     "epochs": (2, {}),
+    "licence": (["cc-by-4.0"], {}),
+    "language": (["en"], {}),
     "packing": (False, {}),
     "seed": (43, {}),
     "eos_token": ("<|endoftext|>", {}),

@@ -74,6 +74,8 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "min_turns": (2, False),
     "max_turns": (4, False),
     "epochs": (3, False),
+    "licence": (["mit"], False),
+    "language": (["en"], False),
     "packing": (False, True),
     "seed": (43, False),
     "eos_token": ("</s>", True),

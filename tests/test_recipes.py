@@ -1,0 +1,159 @@
+"""docs/recipes.md: every recipe runs as it stands, and trains on each conversation as if it were alone.
+
+A recipe's code, with a small corpus and a tiny model in place of the two paths, is run in a folder of the test's own.
+What it gives to the model is kept, and compared with the conversations of the same rows, each given by itself.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from commands import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from packed_rows import folder_of, pack_small
+from tiny_training import tiny_model
+from tokenizer_kinds import kind_path
+
+from tasks.errors import DataError
+from train import isolation
+
+RECIPES = (ROOT / "docs" / "recipes.md").read_text()
+
+
+def code_of(heading: str) -> str:
+    section = re.split(r"^## ", RECIPES, flags=re.M)
+    (found,) = [part for part in section if part.startswith(heading)]
+    return re.findall(r"```python\n(.*?)```", found, re.S)[0]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of short conversations, several a row, and a model with a tokenizer."""
+    folder = tmp_path_factory.mktemp("recipes")
+    corpus = folder_of(pack_small(folder, sequence_length=256))
+    tiny_model(adapter=False).save_pretrained(folder / "model")
+    shutil.copytree(kind_path("hf_byte_level"), folder / "model", dirs_exist_ok=True)
+    shutil.copytree(corpus, folder / "corpus")
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    torch.set_num_threads(1)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def run(heading: str, project: Path) -> tuple[Any, list[dict[str, Any]]]:
+    """What the recipe leaves behind, and every batch that it trained on, as the model got it."""
+    batches: list[dict[str, Any]] = []
+    values: dict[str, Any] = {"FOLDER": str(project / "corpus"), "MODEL": str(project / "model")}
+
+    def keep(module: Any, _args: Any, given: dict[str, Any]) -> None:
+        if module.training and torch.is_grad_enabled() and "logits_to_keep" not in given:
+            batches.append({name: x.clone() if torch.is_tensor(x) else x for name, x in given.items()})
+
+    from transformers import LlamaForCausalLM
+
+    build = LlamaForCausalLM.__init__
+
+    def hooked(self: Any, *args: Any, **kwargs: Any) -> None:
+        build(self, *args, **kwargs)
+        self.register_forward_pre_hook(keep, with_kwargs=True)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LlamaForCausalLM, "__init__", hooked)
+        exec(compile(code_of(heading), heading, "exec"), values)  # noqa: S102 - our own documentation
+    return values, batches
+
+
+def conversations_of(batch: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
+    """Each conversation of a batch as a batch of its own; pads are some of them, with no label."""
+    flat = {name: batch[name].flatten() for name in ("input_ids", "labels", "position_ids")}
+    begins = (flat["position_ids"] == 0).nonzero().flatten().tolist()
+    spans = pairwise([*begins, len(flat["input_ids"])])
+    return [{name: values[None, first:last] for name, values in flat.items()} for first, last in spans]
+
+
+def loss_alone(model: Any, batch: dict[str, Any]) -> float:
+    """The mean over all trained tokens, with every conversation given to the model by itself."""
+    total, count = 0.0, 0
+    for one in conversations_of(batch):
+        trained = int((one["labels"][:, 1:] >= 0).sum())
+        if trained:
+            with torch.no_grad():
+                total += float(model(input_ids=one["input_ids"], labels=one["labels"]).loss) * trained
+            count += trained
+    return total / count
+
+
+@pytest.mark.parametrize("heading", ["transformers.Trainer", "trl.SFTTrainer", "A bare PyTorch loop"])
+def test_a_recipe_trains_on_every_conversation_as_if_it_were_alone(project: Path, heading: str) -> None:
+    values, batches = run(heading, project)
+    model = values["model"].eval()
+    assert len(batches) == 3
+    for batch in batches:
+        assert batch.get("attention_mask") is None
+        assert not batch.get("use_cache")
+        assert batch["input_ids"].numel() == 4 * 256
+        assert len(conversations_of(batch)) > 8
+        packed = {name: batch[name] for name in ("input_ids", "labels", "position_ids")}
+        with torch.no_grad():
+            loss = float(model(**packed, use_cache=False).loss)
+            leaking = float(model(**packed | {"position_ids": None}, use_cache=False).loss)
+        assert loss == pytest.approx(loss_alone(model, packed), rel=1e-5)
+        assert abs(leaking - loss) > 1e-4 * loss, "a leak would show"
+
+
+def test_trl_makes_the_positions_of_the_corpus(project: Path) -> None:
+    values, batches = run("trl.SFTTrainer", project)
+    known = {tuple(row["input_ids"]): row["position_ids"] for row in values["rows"]["train"]}
+    for batch in batches:
+        for ids, positions in zip(*(batch[name].view(-1, 256) for name in ("input_ids", "position_ids")), strict=True):
+            assert positions.tolist() == list(known[tuple(ids.tolist())])
+
+
+@pytest.mark.parametrize("heading", ["transformers.Trainer", "trl.SFTTrainer", "A bare PyTorch loop"])
+def test_a_recipe_that_leaks_stops_before_it_trains(
+    project: Path, heading: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden = isolation._hidden
+
+    def leaking(model: Any, batch: dict[str, Any], seed: int) -> torch.Tensor:
+        return hidden(model, batch | {"attention_mask": torch.ones_like(batch["input_ids"])}, seed)
+
+    monkeypatch.setattr(isolation, "_hidden", leaking)
+    with pytest.raises(DataError, match="see each other"):
+        run(heading, project)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(1, 6), min_size=4, max_size=4), min_size=1, max_size=3))
+def test_the_mask_is_that_of_the_segments(lengths: list[list[int]]) -> None:
+    values: dict[str, Any] = {}
+    exec(compile(code_of("A model of your own"), "recipe", "exec"), values)  # noqa: S102 - our own documentation
+    assert (values["bounds"].tolist(), values["longest"]) == ([0, 3, 5], 3)
+    width = max(map(sum, lengths))
+    rows = [[*row, width - sum(row)] for row in lengths]
+    positions = torch.tensor([[at for length in row for at in range(length)] for row in rows])
+    mask = values["block_diagonal"](positions)
+    bounds, _ = values["segments"](positions)
+    torch.manual_seed(0)
+    query, key, value = torch.randn(3, len(rows), 2, width, 8)
+    whole = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    flat = [x.transpose(1, 2).reshape(-1, 2, 8).transpose(0, 1) for x in (query, key, value)]
+    alone = [
+        torch.nn.functional.scaled_dot_product_attention(*(x[:, first:last] for x in flat), is_causal=True)
+        for first, last in pairwise(bounds.tolist())
+    ]
+    expected = torch.cat(alone, 1).transpose(0, 1).reshape(len(rows), width, 2, 8).transpose(1, 2)
+    torch.testing.assert_close(whole, expected)
