@@ -143,8 +143,10 @@ def _changes(node: Any) -> Iterator[tuple[int, str, Callable[[], None]]]:
     elif isinstance(node, ast.BoolOp | ast.BinOp | ast.AugAssign):
         if swap := SWAPS.get(type(node.op)):
             yield line, f"{type(node.op).__name__} → {swap.__name__}", put("op", swap())
-    elif isinstance(node, ast.Constant) and node.value is not None and node.value is not ...:
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str | bytes | int | float):
         value = node.value
+        if isinstance(value, str) and " " in value:
+            return  # of a message
         other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else None
         if other is None:
             other = value + (b"X" if isinstance(value, bytes) else "X")

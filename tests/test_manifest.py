@@ -15,12 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_corpus import conversations, make_recipe, pack_corpus
 
+from tasks import manifest as manifest_module
 from tasks import recipe as recipe_module
 from tasks.corpus import is_published
 from tasks.errors import DataError, InputMissing, PackError, StorageError
 from tasks.files import sha256_of, to_json
 from tasks.keys import VERSIONS
-from tasks.manifest import Manifest, build_manifest, corpus_folder, load_manifest, manifest_digest
+from tasks.manifest import Manifest, build_manifest, corpus_folder, load_manifest, manifest_digest, publish
 
 Corpus = tuple[Path, Path]  # the project's root and the published manifest
 
@@ -239,6 +240,20 @@ def test_a_ledger_that_does_not_close_makes_no_manifest(tmp_path: Path) -> None:
     moved = [{**shards[0], "rows": shards[0]["rows"] + 1}, {**shards[1], "rows": shards[1]["rows"] - 1}]
     with pytest.raises(DataError, match="shards hold other numbers of rows than planned"):
         build_manifest(recipe, plan, moved, files)
+
+
+def test_folders_that_a_killed_run_made_are_synced_before_the_manifest_is_published(
+    copied: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, path = copied
+    manifest = load_manifest(path)
+    folder = root / manifest.corpus
+    synced: list[tuple[Path, bool]] = []
+    path.unlink()
+    monkeypatch.setattr(manifest_module, "sync_folder", lambda folder: synced.append((folder, path.exists())))
+    publish(manifest, folder, path)
+    assert synced == [(above, False) for above in (folder.parent, folder.parent.parent, root)]
+    assert path.read_bytes() == (folder / "manifest.json").read_bytes()
 
 
 def test_what_is_no_manifest(tmp_path: Path) -> None:
