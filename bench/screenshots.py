@@ -1,39 +1,115 @@
-"""The pictures of the report in docs/: a page in headless Chromium ─▶ docs/report.png, docs/report-row.png.
+"""The pictures of the README, made by the real commands on the bundled sample: docs/run.svg, docs/row.svg.
 
-python bench/screenshots.py REPORT.html
+    luigi in a terminal of its own ─▶ its last full drawing and what it left behind ─┬─▶ rich ─▶ SVG
+    packcorpus inspect --at FILE:LINE, forced to colours ────────────────────────────┘
+
+    python bench/screenshots.py [docs]
+
+The pictures name no font that would have to be fetched.
 """
 
 from __future__ import annotations
 
-import io
-import shutil
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
 import sys
+import tempfile
+import termios
+from contextlib import suppress
+from io import StringIO
 from pathlib import Path
 
-from PIL import Image
-from playwright.sync_api import sync_playwright
+from rich.console import Console
+from rich.terminal_theme import TerminalTheme
+from rich.text import Text
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-WIDTH, HEIGHT = 900, 1000
-# Of a page: its colour scheme, and what stands at the top of the picture.
-PICTURES = {"report": ("light", "header"), "report-row": ("dark", "article.row")}
+BIN = Path(sys.executable).parent
+ROOT = Path(__file__).resolve().parent.parent
+SAMPLE = ROOT / "data" / "sample" / "corpus.yaml"
+# A conversation of the sample that fits a picture.
+SHOWN = "sharegpt.json:23"
+
+# rich's own template without its web font, its window buttons and its shadow.
+TEMPLATE = """\
+<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg" role="img">
+<title>{title}</title>
+<style>
+.{unique_id}-matrix {{ font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; \
+font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asian: full-width; }}
+{styles}
+</style>
+<defs><clipPath id="{unique_id}-clip-terminal">
+<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}"/>
+</clipPath>{lines}</defs>
+<rect fill="#0c0c0c" width="{width}" height="{height}" rx="8"/>
+<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
+{backgrounds}
+<g class="{unique_id}-matrix">{matrix}</g>
+</g>
+</svg>
+"""
+_COLOURS = [
+    (12, 12, 12), (231, 72, 86), (22, 198, 12), (229, 192, 75), (59, 120, 255), (214, 112, 214), (97, 214, 214),
+    (204, 204, 204),
+]  # fmt: skip
+THEME = TerminalTheme((12, 12, 12), (204, 204, 204), _COLOURS, [(96, 96, 96), *_COLOURS[1:]])
+
+
+def of_a_run(columns: int) -> str:
+    """The command, the last drawing in which parts were being tokenised, and what the run left on the screen."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+    words = ["luigi", "--module", "pipeline", "PackCorpus", "--config", "data/sample/corpus.yaml"]
+    env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg"), "TERM": "xterm"}
+    with tempfile.TemporaryDirectory() as root:
+        command = [str(BIN / "luigi"), *words[1:-1], str(SAMPLE)]
+        run = subprocess.Popen(command, cwd=root, env=env, stdout=child, stderr=child)
+        os.close(child)
+        written = b""
+        with suppress(OSError):  # Linux's way to say that the other end is closed
+            while chunk := os.read(parent, 1 << 16):
+                written += chunk
+        os.close(parent)
+        run.wait()
+    text = written.decode().replace("\r\n", "\n")
+    drawings = re.findall(r"\r\x1b\[J((?:[^\r]|\r(?!\x1b))*?)\r\x1b\[\d+A", text)
+    said = re.sub(r"\r\x1b\[J(?:[^\r]|\r(?!\x1b))*?\r\x1b\[\d+A", "", text).replace("\r\x1b[J", "").splitlines()
+    shown = [drawing for drawing in drawings if "conversations/s" in drawing and " left" in drawing]
+    middle = shown[len(shown) // 2] if shown else ""
+    return "\n".join([f"$ {' '.join(words)}", said[0], middle.rstrip(), "", *said[1:]])
+
+
+def of_a_conversation(columns: int) -> str:
+    words = ["packcorpus", "inspect", "--at", SHOWN]
+    env = os.environ | {"FORCE_COLOR": "1", "COLUMNS": str(columns), "TERM": "xterm", "TTY_COMPATIBLE": "1"}
+    env.pop("NO_COLOR", None)
+    with tempfile.TemporaryDirectory() as root:
+        luigi = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", str(SAMPLE), "--quiet"]
+        env["LUIGI_CONFIG_PATH"] = str(ROOT / "luigi.cfg")
+        subprocess.run(luigi, cwd=root, env=env, check=True, capture_output=True)
+        done = subprocess.run(
+            [str(BIN / "packcorpus"), *words[1:]], cwd=root, env=env, check=True, capture_output=True, text=True
+        )
+    return f"$ {' '.join(words)}\n{done.stdout}"
+
+
+def export(text: str, title: str, file: Path, columns: int) -> None:
+    console = Console(record=True, width=columns, file=StringIO(), highlight=False, force_terminal=True)
+    console.print(Text.from_ansi(text))
+    template = TEMPLATE.replace("{title}", title)
+    picture = console.export_svg(theme=THEME, code_format=template, unique_id=file.stem)
+    file.write_text(re.sub(r"[ \t]+$", "", picture, flags=re.MULTILINE))
+    print(f"{file}: {file.stat().st_size:,} bytes")
 
 
 def main() -> None:
-    page_file = Path(sys.argv[1]).resolve()
-    with sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, (scheme, top) in PICTURES.items():
-            context = browser.new_context(color_scheme=scheme, viewport={"width": WIDTH, "height": HEIGHT})
-            page = context.new_page()
-            page.goto(page_file.as_uri())
-            page.evaluate("top => document.querySelector(top).scrollIntoView()", top)
-            # Few colours: a tenth of the bytes, and nothing to see of it.
-            picture = Image.open(io.BytesIO(page.screenshot())).quantize(32, dither=Image.Dither.NONE)
-            picture.save(DOCS / f"{name}.png", optimize=True)
-            print(DOCS / f"{name}.png", (DOCS / f"{name}.png").stat().st_size)
-            context.close()
-        browser.close()
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs"
+    export(of_a_run(100), "A run on a terminal", folder / "run.svg", 100)
+    export(of_a_conversation(100), "A conversation in its row", folder / "row.svg", 100)
 
 
 if __name__ == "__main__":

@@ -6,10 +6,11 @@
 Importing this package registers the tasks. It is the only one that imports luigi.
 """
 
-from pipeline import progress, settings
+from pipeline import exits, settings
 from pipeline.graph import PackCorpus, PlanPacking, TokenizePart, TrainAdapter, TrainTokenizer, WriteShard
 
 __all__ = ["PackCorpus", "PlanPacking", "TokenizePart", "TrainAdapter", "TrainTokenizer", "WriteShard"]
 
 settings.apply()
-progress.use_own_exit_codes()
+exits.use_own_exit_codes()
+exits.tell_unknown_options()

@@ -14,13 +14,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import luigi
 
-from pipeline import progress, training
+from pipeline import counters, exits, progress, training
 from tasks import corpus, parity
 from tasks.config import load_config
 from tasks.errors import StorageError
@@ -94,6 +94,7 @@ class TrainTokenizer(_Step):
         )
         # Here, and not in each of the tasks that will encode.
         progress.proven(parity.verdict_of(recipe), recipe.encoder)
+        progress.written(self)
 
 
 class TokenizePart(_Step):
@@ -108,7 +109,7 @@ class TokenizePart(_Step):
     def complete(self) -> bool:
         recipe = self.recipe
         refused = "gigatoken" if parity.refused(recipe) else ""
-        return corpus.has_artefact(recipe.layout.token_file(self._key), Path(self.output().path), refused)
+        return corpus.has_artefact(self.token_file, Path(self.output().path), refused)
 
     def work(self) -> None:
         recipe = self.recipe
@@ -117,10 +118,14 @@ class TokenizePart(_Step):
             parity.encoder_of(recipe),
             recipe.template,
             recipe.config,
-            recipe.layout.token_file(self._key),
+            self.token_file,
             Path(self.output().path),
-            progress.tokenized,
+            partial(progress.tokenized, self),
         )
+
+    @property
+    def token_file(self) -> Path:
+        return self.recipe.layout.token_file(self._key)
 
     @property
     def _key(self) -> str:
@@ -138,7 +143,7 @@ class PlanPacking(_Sized):
         return corpus.has_plan(self.recipe.plan_folder) and all(task.complete() for task in self.requires())
 
     def work(self) -> None:
-        progress.planned(make_plan(self.recipe, self.recipe.plan_folder))
+        progress.planned(self, make_plan(self.recipe, self.recipe.plan_folder))
 
 
 class WriteShard(_Sized):
@@ -155,13 +160,14 @@ class WriteShard(_Sized):
 
     def work(self) -> None:
         corpus.write_shard_of(self.recipe, self.shard)
+        progress.written(self)
 
 
 class PackCorpus(_Sized):
     _running = False
 
     def requires(self) -> Iterator[luigi.Task]:
-        with progress.reporting():
+        with exits.reporting():
             corpus.claim(self.recipe)
             progress.announce(self.recipe)
             self._open_encoder()
@@ -184,13 +190,14 @@ class PackCorpus(_Sized):
             # Luigi asks once before it runs anything: the sources may have changed since this process last looked.
             _resolved.cache_clear()
             progress.begin()
-        with progress.reporting():
+        with exits.reporting():
             return corpus.is_published(self.recipe)
 
     def work(self) -> None:
         self._running = True
         engine = parity.verdict_of(self.recipe).engine
-        corpus.publish_corpus(self.recipe, progress.run_record() | {"engine": engine})
+        corpus.publish_corpus(self.recipe, counters.run_record() | {"engine": engine})
+        progress.published(self, Path(self.output().path))
 
 
 class TrainAdapter(_Sized):
@@ -205,7 +212,7 @@ class TrainAdapter(_Sized):
         return self.clone_to(PackCorpus, sequence_length=self.sequence_length)
 
     def output(self) -> luigi.LocalTarget:
-        with progress.reporting():
+        with exits.reporting():
             return luigi.LocalTarget(training.record_of(self._command))
 
     def complete(self) -> bool:

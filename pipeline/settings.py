@@ -6,6 +6,7 @@ failed task would exit with 0. So what no config of the user's has set is as in 
 
 from __future__ import annotations
 
+import sys
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -13,12 +14,16 @@ from luigi.configuration import get_config
 
 OURS = Path(__file__).resolve().parent.parent / "luigi.cfg"
 CENTRAL = ("scheduler_host", "scheduler_url", "default_scheduler_host", "default_scheduler_url")
+CENTRAL_OPTIONS = ("--scheduler-host", "--scheduler-port", "--scheduler-url")
 
 
 def apply() -> None:
-    """Set what is unset; whoever names a central scheduler keeps it."""
+    """Set what is unset; whoever names a central scheduler gets it, also from the command line."""
     theirs, ours = get_config(), ConfigParser(interpolation=None)
     ours.read(OURS)
+    if any(word.partition("=")[0] in CENTRAL_OPTIONS for word in sys.argv[1:]):
+        # Luigi would take the local one without a word, where luigi.cfg asks for it.
+        theirs.set("core", "local_scheduler", "false")
     central = any(theirs.has_option("core", option) for option in CENTRAL)
     for section in ours.sections():
         for option, value in ours[section].items():

@@ -145,14 +145,14 @@ class Batch:
 def _turns_json(conversation: Conversation) -> str:
     """The messages as format 2.0 has them; null for the format `text`, which has no turns."""
     plain = conversation.messages[0].role == "text"
-    return orjson.dumps(None if plain else [_as_row(message) for message in conversation.messages]).decode()
+    return orjson.dumps(None if plain else [as_row(message) for message in conversation.messages]).decode()
 
 
 def _tools_json(conversation: Conversation) -> str | None:
     return f"[{','.join(conversation.tools)}]" if conversation.tools else None
 
 
-def _as_row(message: Any) -> dict[str, Any]:
+def as_row(message: Any) -> dict[str, Any]:
     """A message as format 2.0 has it: OpenAI's form, tool arguments as JSON text."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

@@ -1,9 +1,10 @@
 """The `packcorpus` command: looks at a corpus, checks it and mends it. (Making one is Luigi's: see pipeline.)
 
     packcorpus init PATH…                       packcorpus check --config FILE
-    packcorpus inspect [MANIFEST] [--row N]     packcorpus verify [MANIFEST] [--rebuild]
+    packcorpus inspect [PATH] [--row N] [--at FILE:LINE] [--search TEXT] …
     packcorpus list                             packcorpus diff MANIFEST MANIFEST
-    packcorpus repair MANIFEST                  packcorpus report [MANIFEST] [--output FILE]
+    packcorpus verify [MANIFEST] [--rebuild]    packcorpus repair MANIFEST
+    packcorpus report [MANIFEST] [--output FILE]
     packcorpus schemas FOLDER
 
 With --json a command prints one JSON object on standard output: its result, or {"error": …} (docs/errors.md).
@@ -18,7 +19,6 @@ import json
 import os
 import shlex
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -36,11 +36,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-class Split(StrEnum):
-    train = "train"
-    validation = "validation"
 
 
 def _complete_manifest(incomplete: str) -> list[str]:
@@ -99,28 +94,58 @@ def _options(
     pass
 
 
+LookedAtArgument = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Argument(
+        metavar="PATH",
+        show_default=False,
+        help="A manifest, a corpus folder, a shard, a source file or a config; absent: the newest in manifests/.",
+    ),
+]
+
+
 @app.command()
 def inspect(
-    manifest: ManifestArgument = None,
+    path: LookedAtArgument = None,
     row: Annotated[Optional[int], typer.Option(metavar="N", help="Show row N, decoded; 0 is the first.")] = None,  # noqa: UP045
-    split: Annotated[Optional[Split], typer.Option(help="The split that --row counts in (train).")] = None,  # noqa: UP045
-    ids: Annotated[bool, typer.Option("--ids", help="With --row: show the token ids too.")] = False,
+    split: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME", help="The split that --row counts in: train, validation, train_epoch_2, …"),
+    ] = None,
+    conversation: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="N", help="Show the conversation with this number in the index (#N in a row)."),
+    ] = None,
+    at: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FILE:LINE", help="Show the conversation of this line, and the row that it went to."),
+    ] = None,
+    line: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(metavar="N", help="Of a source: show its line (or record) N; 1 is the first."),
+    ] = None,
+    search: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="TEXT", help="Show the conversations that contain TEXT."),
+    ] = None,
+    rejects: Annotated[bool, typer.Option("--rejects", help="Show what was rejected, and why.")] = False,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many to list.")] = 20,
+    ids: Annotated[
+        bool, typer.Option("--ids", help="With a row or conversation: show token ids and boundaries.")
+    ] = False,
     as_object: JsonOption = False,
 ) -> None:
-    """Show what a corpus is made of, or one row of it as text."""
-    if row is None and (ids or split):
-        raise UsageError("bad_command_line", f"{'--ids' if ids else '--split'} goes with --row N")
-    path = find_manifest(manifest)
-    from tasks import show, show_row
+    """Show what a corpus is made of, and any row, conversation or reject of it as text."""
     from tasks.tables import open_console
+    from tasks.views import Asked, view
 
-    console = open_console()
+    asked = Asked(row, split, conversation, at, line, search, rejects, limit, ids)
+    asked.one()  # what does not go together is said before a manifest is looked for
+    found = view(find_manifest(path), asked, MANIFESTS)
     if as_object:
-        _print_object(show_row.as_object(path, row, (split or Split.train).value))
-    elif row is None:
-        show.inspect(path, console)
+        _print_object(found.as_object())
     else:
-        show_row.show_row(path, row, (split or Split.train).value, ids, console)
+        found.show(open_console())
 
 
 @app.command()

@@ -99,6 +99,17 @@ class RecordReader:
         self.start, self.stop, self.max_record_bytes = start, stop, max_record_bytes
         self.columns = frozenset(columns)
         self.records = 0
+        self._position: Callable[[], int] = lambda: 0
+        self._bounds = (0, 0)
+
+    @property
+    def share(self) -> float:
+        """How much of the range is read, from 0 to 1: of its rows for parquet, else of the bytes on disk."""
+        begin, end = self._bounds
+        try:
+            return min(1.0, (self._position() - begin) / max(end - begin, 1))
+        except ValueError:  # the file is closed again
+            return 1.0
 
     def __iter__(self) -> Iterator[tuple[int, object]]:
         self.records = 0
@@ -202,8 +213,11 @@ class RecordReader:
         return f"the line is longer than max_record_bytes, {self.max_record_bytes:,} bytes"
 
     def _read(self, file: BinaryIO) -> Read:
+        self._position = file.tell
         if self.container == "jsonl" and not self.compression:
+            self._bounds = (self.start, self.stop)
             return byte_range(file, self.start, self.stop)
+        self._bounds = (0, self.path.stat().st_size)
         return unpacked(file, self.compression, self.name)
 
     # -- tables -----------------------------------------------------------------------------------------------------
@@ -241,12 +255,15 @@ class RecordReader:
     def _parquet_batches(self) -> Iterator[Any]:
         # no threads and no read-ahead: parts are what runs in parallel, and a row group may be large
         with pq.ParquetFile(self.path, pre_buffer=False) as file:
-            groups = [file.metadata.row_group(group) for group in range(self.start, self.stop)]
-            rows = sum(group.num_rows for group in groups)
-            row_bytes = sum(group.total_byte_size for group in groups) // max(rows, 1) + 1
+            groups = range(self.start, self.stop)
+            facts = [file.metadata.row_group(group) for group in groups]
+            rows = sum(group.num_rows for group in facts)
+            row_bytes = sum(group.total_byte_size for group in facts) // max(rows, 1) + 1
+            self._position = lambda: self.records
+            self._bounds = (0, rows)
             yield from file.iter_batches(
                 batch_size=max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes)),
-                row_groups=list(range(self.start, self.stop)),
+                row_groups=list(groups),
                 columns=self._wanted(file.schema_arrow.names),
                 use_threads=False,
             )
@@ -256,6 +273,7 @@ class RecordReader:
         with pa.OSFile(str(self.path), "rb") as file:
             is_file = file.read(len(_ARROW_FILE_MAGIC)) == _ARROW_FILE_MAGIC
             file.seek(0)
+            self._position, self._bounds = file.tell, (0, file.size())
             reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
             wanted = self._wanted(reader.schema.names)
             for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:

@@ -22,6 +22,11 @@ from tasks.manifest import FileFacts, Manifest, Shard, load_manifest, mend
 UNLISTED = {"manifest.json", "run.json"}
 
 
+def report_beside(folder: Path) -> Path:
+    """Where the report of the corpus in `folder` goes: beside it, for a corpus folder holds its own files alone."""
+    return folder.with_name(f"{folder.name}.html")
+
+
 def check_copies(path: Path, folder: Path) -> None:
     """The manifest that was named and the one in the corpus folder must be the same bytes. Raises DataError."""
     copy = folder / "manifest.json"

@@ -5,11 +5,12 @@ from __future__ import annotations
 # Marks that frame what is shown. In the data they are escaped, so that no text can pass for a mark.
 TRAINED = "⟦⟧"
 CONTROL = "▐▌"
+BOUNDARY = "▏"
 
 # Characters without a glyph that text needs all the same: joiners of Persian, of Indian scripts and of emoji.
 JOINERS = "\u200c\u200d"
 SPACES = "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
-MARKS = frozenset(TRAINED + CONTROL)
+MARKS = frozenset(TRAINED + CONTROL + BOUNDARY)
 KEPT = frozenset("\n" + JOINERS + SPACES)
 
 

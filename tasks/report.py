@@ -21,7 +21,7 @@ import orjson
 import yaml
 
 from tasks.codes import CODES
-from tasks.corpus_files import find_listed, reading
+from tasks.corpus_files import find_listed, reading, report_beside
 from tasks.errors import DataError, PartMissing
 from tasks.files import write_bytes
 from tasks.manifest import Manifest, corpus_folder, load_manifest
@@ -49,7 +49,7 @@ def write_report(path: Path, output: Path | None) -> tuple[Path, int]:
     """
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
-    output = output or folder.with_name(f"{folder.name}.html")
+    output = output or report_beside(folder)
     if output.resolve().is_relative_to(folder.resolve()):
         raise DataError("foreign_file", f"{output}: would lie in the corpus folder, which holds its own files alone")
     page = next(page for page in _pages(manifest, folder) if len(page) <= MOST_BYTES)

@@ -25,10 +25,10 @@ from tasks.corpus_files import find_listed, open_tokenizer, reading
 from tasks.encoders import Encoder
 from tasks.errors import DataError, Reject
 from tasks.manifest import Manifest, Shard
+from tasks.marks import runs_of
 from tasks.printable import printable
 from tasks.report_figures import Figures
 from tasks.shards import IGNORED, conversation_schema, row_schema
-from tasks.show_row import runs_of
 from tasks.templates import trained_turns
 
 # Shapes of a strip: no finer than can be seen, or a row of 100,000 tokens would take megabytes.

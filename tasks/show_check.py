@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.codes import CODES
+from tasks.marks import Run, print_conversation_head, print_hanging, print_legend, runs_of, text_of
 from tasks.prediction import Prediction, Shown, about, steps
 from tasks.printable import counted, printable
 from tasks.shards import IGNORED
 from tasks.show import BATCH_ROWS, FEW_STEPS, NOTICED, SHOWN_SOURCES, TRAINED_TURNS
-from tasks.show_row import Run, print_conversation_head, print_hanging, print_legend, runs_of, text_of
 from tasks.tables import common_folder, grid, heading, in_bytes, indented, single
 
 SHOWN_CONVERSATIONS = 12

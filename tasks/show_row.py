@@ -1,43 +1,28 @@
-"""One row of a corpus as text: conversation by conversation, with what is trained on marked.
+"""Rows and conversations of a corpus as text, with what is trained on marked.
 
-    manifest + shard + index + tokenizer ─show_row─▶ ⟦trained⟧, not trained, ▐control token▌
-
-What the data says is shown as text and never obeyed. Every mark is a symbol as well as a colour.
+row N              ─┐                                  ┌─▶ a head with its line in the source, and with its number
+number, file:line  ─┴─▶ places ─▶ shard + tokenizer ───┴─▶ ⟦trained on⟧, not trained on, ▐control token▌
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-import pyarrow as pa
-import pyarrow.compute as pc
 from rich.console import Console
 from rich.text import Text
 
-from tasks.corpus_files import find_listed, open_tokenizer, reading
+from tasks.corpus_files import open_tokenizer
 from tasks.encoders import Encoder
 from tasks.errors import DataError, UsageError
-from tasks.index import INDEX_SCHEMA
+from tasks.lookup import Place, find_row, mapped, origin, pieces_in_row, row_number
 from tasks.manifest import Manifest, Shard, corpus_folder, load_manifest
-from tasks.printable import CONTROL, MARKS, TRAINED, counted, escaped, is_plain, printable
+from tasks.marks import print_conversation_head, print_hanging, print_legend, runs_of, styled, text_of
+from tasks.printable import CONTROL, counted, printable
 from tasks.shards import IGNORED, conversation_schema, row_schema
-
-TRAINED_STYLE, UNTRAINED_STYLE, ESCAPED_STYLE, HEADING_STYLE = "bold green", "dim", "magenta", "bold cyan"
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Neighbouring tokens of one kind: text, or control tokens, that are trained on or not."""
-
-    ids: list[int]
-    trained: bool
-    control: bool
 
 
 def show_row(path: Path, number: int, split: str, ids: bool, console: Console) -> None:
@@ -45,26 +30,73 @@ def show_row(path: Path, number: int, split: str, ids: bool, console: Console) -
 
     Raises UsageError where there is no such row, DataError or InputMissing where a file is not what it was.
     """
-    manifest = load_manifest(path)
-    folder = corpus_folder(manifest, path)
-    if ids and manifest.format_version == "2.0":
-        raise UsageError("bad_command_line", "--ids: a corpus of format 2.0 holds text, no tokens; leave --ids out")
-    place, shard, at = _find_row(manifest, number, split)
+    manifest, folder = _open(path, ids)
+    place, shard, at = find_row(manifest, number, split)
     rows = manifest.splits[split].rows
     console.print(
         Text.assemble((f"row {number:,}", "bold"), f" of {rows:,} in {split}", (f"  {shard.path}, row {at:,}", "dim")),
         soft_wrap=True,
     )
+    row = read_row(manifest, folder, shard, at)
+    places = pieces_in_row(manifest, folder, split, place, at)
     if manifest.format_version == "2.0":
-        value = _read_row(folder, shard, conversation_schema(manifest.sequence_length, manifest.key), at)
-        _print_messages(manifest, folder, split, place, at, value, console)
-    else:
-        value = _read_row(folder, shard, row_schema(manifest.sequence_length, manifest.key), at)
-        _print_row(manifest, folder, split, place, at, value, ids, console)
+        console.print()
+        _print_messages(manifest, "1/1", places[0] if places else None, row, console)
+        return
+    encoder = _encoder(manifest, folder, row)
+    positions, labels = row["position_ids"], row["labels"]
+    filled = int(row["attention_mask"].sum())
+    starts = np.flatnonzero(positions[:filled] == 0).tolist()
+    trained = int((labels[:filled] != IGNORED).sum())
+    length = manifest.sequence_length
+    console.print(
+        f"{counted(len(starts), 'conversation')}, {counted(filled, 'token')} of {length:,}, {trained:,} trained "
+        f"({100 * trained / max(filled, 1):.0f} %), {counted(length - filled, 'pad')}",
+        soft_wrap=True,
+    )
+    print_legend(console, ids)
+    by_start = {place["start"]: place for place in places}
+    for index, (start, end) in enumerate(zip(starts, [*starts[1:], filled], strict=True), 1):
+        console.print()
+        _print_piece(manifest, encoder, f"{index}/{len(starts)}", by_start.get(start), row, start, end, ids, console)
+    if filled < length:
+        console.print()
+        share = f"{100 * (length - filled) / length:.1f} % of the row"
+        console.print(Text.assemble(("━━ ", "dim"), counted(length - filled, "pad"), (f"  {share}", "dim")))
+
+
+def show_conversation(path: Path, places: Sequence[Place], ids: bool, console: Console) -> None:
+    """Show a conversation by itself: where it stands, and each of its pieces. Raises as show_row does."""
+    manifest, folder = _open(path, ids)
+    first = places[0]
+    head = Text.assemble((f"conversation {first['number']:,}", "bold"), f"  {origin(manifest, first)}")
+    if len(places) > 1:
+        head.append(f"  {len(places)} pieces", "dim")
+    console.print(head, soft_wrap=True)
+    if manifest.format_version == "3.0" and any(place["row"] is not None for place in places):
+        print_legend(console, ids)
+    encoder: Encoder | None = None
+    for place in places:
+        console.print()
+        if place["row"] is None:
+            console.print(
+                f"dropped: its {place['length']:,} tokens are more than a row of {manifest.sequence_length:,}"
+            )
+            continue
+        shard = manifest.splits[place["split"]].shards[place["shard"]]
+        row = read_row(manifest, folder, shard, place["row"])
+        label = f"row {row_number(manifest, place):,} of {place['split']}"
+        if manifest.format_version == "2.0":
+            _print_messages(manifest, label, place, row, console)
+            continue
+        start, end = place["start"], place["start"] + place["length"]
+        label += f", places {start:,} to {end - 1:,}"
+        encoder = encoder or _encoder(manifest, folder, row)
+        _print_piece(manifest, encoder, label, place, row, start, end, ids, console)
 
 
 def as_object(path: Path, number: int | None, split: str) -> dict[str, Any]:
-    """The manifest, and row `number` of a split as it stands in its shard, with what index.arrow says of it; for JSON.
+    """The manifest, or row `number` of a split as it stands in its shard, with what index.arrow says of it; for JSON.
 
     Raises what `show_row` raises.
     """
@@ -73,10 +105,9 @@ def as_object(path: Path, number: int | None, split: str) -> dict[str, Any]:
     if number is None:
         return found | {"content": manifest.model_dump(mode="json")}
     folder = corpus_folder(manifest, path)
-    place, shard, at = _find_row(manifest, number, split)
-    schema = row_schema if manifest.packing_metadata.enabled else conversation_schema
-    columns = _read_row(folder, shard, schema(manifest.sequence_length, manifest.key), at)
-    pieces = _find_pieces(manifest, folder, split, place, at)
+    place, shard, at = find_row(manifest, number, split)
+    columns = read_row(manifest, folder, shard, at)
+    pieces = pieces_in_row(manifest, folder, split, place, at)
     return found | {
         "split": split,
         "row": number,
@@ -85,43 +116,39 @@ def as_object(path: Path, number: int | None, split: str) -> dict[str, Any]:
         "columns": {
             name: getattr(values, "tolist", lambda values=values: values)() for name, values in columns.items()
         },
-        "conversations": [pieces[start] | {"origin": _origin(manifest, pieces[start])} for start in sorted(pieces)],
+        "conversations": [place_as_object(manifest, piece) for piece in pieces],
     }
 
 
-def _find_row(manifest: Manifest, number: int, split: str) -> tuple[int, Shard, int]:
-    """Number of the shard within its split, the shard, and the row within it."""
-    if split not in manifest.splits:
-        raise UsageError(
-            "bad_command_line", f"--split {split}: this corpus has {' and '.join(map(printable, manifest.splits))}"
-        )
-    chosen = manifest.splits[split]
-    if chosen.rows == 0:
-        raise UsageError("bad_command_line", f"--split {split}: this corpus has no {split} rows")
-    if not 0 <= number < chosen.rows:
-        raise UsageError(
-            "bad_command_line", f"--row {number}: {split} has {chosen.rows:,} rows, 0 to {chosen.rows - 1:,}"
-        )
-    at = number
-    for place, shard in enumerate(chosen.shards):
-        if at < shard.rows:
-            return place, shard, at
-        at -= shard.rows
-    raise DataError("wrong_count", f"the shards of {split} hold fewer rows than the manifest says ({chosen.rows:,})")
+def conversation_as_object(path: Path, places: Sequence[Place]) -> dict[str, Any]:
+    """A conversation with the tokens and labels of each of its pieces, or its messages; for JSON."""
+    manifest, folder = _open(path, False)
+    pieces = []
+    for place in places:
+        found = place_as_object(manifest, place)
+        if place["row"] is not None:
+            row = read_row(manifest, folder, manifest.splits[place["split"]].shards[place["shard"]], place["row"])
+            if manifest.format_version == "2.0":
+                found |= row
+            else:
+                inside = slice(place["start"], place["start"] + place["length"])
+                found |= {name: row[name][inside].tolist() for name in ("input_ids", "labels")}
+                found["text"] = _encoder(manifest, folder, row).decode(found["input_ids"])
+        pieces.append(found)
+    return {"manifest": str(path), "conversation": places[0]["number"], "pieces": pieces}
 
 
-@contextmanager
-def _mapped(folder: Path, name: str, size: int) -> Iterator[pa.RecordBatchReader]:
-    """An Arrow stream of the corpus, mapped. Raises DataError or InputMissing where it is not as the manifest says."""
-    path = find_listed(folder, name, size)
-    with reading(path), pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
-        yield reader
+def place_as_object(manifest: Manifest, place: Place) -> dict[str, Any]:
+    """A place with the row as `--row` takes it, and with its source by name."""
+    return place | {"row_of_split": row_number(manifest, place), "origin": origin(manifest, place)}
 
 
-def _read_row(folder: Path, shard: Shard, schema: pa.Schema, at: int) -> dict[str, Any]:
-    """One row of a shard; only the pages that it lies on are read."""
+def read_row(manifest: Manifest, folder: Path, shard: Shard, at: int) -> dict[str, Any]:
+    """The columns of one row; only the pages that it lies on are read. Raises DataError or InputMissing."""
+    packed = manifest.packing_metadata.enabled
+    schema = (row_schema if packed else conversation_schema)(manifest.sequence_length, manifest.key)
     path = folder / shard.path
-    with _mapped(folder, shard.path, shard.bytes) as reader:
+    with mapped(folder, shard.path, shard.bytes) as reader:
         if not reader.schema.equals(schema, check_metadata=True):
             raise DataError(
                 "foreign_shard",
@@ -130,176 +157,68 @@ def _read_row(folder: Path, shard: Shard, schema: pa.Schema, at: int) -> dict[st
         for batch in reader:
             if at < batch.num_rows:
                 row = batch.slice(at, 1)
-                if batch.schema.names[0] == "messages":
+                if not packed:
                     return dict(row.to_pylist()[0])
                 return {name: row.column(name).flatten().to_numpy() for name in batch.schema.names}
             at -= batch.num_rows
     raise DataError("wrong_count", f"{path}: holds fewer rows than the manifest says; make the corpus again")
 
 
-def _find_pieces(manifest: Manifest, folder: Path, split: str, shard: int, row: int) -> dict[int, dict[str, Any]]:
-    """What index.arrow says of the conversations in a row, by their first token. `pieces` and `piece` are added
-    where a conversation was split."""
-    facts = next((file for file in manifest.files if file.path == "index.arrow"), None)
-    if facts is None:
-        raise DataError("bad_index", "the manifest names no index.arrow; make the corpus again")
-    found: list[dict[str, Any]] = []
-    with _mapped(folder, facts.path, facts.bytes) as reader:
-        if not reader.schema.equals(INDEX_SCHEMA):
-            raise DataError(
-                "bad_index", f"{folder / facts.path}: has other columns than an index; make the corpus again"
-            )
-        for batch in reader:
-            here = pc.and_(pc.equal(batch.column("shard"), shard), pc.equal(batch.column("row"), row))
-            if here.true_count:
-                found += (place for place in batch.filter(here).to_pylist() if place["split"] == split)
-    if manifest.ledger.conversations.split:
-        with _mapped(folder, facts.path, facts.bytes) as reader:
-            _number_pieces(reader, found)
-    return {place["start"]: place for place in found}
+def _open(path: Path, ids: bool) -> tuple[Manifest, Path]:
+    manifest = load_manifest(path)
+    if ids and manifest.format_version == "2.0":
+        raise UsageError("bad_command_line", "--ids: a corpus of format 2.0 holds text, no tokens; leave --ids out")
+    return manifest, corpus_folder(manifest, path)
 
 
-def _number_pieces(reader: pa.RecordBatchReader, found: list[dict[str, Any]]) -> None:
-    firsts: dict[tuple[int, int], list[int]] = {(place["source"], place["record"]): [] for place in found}
-    records = pa.array({record for _, record in firsts}, pa.int64())
-    for batch in reader:
-        near = batch.filter(pc.is_in(batch.column("record"), records))
-        for source, record, first in zip(
-            *(near.column(n).to_pylist() for n in ("source", "record", "first")), strict=True
-        ):
-            if (source, record) in firsts:
-                firsts[source, record].append(first)
-    for place in found:
-        pieces = sorted({*firsts[place["source"], place["record"]]})
-        place["pieces"] = len(pieces)
-        place["piece"] = pieces.index(place["first"]) + 1
-
-
-def _origin(manifest: Manifest, place: dict[str, Any] | None) -> str:
-    if place is None or not 0 <= place["source"] < len(manifest.sources):
-        return "not in index.arrow (packcorpus verify says what is wrong)"
-    return f"{printable(manifest.sources[place['source']].path)}:{place['record']}"
-
-
-def runs_of(encoder: Encoder, ids: np.ndarray, labels: np.ndarray) -> list[Run]:
-    """Tokens of one conversation, cut where training begins or ends and around every control token."""
-    found: list[Run] = []
-    marks = encoder.control_strings
-    for token, label in zip(ids.tolist(), labels.tolist(), strict=True):
-        trained = label != IGNORED
-        control = token in marks or token == encoder.unk_id
-        last = found[-1] if found else None
-        if last is None or control or (last.trained, last.control) != (trained, control):
-            found.append(Run([token], trained, control))
-        else:
-            last.ids.append(token)
-    return found
-
-
-def text_of(encoder: Encoder, runs: Sequence[Run], as_ids: bool) -> Text:
-    """Runs as one text: ⟦ ⟧ around what is trained on, ▐ ▌ around control tokens."""
-    text = Text()
-    trained = False
-    for run in runs:
-        style = TRAINED_STYLE if run.trained else UNTRAINED_STYLE
-        gap = " " if as_ids and text.plain else ""
-        if run.trained != trained:
-            mark = TRAINED[0] if run.trained else TRAINED[1]
-            text.append(gap + mark if run.trained else mark + gap, TRAINED_STYLE)
-            trained, gap = run.trained, ""
-        if as_ids:
-            text.append(gap + " ".join(map(str, run.ids)), style)
-        elif run.control:
-            colour = "green" if run.trained else "default"
-            text.append(CONTROL[0], colour)
-            text.append(printable(encoder.decode(run.ids)), f"bold reverse {colour}")
-            text.append(CONTROL[1], colour)
-        else:
-            text.append_text(_styled(encoder.decode(run.ids), style))
-    if trained:
-        text.append(TRAINED[1], TRAINED_STYLE)
-    return text
-
-
-def print_hanging(console: Console, text: Text, indent: int = 2) -> None:
-    """Print with every line moved in. Only a terminal gets lines that are wrapped; a pipe gets the data's own."""
-    if console.is_terminal:
-        lines = text.wrap(console, max(console.width - indent, 20))
-    else:
-        lines = text.split("\n", allow_blank=True)
-    for line in lines:
-        console.print(Text.assemble(" " * indent, line), soft_wrap=True)
-
-
-def _print_row(
-    manifest: Manifest, folder: Path, split: str, shard: int, at: int, row: dict[str, Any], ids: bool, console: Console
-) -> None:
+def _encoder(manifest: Manifest, folder: Path, row: dict[str, Any]) -> Encoder:
+    """The corpus's own tokenizer, which must have all ids of the row."""
     encoder = open_tokenizer(manifest, folder)
-    tokens, labels, positions = row["input_ids"], row["labels"], row["position_ids"]
-    if tokens.min() < 0 or tokens.max() >= encoder.vocab_size:
+    if row["input_ids"].min() < 0 or row["input_ids"].max() >= encoder.vocab_size:
         raise DataError("bad_row", "the row holds ids that the tokenizer does not have; packcorpus verify says where")
-    filled = int(row["attention_mask"].sum())
-    starts = np.flatnonzero(positions[:filled] == 0).tolist()
-    ends = [*starts[1:], filled]
-    places = _find_pieces(manifest, folder, split, shard, at)
-    trained = int((labels[:filled] != IGNORED).sum())
-    length = manifest.sequence_length
-    console.print(
-        f"{counted(len(starts), 'conversation')}, {counted(filled, 'token')} of {length:,}, {trained:,} trained "
-        f"({100 * trained / max(filled, 1):.0f} %), {counted(length - filled, 'pad')}",
-        soft_wrap=True,
-    )
-    print_legend(console)
-    for number, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
-        place = places.get(start)
-        own = labels[start:end]
-        facts = [counted(end - start, "token"), f"{int((own != IGNORED).sum()):,} trained"]
-        if place and place["truncated"]:
-            facts.append("truncated")
-        if place and (place["first"] or place.get("pieces", 1) > 1):
-            facts.append(f"piece {place['piece']} of {place['pieces']}, from its token {place['first']:,}")
-        console.print()
-        print_conversation_head(console, f"{number}/{len(starts)}", _origin(manifest, place), facts)
-        runs = runs_of(encoder, tokens[start:end], own)
-        print_hanging(console, text_of(encoder, runs, as_ids=False))
-        if ids:
-            print_hanging(console, Text.assemble(("ids ", "dim"), text_of(encoder, runs, as_ids=True)))
-    if filled < length:
-        console.print()
-        share = f"{100 * (length - filled) / length:.1f} % of the row"
-        console.print(Text.assemble(("━━ ", "dim"), counted(length - filled, "pad"), (f"  {share}", "dim")))
+    return encoder
 
 
-def print_legend(console: Console) -> None:
-    legend = Text.assemble(
-        (f"{TRAINED[0]}trained on{TRAINED[1]}", TRAINED_STYLE), "  ", ("not trained on", UNTRAINED_STYLE), "  ",
-        CONTROL[0], ("control token", "bold reverse"), CONTROL[1], "  ", ("\\x1b", ESCAPED_STYLE), " escaped character",
-    )  # fmt: skip
-    console.print(legend, soft_wrap=True)
-
-
-def print_conversation_head(console: Console, number: str, origin: str, facts: Sequence[str]) -> None:
-    head = Text.assemble(("━━ ", "cyan"), (f"{number}  " if number else "", "dim"), (origin, HEADING_STYLE))
-    facts_text = Text(" · ".join(facts), "dim")
-    if console.is_terminal and head.cell_len + facts_text.cell_len + 2 > console.width:
-        console.print(head, soft_wrap=True)
-        console.print(Text.assemble("   ", facts_text), soft_wrap=True)
-    else:
-        console.print(Text.assemble(head, "  ", facts_text), soft_wrap=True)
-
-
-def _print_messages(
-    manifest: Manifest, folder: Path, split: str, shard: int, at: int, row: dict[str, Any], console: Console
+def _print_piece(
+    manifest: Manifest,
+    encoder: Encoder,
+    label: str,
+    place: Place | None,
+    row: dict[str, Any],
+    start: int,
+    end: int,
+    ids: bool,
+    console: Console,
 ) -> None:
-    place = _find_pieces(manifest, folder, split, shard, at).get(0)
+    """Places `start` to `end` of a row: one conversation, or a piece of one."""
+    tokens, labels = row["input_ids"][start:end], row["labels"][start:end]
+    facts = [counted(end - start, "token"), f"{int((labels != IGNORED).sum()):,} trained"]
+    if place:
+        facts.append(f"#{place['number']:,}")
+        if place["truncated"]:
+            facts.append("truncated")
+        if place["first"] or place.get("pieces", 1) > 1:
+            facts.append(f"piece {place['piece']} of {place['pieces']}, from its token {place['first']:,}")
+    print_conversation_head(console, label, origin(manifest, place), facts)
+    runs = runs_of(encoder, tokens, labels)
+    print_hanging(console, text_of(encoder, runs, boundaries=ids))
+    if ids:
+        print_hanging(console, Text.assemble(("ids ", "dim"), text_of(encoder, runs, as_ids=True)))
+
+
+def _print_messages(manifest: Manifest, label: str, place: Place | None, row: dict[str, Any], console: Console) -> None:
     facts = []
     if place:
-        facts = [counted(place["length"], "token"), f"{place['trained']:,} trained"]
-    console.print()
-    print_conversation_head(console, "1/1", _origin(manifest, place), facts)
-    if row["tools"]:
-        _print_titled(console, "tools", _pretty(row["tools"]))
-    for message in row["messages"]:
+        facts = [counted(place["length"], "token"), f"{place['trained']:,} trained", f"#{place['number']:,}"]
+    print_conversation_head(console, label, origin(manifest, place), facts)
+    print_messages(row["messages"], row["tools"], console)
+
+
+def print_messages(messages: Sequence[dict[str, Any]], tools: str | None, console: Console) -> None:
+    """Messages as format 2.0 has them, each under its role."""
+    if tools:
+        _print_titled(console, "tools", _pretty(tools))
+    for message in messages:
         title = message["role"] + "".join(
             f" {name} {message[name]}" for name in ("name", "tool_call_id") if message[name] is not None
         )
@@ -312,7 +231,7 @@ def _print_messages(
 def _print_titled(console: Console, title: str, content: str, indent: int = 2) -> None:
     console.print(Text.assemble(CONTROL[0], (printable(title), "bold reverse"), CONTROL[1]), soft_wrap=True)
     if content:
-        print_hanging(console, _styled(content, ""), indent)
+        print_hanging(console, styled(content, ""), indent)
 
 
 def _pretty(text: str) -> str:
@@ -321,19 +240,3 @@ def _pretty(text: str) -> str:
         return orjson.dumps(orjson.loads(text), option=orjson.OPT_INDENT_2).decode()
     except orjson.JSONDecodeError:
         return text
-
-
-def _styled(text: str, style: str) -> Text:
-    """`text` as `printable` has it, what was escaped in a colour of its own."""
-    if text.isprintable() and MARKS.isdisjoint(text):
-        return Text(text, style)
-    found = Text()
-    plain: list[str] = []
-    for char in text:
-        if is_plain(char):
-            plain.append(char)
-            continue
-        found.append("".join(plain), style)
-        found.append(escaped(char), ESCAPED_STYLE)
-        plain = []
-    return found.append("".join(plain), style)

@@ -180,6 +180,20 @@ def read_part(part: Part, max_record_bytes: int = MAX_RECORD_BYTES) -> PartReade
     return PartReader(part, max_record_bytes)
 
 
+def look(path: Path, name: str = "", spec: SourceSpec | None = None) -> SourceFile:
+    """One file with its container and format told, as `find_parts` does, but not hashed: its `sha256` is "".
+
+    Raises UsageError, InputMissing, DataError or StorageError, whose message names the file.
+    """
+    name = name or str(path)
+    if container_of(name) is None:
+        raise UsageError("bad_setting", f"{name}: its extension says nothing of what it holds")
+    try:
+        return _resolve(path, name, spec or SourceSpec(name), path.stat())
+    except OSError as error:
+        raise StorageError("cannot_read", f"{name}: cannot be read: {error.strerror or error}") from None
+
+
 def head(file: SourceFile) -> Iterator[object]:
     """Records from the begin of a file, read as they are asked for; of a JSON array, its first hundreds."""
     return _sample(file.path, file.name, file.container, file.compression, dict(file.columns))

@@ -35,11 +35,11 @@ def tokenize_part(
     config: Config,
     token_file: Path,
     receipt_file: Path,
-    on_batch: Callable[[int, int, int, int], None] = lambda conversations, rejected, tokens, characters: None,
+    on_batch: Callable[[int, int, int, float], None] = lambda conversations, rejected, tokens, share: None,
 ) -> dict[str, Any]:
     """Write the token file, then its receipt (the commit), and return the receipt.
 
-    `on_batch` is told of conversations, rejects, tokens and characters since it was last called.
+    `on_batch` is told of conversations, rejects and tokens so far, and of the share of the part that is read.
 
     Raises PackError where the run must stop: the source changed or is damaged, or labels cannot be located.
     """
@@ -52,16 +52,11 @@ def tokenize_part(
             batch = Batch(encoder, receipt)
             frames = Frames(template, encoder, config.train_on, part.file.format, bool(columns))
             reader = read_part(part, config.max_record_bytes)
-            told = (0, 0, 0)
 
             def flush(batch: Batch) -> None:
-                nonlocal told
                 if batch.records:
                     writer.write_batch(batch.encode(schema))
-                now = (receipt["accepted"] + len(rejects), len(rejects), receipt["tokens"])
-                conversations, rejected, tokens = (new - old for new, old in zip(now, told, strict=True))
-                on_batch(conversations, rejected, tokens, batch.characters)
-                told = now
+                on_batch(receipt["accepted"] + len(rejects), len(rejects), receipt["tokens"], reader.share)
 
             for record, value in reader:
                 try:

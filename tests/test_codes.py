@@ -137,7 +137,7 @@ def test_rejects_that_stop_a_run_are_shown_with_their_codes_twenty_at_most(tmp_p
     [listed] = (tmp_path / "data" / "plans").glob("*/rejects.jsonl")
     assert [json.loads(line)["code"] for line in listed.read_text().splitlines()] == ["E207"] * 25
     told = luigi(tmp_path, "--config", "corpus.yaml", PACKCORPUS_JSON="1")
-    [line] = [line for line in told.stderr.splitlines() if line.startswith("{")]
+    [line] = [line for line in told.stderr.splitlines() if line.startswith('{"error"')]
     error = json.loads(line)["error"]
     assert (error["code"], error["exit_code"], len(error["rejects"])) == ("E251", 65, 20)
     assert error["rejects"][0]["place"] == "chats.jsonl:41"

@@ -319,6 +319,6 @@ def test_a_tokenizer_that_gigatoken_cannot_read_is_the_references_without_a_word
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    progress._reported.clear()
+    progress._said.clear()
     yield
-    progress._reported.clear()
+    progress._said.clear()

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pytest
 from rich.console import Console
 
-from tasks import printable, show, show_row
+from tasks import lookup, printable, show, show_row
 from tasks.config import Config
 from tasks.errors import DataError, InputMissing, UsageError
 from tasks.manifest import Manifest, Shard, Split, load_manifest
@@ -227,11 +227,11 @@ def test_rows_are_counted_over_all_shards_and_batches(manifest: Path, tmp_path: 
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
         count = sum(map(len, batches))
         shards.append(Shard(path=name, rows=count, bytes=file.stat().st_size, sha256="0" * 64))
-    facts = facts.model_copy(update={"splits": {"train": Split(rows=5, shards=shards)}})
+    facts = facts.model_copy(update={"splits": {"train": Split(rows=5, shards=shards)}, "sequence_length": length})
     for number in range(5):
-        place, shard, at = show_row._find_row(facts, number, "train")
+        place, shard, at = lookup.find_row(facts, number, "train")
         assert shard is shards[place]
-        row = show_row._read_row(tmp_path, shard, schema, at)
+        row = show_row.read_row(facts, tmp_path, shard, at)
         assert row["input_ids"].tolist() == [number] * length
 
 

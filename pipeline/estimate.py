@@ -1,0 +1,94 @@
+"""How much longer a run takes, from what its tasks have done so far.
+
+    parts: sizes, shares, seconds ─▶ speed ─▶ seconds of each part that is left ─┐
+    tokens so far ─▶ tokens in all ─▶ seconds of the plan and of the shards ─────┴─▶ dealt to the workers ─▶ seconds
+
+Seconds are those of one worker. Parts are dealt to the workers as they become free, so that the last and largest part
+counts in full even where the other workers have nothing left to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace
+
+import numpy as np
+
+# A byte of a compressed file is as much work as these bytes of a plain one, on chats.
+UNPACKED = 3.5
+# Seconds of a core, as measured; where others use the cores too, so many times longer as the parts were.
+# What a task of a part takes before its speed is that of its bytes.
+PART_SECONDS = 0.08
+# What the stages behind tokenisation take: used until a shard of this run is written.
+PLAN_SECONDS = {"task": 0.07, "conversation": 6e-7, "token": 3e-9}
+SHARD_SECONDS = {"task": 0.07, "token": 1.6e-8}
+COMMIT_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Work:
+    """The run as its counters have it; arrays with an item for each part or shard, in the order of their tasks.
+
+    `size` of each part in bytes of plain text, `share` of it that is read, `told_seconds` and `cpu` that it had taken
+    when that was told, computing and waiting or computing alone, `seconds` until now. Parts that were found done have
+    the share 1 and took no time; `tokens_found` is what they hold, about.
+    """
+
+    workers: int
+    size: np.ndarray
+    share: np.ndarray
+    seconds: np.ndarray
+    told_seconds: np.ndarray
+    cpu: np.ndarray
+    conversations: float
+    tokens: float
+    tokens_found: float
+    planned: bool
+    plan_seconds: float
+    shard_done: np.ndarray
+    shard_seconds: np.ndarray
+
+
+def seconds_left(work: Work) -> float | None:
+    """None where nothing can be said yet."""
+    told = work.cpu > 0
+    # Where others use the cores, too, everything takes so much longer: as long as those that run now.
+    now = told & (work.share < 1)
+    recent = now if now.any() else told
+    waiting = max(1.0, float(work.told_seconds[recent].sum() / work.cpu[recent].sum())) if told.any() else 1.0
+    parts_left = work.size * (1 - work.share)
+    left, ahead = 0.0, 1.0
+    if not work.planned and parts_left.any():
+        read = float((work.size * work.share)[told].sum())
+        if not read:
+            return None
+        computed = np.maximum(work.cpu - PART_SECONDS, work.cpu / 4)[told].sum()
+        begun = work.seconds > 0
+        begin = np.where(begun | (parts_left == 0), 0, PART_SECONDS * waiting)
+        rest = parts_left * float(computed / read) * waiting + begin - (work.seconds - work.told_seconds) * now
+        begun_first = np.argsort(~begun, kind="stable")
+        left += _makespan(np.maximum(rest, 0)[begun_first].tolist(), work.workers)
+        ahead = 1 + float(parts_left.sum()) / read
+    tokens, conversations = work.tokens * ahead + work.tokens_found, work.conversations * ahead
+    if not work.planned:
+        plan = sum(PLAN_SECONDS[name] * n for name, n in _amounts(conversations, tokens))
+        left += max(plan * waiting - work.plan_seconds, 0.0)
+    done = work.shard_done > 0
+    expected = SHARD_SECONDS["task"] + SHARD_SECONDS["token"] * tokens / max(len(done), 1)
+    expected = float(work.shard_seconds[done].mean()) if done.any() else expected * waiting
+    shards = [max(expected - spent, expected / 10) for spent in work.shard_seconds[~done].tolist()]
+    return left + _makespan(shards, work.workers) + COMMIT_SECONDS * waiting
+
+
+def _amounts(conversations: float, tokens: float) -> Sequence[tuple[str, float]]:
+    return (("task", 1), ("conversation", conversations), ("token", tokens))
+
+
+def _makespan(seconds: Sequence[float], workers: int) -> float:
+    """When all is done, where whoever is free takes the next."""
+    free = [0.0] * max(workers, 1)
+    heapify(free)
+    for each in seconds:
+        heapreplace(free, free[0] + each)
+    return max(free)
