@@ -33,7 +33,7 @@ import pyarrow.parquet as pq
 from tasks.errors import DataError, Reject
 from tasks.fields import big_integer, duplicate_key
 from tasks.fields import shown as quoted
-from tasks.memory import bounded_memory
+from tasks.memory import bomb, bounded_table
 from tasks.streams import BOM, CHUNK, TOO_LONG, Read, byte_range, line_blocks, unpacked
 
 EXTENSIONS = {
@@ -54,9 +54,7 @@ ARRAY_LIMIT = 2 << 30  # bytes of a JSON array that has to be in memory as a who
 _LOOKED_AT = 16 << 20  # bytes of an array, without an end of an element that is like the first one's
 _BATCH_ROWS = 1000
 _BATCH_BYTES = 32 << 20
-# A page, a repeated value or a column of nulls takes a few bytes of a table, and any number of them in memory. A batch
-# may take this much besides four times the size of its file, and a row above this number needs a byte of the file.
-_BOMB_MEMORY = 640 << 20
+# A row above this number needs a byte of the file, or the file is a bomb.
 _BOMB_ROWS = 200_000
 
 _ARROW_FILE_MAGIC = b"ARROW1"
@@ -225,15 +223,14 @@ class RecordReader:
     def _table(self) -> Iterator[tuple[int, object]]:
         batches = self._parquet_batches() if self.container == "parquet" else self._arrow_batches()
         size = self.path.stat().st_size
-        memory = _BOMB_MEMORY + 4 * size
         try:
-            while (batch := self._bounded(lambda: next(batches, None), memory)) is not None:
+            while (batch := self._bounded(lambda: next(batches, None), size)) is not None:
                 if self.records + batch.num_rows > max(size, _BOMB_ROWS):
-                    raise self._bomb(f"{self.records + batch.num_rows:,} rows or more in {size:,} bytes")
+                    raise bomb(self.name, f"{self.records + batch.num_rows:,} rows or more in {size:,} bytes")
                 row_bytes = batch.nbytes // max(batch.num_rows, 1) + 1
                 step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
                 for offset in range(0, batch.num_rows, step):
-                    for record in self._bounded(partial(rows_of, batch.slice(offset, step)), memory):
+                    for record in self._bounded(partial(rows_of, batch.slice(offset, step)), size):
                         self.records += 1
                         yield self.records - 1, record
         except (pa.ArrowException, OSError) as error:
@@ -241,16 +238,9 @@ class RecordReader:
                 "unreadable_source", f"{self.name}: cannot be read as {self.container}: {first_line(error)}"
             ) from None
 
-    def _bounded(self, work: Callable[[], Any], memory: int) -> Any:
-        try:
-            with bounded_memory(memory):
-                return work()
-        except MemoryError:
-            said = f"from record {self.records + 1:,} on, a batch takes over {memory >> 20:,} MiB of memory"
-            raise self._bomb(said) from None
-
-    def _bomb(self, said: str) -> DataError:
-        return DataError("bomb", f"{self.name}: {said}: damaged, or a bomb? Where it is meant so, write it as JSONL")
+    def _bounded(self, work: Callable[[], Any], size: int) -> Any:
+        with bounded_table(self.name, size, f"from record {self.records + 1:,} on, a batch"):
+            return work()
 
     def _parquet_batches(self) -> Iterator[Any]:
         # no threads and no read-ahead: parts are what runs in parallel, and a row group may be large

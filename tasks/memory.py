@@ -1,6 +1,7 @@
 """A bound on what a library may allocate, for files whose content can be a thousand times as large as they are.
 
-    with bounded_memory(size): …    an allocation beyond `size` more bytes than now fails with MemoryError
+    with bounded_memory(size): …                an allocation beyond `size` more bytes than now fails with MemoryError
+    with bounded_table(name, size, what): …     the same for what is read of a table of that size, as a DataError
 
 The system keeps the bound (RLIMIT_DATA of Linux), so that it holds for whatever Arrow does with what a file claims.
 """
@@ -13,6 +14,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
+
+from tasks.errors import DataError
+
+# A page, a repeated value or a column of nulls takes a few bytes of a table, and any number of them in memory. What is
+# read of it at once may take this much besides four times the size of the file.
+TABLE = 640 << 20
 
 _STATM = Path("/proc/self/statm")
 
@@ -34,3 +41,17 @@ def bounded_memory(size: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, limits)
         pa.set_memory_pool(pool)
+
+
+@contextmanager
+def bounded_table(name: str, size: int, what: str) -> Iterator[None]:
+    """Bound what is read of a table of `size` bytes at once. Raises DataError, saying that `what` takes too much."""
+    try:
+        with bounded_memory(TABLE + 4 * size):
+            yield
+    except MemoryError:
+        raise bomb(name, f"{what} takes over {(TABLE + 4 * size) >> 20:,} MiB of memory") from None
+
+
+def bomb(name: str, said: str) -> DataError:
+    return DataError("bomb", f"{name}: {said}: damaged, or a bomb? Where it is meant so, write it as JSONL")

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from small_corpus import conversations, make_recipe
+from small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.corpus import claim, has_artefact, has_plan
+from tasks import corpus
+from tasks.corpus import claim, has_artefact, has_plan, is_published
 from tasks.errors import Busy
 from tasks.files import to_json
 
@@ -60,3 +61,14 @@ def test_a_corpus_is_made_by_one_run_at_a_time(tmp_path: Path) -> None:
     claim(recipe)
     with path.open("ab") as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_a_manifest_that_a_killed_run_published_is_synced_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = make_recipe(tmp_path, conversations(3))
+    pack_corpus(recipe)
+    synced: list[Path] = []
+    monkeypatch.setattr(corpus, "sync_folder", synced.append)
+    assert is_published(recipe)
+    assert synced == [recipe.published.parent]
