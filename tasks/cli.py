@@ -1,6 +1,6 @@
 """The `packcorpus` command: looks at a corpus, checks it and mends it. (Making one is Luigi's: see pipeline.)
 
-    packcorpus init PATH…                       packcorpus check --config FILE
+    packcorpus init PATH…                       packcorpus check FILE
     packcorpus inspect [PATH] [--row N] [--at FILE:LINE] [--search TEXT] …
     packcorpus list                             packcorpus diff MANIFEST MANIFEST
     packcorpus verify [MANIFEST] [--rebuild]    packcorpus repair MANIFEST
@@ -22,6 +22,7 @@ from typing import Annotated, Any, Optional
 
 import typer
 
+from tasks.codes import DATA
 from tasks.errors import Interrupted, UsageError
 from tasks.messages import DEBUG, JSON, as_json, as_text, foreseen, is_on
 from tasks.named import MANIFESTS, complete_file, complete_manifest, find_damaged, find_file, find_manifest
@@ -222,12 +223,19 @@ def init(
         return
     for line in draft.summary():
         print(printable(line))
-    print(printable(f"{output}: written; next: packcorpus check --config {shlex.quote(str(output))}"))
+    print(printable(f"{output}: written; next: packcorpus check {shlex.quote(str(output))}"))
 
 
 @app.command()
 def check(
-    config: Annotated[Path, typer.Option(metavar="FILE", show_default=False, help="The config of the corpus.")],
+    path: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Argument(metavar="FILE", show_default=False, help="The config of the corpus."),
+    ] = None,
+    config: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(metavar="FILE", show_default=False, help="The same, as the run has it."),
+    ] = None,
     sequence_length: Annotated[str, typer.Option(metavar="N", show_default=False, help="Overrides the config's.")] = "",
     batch_size: Annotated[
         Optional[list[int]],  # noqa: UP045
@@ -241,7 +249,15 @@ def check(
     root: RootOption = Path(),
     as_object: JsonOption = False,
 ) -> None:
-    """Look at a sample of every source and tell what a run would give. Writes nothing, takes seconds."""
+    """Look at a sample of every source and tell what a run would give. Writes nothing, takes seconds.
+
+    Exits with 65 where the run would fail.
+    """
+    if path and config:
+        raise UsageError("bad_command_line", f"{path} and --config {config}: name one config")
+    config = path or config
+    if config is None:
+        raise UsageError("bad_command_line", "name the config: packcorpus check corpus.yaml")
     from tasks import show_check
     from tasks.config import load_config
     from tasks.prediction import predict
@@ -256,6 +272,8 @@ def check(
         _print_object(show_check.as_object(found, config, batches))
     else:
         show_check.show(found, config, batches, open_console())
+    if found.fails:
+        raise typer.Exit(DATA)
 
 
 @app.command()

@@ -64,6 +64,9 @@ _ALL = [
          "the config was moved or deleted since the corpus was made", "name it with --config FILE"),
     Code("E107", "config_exists", USAGE, "A config would be written over another.",
          "a file of that name is there", "name another with --output, or add --force"),
+    Code("E108", "not_in_it", USAGE, "What is asked for is not in the corpus or the source.",
+         "its number is beyond the last, its name another's, or the conversation was rejected",
+         "take what the message offers"),
 
     Code("E201", "not_an_object", DATA, "A record is no JSON object.",
          "the line holds a list, a string or a number", "write one object with keys for each conversation"),

@@ -83,6 +83,7 @@ class Draft:
     template_note: str
     values: dict[str, Any]
     found: Prediction
+    skipped: list[str]  # folders of ours
 
     def summary(self) -> list[str]:
         """A line for each thing that was found."""
@@ -94,6 +95,17 @@ class Draft:
             f"template: {self.template} ({self.template_note})",
         ]
         told += [f"left out: {_one_line(str(entry.path))}: {entry.problem}" for entry in self.entries if entry.problem]
+        if "max_rejects" in self.values:
+            rejects = self.found.rejects.values()
+            first = next(iter(rejects))
+            usual = Config.model_fields["max_rejects"].default
+            told.append(
+                f"max_rejects: {self.values['max_rejects']:g} instead of {usual:g}: "
+                f"{sum(reject.looked_at for reject in rejects):,} of what was looked at cannot be used, "
+                f"such as {first.place.removeprefix(f'{Path.cwd()}/')}: {_one_line(first.message)}"
+            )
+        if self.skipped:
+            told.append(f"skipped, written by packcorpus: {_some(self.skipped)}")
         if self.left_out:
             told.append(f"left out, no known extension: {_some(self.left_out)}")
         return told
@@ -117,7 +129,8 @@ def write_draft(paths: Sequence[Path], output: Path, overwrite: bool) -> Draft:
 def make_draft(paths: Sequence[Path], output: Path) -> tuple[Draft, str]:
     """The draft and its YAML. Raises as `write_draft` does."""
     left_out: list[str] = []
-    entries = [entry for path in paths for entry in _entries(path, left_out)]
+    skipped: list[str] = []
+    entries = [entry for path in paths for entry in _entries(path, left_out, skipped)]
     usable = [entry for entry in entries if not entry.problem]
     if not usable:
         problem = next((entry.problem for entry in entries), f"no file with a known extension: {_some(left_out)}")
@@ -138,7 +151,7 @@ def make_draft(paths: Sequence[Path], output: Path) -> tuple[Draft, str]:
     if rejected := sum(source.rejected for source in found.sources):
         # A fifth more, for it is an estimate.
         values["max_rejects"] = min(1.0, math.ceil(120 * rejected / read) / 100)
-    draft = Draft(entries, left_out, tokenizer, others, template, note, values, found)
+    draft = Draft(entries, left_out, tokenizer, others, template, note, values, found, skipped)
     return draft, "".join(f"{line}\n" for line in _lines(draft, output))
 
 
@@ -149,10 +162,10 @@ def _source(path: str, entry: Entry) -> dict[str, Any]:
 # -- sources ---------------------------------------------------------------------------------------------------------
 
 
-def _entries(path: Path, left_out: list[str]) -> Iterator[Entry]:
+def _entries(path: Path, left_out: list[str], skipped: list[str]) -> Iterator[Entry]:
     """One for all files of a path that are alike, else one for each."""
     outputs = Layout(Path()).outputs()
-    for part in _known(path, left_out):
+    for part in _known(path, left_out, skipped):
         entries = []
         for file, _ in locate(str(part), Path()):
             if any(file.resolve().is_relative_to(output) for output in outputs):
@@ -172,22 +185,43 @@ def _entries(path: Path, left_out: list[str]) -> Iterator[Entry]:
             yield from entries
 
 
-def _known(path: Path, left_out: list[str]) -> Iterator[Path]:
-    """The path itself, or, of a folder that holds more than conversations, a glob for each extension of theirs."""
+def _known(path: Path, left_out: list[str], skipped: list[str]) -> Iterator[Path]:
+    """The path itself, or, of a folder that holds more than conversations, a glob for each extension of theirs.
+
+    Of a folder with outputs of ours in it, what lies beside them: a glob over all would take them in.
+    """
     if not path.is_dir():
         yield path
         return
-    names = sorted(
-        os.path.relpath(os.path.join(where, name), path)
-        for where, _, files in os.walk(path)
-        for name in files
-        if not name.startswith(".")
-    )
-    known = [name for name in names if container_of(name)]
-    saved = any(os.path.basename(name) in ("state.json", "dataset_dict.json") for name in names)
-    if saved or len(known) == len(names):
-        yield path
+    here, outputs = path.resolve(), Layout(Path()).outputs()
+    if any(output.is_dir() and here in output.parents for output in outputs):
+        children = sorted(child for child in path.iterdir() if not child.name.startswith("."))
+        yield from _globs(path, [child.name for child in children if child.is_file()], left_out)
+        for child in children:
+            if child.resolve() in outputs:
+                skipped.append(f"{child}/")
+            elif child.is_dir() and _names(child):
+                yield from _known(child, left_out, skipped)
         return
+    names = _names(path)
+    saved = any(os.path.basename(name) in ("state.json", "dataset_dict.json") for name in names)
+    if saved or all(map(container_of, names)):
+        yield path
+    else:
+        yield from _globs(path, names, left_out)
+
+
+def _names(path: Path) -> list[str]:
+    """Files of a folder, hidden ones left out, as a run does."""
+    found = []
+    for where, folders, files in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [os.path.relpath(os.path.join(where, name), path) for name in files if not name.startswith(".")]
+    return sorted(found)
+
+
+def _globs(path: Path, names: list[str], left_out: list[str]) -> Iterator[Path]:
+    known = [name for name in names if container_of(name)]
     left_out += [name for name in names if not container_of(name)]
     deep = "**/" if any(os.sep in name for name in known) else ""
     for ending in sorted({re.sub(r"^.*?(\.[^.]+(\.(gz|zst))?)$", r"\1", name) for name in known}):
@@ -408,7 +442,10 @@ def _one_line(text: str, strip: bool = True) -> str:
 
 
 def _yaml(value: Any) -> str:
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, width=1 << 20, sort_keys=False)
+    style: dict[str, Any] = {"default_flow_style": True, "width": 1 << 20, "sort_keys": False}
+    text = yaml.safe_dump(value, allow_unicode=True, **style)
+    if yaml.safe_load(text) != value:  # such as U+0085, which YAML takes for a line end
+        text = yaml.safe_dump(value, **style)
     return text.removesuffix("\n").removesuffix("\n...")
 
 

@@ -16,6 +16,7 @@ from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -34,15 +35,13 @@ def find_row(manifest: Manifest, number: int, split: str) -> tuple[int, Shard, i
     """Number of the shard within its split, the shard, and the row within it."""
     if split not in manifest.splits:
         raise UsageError(
-            "bad_command_line", f"--split {split}: this corpus has {' and '.join(map(printable, manifest.splits))}"
+            "not_in_it", f"--split {split}: this corpus has {' and '.join(map(printable, manifest.splits))}"
         )
     chosen = manifest.splits[split]
     if chosen.rows == 0:
-        raise UsageError("bad_command_line", f"--split {split}: this corpus has no {split} rows")
+        raise UsageError("not_in_it", f"--split {split}: this corpus has no {split} rows")
     if not 0 <= number < chosen.rows:
-        raise UsageError(
-            "bad_command_line", f"--row {number}: {split} has {chosen.rows:,} rows, 0 to {chosen.rows - 1:,}"
-        )
+        raise UsageError("not_in_it", f"--row {number}: {split} has {chosen.rows:,} rows, 0 to {chosen.rows - 1:,}")
     at = number
     for place, shard in enumerate(chosen.shards):
         if at < shard.rows:
@@ -77,12 +76,32 @@ def pieces_of_record(manifest: Manifest, folder: Path, source: int, record: int)
     """Where a record stands; `source` is its place in the manifest's sources. Raises UsageError where it is nowhere."""
     found = _search(manifest, folder, {"source": source, "record": record})
     if not found:
-        where = f"{manifest.sources[source].path}:{record}"
-        raise UsageError(
-            "bad_command_line",
-            f"{where}: no conversation of this corpus; was it rejected? packcorpus inspect MANIFEST --rejects",
-        )
+        raise UsageError("not_in_it", _why_not(manifest, folder, source, record))
     return found
+
+
+def _why_not(manifest: Manifest, folder: Path, source: int, record: int) -> str:
+    """Why a record is no conversation of the corpus: it was rejected, the source ends before, or the line is blank."""
+    facts = manifest.sources[source]
+    where = f"{facts.path}:{record}"
+    for reject in read_rejects(manifest, folder):
+        if reject.get("source") == facts.path and reject.get("line", reject.get("record")) == record:
+            return f"{where}: was rejected: {reject['code']} {reject['message']}"
+    unit = "lines that hold one" if facts.container == "jsonl" else "records"
+    return f"{where}: no conversation of this corpus; the source had {facts.conversations:,} {unit}, counted from 1"
+
+
+def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
+    """The rejected conversations, as rejects.jsonl has them. Raises DataError or InputMissing."""
+    facts = next((file for file in manifest.files if file.path == "rejects.jsonl"), None)
+    if facts is None:
+        raise DataError("bad_manifest", f"{folder}: its manifest names no rejects.jsonl; {mend(folder)}")
+    where = find_listed(folder, facts.path, facts.bytes)
+    with where.open("rb") as lines:
+        for line in lines:
+            with reading(where):
+                reject = orjson.loads(line)
+            yield reject
 
 
 def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Place]:
@@ -95,9 +114,7 @@ def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Plac
                 break
             seen += batch.num_rows
         else:
-            raise UsageError(
-                "bad_command_line", f"--conversation {number}: the index of this corpus has 0 to {seen - 1:,}"
-            )
+            raise UsageError("not_in_it", f"--conversation {number}: the index of this corpus has 0 to {seen - 1:,}")
     return pieces_of_record(manifest, folder, place["source"], place["record"])
 
 
@@ -116,10 +133,10 @@ def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
     if len(found) == 1:
         return found[0], int(line)
     if found:
-        raise UsageError("bad_command_line", f"--at {text}: is the end of {len(found)} sources; write more of the path")
+        raise UsageError("not_in_it", f"--at {text}: is the end of {len(found)} sources; write more of the path")
     near = get_close_matches(name, [*paths, *(PurePosixPath(path).name for path in paths)], 1)
     hint = f"; did you mean {near[0]}?" if near else f"; its sources: {', '.join(paths[:5])}{' …' * (len(paths) > 5)}"
-    raise UsageError("bad_command_line", f"--at {text}: no source of this corpus{hint}")
+    raise UsageError("not_in_it", f"--at {text}: no source of this corpus{hint}")
 
 
 def origin(manifest: Manifest, place: Place | None) -> str:

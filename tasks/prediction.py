@@ -15,7 +15,6 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -125,6 +124,7 @@ class Prediction:
     seconds: float = 0.0
     workers: int = 1
     warnings: list[str] = field(default_factory=list)
+    fails: bool = False  # the run, by what was looked at
 
 
 @dataclass(slots=True)
@@ -200,26 +200,31 @@ def _train(recipe: Recipe, samples: list[Sample], folder: Path) -> Recipe:
     """With a tokenizer that is trained on the sample, as the run trains one on all."""
     config = recipe.config
     sentences: list[str] = []
+    rejects: list[str] = []
     left = TRAINING
-    for text in chain.from_iterable(map(_said, samples)):
+    for text in chain.from_iterable(_said(sample, rejects) for sample in samples):
         left -= len(text)
         if left < 0:
             break
         sentences += cut_sentence(text)
     path = folder / "tokenizer.model"
-    path.write_bytes(train_model(sentences, config.template, config.vocab_size))
+    path.write_bytes(train_model(sentences, config.template, config.vocab_size, rejects))
     recipe = replace(recipe, config=config.model_copy(update={"tokenizer": str(path)}))
     _ = recipe.encoder  # read while it is there
     return recipe
 
 
-def _said(sample: Sample) -> Iterator[str]:
-    """The texts of all messages."""
-    for _, value in sample.records:
-        with suppress(Reject):
-            if not isinstance(value, Reject):
-                conversation = read_record(value, sample.file.format, dict(sample.file.columns))
-                yield from map(full_text, conversation.messages)
+def _said(sample: Sample, rejects: list[str]) -> Iterator[str]:
+    """The texts of all messages. Where and why there are no more of them goes to `rejects`."""
+    for place, value in sample.records:
+        try:
+            if isinstance(value, Reject):
+                raise value
+            conversation = read_record(value, sample.file.format, dict(sample.file.columns))
+        except Reject as reject:
+            rejects.append(f"{place}: {reject.message}")
+            continue
+        yield from map(full_text, conversation.messages)
 
 
 def _fast(reference: Encoder, config: Config) -> Encoder:
@@ -420,16 +425,19 @@ def _warn(found: Prediction) -> None:
     rejected = sum(source.rejected for source in found.sources)
     if rejected and rejected / max(read, 1) > config.max_rejects:
         found.warnings.append(
-            f"{rejected / read:.2%} of the conversations are rejected, max_rejects allows {config.max_rejects:.2%}: "
-            "the run will fail; mend them, or raise max_rejects"
+            f"{100 * rejected / read:.2f} % of the conversations are rejected, max_rejects allows "
+            f"{100 * config.max_rejects:.2f} %: the run will fail; mend them, or raise max_rejects"
         )
+        found.fails = True
     if config.overlong == "error" and found.too_long:
         found.warnings.append(
             f"{about(found.too_long, found)} conversations are longer than a row: with overlong: error the run stops; "
             "truncate, drop or split goes on (figures are those of truncate)"
         )
+        found.fails = True
     if not found.packed:
         found.warnings.append("no conversation of the sample is left to pack: the run will fail")
+        found.fails = True
     short = [source.sample.file.name for source in found.sources if source.sample.reach < 1]
     if short:
         names = ", ".join(short[:3]) + " and others" * (len(short) > 3)

@@ -47,8 +47,10 @@ def check_rejects(rejects: list[Rejected], read: int, recipe: Recipe, path: Path
         shown.append(f"  … and {len(rejects) - len(shown):,} more")
     raise DataError(
         "too_many_rejects",
-        f"{len(rejects):,} of {read:,} conversations were rejected ({len(rejects) / read:.2%}), max_rejects allows "
-        f"{limit:.2%}{_template(rejects, recipe)}\n" + "\n".join(shown) + f"\nall of them are in {path}\n"
+        f"{len(rejects):,} of {read:,} conversations were rejected ({100 * len(rejects) / read:.2f} %), max_rejects "
+        f"allows {100 * limit:.2f} %{_template(rejects, recipe)}\n"
+        + "\n".join(shown)
+        + f"\nall of them are in {path}\n"
         "mend the data, or raise max_rejects in the config to go on without them",
         rejects=first,
         all_rejects=str(path),

@@ -72,8 +72,7 @@ def _template() -> Callable[..., str]:
     if missing:
         raise PartMissing(
             "library_missing",
-            f"packcorpus report needs {' and '.join(missing)}, not installed here; install with: make report "
-            "(or pip install --constraint constraints.txt 'packcorpus[report]')",
+            f"packcorpus report needs {' and '.join(missing)}, not installed here; install with: pip install 'packcorpus[report]'",
         )
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -298,6 +298,7 @@ def as_object(found: Prediction, config_file: Path, batches: list[int]) -> dict[
             for rows in batches or BATCH_ROWS
             for count, trained in [steps(found, rows)]
         ],
+        "run_fails": found.fails,
         "warnings": found.warnings + step_warnings(found, batches),
     }
 

@@ -10,16 +10,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import orjson
 from rich.console import Console
 from rich.text import Text
 
 from tasks.codes import CODES
-from tasks.corpus_files import find_listed, open_tokenizer, reading
+from tasks.corpus_files import open_tokenizer
 from tasks.encoders import Encoder
-from tasks.errors import DataError
-from tasks.lookup import find_row, origin, pieces_in_row, row_number
-from tasks.manifest import Manifest, corpus_folder, load_manifest, mend
+from tasks.lookup import find_row, origin, pieces_in_row, read_rejects, row_number
+from tasks.manifest import Manifest, corpus_folder, load_manifest
 from tasks.marks import HEADING_STYLE, print_hanging, runs_of, styled, text_of
 from tasks.printable import counted, printable
 from tasks.search import Hit, search
@@ -101,15 +99,7 @@ def rejects(path: Path) -> Iterator[dict[str, Any]]:
     """The rejected conversations, as rejects.jsonl has them. Raises DataError or InputMissing."""
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
-    facts = next((file for file in manifest.files if file.path == "rejects.jsonl"), None)
-    if facts is None:
-        raise DataError("bad_manifest", f"{path}: names no rejects.jsonl; {mend(path)}")
-    where = find_listed(folder, facts.path, facts.bytes)
-    with where.open("rb") as lines:
-        for line in lines:
-            with reading(where):
-                reject = orjson.loads(line)
-            yield reject
+    yield from read_rejects(manifest, folder)
 
 
 def show_rejects(path: Path, limit: int, console: Console) -> None:

@@ -94,8 +94,8 @@ def record_of(file: SourceFile, line: int) -> Conversation | Reject:
             if number + skipped >= line:
                 if number + skipped == line:
                     return record
-                raise UsageError("bad_command_line", f"{file.name}:{line}: the line is blank")
-    raise UsageError("bad_command_line", f"{file.name}:{line}: the file ends before")
+                raise UsageError("not_in_it", f"{file.name}:{line}: the line is blank")
+    raise UsageError("not_in_it", f"{file.name}:{line}: the file ends before")
 
 
 def _line_start(path: Path, line: int) -> int:
@@ -244,7 +244,7 @@ def row_of_shard(path: Path, row: int) -> tuple[Path, str, int]:
     where it has fewer rows, InputMissing where its manifest is gone."""
     manifest, split, before, shard = _shard_of(path)
     if not 0 <= row < shard.rows:
-        raise UsageError("bad_command_line", f"--row {row}: {path.name} has {shard.rows:,} rows, from 0")
+        raise UsageError("not_in_it", f"--row {row}: {path.name} has {shard.rows:,} rows, from 0")
     return manifest, split, before + row
 
 

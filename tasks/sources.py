@@ -378,6 +378,22 @@ def _array_head(path: Path, name: str, compression: str) -> Iterator[object]:
                     raise
 
 
+def place_of(part: Part, record: int) -> str:
+    """FILE:LINE of a record that is number `record` of its part, from 0; FILE:RECORD where the file has no lines.
+
+    For messages: the lines before the part are counted anew.
+    """
+    before = 0
+    if part.start and part.file.container == "parquet":
+        metadata = _parquet_metadata(part.file.path, part.file.name)
+        before = sum(metadata.row_group(group).num_rows for group in range(part.start))
+    elif part.start:
+        with part.file.path.open("rb") as file:
+            while (left := part.start - file.tell()) > 0 and (chunk := file.read(min(_HASH_CHUNK, left))):
+                before += chunk.count(b"\n")
+    return f"{part.file.name}:{before + record + 1}"
+
+
 # -- hashing and cutting --------------------------------------------------------------------------------------------
 
 

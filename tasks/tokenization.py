@@ -23,7 +23,7 @@ from tasks.errors import PackError, Reject
 from tasks.files import atomic_file, to_json, write_bytes
 from tasks.frames import Frames
 from tasks.segments import segments_of
-from tasks.sources import Part, SourceFile, read_part
+from tasks.sources import Part, SourceFile, place_of, read_part
 from tasks.templates import Template, trained_turns
 from tasks.token_files import SCHEMA, WHOLE_SCHEMA
 
@@ -64,9 +64,7 @@ def tokenize_part(
                 except Reject as reject:
                     rejects.append([record, reject.reason, reject.message])
                 except PackError as error:
-                    raise type(error)(
-                        error.reason, f"{part.file.name}: record {record + 1} of the part: {error}"
-                    ) from None
+                    raise type(error)(error.reason, f"{place_of(part, record)}: {error}") from None
                 if batch.characters >= BATCH_CHARACTERS:
                     flush(batch)
                     batch = Batch(encoder, receipt)

@@ -15,7 +15,7 @@ from typing import Any
 from tasks.conversations import read_record
 from tasks.errors import DataError, Reject
 from tasks.files import write_bytes
-from tasks.sources import Part, read_part
+from tasks.sources import Part, place_of, read_part
 from tasks.templates import MARKERS, full_text
 
 # The trainer keeps all of its text in memory; more than this adds nothing to a vocabulary of the sizes allowed.
@@ -100,7 +100,8 @@ def _sentences(parts: tuple[Part, ...], max_record_bytes: int, rejects: list[str
                     raise value
                 conversation = read_record(value, part.file.format, columns)
             except Reject as reject:
-                rejects.append(f"{part.file.name}: record {record + 1} of the part: {reject.message}")
+                # Of all but the first none is told where it is.
+                rejects.append(reject.message if rejects else f"{place_of(part, record)}: {reject.message}")
                 continue
             for text in map(full_text, conversation.messages):
                 left -= len(text)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from commands import BIN, command, pack
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from small_corpus import conversations
 from tokenizer_kinds import CHATML_JINJA, kind_path
@@ -82,6 +82,7 @@ def test_what_is_written_runs_as_it_is(here: Path) -> None:
 
 
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example("\x85")
 @given(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=12))
 def test_any_file_name_stands_in_yaml_and_comments_as_itself(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, name: str
@@ -91,6 +92,23 @@ def test_any_file_name_stands_in_yaml_and_comments_as_itself(
     file = write(folder / f"x{name}.jsonl", ALPACA)
     _, config, _ = draft(folder, file.name)
     assert [source.path for source in config.sources] == [file.name]
+
+
+def test_what_init_changes_and_passes_over_is_told(here: Path) -> None:
+    wrong = {"messages": [{"role": "assistent", "content": "x"}]}
+    write(here / "chats.jsonl", [*conversations(60), wrong])
+    write(here / "data" / "mine" / "a.jsonl", ALPACA)
+    for written in ("data/tokens/x.jsonl", "data/corpora/c-0/rejects.jsonl", "manifests/c-0.json"):
+        write(here / written, [{"text": "ours"}])
+    write(here / ".venv" / "x.jsonl", ALPACA)
+    found, config, _ = draft(here, ".")
+    assert [source.path for source in config.sources] == ["chats.jsonl", "data/mine/a.jsonl"]
+    told = "\n".join(found.summary())
+    assert "skipped, written by packcorpus: data/corpora/, data/tokens/, manifests/" in told
+    begin = "max_rejects: 0.02 instead of 0: 2 of what was looked at cannot be used, such as chats"
+    assert re.search(rf"^{begin}\.jsonl:61: ", told, re.M), told
+    assert found.found.files == 2
+    resolve(here / "corpus.yaml", here)
 
 
 def test_an_old_config_is_not_written_over(here: Path) -> None:
@@ -199,5 +217,5 @@ def test_the_command_says_what_it_found_and_what_comes_next(here: Path) -> None:
     done = command(here, str(BIN / "packcorpus"), "init", "a.jsonl", "--output", "mine.yaml")
     assert done.returncode == 0, done.stderr
     assert "60 conversations" in done.stdout
-    assert done.stdout.endswith("next: packcorpus check --config mine.yaml\n")
+    assert done.stdout.endswith("next: packcorpus check mine.yaml\n")
     assert yaml.safe_load((here / "mine.yaml").read_text())["name"] == "a"

@@ -22,6 +22,7 @@ from small_corpus import conversations, make_recipe, pack_corpus, write_project
 
 from tasks import show_check
 from tasks.config import Config, load_config
+from tasks.errors import DataError
 from tasks.files import read_json
 from tasks.manifest import Manifest, load_manifest
 from tasks.prediction import Prediction, predict, scaled, steps
@@ -251,3 +252,24 @@ def test_an_empty_source_is_told_as_in_a_run(tmp_path: Path) -> None:
     os.truncate(tmp_path / "chat.jsonl", 0)
     done = command(tmp_path, str(BIN / "packcorpus"), "check", "--config", str(config))
     assert (done.returncode, done.stderr[:11]) == (65, "E310 error:")
+
+
+def test_a_run_that_will_fail_is_an_exit_code(tmp_path: Path) -> None:
+    records = [*conversations(50), {"messages": [{"role": "assistent", "content": "x"}]}]
+    config = write_project(tmp_path, records)
+    tool = str(BIN / "packcorpus")
+    failing = command(tmp_path, tool, "check", "corpus.yaml")
+    assert failing.returncode == 65
+    assert "1.96 % of the conversations are rejected, max_rejects allows 0.00 %: the run will fail" in failing.stdout
+    write_project(tmp_path, records, max_rejects=0.1)
+    assert command(tmp_path, tool, "check", "corpus.yaml").returncode == 0
+    twice = command(tmp_path, tool, "check", "corpus.yaml", "--config", str(config))
+    assert (twice.returncode, twice.stderr[:11]) == (64, "E101 error:")
+
+
+def test_where_all_is_rejected_the_first_reason_is_told_before_that_of_the_tokenizer(tmp_path: Path) -> None:
+    config = tmp_path / "corpus.yaml"
+    (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "assistent", "content": "x"}]}\n' * 3)
+    config.write_text("sources: [chat.jsonl]\n")
+    with pytest.raises(DataError, match=r"the first of 3 rejects: \S*chat\.jsonl:1: .*assistent"):
+        predicted(config)

@@ -33,7 +33,7 @@ from hypothesis import strategies as st
 from tasks import containers, sources
 from tasks.conversations import Conversation, read_record
 from tasks.errors import DataError, InputMissing, PackError, Reject, StorageError, UsageError
-from tasks.sources import Part, SourceFile, SourceSpec, find_parts, read_part
+from tasks.sources import Part, SourceFile, SourceSpec, find_parts, place_of, read_part
 from tasks.streams import BOMB_BYTES, CHUNK
 
 CORPORA = Path(__file__).parents[2] / "shared" / "corpora"
@@ -804,3 +804,18 @@ def test_an_integer_that_would_be_rounded_is_rejected_and_no_other_number(tmp_pa
     assert found[::2] == [json.loads(line) for line in good]
     assert {record.reason for record in found[1::2] if isinstance(record, Reject)} == {"big_integer"}
     assert all(isinstance(record, Reject) for record in found[1::2])
+
+
+def test_the_place_of_a_record_is_its_line_in_the_file_wherever_its_part_begins(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"text": "{number}"}}\n' + "\n" * (number % 3) for number in range(60)))
+    lines = path.read_text().splitlines()
+    table = pa.table({"text": [str(number) for number in range(60)]})
+    pq.write_table(table, tmp_path / "b.parquet", row_group_size=7)
+    for name in ("a.jsonl", "b.parquet"):
+        _, parts = parts_of(tmp_path / name, 100)
+        assert len(parts) > 3
+        for part in parts:
+            for record, value in read_part(part, 1000):
+                line = int(place_of(part, record).removeprefix(f"{name}:"))
+                assert value == ({"text": str(line - 1)} if name == "b.parquet" else json.loads(lines[line - 1]))

@@ -345,7 +345,7 @@ def test_a_run_that_stops_leaves_neither_token_file_nor_receipt(tmp_path: Path, 
         run(tmp_path, part, Fails(error))
     assert sorted(tmp_path.iterdir()) == before
     if isinstance(error, DataError):
-        assert str(raised.value) == "part.jsonl: record 2 of the part: messages[1] cannot be located"
+        assert str(raised.value) == "part.jsonl:2: messages[1] cannot be located"
 
 
 def test_the_receipt_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -115,7 +115,7 @@ def test_no_text_is_told_with_the_first_reason(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="the sources hold no text to train a tokenizer on"):
         train(parts, tmp_path / "x.model")
     parts = parts_of(tmp_path, [{"messages": [{"role": "assistent", "content": "x"}]}] * 3)
-    with pytest.raises(DataError, match=r"the first of 3 rejects: chat\.jsonl: record 1 .*assistent"):
+    with pytest.raises(DataError, match=r"the first of 3 rejects: chat\.jsonl:1: .*assistent"):
         train(parts, tmp_path / "x.model")
     assert not (tmp_path / "x.model").exists()
 

@@ -360,3 +360,16 @@ def test_numbers_count_over_the_batches_of_an_index(manifest: Path, tmp_path: Pa
         [by_row] = lookup.pieces_in_row(facts, tmp_path, "train", row["shard"], row["row"])
         assert by_number == by_record == by_row == row | {"number": number}
     assert lookup.pieces_in_row(facts, tmp_path, "validation", 0, 0) == []
+
+
+def test_what_is_not_in_a_corpus_is_told_with_its_reason(manifest: Path) -> None:
+    total = len(records())
+    for asked, told in (
+        ({"at": f"chats[bold].jsonl:{REJECTED + 1}"}, r"was rejected: E2\d\d "),
+        ({"at": "chats[bold].jsonl:99999"}, rf"the source had {total:,} lines that hold one, counted from 1$"),
+        ({"row": 99_999}, r"^--row 99999: train has [\d,]+ rows, 0 to"),
+        ({"conversation": 99_999}, r"the index of this corpus has 0 to"),
+    ):
+        with pytest.raises(UsageError, match=told) as error:
+            as_object(manifest, **asked)
+        assert error.value.code == "E108"
