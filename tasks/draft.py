@@ -26,10 +26,11 @@ import yaml
 from tasks.codes import CODES
 from tasks.config import Config, Source, load_config
 from tasks.containers import container_of
-from tasks.conversations import COLUMNS, detect
+from tasks.conversations import detect
 from tasks.encoders import Encoder, TokenizerFiles, find_tokenizer, open_encoder
 from tasks.errors import DataError, PackError, Reject, UsageError
 from tasks.files import write_bytes
+from tasks.guesses import guess_columns
 from tasks.keys import Layout
 from tasks.locate import locate
 from tasks.prediction import Prediction, about, predict
@@ -47,10 +48,6 @@ SCHEMA = Path(__file__).resolve().parent.parent / "docs" / "config.schema.json"
 # Where a tokenizer is looked for: folders below those of the sources and the current one, and files that may be one.
 DEPTH, MOST_FOLDERS, LARGEST = 2, 500, 64 << 20
 OTHERS = 4  # further tokenizers that are named
-
-# Names that people give to the two sides of a record, where they are none of ours.
-ASKED = ("prompt", "instruction", "question", "query", "input", "user", "human", "source")
-ANSWERED = ("completion", "response", "output", "answer", "assistant", "gpt", "reply", "target")
 
 # By these a tokenizer is told to be made for a template.
 TELLING = {name: markers[:2] for name, markers in MARKERS.items() if not markers[0].startswith("<tool")}
@@ -238,18 +235,18 @@ def _entry(path: Path) -> Entry:
         try:
             [file] = find_files([SourceSpec(str(path), "auto", tuple(columns.items()))], Path())
         except DataError as again:
-            return Entry(path, [], problem=_one_line(str(again)))
+            return Entry(path, [], problem=_one_line(str(again).removeprefix(f"{path}: ")))
     try:
         [sample] = sample_files([file], BUDGET // 4, 1 << 24)
     except PackError as error:
-        return Entry(path, [file], problem=_one_line(str(error)))
+        return Entry(path, [file], problem=_one_line(str(error).removeprefix(f"{path}: ")))
     told = Counter(detect(value, columns) for _, value in sample.records if not isinstance(value, Reject))
     looked_at = len(sample.records)
     return Entry(path, [file], file.format, columns, told[file.format], looked_at, sample.total, sample.counted)
 
 
 def _guess_columns(path: Path) -> dict[str, str]:
-    """Our names → the file's, where these are ours in other letters, or a usual pair of names; {} where none is."""
+    """`guess_columns` of the first record of a file; {} where it cannot be read."""
     known = SourceSpec(str(path), "text")
     try:
         [file] = find_files([known], Path())
@@ -257,14 +254,7 @@ def _guess_columns(path: Path) -> dict[str, str]:
     except PackError:
         return {}
     record = next((value for _, value in sample.records if isinstance(value, dict)), {})
-    keys = {key.lower().strip().replace(" ", "_"): key for key in record if isinstance(key, str)}
-    columns = {name: keys[name] for name in COLUMNS if name in keys}
-    if detect(record, columns):
-        return columns
-    asked = next((keys[name] for name in ASKED if name in keys), None)
-    answered = next((keys[name] for name in ANSWERED if name in keys and keys[name] != asked), None)
-    columns = {"prompt": asked, "completion": answered} if asked and answered else {}
-    return columns if detect(record, columns) else {}
+    return guess_columns(record)
 
 
 # -- tokenizer and template ------------------------------------------------------------------------------------------

@@ -72,7 +72,8 @@ def _template() -> Callable[..., str]:
     if missing:
         raise PartMissing(
             "library_missing",
-            f"packcorpus report needs {' and '.join(missing)}, not installed here; install with: pip install 'packcorpus[report]'",
+            f"packcorpus report needs {' and '.join(missing)}, not installed here; install with: "
+            "pip install 'packcorpus[report]'",
         )
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

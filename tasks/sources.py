@@ -39,6 +39,7 @@ from tasks.containers import (
 from tasks.conversations import COLUMNS, FORMATS, detect
 from tasks.errors import DataError, Reject, StorageError, UsageError
 from tasks.fields import shown
+from tasks.guesses import guess_columns
 from tasks.locate import locate
 from tasks.streams import BOM, CHUNK, TOO_LONG, line_blocks, unpacked
 
@@ -258,11 +259,9 @@ def _tell_container(path: Path, name: str, container: str, compression: str, col
         head = unpacked(file, compression, name)(CHUNK)
     encoding = _wide_encoding(head)
     if encoding:
-        unpack = {"": "cat", "gz": "gunzip -c", "zst": "unzstd -c"}[compression]
-        plain = Path(name.removesuffix(f".{compression}"))
-        made = shlex.quote(f"{plain.with_suffix('')}.utf8{plain.suffix}")
-        command = f"{unpack} {shlex.quote(name)} | iconv -f {encoding} -t UTF-8 > {made}"
-        raise DataError("wrong_encoding", f"{name}: is {encoding}; convert it with  {command}")
+        raise DataError(
+            "wrong_encoding", f"{name}: is {encoding}; convert it with  {_convert(name, compression, encoding)}"
+        )
     text = head.removeprefix(BOM).lstrip()
     if not text and len(head) < CHUNK:
         raise DataError("empty_source", f"{name}: holds no records, only blanks")
@@ -296,6 +295,15 @@ def _tell_container(path: Path, name: str, container: str, compression: str, col
     return "jsonl"
 
 
+UNPACK = {"": "cat", "gz": "gunzip -c", "zst": "unzstd -c"}
+
+
+def _convert(name: str, compression: str, encoding: str) -> str:
+    plain = Path(name.removesuffix(f".{compression}"))
+    made = shlex.quote(f"{plain.with_suffix('')}.utf8{plain.suffix}")
+    return f"{UNPACK[compression]} {shlex.quote(name)} | iconv -f {encoding} -t UTF-8 > {made}"
+
+
 def _object(text: bytes) -> dict[str, object] | None:
     try:
         value = orjson.loads(text)
@@ -320,7 +328,8 @@ def _wide_encoding(head: bytes) -> str:
 def _tell_format(path: Path, name: str, container: str, compression: str, columns: Mapping[str, str]) -> str:
     """The format of the first record that has one."""
     keys: list[str] = []
-    reject = ""
+    reject: Reject | None = None
+    columned: dict[str, str] = {}
     count = 0
     for record in islice(_sample(path, name, container, compression, columns), _SAMPLE):
         count += 1
@@ -329,22 +338,58 @@ def _tell_format(path: Path, name: str, container: str, compression: str, column
             return format
         if isinstance(record, dict):
             keys += [key for key in record if key not in keys]
+            columned = columned or guess_columns(record)
         elif isinstance(record, Reject):
-            reject = reject or record.message
+            reject = reject or record
     if not count:
         raise DataError("empty_source", f"{name}: holds no records")
     if keys:
         found = f"keys found: {', '.join(shown(key)[1:-1] for key in keys[:20])}{' …' if len(keys) > 20 else ''}"
     else:
+        if reject and container in TEXT_CONTAINERS:
+            _tell_text(path, name, container, compression, reject)
         found = f"none is an object{f' ({reject})' if reject else ''}"
-    with path.open("rb") as file:
-        if container == "jsonl" and unpacked(file, compression, name)(CHUNK).removeprefix(BOM).startswith(b"["):
-            found += "; if the file is one JSON array, name it .json"
+    if columned:
+        paste = f"columns: {{{', '.join(f'{ours}: {_plain(key)}' for ours, key in columned.items())}}}"
+        raise DataError("unknown_format", f"{name}: has other names than a format; {found}; is it  {paste}  ?")
     raise DataError(
         "unknown_format",
         f"{name}: the format cannot be told from its first {f'{count} records' if count > 1 else 'record'}; {found}; "
         f"formats tried: {', '.join(FORMATS)}; name one with format:, or say with columns: which key holds what",
     )
+
+
+def _plain(key: str) -> str:
+    """A key as YAML has it."""
+    return key if re.fullmatch(r"[A-Za-z]\w*", key, re.ASCII) else orjson.dumps(key).decode()
+
+
+def _tell_text(path: Path, name: str, container: str, compression: str, reject: Reject) -> None:
+    """Raises DataError where none of the first records is an object for a reason that the text as a whole shows.
+
+    `reject` is that of the first.
+    """
+    if reject.reason == "bad_utf8":
+        raise DataError(
+            "wrong_encoding",
+            f"{name}: is not UTF-8 ({reject.message}); where it is of Windows, convert it with  "
+            f"{_convert(name, compression, 'WINDOWS-1252')}",
+        )
+    with path.open("rb") as file:
+        head = unpacked(file, compression, name)(CHUNK).removeprefix(BOM).lstrip()
+    if container != "jsonl":
+        return
+    if head.startswith(b"["):
+        raise DataError(
+            "unknown_json", f"{name}: begins like a JSON array, and not with an object a line; name it .json"
+        )
+    if head.startswith(b"{"):
+        made = shlex.quote(f"{PurePath(name.removesuffix(f'.{compression}')).stem}.lines.jsonl")
+        raise DataError(
+            "unknown_json",
+            f"{name}: holds one object over several lines; put each on a line of its own, with  "
+            f"{UNPACK[compression]} {shlex.quote(name)} | jq -c . > {made}",
+        )
 
 
 def _sample(path: Path, name: str, container: str, compression: str, columns: Mapping[str, str]) -> Iterator[object]:

@@ -499,7 +499,11 @@ def test_utf16_is_refused_with_the_way_out(tmp_path: Path, name: str, encoding: 
         ("a.json", b'{"v": 1,\n "rows": []\n}', 'is one JSON object and not a list of records; its lists: "rows"'),
         ("a.json", b'{"text":\n "a"}', "is one JSON object over several lines; put [ and ] around it"),
         ("a.json", b'"text"', "is neither a JSON array nor one JSON object a line"),
-        ("a.jsonl", b'[\n {\n  "text": "a"\n }\n]', "if the file is one JSON array, name it .json"),
+        (
+            "a.jsonl",
+            b'[\n {\n  "text": "a"\n }\n]',
+            "begins like a JSON array, and not with an object a line; name it .json",
+        ),
         ("a.jsonl", b'{"x": 1}\n{"y": 2}', "keys found: x, y; formats tried: messages, sharegpt, alpaca, dolly"),
         ("a.txt", b"text", "what it holds cannot be told from its name; known are .jsonl .ndjson .json .parquet"),
         ("a", b"text", "what it holds cannot be told from its name"),
@@ -819,3 +823,33 @@ def test_the_place_of_a_record_is_its_line_in_the_file_wherever_its_part_begins(
             for record, value in read_part(part, 1000):
                 line = int(place_of(part, record).removeprefix(f"{name}:"))
                 assert value == ({"text": str(line - 1)} if name == "b.parquet" else json.loads(lines[line - 1]))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason", "told"),
+    [
+        (
+            '{"text": "Grüße"}\n'.encode("cp1252") * 3,
+            "wrong_encoding",
+            r"^a.jsonl: is not UTF-8 .*iconv -f WINDOWS-1252",
+        ),
+        (
+            b'{\n  "text": "x"\n}\n' * 3,
+            "unknown_json",
+            r"holds one object over several lines; .*  cat a.jsonl \| jq -c",
+        ),
+        (b'[\n  {"text": "x"\n}]\n', "unknown_json", r"begins like a JSON array, .*; name it .json$"),
+        (
+            b'{"Question": "x", "Final Answer": "y", "Answer": "z"}\n',
+            "unknown_format",
+            r"is it  columns: \{question: Question, answer: Answer\}  \?$",
+        ),
+        (b'{"a b": "x", "Output": "y", "query": "z"}\n', "unknown_format", r"\{prompt: query, completion: Output\}"),
+        (b'{"frage": "x", "antwort": "y"}\n', "unknown_format", r"keys found: frage, antwort; formats tried: messages"),
+    ],
+)
+def test_why_a_format_cannot_be_told(tmp_path: Path, content: bytes, reason: str, told: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=told) as error:
+        parts_of(tmp_path / "a.jsonl")
+    assert error.value.reason == reason
