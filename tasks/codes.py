@@ -137,7 +137,7 @@ _ALL = [
          "take the source out, or look at filters and rejects"),
 
     Code("E301", "source_missing", MISSING, "A source is not there.",
-         "the path is mistyped; it begins at the folder of the config", "mend the path in sources"),
+         "the path is mistyped; in a config it begins at the folder of the config", "mend the path"),
     Code("E302", "no_match", MISSING, "A glob matches no file.",
          "its pattern or folder is mistyped, or the files have another ending", "mend the pattern in sources"),
     Code("E303", "empty_folder", MISSING, "A folder of sources holds no file.",
@@ -218,7 +218,7 @@ _ALL = [
     Code("E501", "manifest_missing", MISSING, "The manifest is not there.",
          "it is mistyped, no corpus was made yet, or it lies elsewhere", "packcorpus list shows what there is"),
     Code("E502", "bad_manifest", DATA, "A file is no manifest that can be read.",
-         "it is of another tool or version, or damaged", "name another, or make the corpus again"),
+         "it is another file, of another tool or version, or damaged", "name another, or make the corpus again"),
     Code("E503", "edited_manifest", DATA, "A manifest is not as it was written.",
          "someone edited it, or it was damaged", "packcorpus repair MANIFEST"),
     Code("E504", "path_outside", DATA, "A path of a manifest leads out of its corpus folder.",

@@ -325,7 +325,7 @@ def publish(manifest: Manifest, corpus: Path, published: Path) -> None:
 def load_manifest(path: Path) -> Manifest:
     """Read a manifest and check that nobody edited it. Raises DataError or InputMissing, naming the file."""
     if not os.path.isfile(path):  # not path.is_file(), which raises where a name is too long
-        raise InputMissing("manifest_missing", f"{path}: no such manifest; packcorpus list shows those that there are")
+        raise InputMissing("manifest_missing", f"{path}: no such manifest")
     try:
         values = read_json(path)
     except StorageError as error:

@@ -49,11 +49,13 @@ def find_file(path: Path | None, wanted: str = "file") -> Path:
         return named
     if os.path.isdir(path):
         raise InputMissing("manifest_missing", f"{path}: is no corpus folder (it holds no manifest.json)")
-    near = get_close_matches(path.name.removesuffix(".json"), [file.stem for file in _manifests()], LISTED, 0.5)
-    hint = f"did you mean {' or '.join(near)}?" if near else "packcorpus list shows those that there are"
+    stems = [file.stem for file in _manifests()]
+    names = {name: None for stem in stems for name in (stem, stem.rpartition("-")[0])}
+    near = get_close_matches(path.name.removesuffix(".json"), names, LISTED)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
     if not wanted:
-        raise InputMissing("manifest_missing", f"{path}: no such manifest; {hint}")
-    told, ending = f"{path}: no such {wanted}{f'; {hint}' if near else ''}", path.suffix.lower()
+        raise InputMissing("manifest_missing", f"{path}: no such manifest{hint}")
+    told, ending = f"{path}: no such {wanted}{hint}", path.suffix.lower()
     if ending in (".yaml", ".yml"):
         raise InputMissing("config_missing", told)
     if ending not in ("", ".json"):

@@ -258,7 +258,7 @@ def test_folders_that_a_killed_run_made_are_synced_before_the_manifest_is_publis
 
 def test_what_is_no_manifest(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    with pytest.raises(InputMissing, match=r"x\.json: no such manifest; packcorpus list"):
+    with pytest.raises(InputMissing, match=r"x\.json: no such manifest$"):
         load_manifest(path)
     path.write_text("{")
     with pytest.raises(DataError, match=r"x\.json:1:\d+: is not JSON: .*, and so no manifest$"):
