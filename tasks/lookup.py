@@ -25,6 +25,8 @@ from tasks.index import INDEX_SCHEMA
 from tasks.manifest import Manifest, Shard, mend
 from tasks.printable import printable
 
+MOST_RECORDS = (1 << 63) - 1  # what the index can hold
+
 Place = dict[str, Any]
 """A row of the index (index.INDEX_SCHEMA) with its `number`, from 0. Where the corpus has conversations that were
 split, `pieces` and `piece` (from 1) are added."""
@@ -114,7 +116,7 @@ def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
     found = [n for n, path in enumerate(paths) if path == name]
     found = found or [n for n, path in enumerate(paths) if PurePosixPath(path).parts[-len(wanted) :] == wanted]
     if len(found) == 1:
-        return found[0], int(line)
+        return found[0], int(line) if len(line) < 19 else MOST_RECORDS
     if found:
         raise UsageError("bad_command_line", f"--at {text}: is the end of {len(found)} sources; write more of the path")
     near = get_close_matches(name, [*paths, *(PurePosixPath(path).name for path in paths)], 1)

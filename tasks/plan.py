@@ -10,8 +10,8 @@ Written to one folder, the receipt last:
     rejects.jsonl   a line for each rejected conversation
     plan.json       ledger, sources, packing figures: the receipt
 
-Memory: 20 bytes a conversation and a constant, whatever token files and shards there are; more where conversations are
-held out or packed anew for further epochs (bench/planning.py).
+Memory: 20 bytes a conversation and a constant, whatever token files and shards there are; up to 45 where conversations
+are held out, weighted, told apart by content or packed anew for further epochs (bench/planning.py).
 """
 
 from __future__ import annotations
@@ -140,9 +140,11 @@ def _rejects(
         for record, code, text in receipt["rejects"]
     ]
     late = np.flatnonzero(accepted.why == REJECTED)
-    for c, part in zip(late.tolist(), accepted.part(late).tolist(), strict=True):
-        record = int(tokens.column("record", c, c + 1)[0])
-        found.append(Rejected(part, record, "no_trained_tokens", message))
+    parts = accepted.part(late)
+    for part in np.unique(parts).tolist():
+        first, last = int(accepted.edges[part]), int(accepted.edges[part + 1])
+        records = tokens.column("record", first, last)[late[parts == part] - first]
+        found += [Rejected(part, record, "no_trained_tokens", message) for record in records.tolist()]
     return sorted(found, key=lambda reject: (reject.part, reject.record))
 
 

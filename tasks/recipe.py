@@ -228,7 +228,7 @@ def resolve(config_file: Path, root: Path) -> Recipe:
 
 def specs_of(config: Config) -> list[SourceSpec]:
     """The sources as the config asks for them."""
-    return [SourceSpec(source.path, source.format, tuple(source.columns.items())) for source in config.sources]
+    return [SourceSpec(s.path, s.format, tuple(s.columns.items()), s.weight, s.limit) for s in config.sources]
 
 
 def recipe_of(config: Config, folder: Path, root: Path) -> Recipe:

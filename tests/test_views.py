@@ -120,6 +120,7 @@ def test_what_cannot_be_shown_is_said(manifest: Path, asked: dict[str, Any], say
         (["ab/x.jsonl", "b/x.jsonl"], "b/x.jsonl:3", (1, 3)),
         (["a/x.jsonl", "x.jsonl"], "x.jsonl:3", (1, 3)),
         (["a:1/x.jsonl"], "a:1/x.jsonl:3", (0, 3)),
+        (["x.jsonl"], f"x.jsonl:{10**30}", (0, (1 << 63) - 1)),
     ],
 )
 def test_a_place_is_the_end_of_one_source(
