@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tasks.recipe import ANEW
 from train.attention import Collator
 from train.config import TrainingConfig
 from train.corpus import PACKED, Corpus
@@ -27,7 +28,7 @@ class PackedFeed:
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         self.isolated = corpus.isolated
         # Digests of all packings are checked before the first step, and not hours later.
-        packings = [name for name in corpus.splits if name == "train" or name.startswith("train_epoch_")]
+        packings = [name for name in corpus.splits if name == "train" or name.startswith(ANEW)]
         same = [name for name in packings if corpus.rows(name) == corpus.rows("train")]
         self.passes = Passes([PackedDataset(corpus, name, config.load) for name in same])
         self.train = self.passes.packings[0]
