@@ -148,7 +148,7 @@ class Step(NamedTuple):
     """What is left after a step, and what went in it: a text and how many, for each reason."""
 
     name: str
-    count: int
+    left: int
     gone: list[tuple[str, int]]
 
 

@@ -26,7 +26,7 @@ from tasks.printable import CONTROL, counted, printable
 from tasks.shards import IGNORED, conversation_schema, row_schema
 from tasks.show import LOST
 
-# Rows of a split that are named beside the first one in which a conversation stands.
+# Rows that are named beside the first one in which a conversation stands.
 SHOWN_COPIES = 10
 
 
@@ -112,15 +112,14 @@ def show_conversation(path: Path, places: Sequence[Place], ids: bool, console: C
 
 
 def _also(manifest: Manifest, places: Sequence[Place]) -> str:
-    """The rows where further copies of a piece stand, split by split."""
-    rows: dict[str, list[str]] = {}
-    for place in places:
-        rows.setdefault(place["split"], []).append(f"{row_number(manifest, place):,} at {place['start']:,}")
-    told = []
-    for split, numbers in rows.items():
-        more = f" and {len(numbers) - SHOWN_COPIES:,} more" if len(numbers) > SHOWN_COPIES else ""
-        told.append(f"{split} row{'s' * (len(numbers) > 1)} {', '.join(numbers[:SHOWN_COPIES])}{more}")
-    return f"the same also in {'; '.join(told)}"
+    """The rows where further copies of a piece stand."""
+    told = [
+        f"row {row_number(manifest, place):,} of {place['split']}"
+        + (f" from place {place['start']:,}" if manifest.format_version == "3.0" else "")
+        for place in places[:SHOWN_COPIES]
+    ]
+    more = f" and {len(places) - SHOWN_COPIES:,} more" if len(places) > SHOWN_COPIES else ""
+    return f"also in {', '.join(told)}{more}"
 
 
 def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
