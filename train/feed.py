@@ -21,7 +21,8 @@ from train.trainer import packed_trainer
 
 
 class PackedFeed:
-    """Rows of format 3.0. `tokens` and `trained` are those of one epoch, without pads; `places` are with pads."""
+    """Rows of format 3.0. `tokens` and `trained` are those of one epoch, without pads; `places` are with pads.
+    `packings` of the training split are used in turn, one in each epoch."""
 
     own_loss = True  # the model's, not the trainer's
 
@@ -43,8 +44,9 @@ class PackedFeed:
         self.described = (
             f"{len(self.train):,} rows of {corpus.sequence_length:,}, {full:.2f} % full, {_where(self.train)}"
         )
-        if len(same) > 1:
-            self.described += f"; {len(same)} packings, each pass has the next"
+        self.packings = len(same)
+        if self.packings > 1:
+            self.described += f"; {self.packings} packings, each pass has the next"
 
     def collator(self, attention: str) -> Any:
         return Collator(attention)
@@ -63,6 +65,7 @@ class ConversationFeed:
     """Conversations of format 2.0, a row each, padded to the longest of a batch."""
 
     isolated = False  # nothing to keep apart: a row is one conversation
+    packings = 1
     own_loss = False
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):
