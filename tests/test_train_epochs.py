@@ -67,4 +67,4 @@ def test_a_run_that_ends_before_the_last_packing_says_so(manifest: Path, total: 
         assert not said
     else:
         [warning] = said
-        assert f"has 2 packings, one for each epoch, and {total} steps use the first 1; raise epochs to 2 to use all" in warning
+        assert f"has 2 packings, one for each epoch, and {total} steps use the first 1; raise epochs to 2" in warning
