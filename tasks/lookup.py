@@ -25,9 +25,6 @@ from tasks.index import INDEX_SCHEMA
 from tasks.manifest import Manifest, Shard, mend
 from tasks.printable import printable
 
-# Reasons by which a conversation goes before the first of those that say the same is chosen, and of the others.
-FILTERED = {"min_tokens", "max_tokens", "min_turns", "max_turns", "duplicate"}
-
 Place = dict[str, Any]
 """A row of the index (index.INDEX_SCHEMA) with its `number`, from 0. Where the corpus has conversations that were
 split, `pieces` and `piece` (from 1) are added."""
@@ -115,10 +112,9 @@ def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Plac
 
 
 def kept_in_place_of(manifest: Manifest, folder: Path, duplicate: Place) -> Place | None:
-    """The first conversation that says what a duplicate says: the one that was kept, or stood for both of them when a
-    limit or a weight was applied."""
-    alike = _search(manifest, folder, {"digest": duplicate["digest"]})
-    return next((place for place in alike if place["dropped"] not in FILTERED), None)
+    """The first conversation that says what a duplicate says; None where it was rejected, for what was left of it."""
+    first = _search(manifest, folder, {"digest": duplicate["digest"]})[0]
+    return None if first["dropped"] == "duplicate" else first
 
 
 def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:

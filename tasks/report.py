@@ -179,7 +179,7 @@ def _conversation_steps(manifest: Manifest) -> list[Step]:
 
 def _token_steps(manifest: Manifest) -> list[Step]:
     tokens = manifest.ledger.tokens
-    name = "encoded, with separators" + (" and further copies" if tokens.repeated else "")
+    name = "encoded, with separators" + (" and copies" if tokens.repeated else "")
     gone = [("truncated", tokens.truncated), ("dropped", tokens.dropped)]
     untrained = [("read by the model, not trained on", tokens.packed - tokens.trained)]
     return [

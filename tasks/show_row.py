@@ -132,8 +132,9 @@ def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
         return f"it has {counts}, {reason} is {config.get(reason):,}"
     if reason == "duplicate":
         kept = kept_in_place_of(manifest, folder, place)
-        number = f" (#{kept['number']:,})" if kept else ""
-        return f"it says what {origin(manifest, kept)}{number} says"
+        if kept is None:
+            return "it says what one before it says, which was rejected"
+        return f"it says what {origin(manifest, kept)} (#{kept['number']:,}) says"
     entry = manifest.mixture[manifest.sources[place["source"]].entry]
     if reason == "limit":
         return f"it is over the limit of its source ({printable(entry.path)}: {entry.limit or 0:,}), chosen by the seed"

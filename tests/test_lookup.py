@@ -105,8 +105,31 @@ def test_a_duplicate_names_the_conversation_that_is_kept(mixed: Path) -> None:
     """twice.jsonl says what the first five of few.jsonl say, backwards."""
     for line in range(1, 6):
         place = next(p for p in index_of(mixed) if (p["source"], p["record"]) == (2, line))
-        if place["dropped"] == "duplicate":
+        if place["dropped"] != "max_turns":
             assert f"it says what few.jsonl:{6 - line} (#" in shown(mixed, width=300, at=f"twice.jsonl:{line}")
+
+
+def test_a_duplicate_of_a_rejected_conversation_says_so(tmp_path: Path) -> None:
+    said = {"messages": [{"role": "user", "content": "at " * 200}, {"role": "assistant", "content": "nine"}]}
+    settings: dict[str, Any] = {"duplicates": "drop", "max_rejects": 1.0, "sequence_length": 64}
+    path = pack_corpus(make_recipe(tmp_path, [FEW[0], said, said], **settings))
+    assert "it says what one before it says, which was rejected" in shown(path, width=200, at="chat.jsonl:3")
+
+
+@pytest.mark.parametrize(("column", "says"), [("source", "source 99"), ("shard", "rows that"), ("row", "rows that")])
+def test_an_index_that_speaks_of_what_there_is_not_is_told(mixed: Path, tmp_path: Path, column: str, says: str) -> None:
+    shutil.copytree(mixed.parent.parent, tmp_path / "copy")
+    path = tmp_path / "copy" / "manifests" / mixed.name
+    file = folder_of(path) / "index.arrow"
+    whole = file.read_bytes()
+    with pa.ipc.open_stream(whole) as reader, pa.ipc.new_stream(str(file), reader.schema) as out:
+        for batch in reader:
+            at = batch.schema.get_field_index(column)
+            values = [value if value is None else 99 for value in batch.column(at).to_pylist()]
+            out.write_batch(batch.set_column(at, batch.schema.field(at), pa.array(values, batch.schema.field(at).type)))
+    assert file.stat().st_size == len(whole)
+    with pytest.raises(PackError, match=rf"index\.arrow: .*speaks of {says}"):
+        shown(path, conversation=0)
 
 
 def test_too_long_for_a_row_says_both_lengths(tmp_path: Path) -> None:
