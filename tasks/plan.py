@@ -36,7 +36,7 @@ from tasks.ledger import Lost, count_lost, make_ledger, mixture_facts, packing_m
 from tasks.mixture import mix
 from tasks.pieces import CHUNK, REJECTED, Accepted, Pieces, cut_overlong
 from tasks.placement import Placed, hold_out_at_least_one, place, place_anew
-from tasks.recipe import Recipe
+from tasks.recipe import ANEW, Recipe
 from tasks.rejects import Rejected, check_rejects, write_rejects
 from tasks.shards import PLAN_SCHEMA
 from tasks.sources import Part
@@ -172,7 +172,7 @@ def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Re
         index_writer(folder / "index.arrow", tokens, recipe) as index,
     ):
         for epoch in range(1, config.epochs + 1):
-            split = "train" if epoch == 1 else f"train_epoch_{epoch}"
+            split = "train" if epoch == 1 else f"{ANEW}{epoch}"
             if epoch == 1:
                 placed = place(pieces.lengths(), pieces.held_out(), config, recipe.shards)
             else:

@@ -26,6 +26,7 @@ from tasks.sources import Part, SourceFile, SourceSpec, find_parts
 from tasks.templates import BUILT_IN, MARKERS, BuiltIn, Template, built_in_sha256
 
 SPLITS = ("train", "validation")
+ANEW = "train_epoch_"  # and the number of a pass: a split with the conversations of train in other rows
 
 # About 100 MB a shard: a task costs 60 ms beside its work (fork, page faults, Luigi, syncs), and shards of 25 MB made a
 # corpus of 250 MB take a tenth longer. A smaller corpus is two, so that two workers can write it.
@@ -36,7 +37,7 @@ MOST_SHARDS_OF_EPOCHS = 768  # of all packings together
 
 def split_names(epochs: int) -> tuple[str, ...]:
     """All splits, in the order of their shards. The training split is packed anew for each epoch after the first."""
-    return (*SPLITS, *(f"train_epoch_{epoch}" for epoch in range(2, epochs + 1)))
+    return (*SPLITS, *(f"{ANEW}{epoch}" for epoch in range(2, epochs + 1)))
 
 
 @dataclass(frozen=True, eq=False)

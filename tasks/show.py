@@ -96,7 +96,9 @@ def _relative(path: Path) -> Path:
 def _print_sources(manifest: Manifest, console: Console) -> None:
     sources = manifest.sources
     folder = common_folder([source.path for source in sources])
-    heading(console, "Sources", f"below {printable(folder)}" if folder else "")
+    notes = [f"below {printable(folder)}"] * bool(folder)
+    notes += ["trained: in all rows, further copies too"] * bool(manifest.ledger.tokens.repeated)
+    heading(console, "Sources", "; ".join(notes))
     wide = console.width >= 100
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", footer_style="bold")
     table.show_footer = len(sources) > 1

@@ -18,7 +18,7 @@ from tasks.codes import CODES
 from tasks.corpus_files import find_listed, open_tokenizer, reading
 from tasks.encoders import Encoder
 from tasks.errors import DataError
-from tasks.lookup import find_row, origin, pieces_in_row, row_number
+from tasks.lookup import Place, find_row, origin, pieces_in_row, row_number
 from tasks.manifest import Manifest, corpus_folder, load_manifest, mend
 from tasks.marks import HEADING_STYLE, print_hanging, runs_of, styled, text_of
 from tasks.printable import counted, printable
@@ -34,10 +34,9 @@ def show_found(path: Path, text: str, limit: int, console: Console) -> None:
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
     encoder = open_tokenizer(manifest, folder) if manifest.format_version == "3.0" else None
-    hits = search(manifest, folder, text, encoder)
+    hits = _found(manifest, folder, text, encoder)
     shown = 0
-    for hit in islice(hits, limit):
-        place = next((p for p in _places(manifest, folder, hit) if p["start"] == hit.start), None)
+    for hit, place in islice(hits, limit):
         row = _row_of(manifest, hit)
         where = f"  row {row:,} of {hit.split}" + (f"  #{place['number']:,}" if place else "")
         facts = "  trained on" if hit.trained else ""
@@ -62,14 +61,25 @@ def found_as_object(path: Path, text: str, limit: int) -> dict[str, Any]:
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
     found = []
-    for hit in islice(search(manifest, folder, text), limit):
-        places = [p for p in _places(manifest, folder, hit) if p["start"] == hit.start]
-        found += [place_as_object(manifest, place) | {"trained_on": hit.trained} for place in places]
+    for hit, place in islice(_found(manifest, folder, text), limit):
+        if place:
+            found.append(place_as_object(manifest, place) | {"trained_on": hit.trained})
     return {"manifest": str(path), "search": text, "limit": limit, "conversations": found}
 
 
-def _places(manifest: Manifest, folder: Path, hit: Hit) -> list[dict[str, Any]]:
-    return pieces_in_row(manifest, folder, hit.split, hit.shard, hit.row)
+def _found(
+    manifest: Manifest, folder: Path, text: str, encoder: Encoder | None = None
+) -> Iterator[tuple[Hit, Place | None]]:
+    """The first copy of each piece that contains `text`, and what the index says of it."""
+    seen = set()
+    for hit in search(manifest, folder, text, encoder):
+        places = pieces_in_row(manifest, folder, hit.split, hit.shard, hit.row)
+        place = next((place for place in places if place["start"] == hit.start), None)
+        piece = place and (place["source"], place["record"], place["first"])
+        if piece not in seen:
+            yield hit, place
+        if piece:
+            seen.add(piece)
 
 
 def _row_of(manifest: Manifest, hit: Hit) -> int:
