@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.estimate import COMMIT_SECONDS, PART_SECONDS, PLAN_SECONDS, SHARD_SECONDS, Work, seconds_left
+from pipeline.estimate import Work, seconds_left
+from tasks.costs import COMMIT, PLANNED_CONVERSATION, PLANNED_TOKEN, ROW_BYTES, TASK, WRITTEN_BYTE
 
 PACE = 2e-7  # seconds a byte, of one worker
 TOKENS_PER_BYTE = 0.25
@@ -23,20 +24,20 @@ def simulated(sizes: list[float], workers: int, shards: int, slow: float, at: fl
     for each in sizes:
         worker = int(np.argmin(free))
         starts.append(free[worker])
-        free[worker] += (PART_SECONDS + each * PACE) * slow
+        free[worker] += (TASK + each * PACE) * slow
     read_all = max(free)
     tokens, conversations = size.sum() * TOKENS_PER_BYTE, size.sum() / CONVERSATION_BYTES
-    plan = PLAN_SECONDS["task"] + PLAN_SECONDS["conversation"] * conversations + PLAN_SECONDS["token"] * tokens
-    shard = (SHARD_SECONDS["task"] + SHARD_SECONDS["token"] * tokens / shards) * slow
+    plan = TASK + PLANNED_CONVERSATION * conversations + PLANNED_TOKEN * tokens
+    shard = (TASK + WRITTEN_BYTE * ROW_BYTES * tokens / shards) * slow
     planned = read_all + plan * slow
     shard_starts = planned + shard * (np.arange(shards) // workers)
-    end = float(shard_starts[-1] + shard + COMMIT_SECONDS * slow)
+    end = float(shard_starts[-1] + shard + COMMIT * slow)
     now = end if at is None else at
-    seconds = np.clip(now - np.array(starts), 0, (PART_SECONDS + size * PACE) * slow)
+    seconds = np.clip(now - np.array(starts), 0, (TASK + size * PACE) * slow)
     first = np.minimum(size, FIRST_BATCH)
-    first_seconds = (PART_SECONDS + first * PACE) * slow
+    first_seconds = (TASK + first * PACE) * slow
     told = seconds >= first_seconds
-    share = np.where(told, (seconds / slow - PART_SECONDS) / (size * PACE), 0)
+    share = np.where(told, (seconds / slow - TASK) / (size * PACE), 0)
     shard_seconds = np.clip(now - shard_starts, 0, shard)
     return Work(
         workers=workers,
