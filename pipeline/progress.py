@@ -173,7 +173,7 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
             display.say(line)
     if further := [f"{count:,} {reason}" for reason, count in conversations.dropped.items() if reason != "too_long"]:
         display.say(f"dropped by filters, limits and weights: {', '.join(further)}")
-    for line in aligned(mixture_table(manifest)):
+    for line in aligned(mixture_table(manifest.mixture, manifest.config.get("weighting"))):
         display.say(line)
     lost = {"dropped": tokens.dropped * (not further), "cut off": tokens.truncated}
     for how, count in lost.items():
