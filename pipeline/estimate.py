@@ -27,7 +27,7 @@ class Work:
 
     `size` of each part in bytes of plain text, `share` of it that is read, `told_seconds` and `cpu` that it had taken
     when that was told, computing and waiting or computing alone, `seconds` until now. Parts that were found done have
-    the share 1 and took no time; `tokens_found` is what they hold, about.
+    the share 1 and took no time; `tokens_found` is what they hold, about. `copies` is how often a token is written.
     """
 
     workers: int
@@ -39,6 +39,7 @@ class Work:
     conversations: float
     tokens: float
     tokens_found: float
+    copies: float
     planned: bool
     plan_seconds: float
     shard_done: np.ndarray
@@ -67,11 +68,11 @@ def seconds_left(work: Work) -> float | None:
         ahead = 1 + float(parts_left.sum()) / read
     tokens, conversations = work.tokens * ahead + work.tokens_found, work.conversations * ahead
     if not work.planned:
-        plan = TASK + PLANNED_CONVERSATION * conversations + PLANNED_TOKEN * tokens
+        plan = TASK + PLANNED_CONVERSATION * conversations * max(1, work.copies) + PLANNED_TOKEN * tokens
         left += max(plan * waiting - work.plan_seconds, 0.0)
     done = work.shard_done > 0
     # What a shard takes is known until one of this run is written.
-    expected = (TASK + WRITTEN_BYTE * ROW_BYTES * tokens / max(len(done), 1)) * waiting
+    expected = (TASK + WRITTEN_BYTE * ROW_BYTES * tokens * work.copies / max(len(done), 1)) * waiting
     if done.any():
         expected = float(work.shard_seconds[done].mean())
     shards = [max(expected - spent, expected / 10) for spent in work.shard_seconds[~done].tolist()]

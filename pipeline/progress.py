@@ -191,6 +191,7 @@ def _on_discovered(task: luigi.Task, dependency: luigi.Task) -> None:
     kind = type(dependency).__name__
     if kind in counters.STAGES and "drawn" not in _said:
         _said.add("drawn")
+        counters.put(copies=dependency.recipe.copies)
         display.start(dependency.recipe.config.name, luigi.interface.core().workers)
     if kind in counters.STAGES and counters.know(dependency.task_id, kind) and kind == "TokenizePart":
         part = dependency.recipe.parts[dependency.part]

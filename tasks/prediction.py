@@ -59,9 +59,10 @@ TRAINING = 1 << 20  # characters that a tokenizer is trained on, where the confi
 
 # Bytes on disk, beside the tokens: of a piece in index.arrow (twice: the plan has a copy) and in plan.arrow.
 INDEX_BYTES, PLAN_BYTES = 50.5, 25
-# The largest process of a run: interpreter and libraries, and the more of these: for texts, 12 bytes for each of theirs
-# until gigatoken has seen most words, or for the conversations of the plan (bench/planning.py: 19 to 28).
-BASE_MEMORY, TEXT_MEMORY, TEXT_BYTES, PLAN_MEMORY = 140_000_000, 80_000_000, 12, 28
+# The largest process of a run: interpreter and libraries, and the more of these: 7.5 MB whenever the text of a part has
+# doubled from 100 kB on, for the words that gigatoken has seen (130 MB in all at 1 MB, 157 at 13, 175 at 64), or the
+# conversations of the plan (bench/planning.py: 19 to 28 bytes each).
+BASE_MEMORY, TEXT_MEMORY, TEXT_BEGIN, PLAN_MEMORY = 105e6, 7.5e6, 100_000, 28
 TOKEN_BYTES = 4  # of text, about
 
 
@@ -437,7 +438,7 @@ def _cost(found: Prediction, tokens: list[_Tokens], copies: np.ndarray) -> None:
     }
     text_bytes = min(found.tokens["encoded"] * TOKEN_BYTES, config.part_size)
     planned = max(conversations, found.pieces / config.epochs)
-    found.memory = BASE_MEMORY + max(min(TEXT_MEMORY, TEXT_BYTES * text_bytes), PLAN_MEMORY * planned)
+    found.memory = BASE_MEMORY + max(TEXT_MEMORY * np.log2(1 + text_bytes / TEXT_BEGIN), PLAN_MEMORY * planned)
     encoding = sum(each.seconds * weight for each, weight in zip(tokens, weights, strict=True))
     parts = max(found.files, found.bytes // config.part_size)
     plan = TASK + max(conversations, found.pieces) * PLANNED_CONVERSATION + found.tokens["encoded"] * PLANNED_TOKEN

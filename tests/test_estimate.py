@@ -16,7 +16,9 @@ CONVERSATION_BYTES = 1000
 FIRST_BATCH = 2e6  # bytes
 
 
-def simulated(sizes: list[float], workers: int, shards: int, slow: float, at: float | None) -> tuple[Work, float]:
+def simulated(
+    sizes: list[float], workers: int, shards: int, slow: float, at: float | None, copies: float = 1.0
+) -> tuple[Work, float]:
     """A run over parts of these sizes that costs what is known of it, `slow` times over; as it stands at the moment
     `at`, with the moment when it ends."""
     size = np.array(sizes)
@@ -27,8 +29,8 @@ def simulated(sizes: list[float], workers: int, shards: int, slow: float, at: fl
         free[worker] += (TASK + each * PACE) * slow
     read_all = max(free)
     tokens, conversations = size.sum() * TOKENS_PER_BYTE, size.sum() / CONVERSATION_BYTES
-    plan = TASK + PLANNED_CONVERSATION * conversations + PLANNED_TOKEN * tokens
-    shard = (TASK + WRITTEN_BYTE * ROW_BYTES * tokens / shards) * slow
+    plan = TASK + PLANNED_CONVERSATION * conversations * max(1, copies) + PLANNED_TOKEN * tokens
+    shard = (TASK + WRITTEN_BYTE * ROW_BYTES * tokens * copies / shards) * slow
     planned = read_all + plan * slow
     shard_starts = planned + shard * (np.arange(shards) // workers)
     end = float(shard_starts[-1] + shard + COMMIT * slow)
@@ -49,6 +51,7 @@ def simulated(sizes: list[float], workers: int, shards: int, slow: float, at: fl
         conversations=float((size * share).sum() / CONVERSATION_BYTES),
         tokens=float((size * share).sum() * TOKENS_PER_BYTE),
         tokens_found=0.0,
+        copies=copies,
         planned=now >= planned,
         plan_seconds=max(0.0, min(now, planned) - read_all),
         shard_done=(shard_seconds >= shard).astype(float),
@@ -63,12 +66,13 @@ def simulated(sizes: list[float], workers: int, shards: int, slow: float, at: fl
     st.integers(1, 64),
     st.sampled_from([1.0, 2.0, 5.0]),
     st.floats(0.1, 0.99),
+    st.sampled_from([0.3, 1.0, 4.0]),
 )
 def test_after_a_tenth_the_end_is_foretold_within_a_fifth(
-    sizes: list[float], workers: int, shards: int, slow: float, share: float
+    sizes: list[float], workers: int, shards: int, slow: float, share: float, copies: float
 ) -> None:
-    _, end = simulated(sizes, workers, shards, slow, None)
-    work, _ = simulated(sizes, workers, shards, slow, share * end)
+    _, end = simulated(sizes, workers, shards, slow, None, copies)
+    work, _ = simulated(sizes, workers, shards, slow, share * end, copies)
     left = seconds_left(work)
     if left is None:
         assert not work.share.any(), "the first batch is enough to tell"
