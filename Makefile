@@ -7,13 +7,14 @@ WORKERS ?= 2
 SAMPLE_OPTIONS := $(if $(filter data/sample/corpus.yaml,$(CONFIG)),--tokens-per-step 2048)
 OPTIONS ?=
 BIN := .venv/bin
+TORCH := $(patsubst torch==%,%,$(shell grep ^torch== constraints.txt))
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
 .DEFAULT_GOAL := help
-.PHONY: help setup extras corpus train doctor inspect report test check bench faults fuzz schemas sample clean
+.PHONY: help setup extras corpus train doctor inspect report test check bench faults mutants bad-inputs fuzz lock schemas sample clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-9s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
 	@echo "  CONFIG=$(CONFIG) WORKERS=$(WORKERS)"
 
 .venv/.created:
@@ -28,6 +29,13 @@ help:  ## list the targets
 .venv/.test: .venv/.setup
 	@echo 'installing what the tests need'; $(PIP) --editable '.[test]'
 	@touch $@
+
+# Every file is compared with its digest in requirements.lock. What follows installs packcorpus itself and, with another
+# Python than CI's, torch.
+locked: .venv/.created
+	@echo 'installing what requirements.lock names'; $(PIP) --require-hashes --no-deps --requirement requirements.lock
+	@$(PIP) --no-build-isolation --editable '.[test]'
+	@touch .venv/.setup .venv/.test
 
 .venv/.train: .venv/.setup
 	@echo 'installing what training needs (some minutes, about 2 GB)'; $(PIP) --editable '.[train]'
@@ -56,8 +64,8 @@ doctor: .venv/.train  ## say what this machine can train with, and how to mend w
 inspect: .venv/.setup  ## show the newest manifest
 	@$(BIN)/packcorpus inspect
 
-test: .venv/.test  ## run the tests
-	$(BIN)/python -m pytest
+test: .venv/.test  ## run the tests, two at a time
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 check: .venv/.test  ## lint, types and tests: what CI runs
 	$(BIN)/ruff check .
@@ -73,9 +81,24 @@ faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about
 	$(BIN)/python bench/faults.py
 	$(BIN)/python bench/damage.py --flips 10000
 
+mutants: .venv/.test  ## change the modules that write, check and mend, and see that a test notices: hours
+	$(BIN)/python bench/mutate.py
+
+bad-inputs: .venv/.test  ## write docs/bad-inputs.md: what is said of each bad input
+	$(BIN)/python bench/bad_inputs.py --write docs/bad-inputs.md
+
 fuzz: .venv/.test  ## what takes longer than a test may, about an hour: docs/reliability.md
 	@$(PIP) atheris==3.0.0
 	$(BIN)/python bench/fuzz.py
+
+lock: .venv/.setup  ## resolve what CI installs into requirements.lock, with digests (after a change of constraints.txt)
+	@$(PIP) uv==0.13.8
+	$(BIN)/uv pip compile --quiet --system-certs --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
+	    --no-emit-package torch --constraint constraints.txt --extra test pyproject.toml --output-file requirements.lock
+	@# The CPU build is not on PyPI: its digest is that of the file which pip takes here.
+	@rm -rf build/torch; $(BIN)/python -m pip download --quiet --no-deps --dest build/torch --constraint constraints.txt torch
+	@$(BIN)/python -c "import platform as p; print('torch==$(TORCH) ; python_version == \'%s\' and platform_machine == \'%s\'' % \
+	    ('.'.join(p.python_version_tuple()[:2]), p.machine()), '--hash=sha256:$$(sha256sum build/torch/*.whl | cut -c-64)')" >> requirements.lock
 
 schemas: .venv/.setup  ## write docs/errors.md and the JSON Schemas of config and manifest
 	$(BIN)/packcorpus schemas docs

@@ -40,7 +40,9 @@ def command(manifest: str, root: str, settings: str, options: str) -> tuple[str,
 def record_of(words: tuple[str, ...]) -> Path:
     """Where the record of this run lies, or will lie. Raises TrainingFailed where the settings are wrong."""
     environment = os.environ | {JSON: "1"}
-    asked = subprocess.run([*words, "--where"], capture_output=True, text=True, check=False, env=environment)  # noqa: S603
+    asked = subprocess.run(  # noqa: S603 - this Python, and words that no shell sees
+        [*words, "--where"], capture_output=True, text=True, check=False, env=environment
+    )
     if asked.returncode:
         try:
             error = orjson.loads(asked.stderr.strip().rpartition("\n")[2])["error"]
@@ -65,7 +67,7 @@ def train(words: tuple[str, ...]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, tell)
-    process = subprocess.Popen(words)  # noqa: S603
+    process = subprocess.Popen(words)  # noqa: S603 - the same words
     if told:
         process.terminate()
     code = process.wait()

@@ -100,6 +100,7 @@ LookedAtArgument = Annotated[
         metavar="PATH",
         show_default=False,
         help="A manifest, a corpus folder, a shard, a source file or a config; absent: the newest in manifests/.",
+        autocompletion=_complete_manifest,
     ),
 ]
 

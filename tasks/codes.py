@@ -179,6 +179,8 @@ _ALL = [
          "something writes to it", "run again when it is complete"),
     Code("E322", "nothing_to_draft", DATA, "No config can be drafted: nothing that was named holds conversations.",
          "files of another kind, or without a format that can be told", "name the files that hold them"),
+    Code("E323", "bomb", DATA, "A source unpacks to far more than its size lets expect.",
+         "it is damaged, repeats one thing, or was made to harm", "leave it out, or name it unpacked, as JSONL"),
 
     Code("E401", "tokenizer_missing", MISSING, "The tokenizer is not there.",
          "the path is mistyped, or names a hub", "name a .model, a tokenizer.json or a folder with one"),

@@ -19,6 +19,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -30,8 +31,9 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 
 from tasks.errors import DataError, Reject
-from tasks.fields import big_integer
+from tasks.fields import big_integer, duplicate_key
 from tasks.fields import shown as quoted
+from tasks.memory import bomb, bounded_table
 from tasks.streams import BOM, CHUNK, TOO_LONG, Read, byte_range, line_blocks, unpacked
 
 EXTENSIONS = {
@@ -52,11 +54,12 @@ ARRAY_LIMIT = 2 << 30  # bytes of a JSON array that has to be in memory as a who
 _LOOKED_AT = 16 << 20  # bytes of an array, without an end of an element that is like the first one's
 _BATCH_ROWS = 1000
 _BATCH_BYTES = 32 << 20
+# A row above this number needs a byte of the file, or the file is a bomb.
+_BOMB_ROWS = 200_000
 
 _ARROW_FILE_MAGIC = b"ARROW1"
 _KEY_END = np.uint16(int.from_bytes(b'":', "little"))
 _JSON_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},"]', re.DOTALL)
-_KEY_OR_BRACKET = re.compile(rb'("(?:[^"\\]++|\\.)*+")(\s*:)?|[\[\]{}]', re.DOTALL)
 _NOT_A_NUMBER = re.compile(r"-?(?:NaN|Infinity|inf)\b", re.IGNORECASE)
 
 
@@ -117,6 +120,10 @@ class RecordReader:
         number = 0
         with self.path.open("rb") as file:
             for lines, unterminated in line_blocks(self._read(file), self.max_record_bytes):
+                if not any(lines):  # blank, and perhaps millions
+                    number += len(lines)
+                    self.records = number
+                    continue
                 try:  # a block at once, which is three times as fast as its lines one by one
                     records = list(map(orjson.loads, lines))
                     block = b"\n".join(lines)
@@ -215,12 +222,15 @@ class RecordReader:
 
     def _table(self) -> Iterator[tuple[int, object]]:
         batches = self._parquet_batches() if self.container == "parquet" else self._arrow_batches()
+        size = self.path.stat().st_size
         try:
-            for batch in batches:
+            while (batch := self._bounded(lambda: next(batches, None), size)) is not None:
+                if self.records + batch.num_rows > max(size, _BOMB_ROWS):
+                    raise bomb(self.name, f"{self.records + batch.num_rows:,} rows or more in {size:,} bytes")
                 row_bytes = batch.nbytes // max(batch.num_rows, 1) + 1
                 step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
                 for offset in range(0, batch.num_rows, step):
-                    for record in rows_of(batch.slice(offset, step)):
+                    for record in self._bounded(partial(rows_of, batch.slice(offset, step)), size):
                         self.records += 1
                         yield self.records - 1, record
         except (pa.ArrowException, OSError) as error:
@@ -228,14 +238,21 @@ class RecordReader:
                 "unreadable_source", f"{self.name}: cannot be read as {self.container}: {first_line(error)}"
             ) from None
 
+    def _bounded(self, work: Callable[[], Any], size: int) -> Any:
+        with bounded_table(self.name, size, f"from record {self.records + 1:,} on, a batch"):
+            return work()
+
     def _parquet_batches(self) -> Iterator[Any]:
         # no threads and no read-ahead: parts are what runs in parallel, and a row group may be large
         with pq.ParquetFile(self.path, pre_buffer=False) as file:
             groups = range(self.start, self.stop)
+            facts = [file.metadata.row_group(group) for group in groups]
+            rows = sum(group.num_rows for group in facts)
+            row_bytes = sum(group.total_byte_size for group in facts) // max(rows, 1) + 1
             self._position = lambda: self.records
-            self._bounds = (0, sum(file.metadata.row_group(group).num_rows for group in groups))
+            self._bounds = (0, rows)
             yield from file.iter_batches(
-                batch_size=_BATCH_ROWS,
+                batch_size=max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes)),
                 row_groups=list(groups),
                 columns=self._wanted(file.schema_arrow.names),
                 use_threads=False,
@@ -359,7 +376,8 @@ def parse_record(text: bytes, unterminated: bool) -> object:
         return _reject(text, error, unterminated)
     if big := big_integer(text):
         return Reject("big_integer", big)
-    return record if _key_ends(text) == _count_keys(record) else _exact(text, record)
+    twice = duplicate_key(text) if _key_ends(text) != _count_keys(record) else ""
+    return Reject("duplicate_key", twice) if twice else record
 
 
 def _key_ends(text: bytes) -> int:
@@ -377,34 +395,13 @@ def _count_keys(value: object) -> int:
 
     orjson keeps the last of two equal keys without a word. To find that out, count `":` in the text and in what was
     read from it: they differ when a key was lost, and also when the text has a space before a colon or writes a quote
-    as \\u0022, which `_exact` then sorts out. This costs half as much as parsing; a parser that reports duplicate
-    keys costs five times as much. (Where a lost key and a spaced colon make up for each other, it is not seen.)
+    as \\u0022, which `duplicate_key` then sorts out. This costs half as much as parsing; a parser that reports them
+    costs five times as much. (Where a lost key and a spaced colon make up for each other, it is not seen.)
     """
     try:
         return _key_ends(orjson.dumps(value))
     except orjson.JSONEncodeError:  # nested deeper than orjson writes
         return -1
-
-
-def _exact(text: bytes, record: object) -> object:
-    """`record`, or a Reject where an object in its text, which is valid JSON, has two equal keys.
-
-    A loop over strings and brackets and not json's object_pairs_hook, whose recursion fails at a depth that depends on
-    the caller's.
-    """
-    levels: list[set[str]] = []  # the keys of every object that is open, and an empty set for every list
-    for token in _KEY_OR_BRACKET.finditer(text):
-        byte = text[token.start() : token.start() + 1]
-        if byte in b"{[":
-            levels.append(set())
-        elif byte in b"}]":
-            levels.pop()
-        elif token.group(2):
-            key = orjson.loads(token.group(1))
-            if key in levels[-1]:
-                return Reject("duplicate_key", f"the key {quoted(key)} stands twice in one object")
-            levels[-1].add(key)
-    return record
 
 
 def _reject(text: bytes, error: orjson.JSONDecodeError, unterminated: bool) -> Reject:
@@ -417,11 +414,13 @@ def _reject(text: bytes, error: orjson.JSONDecodeError, unterminated: bool) -> R
         return Reject("nul", f"the record holds a NUL byte at offset {text.index(0)}")
     place = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} of the record, column {error.colno}"
     if "surrogate" in error.msg:
-        return Reject("lone_surrogate", f"{place}: {error.msg}")
+        return Reject("lone_surrogate", f"{place}: half of a surrogate pair, which is no character ({error.msg})")
     if "depth" in error.msg or "recursion" in error.msg.lower():
         return Reject("too_deep", f"{place}: the record is nested too deeply")
     if match := _NOT_A_NUMBER.match(decoded, error.pos):
         return Reject("bad_json", f"{place}: {match.group()} is not JSON")
+    if "infinity" in error.msg:
+        return Reject("bad_json", f"{place}: a number that large would be rounded; write it as a string")
     if unterminated:
         return Reject("bad_json", f"{place}: {error.msg}; the last line ends early: truncated?")
     return Reject("bad_json", f"{place}: {error.msg}")

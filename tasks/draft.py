@@ -345,10 +345,10 @@ def _lines(draft: Draft, output: Path) -> Iterator[str]:
         yield from _comment(_note(name, draft))
         if name in draft.values:
             yield f"{name}: {_yaml(draft.values[name])}"
-        elif setting.default is None:
+        elif (default := setting.get_default(call_default_factory=True)) is None:
             yield f"# {name}:"
         else:
-            yield f"{name}: {_yaml(setting.default)}"
+            yield f"{name}: {_yaml(default)}"
 
 
 def _source_lines(draft: Draft) -> Iterator[str]:

@@ -23,6 +23,7 @@ _STRICT = orjson.OPT_PASSTHROUGH_DATETIME
 
 _NINETEEN = b"0" * 19
 _DIGITS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))  # every digit → 0, all else → a space
+_KEY_OR_BRACKET = re.compile(rb'("(?:[^"\\]++|\\.)*+")(\s*:)?|[\[\]{}]', re.DOTALL)
 _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(-?[0-9][0-9.eE+-]*)', re.DOTALL)
 
 _KINDS: dict[type, str] = {
@@ -91,9 +92,41 @@ def parsed(text: str, where: str, code: str) -> object:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise Reject(code, f"{where} is not JSON: {error.msg} at column {error.colno}") from None
-    if big := big_integer(text.encode()):
+    data = text.encode()
+    if big := big_integer(data):
         raise Reject("big_integer", f"{where}: {big}")
+    # As for whole records (containers): a lost key shows in the count of what stands behind keys.
+    if data.count(b'":') != _key_ends(value) and (twice := duplicate_key(data)):
+        raise Reject("duplicate_key", f"{where}: {twice}")
     return value
+
+
+def _key_ends(value: object) -> int:
+    try:
+        return orjson.dumps(value).count(b'":')
+    except orjson.JSONEncodeError:  # nested deeper than orjson writes
+        return -1
+
+
+def duplicate_key(text: bytes) -> str:
+    """What to say of the first key that stands twice in one object of a JSON text; "" where there is none.
+
+    A loop over strings and brackets and not json's object_pairs_hook, whose recursion fails at a depth that depends on
+    the caller's.
+    """
+    levels: list[set[str]] = []  # the keys of every object that is open, and an empty set for every list
+    for token in _KEY_OR_BRACKET.finditer(text):
+        byte = text[token.start() : token.start() + 1]
+        if byte in b"{[":
+            levels.append(set())
+        elif byte in b"}]":
+            levels.pop()
+        elif token.group(2):
+            key = orjson.loads(token.group(1))
+            if key in levels[-1]:
+                return f"the key {shown(key)} stands twice in one object"
+            levels[-1].add(key)
+    return ""
 
 
 def big_integer(text: bytes) -> str:

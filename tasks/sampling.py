@@ -39,6 +39,7 @@ from tasks.containers import (
 )
 from tasks.conversations import COLUMNS
 from tasks.errors import DataError, Reject, StorageError
+from tasks.memory import bounded_table
 from tasks.sources import SourceFile
 from tasks.streams import BOM, CHUNK, TOO_LONG, Read, line_blocks, unpacked
 
@@ -133,10 +134,9 @@ def _unpacked_size(file: SourceFile) -> int:
 
 
 def _sample(file: SourceFile, budget: int, limit: int) -> Sample:
-    if file.container == "parquet":
-        return _parquet(file, budget)
-    if file.container == "arrow":
-        return _arrow(file, budget)
+    if file.container in ("parquet", "arrow"):
+        with bounded_table(file.name, file.bytes, "a sample"):
+            return _parquet(file, budget) if file.container == "parquet" else _arrow(file, budget)
     if file.compression:
         return _line_stream(file, budget, limit) if file.container == "jsonl" else _stream(file, budget, limit)
     if file.bytes <= budget:
@@ -487,6 +487,8 @@ def _parquet(file: SourceFile, budget: int) -> Sample:
                 weight = stands_for * rows[group]
                 records += own
                 weights += [weight / max(len(own), 1)] * len(own)
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError) as error:
         raise DataError("unreadable_source", f"{file.name}: cannot be read as parquet: {first_line(error)}") from None
     return Sample(file, records, np.array(weights), sum(rows), counted=True)
@@ -513,6 +515,8 @@ def _arrow(file: SourceFile, budget: int) -> Sample:
                     break
             reach = 1.0 if ended else min(ALMOST, source.tell() / file.bytes)
             records = _slices(file, batches, min(1.0, budget / max(size, 1)), _draw(file))
+    except MemoryError:
+        raise
     except (pa.ArrowException, OSError) as error:
         raise DataError("unreadable_source", f"{file.name}: cannot be read as arrow: {first_line(error)}") from None
     return Sample(file, records, np.ones(len(records)), number / reach, counted=ended, reach=reach)

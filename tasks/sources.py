@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -257,10 +258,11 @@ def _tell_container(path: Path, name: str, container: str, compression: str, col
         head = unpacked(file, compression, name)(CHUNK)
     encoding = _wide_encoding(head)
     if encoding:
-        raise DataError(
-            "wrong_encoding",
-            f"{name}: is {encoding}; convert it with  iconv -f {encoding} -t UTF-8 {name} > {name}.utf8",
-        )
+        unpack = {"": "cat", "gz": "gunzip -c", "zst": "unzstd -c"}[compression]
+        plain = Path(name.removesuffix(f".{compression}"))
+        made = shlex.quote(f"{plain.with_suffix('')}.utf8{plain.suffix}")
+        command = f"{unpack} {shlex.quote(name)} | iconv -f {encoding} -t UTF-8 > {made}"
+        raise DataError("wrong_encoding", f"{name}: is {encoding}; convert it with  {command}")
     text = head.removeprefix(BOM).lstrip()
     if not text and len(head) < CHUNK:
         raise DataError("empty_source", f"{name}: holds no records, only blanks")
@@ -307,12 +309,12 @@ def _some(text: bytes) -> str:
 
 
 def _wide_encoding(head: bytes) -> str:
-    """UTF-16 or UTF-32 if the bytes begin like it, with a byte order mark or as ASCII of that width."""
-    if head.startswith((b"\xff\xfe\0\0", b"\0\0\xfe\xff")) or re.match(rb"[^\0]\0\0\0|\0\0\0[^\0]", head):
-        return "UTF-32"
-    if head.startswith((b"\xff\xfe", b"\xfe\xff")) or re.match(rb"[^\0]\0[^\0]\0|\0[^\0]\0[^\0]", head):
-        return "UTF-16"
-    return ""
+    """What iconv calls it where the bytes begin like UTF-16 or UTF-32: with a byte order mark, or as wide ASCII."""
+    kinds = {
+        "UTF-32": rb"\xff\xfe\0\0|\0\0\xfe\xff", "UTF-32LE": rb"[^\0]\0\0\0", "UTF-32BE": rb"\0\0\0[^\0]",
+        "UTF-16": rb"\xff\xfe|\xfe\xff", "UTF-16LE": rb"[^\0]\0[^\0]\0", "UTF-16BE": rb"\0[^\0]\0[^\0]",
+    }  # fmt: skip
+    return next((name for name, begin in kinds.items() if re.match(begin, head, re.DOTALL)), "")
 
 
 def _tell_format(path: Path, name: str, container: str, compression: str, columns: Mapping[str, str]) -> str:
@@ -340,7 +342,7 @@ def _tell_format(path: Path, name: str, container: str, compression: str, column
             found += "; if the file is one JSON array, name it .json"
     raise DataError(
         "unknown_format",
-        f"{name}: the format cannot be told from the first {count} records; {found}; "
+        f"{name}: the format cannot be told from its first {f'{count} records' if count > 1 else 'record'}; {found}; "
         f"formats tried: {', '.join(FORMATS)}; name one with format:, or say with columns: which key holds what",
     )
 

@@ -22,6 +22,10 @@ CHUNK = 1 << 18  # bytes asked for at once; with 1 MiB, records fall out of the 
 BOM = b"\xef\xbb\xbf"
 TOO_LONG = b"\n"  # stands for a line over the limit: no real line holds a line end
 
+# A packed file that unpacks to more than this many bytes, and to this many times its own size, is refused: a bomb of a
+# few megabytes would keep a run busy for hours. Chats unpack to 3 to 30 times their size.
+BOMB_BYTES, BOMB_RATIO = 64 << 20, 200
+
 _ZSTD_FEED = 1024
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
@@ -77,19 +81,27 @@ def unpacked(file: BinaryIO, compression: str, shown: str) -> Read:
     """Reads the unpacked bytes of an open file; `compression` is "", "gz" or "zst".
 
     The returned function raises DataError, with the name `shown` and the place in the packed file, when the data is
-    damaged, ends early, or is followed by something else.
+    damaged, ends early, is followed by something else, or is a bomb.
     """
     if not compression:
         return file.read
     pieces = _gunzip(file, shown) if compression == "gz" else _unzstd(file, shown)
-    rest = bytearray()
+    rest, whole = bytearray(), 0
 
     def read(size: int) -> bytes:
+        nonlocal whole
         while len(rest) < size:
             piece = next(pieces, None)
             if piece is None:
                 break
             rest.extend(piece)
+            whole += len(piece)
+            if whole > BOMB_BYTES and whole > BOMB_RATIO * file.tell():
+                raise DataError(
+                    "bomb",
+                    f"{shown}: byte {file.tell():,}: unpacks to over {whole:,} bytes, {BOMB_RATIO} times its size: a "
+                    "bomb? Where it is meant so, unpack it and name the unpacked file",
+                )
         data = bytes(rest[:size])
         del rest[:size]
         return data

@@ -436,6 +436,19 @@ BAD: list[tuple[str, object, str, str]] = [
     ),
     ("messages", {**_message(), "tools": 5}, "bad_tools", "tools: expected a list, found a number"),
     ("messages", {**_message(), "tools": "{"}, "bad_tools", "tools is not JSON: "),
+    ("messages", {**_message(), "tools": '[{"a":{"b":1,"b":2}}]'}, "duplicate_key", 'tools: the key "b" stands twice'),
+    (
+        "messages",
+        {**_message(), "tools": ['{"a":1,"\\u0061":2}']},
+        "duplicate_key",
+        'tools[0]: the key "a" stands twice',
+    ),
+    (
+        "messages",
+        _calls({"name": "f", "arguments": '{"a":1,"a":2}'}),
+        "duplicate_key",
+        '.arguments: the key "a" stands',
+    ),
     ("messages", {**_message(), "tools": '{"a":1}'}, "bad_tools", "tools: expected a list, found an object"),
     ("messages", {**_message(), "tools": [5]}, "bad_tools", "tools[0]: expected an object, found a number"),
     (

@@ -68,11 +68,12 @@ class Corpus:
     def index(self) -> dict[str, np.ndarray]:
         """The columns of index.arrow; a place is -1, and a split None, where a conversation was dropped."""
         table = pa.ipc.open_stream(pa.memory_map(str(self.folder / "index.arrow"))).read_all()
-        columns = {name: table[name] for name in table.schema.names if name != "split"}
+        texts = ("split", "dropped")
+        columns = {name: table[name] for name in table.schema.names if name not in texts}
         found = {
             name: (column.fill_null(-1) if column.null_count else column).to_numpy() for name, column in columns.items()
         }
-        return found | {"split": np.array(table["split"].to_pylist(), object)}
+        return found | {name: np.array(table[name].to_pylist(), object) for name in texts}
 
     def conversations(self) -> Iterator[tuple[tuple[int, int], list[int], list[int]]]:
         """((source, record), ids, labels) of every packed conversation."""

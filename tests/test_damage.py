@@ -24,7 +24,7 @@ SAID_ONCE = {
     "tokenizer.engine", "tokenizer.parity.texts", "tokenizer.parity.bytes", "tokenizer.parity.differs",
     "tokenizer.parity.reason", "sources.0.bytes", "ledger.conversations.split", "ledger.pieces.dropped",
     "ledger.tokens.rejected", "noticed.control_text_seen", "noticed.not_round_trip", "noticed.unknown_tokens",
-    "noticed.unusual_order", "packing_metadata.algorithm", "packing_metadata.lower_bound", "config.sources.0.path",
+    "noticed.unusual_order", "packing_metadata.algorithm", "packing_metadata.lower_bound",
     "config.sources.0.format", "config.tokenizer",
 }  # fmt: skip
 

@@ -181,7 +181,7 @@ def test_all_manifests_are_listed_the_damaged_ones_with_their_code(project: Path
     [whole] = [one for one in found if one.manifest]
     assert whole.finished == "2026-03-04T05:06:07+00:00"
     file = StringIO()
-    listing.show(found, Console(file=file, width=100, markup=False, emoji=False, highlight=False))
+    listing.show(found, Console(file=file, width=250, markup=False, emoji=False, highlight=False))
     page = file.getvalue()
     assert "2026-03-04 05:06" in page
     assert "edited[bold].json" in page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from collections.abc import Iterator
@@ -14,12 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_corpus import conversations, make_recipe, pack_corpus
 
+from tasks import manifest as manifest_module
 from tasks import recipe as recipe_module
 from tasks.corpus import is_published
 from tasks.errors import DataError, InputMissing, PackError, StorageError
 from tasks.files import sha256_of, to_json
 from tasks.keys import VERSIONS
-from tasks.manifest import Manifest, build_manifest, corpus_folder, load_manifest, manifest_digest
+from tasks.manifest import Manifest, build_manifest, corpus_folder, load_manifest, manifest_digest, publish
 
 Corpus = tuple[Path, Path]  # the project's root and the published manifest
 
@@ -227,7 +229,7 @@ def test_a_manifest_made_by_older_rules_of_the_key_is_accepted(copied: Corpus, m
 
 
 def test_a_ledger_that_does_not_close_makes_no_manifest(tmp_path: Path) -> None:
-    recipe = make_recipe(tmp_path, conversations(10))
+    recipe = make_recipe(tmp_path, conversations(10), validation=0.5)
     pack_corpus(recipe)
     plan, shards, files = read_back(recipe)
     build_manifest(recipe, plan, shards, files)
@@ -235,6 +237,23 @@ def test_a_ledger_that_does_not_close_makes_no_manifest(tmp_path: Path) -> None:
         changed = [{**shards[0], name: shards[0][name] + 1}, *shards[1:]]
         with pytest.raises(DataError, match="the ledger does not close"):
             build_manifest(recipe, plan, changed, files)
+    moved = [{**shards[0], "rows": shards[0]["rows"] + 1}, {**shards[1], "rows": shards[1]["rows"] - 1}]
+    with pytest.raises(DataError, match="shards hold other numbers of rows than planned"):
+        build_manifest(recipe, plan, moved, files)
+
+
+def test_folders_that_a_killed_run_made_are_synced_before_the_manifest_is_published(
+    copied: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, path = copied
+    manifest = load_manifest(path)
+    folder = root / manifest.corpus
+    synced: list[tuple[Path, bool]] = []
+    path.unlink()
+    monkeypatch.setattr(manifest_module, "sync_folder", lambda folder: synced.append((folder, path.exists())))
+    publish(manifest, folder, path)
+    assert synced == [(above, False) for above in (folder.parent, folder.parent.parent, root)]
+    assert path.read_bytes() == (folder / "manifest.json").read_bytes()
 
 
 def test_what_is_no_manifest(tmp_path: Path) -> None:
@@ -248,6 +267,17 @@ def test_what_is_no_manifest(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(DataError, match=r"x\.json: is not a packcorpus manifest"):
             load_manifest(path)
+
+
+def test_a_manifest_that_is_nested_too_deeply_to_be_written_again_is_refused(copied: Corpus) -> None:
+    _, path = copied
+    deep: Any = []
+    for _ in range(300):
+        deep = [deep]
+    values = orjson.loads(path.read_bytes())
+    path.write_bytes(to_json(values).replace(b'"config": {', b'"config": {"x": ' + json.dumps(deep).encode() + b","))
+    with pytest.raises(DataError, match="is not a packcorpus manifest: Recursion limit reached"):
+        load_manifest(path)
 
 
 def test_the_corpus_folder_is_found(copied: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ def encoded_by(recipe: Recipe, place: Path) -> list[str]:
     seen: list[str] = []
 
     class Listening(Fake):
-        def encode(self, texts: Sequence[str]) -> Encoded:
+        def encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
             seen.extend(texts)
             return self.reference.encode(texts)
 
@@ -55,7 +55,7 @@ class Fake(Encoder):
             setattr(self, name, getattr(reference, name))
         self.reference, self.wrong = reference, wrong
 
-    def encode(self, texts: Sequence[str]) -> Encoded:
+    def encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
         encoded = self.reference.encode(texts)
         ids = encoded.ids.copy()
         for text, stop in zip(texts, encoded.offsets[1:].tolist(), strict=True):

@@ -264,10 +264,21 @@ def test_a_plan_that_lies_is_not_published(copy: Copy) -> None:
     flip(shard)
     assert copy.repair(shard) == ["the sources"]
     values["token_files"].reverse()
-    plan.write_bytes(to_json([values]))
-    flip(shard)
-    copy.before = copy.files() | {shard: copy.before[shard]}
-    assert copy.repair(shard) == ["the sources"]
+    for odd in ([values], {"name": values["name"]}):
+        plan.write_bytes(to_json(odd))
+        flip(shard)
+        copy.before = copy.files() | {shard: copy.before[shard]}
+        assert copy.repair(shard) == ["the sources"]
+
+
+def test_a_copy_in_another_corpus_is_found_though_the_config_is_gone(copy: Copy) -> None:
+    shutil.copytree(copy.folder, copy.folder.with_name("other-0123456789ab"))
+    (copy.root / "tiny.model").unlink()
+    (copy.folder / "run.json").unlink()
+    copy.before = copy.files()
+    tokenizer = copy.folder / "tokenizer" / "tiny.model"
+    flip(tokenizer)
+    assert copy.repair(tokenizer) == ["a copy of it"]
 
 
 # -- what cannot be mended -------------------------------------------------------------------------------------------

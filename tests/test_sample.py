@@ -289,9 +289,9 @@ def test_tool_calls_are_answered_and_right(records: dict[str, Rows]) -> None:
         arguments = call["arguments"]
         if call["name"] == "calculate" and "error" in answer:
             with pytest.raises(ZeroDivisionError):
-                eval(arguments["expression"])  # noqa: S307
+                eval(arguments["expression"])  # noqa: S307 - written by generate.py
         elif call["name"] == "calculate":
-            assert eval(arguments["expression"]) == answer["result"]  # noqa: S307
+            assert eval(arguments["expression"]) == answer["result"]  # noqa: S307 - written by generate.py
         elif call["name"] == "weekday":
             assert is_weekday(date.fromisoformat(arguments["date"]), answer["weekday"], "en")
         elif call["name"] == "add_days":

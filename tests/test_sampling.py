@@ -228,3 +228,13 @@ def test_what_cannot_be_read_is_told_by_its_name(tmp_path: Path) -> None:
     file.path.write_bytes(data[:-2000])
     with pytest.raises(DataError, match=r"^a\.jsonl\.gz: .*ends early"):
         sample_files([file], 10_000, LIMIT)
+
+
+def test_a_table_that_is_a_bomb_is_refused(tmp_path: Path) -> None:
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), pa.array(["a" * (1 << 20)]))
+    out = io.BytesIO()
+    pq.write_table(pa.table({"instruction": text}), out, store_schema=False, dictionary_pagesize_limit=1 << 30)
+    (tmp_path / "a.parquet").write_bytes(out.getvalue())
+    [file] = find_files([SourceSpec("a.parquet", format="alpaca")], tmp_path)
+    with pytest.raises(DataError, match=r"a\.parquet: a sample takes over 64\d MiB of memory: damaged, or a bomb\?"):
+        sample_files([file], 1 << 20, LIMIT)

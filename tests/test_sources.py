@@ -6,7 +6,12 @@ import gzip
 import io
 import json
 import os
+import re
+import resource
+import shutil
+import subprocess
 import tempfile
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
@@ -14,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pyarrow as pa
 import pyarrow.feather
@@ -28,6 +34,7 @@ from tasks import containers, sources
 from tasks.conversations import Conversation, read_record
 from tasks.errors import DataError, InputMissing, PackError, Reject, StorageError, UsageError
 from tasks.sources import Part, SourceFile, SourceSpec, find_parts, read_part
+from tasks.streams import BOMB_BYTES, CHUNK
 
 CORPORA = Path(__file__).parents[2] / "shared" / "corpora"
 ALPACA = [
@@ -230,7 +237,9 @@ def test_a_time_is_text_whatever_is_installed(tmp_path: Path) -> None:
 def test_a_damaged_table_fails(tmp_path: Path, name: str) -> None:
     data = WAYS[name](MESSAGES)
     assert f"cannot be read as {name[2:]}" in fails(tmp_path / name, data[: len(data) // 2])
-    assert f"cannot be read as {name[2:]}" in fails(tmp_path / name, b"x" * 100)
+    # For Arrow its first bytes are a length of 2 GB.
+    told = {"a.parquet": "cannot be read as parquet", "a.arrow": "over 640 MiB of memory: damaged, or a bomb?"}
+    assert told[name] in fails(tmp_path / name, b"x" * 100)
 
 
 # -- parts ----------------------------------------------------------------------------------------------------------
@@ -377,8 +386,8 @@ def test_a_line_that_is_too_long(tmp_path: Path, place: int, length: int, end: b
     assert reader.records == 3
 
 
-def test_a_bomb_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
-    size = 200 << 20
+def test_a_long_line_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
+    size = BOMB_BYTES - 1000
     for name, data in (
         ("a.jsonl.gz", gzip.compress(b"\n" * 10 + b" " * size, 1)),
         ("a.jsonl.zst", zstandard.compress(b"\n" * 10 + b" " * size)),
@@ -392,6 +401,44 @@ def test_a_bomb_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
             tracemalloc.stop()
         assert found == [{"text": "a"}, "too_long_record"]
         assert peak < 100 << 20
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+def test_a_file_that_unpacks_to_200_times_its_size_is_refused_beyond_64_mib(name: str, tmp_path: Path) -> None:
+    pack = gzip.compress if name.endswith("gz") else zstandard.compress
+    filler = pack(b"\n" * (BOMB_BYTES + CHUNK))
+    message = fails(tmp_path / name, GZ_GOOD[name[-3:]] + filler, format="text")
+    assert re.search(r": byte [\d,]+: unpacks to over \d+,\d+,\d+ bytes, 200 times its size: a bomb\?", message)
+    noise = os.urandom(400_000).hex().encode() + b"\n"
+    found = records_of(write(tmp_path / name, GZ_GOOD[name[-3:]] + pack(noise) + filler), format="text")
+    assert [number for number, _ in found] == [0, 1]
+
+
+def bombs(folder: Path) -> dict[str, Path]:
+    """Small tables that would take gigabytes, or hours."""
+    again = pa.DictionaryArray.from_arrays(pa.array(np.zeros(50_000, np.int32)), pa.array(["a" * (1 << 20)]))
+    tables = {"a value again and again": again, "rows of nothing": pa.nulls(5_000_000)}
+    found = {}
+    for name, column in tables.items():
+        table = pa.table({"text": column})
+        found[f"{name}, parquet"] = path = folder / f"{len(found)}.parquet"
+        pq.write_table(table, path, compression="zstd", store_schema=False, dictionary_pagesize_limit=1 << 30)
+        found[f"{name}, arrow"] = path = folder / f"{len(found)}.arrow"
+        with pa.ipc.new_stream(path, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
+            file.write_table(table)
+    return found
+
+
+def test_a_table_that_is_a_bomb_is_refused_before_it_is_in_memory(tmp_path: Path) -> None:
+    for name, path in bombs(tmp_path).items():
+        assert path.stat().st_size < 100_000, name
+        limits, begin = resource.getrlimit(resource.RLIMIT_DATA), time.process_time()
+        with pytest.raises(DataError, match=rf"{path.name}: .*: damaged, or a bomb\? Where it is meant so") as told:
+            for _ in containers.RecordReader(path, path.name, path.suffix[1:], "", 0, 1):
+                pass
+        assert told.value.reason == "bomb"
+        assert time.process_time() - begin < 10, name
+        assert resource.getrlimit(resource.RLIMIT_DATA) == limits
 
 
 GZ_GOOD = {".gz": gzip.compress(GOOD + b"\n"), "zst": zstandard.compress(GOOD + b"\n")}
@@ -418,13 +465,19 @@ def test_damaged_compression_is_told_with_its_place(tmp_path: Path, name: str) -
     assert len(records_of(write(tmp_path / "b.jsonl.gz", gzip.compress(GOOD) + b"\0" * 999))) == 1
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv.gz"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a b.csv.gz", "a.jsonl.zst"])
 def test_utf16_is_refused_with_the_way_out(tmp_path: Path, name: str, encoding: str) -> None:
     data = GOOD.decode().encode(encoding)
-    message = fails(tmp_path / name, gzip.compress(data) if name.endswith("gz") else data)
-    family = encoding[:6].upper()
-    assert f"is {family}; convert it with  iconv -f {family} -t UTF-8" in message
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(Path(name).suffix, bytes)
+    said, command = fails(tmp_path / name, pack(data)).split("; convert it with  ")
+    assert said == f"{name}: is {encoding.upper().replace('-LE', 'LE').replace('-BE', 'BE')}"
+    tool = command.split()[0]
+    if shutil.which(tool) and shutil.which("iconv"):
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+        [made] = tmp_path.glob("*.utf8.*")
+        assert made.read_bytes() == GOOD
+        assert containers.container_of(made.name)
 
 
 @pytest.mark.parametrize(
@@ -432,7 +485,7 @@ def test_utf16_is_refused_with_the_way_out(tmp_path: Path, name: str, encoding: 
     [
         ("a.jsonl", b"", "is empty"),
         ("a.jsonl", b"\n \n", "holds no records"),
-        ("a.jsonl.gz", gzip.compress(b""), "holds no records"),
+        ("a.jsonl.gz", gzip.compress(b"", mtime=0), "holds no records"),
         ("a.json", b"[]", "holds no records"),
         ("a.csv", b"text\n", "holds no records"),
         ("a.parquet", parquet_bytes(ALPACA[:0]), "holds no records"),

@@ -22,7 +22,7 @@ from small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
 from tasks import shards
-from tasks.corpus_files import UNLISTED
+from tasks.corpus_files import UNLISTED, reading
 from tasks.errors import DataError, InputMissing, PackError
 from tasks.files import sha256_of, to_json
 from tasks.index import INDEX_SCHEMA
@@ -727,3 +727,14 @@ def test_two_manifests_that_differ(truncated: Tampered) -> None:
     copy = truncated.folder / "manifest.json"
     copy.write_bytes(copy.read_bytes() + b"\n")
     assert truncated.refused().startswith(f"{copy}: was edited or damaged")
+
+
+@pytest.mark.parametrize(
+    "error", [pa.ArrowNotImplementedError, pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError]
+)
+def test_whatever_goes_wrong_while_a_file_is_read_is_said_of_it(error: type[Exception]) -> None:
+    with (
+        pytest.raises(DataError, match=r"x\.arrow: cannot be read as what it should be: .*odd"),
+        reading(Path("x.arrow")),
+    ):
+        raise error("odd")

@@ -151,7 +151,9 @@ def gpu_sign() -> str | None:
     # On WSL the driver is Windows', and nvidia-smi all that is seen of it.
     if tool := shutil.which("nvidia-smi"):
         try:
-            done = subprocess.run([tool, "-L"], capture_output=True, text=True, timeout=20, check=False)  # noqa: S603
+            done = subprocess.run(  # noqa: S603 - the first of that name on PATH, as a shell would take it
+                [tool, "-L"], capture_output=True, text=True, timeout=20, check=False
+            )
         except (OSError, subprocess.TimeoutExpired):
             return None
         if done.returncode == 0 and done.stdout.startswith("GPU "):

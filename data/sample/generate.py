@@ -1443,7 +1443,7 @@ TASKS = (
 def session(task: Task, calls: Iterable[str]) -> str:
     scope: dict[str, object] = {}
     exec(task.source, scope)  # noqa: S102 - the programs stand in TASKS
-    return "\n".join(f">>> {call}\n{eval(call, scope)!r}" for call in calls)  # noqa: S307
+    return "\n".join(f">>> {call}\n{eval(call, scope)!r}" for call in calls)  # noqa: S307 - as above
 
 
 def code(d: Desk) -> Dialogue:

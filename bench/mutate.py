@@ -1,0 +1,319 @@
+"""Mutants of the modules that write, check and mend corpora: how many of them do the tests notice? Prints a table.
+
+    make mutants         (or: python bench/mutate.py [MODULE …] [--most N] [--seed 0] [--jobs 2])
+
+    a copy of the project ─the tests once, under coverage─▶ line ─▶ the tests that run it, the fastest first
+    module ─one change─▶ mutant ─those tests, in a fork─▶ killed: one of them fails, or does not end
+                                                         survived: none does; it is printed with its line
+
+A change is one of: a comparison, `and`, `or` or an operator turned around, a condition negated, a constant changed, a
+statement or an argument left out, an exception that is not caught any more. Texts of messages are left as they are.
+A test that fails without a change would kill every mutant, and is refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import coverage
+import orjson
+import pytest
+from hypothesis import Phase
+from hypothesis import settings as hypothesis_settings
+
+ROOT = Path(__file__).resolve().parent.parent
+# Each with the tests that are its own; they come before all others that run the line.
+MODULES = {
+    "files": ("files",), "keys": ("recipe", "never_stale"), "manifest": ("manifest",), "corpus_files": ("damage",),
+    "verify": ("verify",), "corpus": ("corpus", "manifest"), "repair": ("repair",), "rebuild": ("repair",),
+}  # fmt: skip
+TESTS = (
+    "files",
+    "manifest",
+    "corpus",
+    "verify",
+    "damage",
+    "repair",
+    "never_stale",
+    "recipe",
+    "shards",
+    "plan",
+    "pipeline",
+)
+# Imported once, and forked into every run of the tests; nothing of the project's, which is what changes.
+LIBRARIES = (
+    "hypothesis",
+    "luigi",
+    "numpy",
+    "pandas",
+    "pyarrow.compute",
+    "pydantic",
+    "rich",
+    "sentencepiece",
+    "tokenizers",
+)
+CPU, WALL = 100, 1200  # seconds, for the tests of one mutant: one that loops, and one that waits
+ELSEWHERE = ["tests/test_pipeline.py"]  # the tests of lines that only other processes run
+
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
+    ast.In: ast.NotIn, ast.NotIn: ast.In, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Div: ast.Mult, ast.BitOr: ast.BitAnd,
+    ast.BitAnd: ast.BitOr, ast.LShift: ast.RShift, ast.FloorDiv: ast.Mult,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mutant:
+    module: str
+    line: int
+    what: str
+    text: str
+
+
+# -- changes ---------------------------------------------------------------------------------------------------------
+
+
+def mutants_of(module: str) -> Iterator[Mutant]:
+    source = (ROOT / "tasks" / f"{module}.py").read_text()
+    tree = ast.parse(source)
+    for number, node in enumerate(_nodes(tree)):
+        for what in range(len(list(_changes(node)))):
+            changed = deepcopy(tree)
+            copy = list(_nodes(changed))[number]
+            line, said, change = list(_changes(copy))[what]
+            change()
+            yield Mutant(module, line, said, ast.unparse(ast.fix_missing_locations(changed)))
+
+
+def _nodes(tree: ast.AST) -> Iterator[Any]:
+    """Nodes of functions, without annotations, docstrings and the texts of messages."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef):
+            yield from _nodes(node)
+        elif isinstance(node, ast.FunctionDef):
+            yield from _inside(node)
+
+
+def _inside(node: ast.AST) -> Iterator[Any]:
+    is_text = isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))
+    if is_text or isinstance(node, ast.Raise):  # which words an error has; that it is raised is its block's
+        return
+    if hasattr(node, "lineno"):
+        yield node
+    for name, value in ast.iter_fields(node):
+        if name not in ("annotation", "returns", "decorator_list"):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from _inside(child)
+
+
+def _changes(node: Any) -> Iterator[tuple[int, str, Callable[[], None]]]:
+    """What can be changed in a node: (its line, in words, what does it)."""
+    line = getattr(node, "lineno", 0)
+
+    def put(name: str, value: Any) -> Callable[[], None]:
+        return partial(setattr, node, name, value)
+
+    if isinstance(node, ast.Compare):
+        for place, operator in enumerate(node.ops):
+            if swap := SWAPS.get(type(operator)):
+                ops = [*node.ops[:place], swap(), *node.ops[place + 1 :]]
+                yield line, f"{type(operator).__name__} → {swap.__name__}", put("ops", ops)
+    elif isinstance(node, ast.BoolOp | ast.BinOp | ast.AugAssign):
+        if swap := SWAPS.get(type(node.op)):
+            yield line, f"{type(node.op).__name__} → {swap.__name__}", put("op", swap())
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str | bytes | int | float):
+        value = node.value
+        if isinstance(value, str) and " " in value:
+            return  # of a message
+        other = not value if isinstance(value, bool) else value + 1 if isinstance(value, int | float) else None
+        if other is None:
+            other = value + (b"X" if isinstance(value, bytes) else "X")
+        yield line, f"{value!r} → {other!r}", put("value", other)
+    elif isinstance(node, ast.ExceptHandler) and node.type is not None:
+        caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
+        for place, one in enumerate(caught):
+            kept: list[ast.expr] = [*caught[:place], *caught[place + 1 :]]
+            yield line, f"{ast.unparse(one)} is not caught", put("type", ast.Tuple(kept, ast.Load()))
+    elif isinstance(node, ast.Return) and node.value is not None:
+        yield line, "returns None", put("value", ast.Constant(None))
+    if isinstance(node, ast.If | ast.While | ast.IfExp | ast.Assert):
+        yield line, "condition negated", put("test", ast.UnaryOp(ast.Not(), node.test))
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
+        for place, statement in enumerate(block if isinstance(block, list) else []):
+            if isinstance(statement, ast.Expr | ast.Raise | ast.AugAssign | ast.Continue | ast.Break) and not (
+                isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant | ast.Yield)
+            ):
+                rest = [*block[:place], ast.Pass(), *block[place + 1 :]]
+                yield statement.lineno, f"without {ast.unparse(statement)[:60]}", put(name, rest)
+    for filters in (
+        [node.generators] if isinstance(node, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp) else []
+    ):
+        for loop in filters:
+            for place in range(len(loop.ifs)):
+                rest = [*loop.ifs[:place], *loop.ifs[place + 1 :]]
+                yield line, "filter left out", partial(setattr, loop, "ifs", rest)
+    if isinstance(node, ast.Call):
+        for place, keyword in enumerate(node.keywords):
+            yield (
+                line,
+                f"without {keyword.arg}=",
+                put("keywords", [*node.keywords[:place], *node.keywords[place + 1 :]]),
+            )
+
+
+# -- tests -----------------------------------------------------------------------------------------------------------
+
+
+class Contexts:
+    """Tells coverage which test runs, and remembers how long each took."""
+
+    def __init__(self, measure: coverage.Coverage):
+        self.measure = measure
+        self.seconds: dict[str, float] = defaultdict(float)
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        self.measure.switch_context(f"{item.nodeid}|setup")
+
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        self.measure.switch_context(f"{item.nodeid}|call")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration
+
+
+def run_tests(names: list[str], plugins: tuple[Any, ...] = ()) -> int:
+    hypothesis_settings.register_profile("mutants", database=None, derandomize=True, phases=[Phase.generate])
+    words = ["-x", "-q", "-p", "no:cacheprovider", "--tb=no", "--hypothesis-profile=mutants", *names]
+    return int(pytest.main(words, plugins=list(plugins)))
+
+
+def measure(folder: Path, found: Path) -> int:
+    """Write {"module:line": tests, the fastest first}. A line that a fixture runs has all tests of that file."""
+    coverage_of = coverage.Coverage(data_file=None, include=[str(folder / "tasks" / "*")])
+    contexts = Contexts(coverage_of)
+    coverage_of.start()
+    failed = run_tests([f"tests/test_{name}.py" for name in TESTS], (contexts,))
+    coverage_of.stop()
+    tests: dict[str, list[str]] = {}
+    for module in MODULES:
+        for line, names in coverage_of.get_data().contexts_by_lineno(str(folder / "tasks" / f"{module}.py")).items():
+            called = {name.partition("|")[0] for name in names if name.endswith("|call")}
+            files = {name.partition("::")[0] for name in names if name.endswith("|setup")}
+            others = {test for test in contexts.seconds if test.partition("::")[0] in files} - called
+            tests[f"{module}:{line}"] = [
+                *sorted(called, key=lambda test: contexts.seconds[test]),
+                *sorted(others, key=lambda test: contexts.seconds[test]),
+            ]
+    found.write_bytes(orjson.dumps(tests))
+    return failed
+
+
+# -- runs ------------------------------------------------------------------------------------------------------------
+
+
+def in_fork(folder: Path, work: Callable[[], int], bounded: bool = True) -> int:
+    """The exit code of a fork that does `work` in a copy of the project; that of a signal where it does not end."""
+    child = os.fork()
+    if not child:
+        os.setpgid(0, 0)
+        signal.alarm(WALL if bounded else 0)
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU if bounded else resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        os.chdir(folder)
+        os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+        sys.dont_write_bytecode = True
+        sys.path[:0] = [str(folder), str(folder / "tests")]
+        with (folder.parent / "log").open("wb") as log:
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+        code = 70
+        with suppress(BaseException):
+            code = work()
+        os._exit(code)
+    status = os.waitpid(child, 0)[1]
+    with suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # what a test left running
+    return os.waitstatus_to_exitcode(status)
+
+
+def survives(mutant: Mutant, tests: list[str], folder: Path) -> bool:
+    path = folder / "tasks" / f"{mutant.module}.py"
+    path.write_text(mutant.text)
+    own = [test for test in tests if test.startswith(tuple(f"tests/test_{name}.py" for name in MODULES[mutant.module]))]
+    others = [test for test in tests if test not in own]
+    code = 0
+    for some in (own, others):
+        if some and not code:
+            code = in_fork(folder, partial(run_tests, some))
+    shutil.copy2(ROOT / "tasks" / path.name, path)
+    return code == 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("modules", nargs="*", default=[*MODULES], help=f"of {', '.join(MODULES)}; absent: all")
+    parser.add_argument("--most", type=int, default=1 << 30, help="mutants of each module, drawn by the seed")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=2, help="mutants side by side")
+    parser.add_argument("--tests", type=Path, help="where to keep which line has which tests, or to find it")
+    options = parser.parse_args()
+    for library in LIBRARIES:
+        importlib.import_module(library)
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(options.jobs) as pool:
+        folders: SimpleQueue[Path] = SimpleQueue()
+        kept = shutil.ignore_patterns(".*", "corpora", "tokens", "plans", "adapters", "*.egg-info")
+        for number in range(options.jobs):
+            folder = Path(name) / str(number) / "main"
+            shutil.copytree(ROOT, folder, ignore=kept)
+            (folder.parent / "shared").symlink_to(ROOT.parent / "shared")
+            folders.put(folder)
+        found = options.tests or Path(name) / "tests.json"
+        if not found.exists() and in_fork(folder, lambda: measure(folder, found), bounded=False):
+            print((folder.parent / "log").read_text(), "the tests fail without a change", file=sys.stderr)
+            return 1
+        tests = orjson.loads(found.read_bytes())
+
+        def lives(mutant: Mutant) -> bool:
+            folder = folders.get()
+            lived = survives(mutant, tests.get(f"{mutant.module}:{mutant.line}") or ELSEWHERE, folder)
+            folders.put(folder)
+            if lived:
+                print(f"survived: tasks/{mutant.module}.py:{mutant.line}: {mutant.what}", file=sys.stderr, flush=True)
+            return lived
+
+        print("| module | mutants | killed | per cent | seconds |\n|---|---:|---:|---:|---:|", flush=True)
+        for module in options.modules:
+            begin = time.perf_counter()
+            mutants = list(mutants_of(module))
+            mutants = random.Random(options.seed).sample(mutants, min(options.most, len(mutants)))
+            killed = [*pool.map(lives, mutants)].count(False)
+            seconds = time.perf_counter() - begin
+            share = 100 * killed / len(mutants)
+            print(f"| `tasks/{module}.py` | {len(mutants)} | {killed} | {share:.1f} | {seconds:.0f} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
