@@ -57,7 +57,7 @@ def spent(root: Path, cpu: float) -> Iterator[tuple[str, float, float]]:
     ledger, sources = manifest["ledger"], sum(source["bytes"] for source in manifest["sources"])
     shards = [shard["bytes"] for split in manifest["splits"].values() for shard in split["shards"]]
     pieces = max(ledger["pieces"]["packed"], ledger["conversations"]["read"])
-    plan = pieces * costs.PLANNED_CONVERSATION + ledger["tokens"]["encoded"] * costs.PLANNED_TOKEN
+    plan = costs.plan_seconds(pieces, ledger["tokens"]["encoded"], manifest["config"]["epochs"])
     tasks = len(list((root / "data" / "tokens").rglob("*.arrow"))) + 1 + len(shards)
     yield f"tokens, {sources / 1e6:,.1f} MB (as each run measures)", math.nan, stages["TokenizePart"]
     yield f"plan, {pieces:,} pieces", plan, stages["PlanPacking"]

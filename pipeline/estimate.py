@@ -15,7 +15,7 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
-from tasks.costs import COMMIT, PLANNED_CONVERSATION, PLANNED_TOKEN, ROW_BYTES, TASK, WRITTEN_BYTE
+from tasks.costs import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
 
 # A byte of a compressed file is as much work as these bytes of a plain one, on chats.
 UNPACKED = 3.5
@@ -68,10 +68,10 @@ def seconds_left(work: Work) -> float | None:
         ahead = 1 + float(parts_left.sum()) / read
     tokens, conversations = work.tokens * ahead + work.tokens_found, work.conversations * ahead
     if not work.planned:
-        plan = TASK + PLANNED_CONVERSATION * conversations * max(1, work.copies) + PLANNED_TOKEN * tokens
+        plan = TASK + plan_seconds(conversations * max(1, work.copies), tokens)
         left += max(plan * waiting - work.plan_seconds, 0.0)
     done = work.shard_done > 0
-    # What a shard takes is known until one of this run is written.
+    # Told by what shards took elsewhere until one of this run is written.
     expected = (TASK + WRITTEN_BYTE * ROW_BYTES * tokens * work.copies / max(len(done), 1)) * waiting
     if done.any():
         expected = float(work.shard_seconds[done].mean())

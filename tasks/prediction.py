@@ -28,7 +28,7 @@ from tasks import packing
 from tasks.batch import BATCH_CHARACTERS, COUNTS, NOTICED, Batch
 from tasks.config import Config
 from tasks.conversations import read_record
-from tasks.costs import COMMIT, HASHED_BYTE, PLANNED_CONVERSATION, PLANNED_TOKEN, ROW_BYTES, START, TASK, WRITTEN_BYTE
+from tasks.costs import COMMIT, HASHED_BYTE, ROW_BYTES, START, TASK, WRITTEN_BYTE, plan_seconds
 from tasks.encoders import Encoder
 from tasks.errors import PackError, Reject
 from tasks.filters import filter_conversations
@@ -441,7 +441,7 @@ def _cost(found: Prediction, tokens: list[_Tokens], copies: np.ndarray) -> None:
     found.memory = BASE_MEMORY + max(TEXT_MEMORY * np.log2(1 + text_bytes / TEXT_BEGIN), PLAN_MEMORY * planned)
     encoding = sum(each.seconds * weight for each, weight in zip(tokens, weights, strict=True))
     parts = max(found.files, found.bytes // config.part_size)
-    plan = TASK + max(conversations, found.pieces) * PLANNED_CONVERSATION + found.tokens["encoded"] * PLANNED_TOKEN
+    plan = TASK + plan_seconds(max(conversations, found.pieces), found.tokens["encoded"], config.epochs)
     tasks = TASK * (parts + sum(found.recipe.shards.values()))
     at_once = max(1, min(found.workers, os.cpu_count() or 1))
     found.seconds = (

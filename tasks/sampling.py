@@ -213,8 +213,8 @@ def _windows(file: SourceFile, budget: int, limit: int, window: Any) -> Sample:
 
 
 def _draw(file: SourceFile) -> random.Random:
-    """Of its numbers only .random() is the same in every release."""
-    return random.Random(f"{file.name} {file.bytes}")
+    """The same wherever the file lies. Of its numbers only .random() is the same in every release."""
+    return random.Random(f"{file.path.name} {file.bytes}")
 
 
 def _line_end(source: BinaryIO, place: int, limit: int) -> int:

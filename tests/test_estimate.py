@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.estimate import Work, seconds_left
-from tasks.costs import COMMIT, PLANNED_CONVERSATION, PLANNED_TOKEN, ROW_BYTES, TASK, WRITTEN_BYTE
+from tasks.costs import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
 
 PACE = 2e-7  # seconds a byte, of one worker
 TOKENS_PER_BYTE = 0.25
@@ -29,7 +29,7 @@ def simulated(
         free[worker] += (TASK + each * PACE) * slow
     read_all = max(free)
     tokens, conversations = size.sum() * TOKENS_PER_BYTE, size.sum() / CONVERSATION_BYTES
-    plan = TASK + PLANNED_CONVERSATION * conversations * max(1, copies) + PLANNED_TOKEN * tokens
+    plan = TASK + plan_seconds(conversations * max(1, copies), tokens)
     shard = (TASK + WRITTEN_BYTE * ROW_BYTES * tokens * copies / shards) * slow
     planned = read_all + plan * slow
     shard_starts = planned + shard * (np.arange(shards) // workers)

@@ -175,6 +175,40 @@ def test_of_real_conversations_the_efficiency_is_within_half_a_point(tmp_path: P
         assert found.tokens["encoded"] == pytest.approx(plan["ledger"]["tokens"]["encoded"], rel=0.06)
 
 
+@pytest.mark.parametrize("weighting", ["repeat", "token_share"])
+def test_of_a_sample_the_mixture_is_told_as_a_share_of_each_conversation(tmp_path: Path, weighting: str) -> None:
+    """Of a tenth of the conversations; a limit of 3,000 is far above what is looked at."""
+    others = [json.dumps(record) for record in conversations(6_000, seed=1, longest=30)]
+    (tmp_path / "other.jsonl").write_text("".join(f"{line}\n" for line in others))
+    settings = {"weighting": weighting, "sources": mixture(1.5, 1, limit=3_000), "validation": 0.1, "min_tokens": 15}
+    recipe = make_recipe(tmp_path, conversations(8_000), **settings)
+    make_stages(recipe)
+    plan = read_json(recipe.plan_folder / "plan.json")
+    found = predicted(tmp_path / "corpus.yaml", budget=180_000)
+    assert sum(len(source.sample.records) for source in found.sources) < 2_000
+    for told, real in zip(found.mixture, plan["mixture"], strict=True):
+        for name in ("conversations", "copies", "tokens", "trained_tokens"):
+            assert getattr(told, name) == pytest.approx(real[name], rel=0.08), name
+        assert told.trained_tokens_percent == pytest.approx(real["trained_tokens_percent"], abs=2)
+    dropped = plan["ledger"]["conversations"]["dropped"]
+    assert set(found.dropped) == set(dropped)
+    for reason, count in dropped.items():
+        assert found.dropped[reason] == pytest.approx(count, rel=0.15, abs=60), reason
+    assert found.packed == pytest.approx(plan["ledger"]["conversations"]["packed"], rel=0.05)
+
+
+def test_a_share_of_nothing_and_duplicates_beyond_the_sample_are_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text(json.dumps(conversations(1)[0]) + "\n")
+    settings = {"weighting": "token_share", "sources": mixture(1, 1), "duplicates": "drop"}
+    config = write_project(tmp_path, conversations(400), **settings)
+    found = predicted(config)
+    assert [warning for warning in found.warnings if "other.jsonl: no conversation of it" in warning]
+    assert found.rows["train"], "of what the other source gives"
+    assert not [warning for warning in found.warnings if "duplicates" in warning]
+    [warning] = [text for text in predicted(config, budget=20_000).warnings if "duplicates" in text]
+    assert "within the sample alone" in warning
+
+
 def test_of_many_conversations_few_are_looked_at_and_rejects_are_found_in_proportion(tmp_path: Path) -> None:
     records: list[Any] = conversations(12_000)
     for number in range(0, 12_000, 10):
@@ -256,6 +290,16 @@ def test_the_command_writes_nothing_and_gives_one_object(tmp_path: Path) -> None
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
     failed = command(tmp_path, *words[:3], "nope.yaml", "--json")
     assert (failed.returncode, json.loads(failed.stdout)["error"]["code"]) == (66, "E102")
+
+
+def test_mixture_and_what_is_dropped_are_shown_as_in_a_run(tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text(json.dumps(conversations(1, seed=1)[0]) + "\n")
+    settings = {"sources": mixture(2, 0.5), "min_turns": 3, "epochs": 30}
+    page = shown(write_project(tmp_path, conversations(400), **settings), [])
+    assert "by min_turns: 3" in page
+    assert "in each of 30 epochs" in page
+    assert "Mixture  repeat, of one pass over the training split" in page
+    assert "train_epoch" not in page
 
 
 def test_over_long_conversations_that_would_stop_the_run_are_warned_of(tmp_path: Path) -> None:
