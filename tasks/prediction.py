@@ -2,11 +2,12 @@
 
     config ─find_files─▶ files ─sample_files─▶ records ─as a run does─▶ tokens, labels, rejects
                                                            │ each stands for total / looked at
-                                     lengths, scaled ──────┴─▶ the planner of a run ─▶ rows, efficiency
+        filters, over-long policy, shares of a mixture ────────┤ by the functions of a run
+                                     lengths, scaled ──────────┴─▶ its planner ─▶ rows, efficiency
 
-Where the sample is all there is, rows and tokens are those of the run. Else they are estimates: the bytes of a file
-over the bytes of what was read of it say how many conversations there are, and the histogram of lengths, scaled by
-that, is packed by the code that packs in a run.
+Where the sample is all there is, every figure is that of the run. Else they are estimates: the bytes of a file over the
+bytes of what was read of it say how many conversations there are, and the histogram of lengths, scaled by that, is
+packed by the code that packs in a run. Duplicates are told within the sample alone.
 """
 
 from __future__ import annotations

@@ -195,6 +195,7 @@ def test_of_a_sample_the_mixture_is_told_as_a_share_of_each_conversation(tmp_pat
     for reason, count in dropped.items():
         assert found.dropped[reason] == pytest.approx(count, rel=0.15, abs=60), reason
     assert found.packed == pytest.approx(plan["ledger"]["conversations"]["packed"], rel=0.05)
+    assert found.rows["validation"] == pytest.approx(sum(plan["rows_of_shards"][recipe.shards["train"] :]), rel=0.15)
 
 
 def test_a_share_of_nothing_and_duplicates_beyond_the_sample_are_warned_of(tmp_path: Path) -> None:

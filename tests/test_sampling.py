@@ -254,9 +254,9 @@ def test_the_same_records_are_drawn_wherever_a_file_lies(tmp_path: Path) -> None
 
 
 def test_each_entry_of_the_config_is_looked_at(tmp_path: Path) -> None:
-    """Its own files speak for it, and not those of another; a hundred of one come before the only one of the last."""
+    """Its own files speak for it, and not those of another; two stand with one file each between hundreds."""
     specs = []
-    for entry, count in enumerate((3, 100, 2, 1)):
+    for entry, count in enumerate((100, 1, 1, 100)):
         (tmp_path / f"{entry}").mkdir()
         for number in range(count):
             text = '{"messages": [{"role": "user", "content": "a"}]}\n' * (entry + 1)
@@ -266,4 +266,4 @@ def test_each_entry_of_the_config_is_looked_at(tmp_path: Path) -> None:
     expected = [0.0] * 4
     for sample in samples:
         expected[sample.file.entry] += sample.expected
-    assert expected == pytest.approx([3 * 1, 100 * 2, 2 * 3, 1 * 4])
+    assert expected == pytest.approx([100 * 1, 1 * 2, 1 * 3, 100 * 4])
