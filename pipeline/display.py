@@ -163,6 +163,7 @@ def _work(workers: int) -> estimate.Work:
         conversations=counters.total("conversations"),
         tokens=counters.total("tokens"),
         tokens_found=counters.total("tokens_found"),
+        copies=counters.of_run("copies"),
         planned=counters.total("done", "PlanPacking") > 0,
         plan_seconds=float(counters.seconds("PlanPacking").sum()),
         shard_done=counters.each(shard, "done"),

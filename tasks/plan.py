@@ -65,7 +65,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
             )
     bases = _record_bases(recipe.parts, receipts)
     tokens = TokenColumns(files, bases)
-    accepted = _read_columns(tokens, config.validation)
+    accepted = read_columns(tokens, config.validation)
     filter_conversations(accepted, tokens, config)
     pieces = cut_overlong(accepted, tokens, recipe)
     rejects = _rejects(receipts, bases, accepted, tokens, recipe)
@@ -108,7 +108,8 @@ def _record_bases(parts: tuple[Part, ...], receipts: list[dict[str, Any]]) -> li
     return bases
 
 
-def _read_columns(tokens: TokenColumns, validation: float) -> Accepted:
+def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
+    """All conversations, before any of them is dropped; a share of them held out."""
     length = tokens.column("length")
     held_out = np.zeros(len(length), np.bool_)
     if validation:

@@ -175,11 +175,20 @@ class Recipe:
     # Shards
 
     @cached_property
+    def copies(self) -> float:
+        """How often a conversation is written, about: by weights, as the bytes of the sources have them, and epochs."""
+        return self.config.epochs * self._size / max(1, sum(file.bytes for file in self.files))
+
+    @cached_property
+    def _size(self) -> float:
+        """Bytes of the sources, each as often as its weight says."""
+        weighed = self.config.weighting != "token_share"
+        return sum(file.bytes * (self.config.sources[file.entry].weight if weighed else 1) for file in self.files)
+
+    @cached_property
     def shards(self) -> dict[str, int]:
         """Number of shards of each split."""
-        config = self.config
-        weighed = config.weighting != "token_share"
-        size = sum(file.bytes * (config.sources[file.entry].weight if weighed else 1) for file in self.files)
+        config, size = self.config, self._size
         most = min(MOST_SHARDS, MOST_SHARDS_OF_EPOCHS // config.epochs)
         several = 2 if 4 * size > SOURCE_BYTES_PER_SHARD else 1
         train = min(most, max(several, math.ceil(size / SOURCE_BYTES_PER_SHARD)))
