@@ -196,7 +196,7 @@ for epoch in range(3):
 
 def _mixture(manifest: Manifest) -> str:
     """What each entry of the config's sources gives; nothing where every conversation is packed once."""
-    lines = mixture_table(manifest)
+    lines = mixture_table(manifest.mixture, manifest.config.get("weighting"))
     if not lines:
         return ""
     head, *rows = lines

@@ -117,7 +117,7 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "token_steps": token_steps,
         "packings": 1 + len(manifest.splits) - len([name for name in manifest.splits if not name.startswith(ANEW)]),
         "first_splits": " and ".join(first),
-        "mixture": mixture_table(manifest),
+        "mixture": mixture_table(manifest.mixture, manifest.config.get("weighting")),
         "by_entry": _is_mixed(manifest),
         "rejected": rejected,
         "dropped": dropped,
@@ -191,7 +191,7 @@ def _token_steps(manifest: Manifest) -> list[Step]:
 
 def _is_mixed(manifest: Manifest) -> bool:
     """Whether the tokens of a source are not those of its conversations, once each."""
-    return bool(mixture_table(manifest) or manifest.ledger.tokens.repeated)
+    return bool(mixture_table(manifest.mixture, manifest.config.get("weighting")) or manifest.ledger.tokens.repeated)
 
 
 def _places(manifest: Manifest) -> list[tuple[str, int]]:
