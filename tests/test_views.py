@@ -346,6 +346,7 @@ def test_numbers_count_over_the_batches_of_an_index(manifest: Path, tmp_path: Pa
             "length": 9,
         }
         | {"first": 0, "trained": 1, "separator": True, "truncated": False, "closed": False}
+        | {"turns": 2, "digest": n, "dropped": None}
         for n in range(12)
     ]
     file = tmp_path / "index.arrow"
@@ -354,7 +355,9 @@ def test_numbers_count_over_the_batches_of_an_index(manifest: Path, tmp_path: Pa
             writer.write_batch(pa.RecordBatch.from_pylist(rows[top : top + 5], schema=INDEX_SCHEMA))
     facts = load_manifest(manifest)
     listed = FileFacts(path="index.arrow", bytes=file.stat().st_size, sha256="0" * 64)
-    facts = facts.model_copy(update={"files": [listed], "sources": [facts.sources[0]] * 3})
+    shards = [facts.splits["train"].shards[0].model_copy(update={"rows": 6})] * 2
+    splits = {"train": facts.splits["train"].model_copy(update={"rows": 12, "shards": shards})}
+    facts = facts.model_copy(update={"files": [listed], "sources": [facts.sources[0]] * 3, "splits": splits})
     for number, row in enumerate(rows):
         [by_number] = lookup.pieces_of_number(facts, tmp_path, number)
         [by_record] = lookup.pieces_of_record(facts, tmp_path, row["source"], row["record"])
