@@ -138,8 +138,12 @@ def show_rejects(path: Path, limit: int, console: Console) -> None:
         console.print(meaning, soft_wrap=True)
     console.print()
     for reject in islice(rejects(path), limit):
-        place = f"{reject['source']}:{reject.get('line', reject.get('record'))}"
-        line = Text.assemble((printable(place), HEADING_STYLE), f"  {reject['code']} ", styled(reject["message"], ""))
+        place = f"{reject.get('source')}:{reject.get('line', reject.get('record'))}"
+        line = Text.assemble(
+            (printable(place), HEADING_STYLE),
+            f"  {printable(str(reject.get('code')))} ",
+            styled(str(reject.get("message")), ""),
+        )
         print_hanging(console, line, 0)
     if (rest := sum(counts.values()) - limit) > 0:
         console.print(Text(f"… {rest:,} more, with --limit or in rejects.jsonl", "dim"))
