@@ -21,7 +21,7 @@ from tasks.corpus_files import open_tokenizer
 from tasks.encoders import Encoder
 from tasks.errors import UsageError
 from tasks.index import INDEX_SCHEMA
-from tasks.manifest import FileFacts, Manifest, corpus_folder, load_manifest
+from tasks.manifest import FileFacts, Manifest, Split, corpus_folder, load_manifest
 from tasks.printable import BOUNDARY
 from tasks.views import Asked, kind_of, view
 
@@ -355,9 +355,9 @@ def test_numbers_count_over_the_batches_of_an_index(manifest: Path, tmp_path: Pa
             writer.write_batch(pa.RecordBatch.from_pylist(rows[top : top + 5], schema=INDEX_SCHEMA))
     facts = load_manifest(manifest)
     listed = FileFacts(path="index.arrow", bytes=file.stat().st_size, sha256="0" * 64)
-    shards = [facts.splits["train"].shards[0].model_copy(update={"rows": 6})] * 2
-    splits = {"train": facts.splits["train"].model_copy(update={"rows": 12, "shards": shards})}
-    facts = facts.model_copy(update={"files": [listed], "sources": [facts.sources[0]] * 3, "splits": splits})
+    facts = facts.model_copy(update={"files": [listed], "sources": [facts.sources[0]] * 3})
+    shard = facts.splits["train"].shards[0].model_copy(update={"rows": 6})
+    facts.splits["train"] = Split(rows=12, shards=[shard, shard])
     for number, row in enumerate(rows):
         [by_number] = lookup.pieces_of_number(facts, tmp_path, number)
         [by_record] = lookup.pieces_of_record(facts, tmp_path, row["source"], row["record"])
