@@ -14,9 +14,7 @@ Arrow, numpy and the tokenizers are imported by the commands that need them, so 
 
 from __future__ import annotations
 
-import glob
 import json
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -24,10 +22,9 @@ from typing import Annotated, Any, Optional
 
 import typer
 
-from tasks.errors import InputMissing, Interrupted, UsageError
+from tasks.errors import Interrupted, UsageError
 from tasks.messages import DEBUG, JSON, as_json, as_text, foreseen, is_on
-
-MANIFESTS = Path("manifests")
+from tasks.named import MANIFESTS, complete_file, complete_manifest, find_damaged, find_file, find_manifest
 
 app = typer.Typer(
     help="Look at a corpus of training rows and check it.",
@@ -38,25 +35,34 @@ app = typer.Typer(
 )
 
 
-def _complete_manifest(incomplete: str) -> list[str]:
-    """What the shell offers for a manifest: those in manifests/, else files."""
-    found = [path for path in map(str, sorted(MANIFESTS.glob("*.json"))) if path.startswith(incomplete)]
-    return found or sorted(glob.glob(f"{glob.escape(incomplete)}*"))
-
-
 # typer reads annotations at run time, on Python 3.11 too.
 ManifestArgument = Annotated[
     Optional[Path],  # noqa: UP045
     typer.Argument(
         metavar="MANIFEST",
         show_default=False,
-        help="A manifest or a corpus folder; absent: the newest in manifests/.",
-        autocompletion=_complete_manifest,
+        help="A manifest (file, name or key) or a corpus folder; absent: the newest in manifests/.",
+        autocompletion=complete_manifest,
     ),
 ]
 OneManifest = Annotated[
     Path,
-    typer.Argument(show_default=False, help="A manifest or a corpus folder.", autocompletion=_complete_manifest),
+    typer.Argument(
+        metavar="MANIFEST",
+        show_default=False,
+        help="A manifest (file, name or key) or a corpus folder.",
+        autocompletion=complete_manifest,
+    ),
+]
+
+DamagedManifest = Annotated[
+    Optional[Path],  # noqa: UP045
+    typer.Argument(
+        metavar="MANIFEST",
+        show_default=False,
+        help="A manifest (file, name or key) or a corpus folder.",
+        autocompletion=complete_manifest,
+    ),
 ]
 
 ConfigOption = Annotated[
@@ -100,7 +106,7 @@ LookedAtArgument = Annotated[
         metavar="PATH",
         show_default=False,
         help="A manifest, a corpus folder, a shard, a source file or a config; absent: the newest in manifests/.",
-        autocompletion=_complete_manifest,
+        autocompletion=complete_file,
     ),
 ]
 
@@ -142,7 +148,7 @@ def inspect(
 
     asked = Asked(row, split, conversation, at, line, search, rejects, limit, ids)
     asked.one()  # what does not go together is said before a manifest is looked for
-    found = view(find_manifest(path), asked, MANIFESTS)
+    found = view(find_file(path), asked, MANIFESTS)
     if as_object:
         _print_object(found.as_object())
     else:
@@ -179,7 +185,7 @@ def verify(
 
 @app.command()
 def repair(
-    manifest: OneManifest,
+    manifest: DamagedManifest = None,
     config: ConfigOption = None,
     as_object: JsonOption = False,
 ) -> None:
@@ -187,6 +193,7 @@ def repair(
     from tasks.printable import printable
     from tasks.repair import repair as mend
 
+    manifest = find_damaged(manifest)
     done = []
     for mended in mend(manifest, config):
         done.append({"path": mended.path, "why": mended.why, "source": mended.source})
@@ -282,7 +289,7 @@ def list_manifests(as_object: JsonOption = False) -> None:
     elif found:
         listing.show(found, open_console())
     else:
-        print(f"{MANIFESTS}/ holds no manifest; make one with: luigi --module pipeline PackCorpus")
+        print(f"{MANIFESTS}/ holds no manifest; make one with: luigi --module pipeline PackCorpus --config FILE")
 
 
 @app.command()
@@ -326,26 +333,6 @@ def _print_object(value: dict[str, Any]) -> None:
     print(json.dumps(value, default=str))  # as tasks.messages has it
 
 
-def find_manifest(path: Path | None) -> Path:
-    """The manifest that is meant: a file, the one in a corpus folder, or the newest in ./manifests."""
-    if path is None:
-        found = sorted(MANIFESTS.glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
-        if not found:
-            raise InputMissing(
-                "manifest_missing",
-                f"{MANIFESTS}/ holds no manifest; make one with: luigi --module pipeline PackCorpus, "
-                "or name one: packcorpus inspect MANIFEST",
-            )
-        print(f"{found[-1]}: the newest of {len(found)}" if len(found) > 1 else f"{found[-1]}", file=sys.stderr)
-        return found[-1]
-    if os.path.isdir(path):
-        inside = path / "manifest.json"
-        if not inside.is_file():
-            raise InputMissing("manifest_missing", f"{path}: is no corpus folder (it holds no manifest.json)")
-        return inside
-    return path
-
-
 def main() -> None:
     """Entry point. Exit codes are those of sysexits.h, as in tasks.errors."""
     for stream in (sys.stdout, sys.stderr):
@@ -357,7 +344,9 @@ def main() -> None:
         if not arguments:  # the help, which typer shows where nothing is asked
             error.show()
             sys.exit(UsageError.exit_code)
-        wrong: Exception = UsageError("bad_command_line", f"{error.format_message()}; see packcorpus --help")
+        wrong: Exception = UsageError(
+            "bad_command_line", f"{error.format_message().rstrip('.')}; see packcorpus --help"
+        )
     except typer.Abort:
         wrong = Interrupted("interrupted", "interrupted; nothing was changed but what was said")
     except Exception as error:

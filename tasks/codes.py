@@ -213,7 +213,7 @@ _ALL = [
          "the template rewrites what came before it", "add {% generation %} marks, or take a built-in one"),
 
     Code("E501", "manifest_missing", MISSING, "The manifest is not there.",
-         "no corpus was made yet, or it lies elsewhere", "make one: luigi --module pipeline PackCorpus"),
+         "it is mistyped, no corpus was made yet, or it lies elsewhere", "packcorpus list shows what there is"),
     Code("E502", "bad_manifest", DATA, "A file is no manifest that can be read.",
          "it is of another tool or version, or damaged", "name another, or make the corpus again"),
     Code("E503", "edited_manifest", DATA, "A manifest is not as it was written.",

@@ -102,7 +102,9 @@ def _read(source: SourceFacts) -> tuple[object, ...]:
 def _settings(one: Manifest, other: Manifest) -> Iterator[Change]:
     for name in one.config | other.config:
         before, after = one.config.get(name), other.config.get(name)
-        if before != after:
+        if name == "sources":
+            yield from _entries(before or [], after or [])
+        elif before != after:
             yield Change(name, before, after)
     for name, before, after in (
         ("tokenizer's content", one.tokenizer.digest, other.tokenizer.digest),
@@ -111,6 +113,32 @@ def _settings(one: Manifest, other: Manifest) -> Iterator[Change]:
     ):
         if before != after:
             yield Change(name, before, after)
+
+
+def _entries(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Iterator[Change]:
+    """What is another in entries of one path, key by key, and entries that are on one side alone."""
+    sides = [_by_path(before), _by_path(after)]
+    if sides[0] == sides[1] and before != after:
+        yield Change("order of sources", *([entry.get("path") for entry in entries] for entries in (before, after)))
+    for path, number in sides[0] | sides[1]:
+        mine, theirs = (side.get((path, number)) for side in sides)
+        if mine is None or theirs is None:
+            yield Change(f"sources: {path}", mine and "listed", theirs and "listed")
+            continue
+        for name in mine | theirs:
+            if mine.get(name) != theirs.get(name):
+                yield Change(f"{path} {name}", mine.get(name), theirs.get(name))
+
+
+def _by_path(entries: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    """Entries by their path, and by their number among those of one path."""
+    seen: Counter[str] = Counter()
+    found = {}
+    for entry in entries:
+        path = str(entry.get("path"))
+        found[path, seen[path]] = entry
+        seen[path] += 1
+    return found
 
 
 def _figures(one: Manifest, other: Manifest) -> Iterator[Change]:

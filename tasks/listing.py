@@ -18,6 +18,7 @@ from tasks.errors import PackError
 from tasks.files import read_json
 from tasks.manifest import Manifest, corpus_folder, load_manifest
 from tasks.printable import printable
+from tasks.tables import whole
 
 
 class Listed(NamedTuple):
@@ -54,11 +55,12 @@ def _finished(manifest: Manifest, path: Path) -> str:
 def show(found: Sequence[Listed], console: Console) -> None:
     """A table of all manifests, the damaged ones with their code."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
-    table.add_column("manifest", overflow="fold")
+    # By its name any command finds it; with the folder the table would be wider than many a terminal.
+    table.add_column("manifest", no_wrap=True)
     for title in ("length", "rows", "efficiency", "finished"):
         table.add_column(title, justify="right", no_wrap=True)
     for one in found:
-        name = Text(printable(str(one.path)))
+        name = Text(printable(one.path.name))
         if one.manifest is None:
             assert one.problem is not None
             code = CODES[one.problem.reason]
@@ -69,7 +71,7 @@ def show(found: Sequence[Listed], console: Console) -> None:
         # To the minute, as people tell times.
         finished = printable(one.finished[:16].replace("T", " ")) or "-"
         table.add_row(name, f"{one.manifest.sequence_length:,}", f"{packing.rows:,}", full, finished)
-    console.print(table)
+    whole(console, table)
 
 
 def as_object(found: Sequence[Listed]) -> dict[str, Any]:

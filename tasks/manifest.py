@@ -20,7 +20,7 @@ from typing import Any, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tasks.errors import DataError, InputMissing
+from tasks.errors import DataError, InputMissing, StorageError
 from tasks.files import read_json, sync_folder, to_json, write_bytes
 from tasks.keys import FORMAT_VERSION, VERSIONS, Layout, corpus_key
 from tasks.ledger import check_ledger
@@ -325,10 +325,15 @@ def publish(manifest: Manifest, corpus: Path, published: Path) -> None:
 def load_manifest(path: Path) -> Manifest:
     """Read a manifest and check that nobody edited it. Raises DataError or InputMissing, naming the file."""
     if not os.path.isfile(path):  # not path.is_file(), which raises where a name is too long
-        raise InputMissing(
-            "manifest_missing", f"{path}: no such manifest; make one with: luigi --module pipeline PackCorpus"
-        )
-    values = read_json(path)
+        raise InputMissing("manifest_missing", f"{path}: no such manifest; packcorpus list shows those that there are")
+    try:
+        values = read_json(path)
+    except StorageError as error:
+        # Whatever it is: it may be a file of the user's own, and no artefact that a run makes again.
+        if error.reason != "damaged_artefact":
+            raise
+        ours = path.name == "manifest.json" or path.absolute().parent.name == "manifests"
+        raise DataError("bad_manifest", f"{error}, and so no manifest{f'; {mend(path)}' if ours else ''}") from None
     try:
         manifest = Manifest.model_validate(values)
     except ValidationError as error:

@@ -17,7 +17,7 @@ from rich.text import Text
 from tasks.errors import InputMissing
 from tasks.manifest import Manifest, MixtureFacts, SourceFacts, corpus_folder, load_manifest
 from tasks.printable import counted, printable
-from tasks.tables import common_folder, grid, heading, in_bytes, indented, single
+from tasks.tables import common_folder, grid, heading, in_bytes, indented, single, whole
 
 SHOWN_SOURCES = 30
 BATCH_ROWS = (8, 32, 64)
@@ -148,10 +148,10 @@ def print_mixture(mixture: Sequence[MixtureFacts], weighting: object, console: C
     heading(console, "Mixture", f"{weighting}, of one pass over the training split")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for number, name in enumerate(lines[0]):
-        table.add_column(name, justify="right" if number else "left", overflow="fold", no_wrap=number > 0)
+        table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for line in lines[1:]:
         table.add_row(*map(Text, line))
-    indented(console, table)
+    whole(console, table)
 
 
 def _counts(sources: Sequence[SourceFacts]) -> list[int]:

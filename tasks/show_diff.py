@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rich.text import Text
 
 from tasks.diff import Change, Difference, Moved
 from tasks.printable import counted, printable
-from tasks.tables import grid, heading, indented
+from tasks.tables import common_folder, grid, heading, indented, whole
 
 SHOWN = 20  # conversations, settings or figures
 CUT = 72  # characters of a value or text
@@ -54,14 +55,15 @@ def _print_changes(title: str, changes: list[Change], console: Console) -> None:
     heading(console, title)
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("", no_wrap=True)
+    figures = title == "Figures"
     for name in ("before", "after", ""):
-        table.add_column(name, justify="right" if title == "Figures" else "left", overflow="fold")
+        table.add_column(name, justify="right" if figures else "left", no_wrap=figures, overflow="fold")
     for name, before, after in changes[: SHOWN * 2]:
         more = ""
-        if title == "Figures" and before is not None and after is not None:
+        if figures and before is not None and after is not None:
             more = f"{after - before:+,.4g}" if isinstance(after - before, float) else f"{after - before:+,}"
         table.add_row(printable(name), _value(before), _value(after), Text(more, "dim"))
-    indented(console, table)
+    (whole if figures else indented)(console, table)
     _print_rest(len(changes) - SHOWN * 2, console)
 
 
@@ -83,6 +85,14 @@ def _print_conversations(found: Difference, console: Console) -> None:
         return
     by = "known by what they say" if found.by == "content" else "known by source and line: tokens are not comparable"
     heading(console, "Conversations", f"{len(found.went):,} went, {len(found.came):,} came; {by}")
+    counts = [Counter(one.source for one in moved) for moved in (found.went, found.came)]
+    if names := sorted(counts[0] | counts[1]):
+        folder = common_folder(names)
+        table = grid(False, True, True)
+        for name in names[:SHOWN]:
+            table.add_row(printable(name.removeprefix(folder)), *_signed(counts[0][name], counts[1][name]))
+        whole(console, table)
+        _print_rest(len(names) - SHOWN, console)
     for sign, colour, moved in (("−", "red", found.went), ("+", "green", found.came)):
         table = grid(False, False, False)
         for one in moved[:SHOWN]:
@@ -90,6 +100,10 @@ def _print_conversations(found: Difference, console: Console) -> None:
         if moved:
             indented(console, table)
             _print_rest(len(moved) - SHOWN, console)
+
+
+def _signed(went: int, came: int) -> tuple[Text, Text]:
+    return Text(f"−{went:,}", "red" if went else "dim"), Text(f"+{came:,}", "green" if came else "dim")
 
 
 def _print_rest(count: int, console: Console) -> None:

@@ -16,9 +16,18 @@ from rich.text import Text
 HEADING_STYLE = "bold cyan"
 
 
+UNBOUNDED = 10_000  # columns of what is no terminal: nothing is as wide, so nothing wraps
+
+
 def open_console() -> Console:
-    """A console that takes every string for what it says: no markup, no emoji names, no highlighting."""
-    return Console(markup=False, emoji=False, highlight=False)
+    """A console that takes every string for what it says: no markup, no emoji names, no highlighting.
+
+    Only a terminal has a width, or what is told one by COLUMNS: elsewhere lines are as long as what they say.
+    """
+    console = Console(markup=False, emoji=False, highlight=False)
+    if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
+        console.width = UNBOUNDED
+    return console
 
 
 def heading(console: Console, title: str, remark: str = "") -> None:
@@ -44,6 +53,14 @@ def indented(console: Console, table: Table) -> None:
         console.print(padded)
     for line in capture.get().splitlines():
         console.print(Text(line.rstrip()), soft_wrap=True)
+
+
+def whole(console: Console, table: Table) -> None:
+    """The same, where nothing may wrap or be cut: a table that is wider than the terminal is left to it."""
+    width = console.width
+    console.width = max(width, console.measure(table, options=console.options.update_width(UNBOUNDED)).maximum + 2)
+    indented(console, table)
+    console.width = width
 
 
 def single(text: Text) -> Table:

@@ -191,8 +191,8 @@ def test_packcorpus_tells_a_mistake_in_one_form(tmp_path: Path) -> None:
 def test_a_fault_of_the_program_shows_where_only_with_debug(tmp_path: Path) -> None:
     """Stands in for a bug: a module that is imported by the command alone fails."""
     (tmp_path / "sitecustomize.py").write_text("import tasks.verify\ntasks.verify.verify = None\n")
-    (tmp_path / "m.json").write_text("{}")
-    words = (str(BIN / "packcorpus"), "verify", "m.json")
+    (tmp_path / "manifest.json").write_text("{}")
+    words = (str(BIN / "packcorpus"), "verify", "manifest.json")
     done = command(tmp_path, *words, PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stderr[:23]) == (70, "E791 error: TypeError: ")
     assert "Traceback" not in done.stderr

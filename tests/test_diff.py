@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,13 @@ from commands import BIN, command
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from small_corpus import conversations, make_recipe, pack_corpus
+from small_corpus import conversations, make_recipe, pack_corpus, write_project
 
 from tasks import listing, show_diff
-from tasks.diff import Difference, compare
+from tasks.diff import Change, Difference, _entries, compare
 from tasks.files import read_json, to_json, write_bytes
 from tasks.manifest import load_manifest
+from tasks.tables import UNBOUNDED, open_console
 
 
 def chat(answer: str) -> dict[str, Any]:
@@ -88,7 +91,9 @@ def test_settings_sources_and_figures_that_differ_are_named(base: tuple[Path, li
     found = compare(before, more)
     assert [source.path for source in found.added] == ["more.jsonl"]
     assert [*found.removed, *found.changed] == []
-    assert {(change.name, change.before, change.after) for change in found.settings if change.name != "sources"} == {
+    assert {
+        (change.name, change.before, change.after) for change in found.settings if not change.name.startswith("sources")
+    } == {
         ("seed", 42, 7),
         ("train_on", "assistant", "last"),
     }
@@ -133,12 +138,55 @@ def test_rows_of_format_2_are_compared_by_what_they_say(tmp_path: Path) -> None:
     assert (found.by, places(found.went), places(found.came)) == ("content", [1], [1])
 
 
+def test_of_the_sources_in_the_settings_each_change_is_told_by_itself(tmp_path: Path) -> None:
+    def entry(path: str, **more: Any) -> dict[str, Any]:
+        return {"path": path, **more}
+
+    records = conversations(20)
+    folder = tmp_path / "a"
+    write_project(folder, conversations(8, seed=1))
+    (folder / "chat.jsonl").rename(folder / "more.jsonl")
+    before = made(folder, records, sources=[entry("chat.jsonl"), entry("more.jsonl")])
+    again = [entry("chat.jsonl", weight=2.5), entry("chat.jsonl", limit=5)]
+    found = list(_entries([entry("chat.jsonl", weight=1.0, limit=None), entry("more.jsonl")], again))
+    assert found == [
+        ("chat.jsonl weight", 1.0, 2.5),
+        ("sources: more.jsonl", "listed", None),
+        ("sources: chat.jsonl", None, "listed"),
+    ]
+    assert [change.name for change in _entries([entry("b"), entry("a")], [entry("a"), entry("b")])] == [
+        "order of sources"
+    ]
+    after = made(folder, records[2:], sources=[entry("chat.jsonl", weight=2.5)])
+    page = shown(compare(before, after))
+    assert re.search(r"^  chat.jsonl weight +1.0 +2.5$", page, re.M)
+    assert "[{" not in page
+    assert re.search(r"^  chat.jsonl +−2 +\+0$", page, re.M)
+    assert re.search(r"^  more.jsonl +−8 +\+0$", page, re.M)
+
+
+def test_figures_and_names_of_manifests_never_wrap(
+    base: tuple[Path, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However narrow the terminal; and what is no terminal has no width."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert open_console().width == UNBOUNDED
+    found = compare(base[0], base[0])
+    found.figures.append(Change("ledger.tokens.something_with_a_long_name", 123_456_789_011, 123_456_789_012))
+    page = shown(replace(found, settings=[Change("seed", 1, 2)]), width=40)
+    assert "123,456,789,012" in page
+    file = StringIO()
+    console = Console(file=file, width=30, markup=False, emoji=False, highlight=False)
+    listing.show(listing.find_manifests(base[0].parent), console)
+    assert base[0].name in file.getvalue()
+
+
 # -- what is shown ----------------------------------------------------------------------------------------------------
 
 
-def shown(found: Difference, terminal: bool = False) -> str:
+def shown(found: Difference, terminal: bool = False, width: int = 100) -> str:
     file = StringIO()
-    console = Console(file=file, width=100, force_terminal=terminal, markup=False, emoji=False, highlight=False)
+    console = Console(file=file, width=width, force_terminal=terminal, markup=False, emoji=False, highlight=False)
     show_diff.show(found, Path("a.json"), Path("b.json"), console)
     return file.getvalue()
 

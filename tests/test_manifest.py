@@ -18,7 +18,7 @@ from small_corpus import conversations, make_recipe, pack_corpus
 from tasks import manifest as manifest_module
 from tasks import recipe as recipe_module
 from tasks.corpus import is_published
-from tasks.errors import DataError, InputMissing, PackError, StorageError
+from tasks.errors import DataError, InputMissing, PackError
 from tasks.files import sha256_of, to_json
 from tasks.keys import VERSIONS
 from tasks.manifest import Manifest, build_manifest, corpus_folder, load_manifest, manifest_digest, publish
@@ -258,10 +258,10 @@ def test_folders_that_a_killed_run_made_are_synced_before_the_manifest_is_publis
 
 def test_what_is_no_manifest(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
-    with pytest.raises(InputMissing, match=r"x\.json: no such manifest; make one with"):
+    with pytest.raises(InputMissing, match=r"x\.json: no such manifest; packcorpus list"):
         load_manifest(path)
     path.write_text("{")
-    with pytest.raises(StorageError, match=r"x\.json:1:\d+: is not JSON"):
+    with pytest.raises(DataError, match=r"x\.json:1:\d+: is not JSON: .*, and so no manifest$"):
         load_manifest(path)
     for text in ("{}", "[]", "null", '"a"', "1", '{"digest": 5}'):
         path.write_text(text)
