@@ -80,11 +80,10 @@ def _cut(text: str) -> str:
 
 
 def _print_conversations(found: Difference, console: Console) -> None:
-    if not found.by:
+    if not found.compared:
         heading(console, "Conversations", "not compared: a corpus folder is gone")
         return
-    by = "known by what they say" if found.by == "content" else "known by source and line: tokens are not comparable"
-    heading(console, "Conversations", f"{len(found.went):,} went, {len(found.came):,} came; {by}")
+    heading(console, "Conversations", f"{len(found.went):,} went, {len(found.came):,} came, known by what they say")
     counts = [Counter(one.source for one in moved) for moved in (found.went, found.came)]
     if names := sorted(counts[0] | counts[1]):
         folder = common_folder(names)
@@ -125,7 +124,7 @@ def as_object(found: Difference, before: Path, after: Path) -> dict[str, Any]:
         "settings": [change._asdict() for change in found.settings],
         "figures": [change._asdict() for change in found.figures],
         "conversations": {
-            "known_by": found.by or None,
+            "compared": found.compared,
             "went": [_moved(one) for one in found.went],
             "came": [_moved(one) for one in found.came],
         },
