@@ -3,32 +3,38 @@
     python bench/eta.py CONFIG [--times 10] [--workers 2]
 
 With --times the conversations are enlarged first (bench/enlarge.py). "done" is the share of the whole time that had
-passed; "off" is what was foretold for the whole run beside what it took. The last lines are the largest error after
-the first tenth, and where it was.
+passed; "off" is what was foretold for the whole run beside what it took. Then the largest error after the first tenth,
+and where it was; and the CPU seconds of what tasks/costs.py foretells, beside what they were.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
 from enlarge import enlarge
+
+from tasks import costs
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def foretold(config: Path, root: Path, workers: int) -> tuple[list[tuple[float, float]], float]:
-    """(seconds since the start, seconds left as the run had it) at each of its lines, and the seconds that it took."""
+def foretold(config: Path, root: Path, workers: int) -> tuple[list[tuple[float, float]], float, float]:
+    """(seconds since the start, seconds left as the run had it) at each of its lines, and what it took: seconds, and
+    CPU seconds of all its processes."""
     words = [str(Path(sys.executable).parent / "luigi"), "--module", "pipeline", "PackCorpus", "--json"]
     words += ["--config", str(config), "--root", str(root), "--workers", str(workers)]
     environment = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
-    start, found = time.perf_counter(), []
+    before, start, found = os.times(), time.perf_counter(), []
     run = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment)
     assert run.stderr is not None
     for line in run.stderr:
@@ -38,7 +44,26 @@ def foretold(config: Path, root: Path, workers: int) -> tuple[list[tuple[float, 
         if told.get("progress", {}).get("seconds_left") is not None:
             found.append((time.perf_counter() - start, told["progress"]["seconds_left"]))
     run.wait()
-    return found, time.perf_counter() - start
+    after = os.times()
+    cpu = after.children_user - before.children_user + after.children_system - before.children_system
+    return found, time.perf_counter() - start, cpu
+
+
+def spent(root: Path, cpu: float) -> Iterator[tuple[str, float, float]]:
+    """What took CPU seconds: as foretold, and really."""
+    [folder] = (root / "data" / "corpora").iterdir()
+    manifest, run = (orjson.loads((folder / name).read_bytes()) for name in ("manifest.json", "run.json"))
+    stages = {name: stage["cpu_seconds"] for name, stage in run["stages"].items()}
+    ledger, sources = manifest["ledger"], sum(source["bytes"] for source in manifest["sources"])
+    shards = [shard["bytes"] for split in manifest["splits"].values() for shard in split["shards"]]
+    pieces = max(ledger["pieces"]["packed"], ledger["conversations"]["read"])
+    plan = costs.plan_seconds(pieces, ledger["tokens"]["encoded"], manifest["config"]["epochs"])
+    tasks = len(list((root / "data" / "tokens").rglob("*.arrow"))) + 1 + len(shards)
+    yield f"tokens, {sources / 1e6:,.1f} MB (as each run measures)", math.nan, stages["TokenizePart"]
+    yield f"plan, {pieces:,} pieces", plan, stages["PlanPacking"]
+    yield f"shards, {sum(shards) / 1e6:,.1f} MB", sum(shards) * costs.WRITTEN_BYTE, stages["WriteShard"]
+    rest = costs.START + tasks * costs.TASK + sources * costs.HASHED_BYTE + costs.COMMIT
+    yield f"start, {tasks} tasks, digests, commit", rest, cpu - sum(stages.values())
 
 
 def main() -> None:
@@ -52,7 +77,8 @@ def main() -> None:
         if options.times > 1:
             enlarge(config, Path(name) / "enlarged", options.times)
             config = Path(name) / "enlarged" / "config.yaml"
-        found, took = foretold(config, Path(name), options.workers)
+        found, took, cpu = foretold(config, Path(name), options.workers)
+        parts = list(spent(Path(name), cpu))
     print(f"{'at':>8} {'done':>6} {'left, as told':>14} {'left, really':>13} {'off':>7}")
     worst = (0.0, 0.0)
     for at, left in found:
@@ -61,6 +87,9 @@ def main() -> None:
         if at >= 0.1 * took:
             worst = max(worst, (abs(off), at / took))
     print(f"took {took:.1f} s; after the first tenth at most {worst[0]:.1%} off, at {worst[1]:.0%} of the run")
+    print(f"\n{'CPU seconds':<60} {'as told':>8} {'really':>8}")
+    for what, told, really in parts:
+        print(f"{what:<60} {told:8.2f} {really:8.2f}")
 
 
 if __name__ == "__main__":

@@ -75,9 +75,12 @@ def alone(config: Path, folder: Path) -> list[tuple[str, Path]]:
     for key in ("tokenizer", "template"):
         if (config.parent / str(settings.get(key, ""))).is_file():
             settings[key] = str((config.parent / settings[key]).resolve())
+    together = [source | {"path": str(config.parent / source["path"])} for source in loaded.model_dump()["sources"]]
     found = []
-    for name, some in [("together", files), *((file.path.name, [file]) for file in files)]:
-        sources = [{"path": str(file.path), "format": file.format, "columns": dict(file.columns)} for file in some]
+    for name, file in [("together", None), *((file.path.name, file) for file in files)]:
+        sources = together
+        if file:
+            sources = [{"path": str(file.path), "format": file.format, "columns": dict(file.columns)}]
         path = folder / f"{len(found)}.yaml"
         path.write_text(yaml.safe_dump(settings | {"sources": sources}))
         found.append((name, path))
@@ -109,8 +112,11 @@ def main() -> None:
                     for name in COLUMNS
                     for side in (told, got)
                 ]
-                off = told[0]["efficiency"] - got[0]["efficiency"]
-                print(f"| {name} | {length} | {' | '.join(cells)} | {off:+.2f} | {seconds:.1f} |", flush=True)
+                off = round(told[0]["efficiency"] - got[0]["efficiency"], 2) + 0.0  # which is never -0.00
+                print(
+                    f"| {name} | {length} | {' | '.join(cells)} | {off:+.2f} | {seconds:.1f} |",
+                    flush=True,
+                )
                 if length == options.lengths[0]:
                     costs.append((name, told[1], got[1]))
     print(f"\nAt {options.lengths[0]}, {options.workers} workers:\n")

@@ -163,6 +163,7 @@ def _work(workers: int) -> estimate.Work:
         conversations=counters.total("conversations"),
         tokens=counters.total("tokens"),
         tokens_found=counters.total("tokens_found"),
+        copies=counters.of_run("copies"),
         planned=counters.total("done", "PlanPacking") > 0,
         plan_seconds=float(counters.seconds("PlanPacking").sum()),
         shard_done=counters.each(shard, "done"),
@@ -237,7 +238,8 @@ def frame(now: State, how: Mode, width: int) -> str:
     )
     console.print(_picture(now, width), end="", crop=True)
     drawn = str(console.file.getvalue()).rstrip("\n").split("\n")  # type: ignore[attr-defined]
-    return _CLEAR + "\n".join(drawn) + f"\r\x1b[{len(drawn) - 1}A"
+    up = f"\x1b[{len(drawn) - 1}A" if len(drawn) > 1 else ""  # terminals take 0 for 1
+    return _CLEAR + "\n".join(drawn) + "\r" + up
 
 
 class _Drawing(threading.Thread):
@@ -250,15 +252,18 @@ class _Drawing(threading.Thread):
         self._end = threading.Event()
 
     def run(self) -> None:
-        with suppress(OSError):  # such as a terminal that was closed
-            while not self._end.wait(EVERY[self._how]) and not counters.of_run("finished"):
+        while not self._end.wait(EVERY[self._how]) and not counters.of_run("finished"):
+            # A terminal that was closed, a task that was found between two numbers: no drawing is worth a traceback.
+            with suppress(Exception):
                 self._draw()
-            if self._how == "live":
+        if self._how == "live":
+            with suppress(OSError):
                 os.write(sys.stderr.fileno(), _CLEAR.encode())
 
     def _draw(self) -> None:
         handle = sys.stderr.fileno()
-        width = os.get_terminal_size(handle).columns - 1 if self._how == "live" else 0
+        # A new pseudo-terminal has no columns until somebody says how many.
+        width = (os.get_terminal_size(handle).columns or 80) - 1 if self._how == "live" else 0
         os.write(handle, frame(state(self._of, self._workers), self._how, width).encode("utf-8", "replace"))
 
     def stop(self) -> None:

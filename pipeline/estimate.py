@@ -15,15 +15,10 @@ from heapq import heapify, heapreplace
 
 import numpy as np
 
+from tasks.costs import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
+
 # A byte of a compressed file is as much work as these bytes of a plain one, on chats.
 UNPACKED = 3.5
-# Seconds of a core, as measured; where others use the cores too, so many times longer as the parts were.
-# What a task of a part takes before its speed is that of its bytes.
-PART_SECONDS = 0.08
-# What the stages behind tokenisation take: used until a shard of this run is written.
-PLAN_SECONDS = {"task": 0.07, "conversation": 6e-7, "token": 3e-9}
-SHARD_SECONDS = {"task": 0.07, "token": 1.6e-8}
-COMMIT_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -32,7 +27,7 @@ class Work:
 
     `size` of each part in bytes of plain text, `share` of it that is read, `told_seconds` and `cpu` that it had taken
     when that was told, computing and waiting or computing alone, `seconds` until now. Parts that were found done have
-    the share 1 and took no time; `tokens_found` is what they hold, about.
+    the share 1 and took no time; `tokens_found` is what they hold, about. `copies` is how often a token is written.
     """
 
     workers: int
@@ -44,6 +39,7 @@ class Work:
     conversations: float
     tokens: float
     tokens_found: float
+    copies: float
     planned: bool
     plan_seconds: float
     shard_done: np.ndarray
@@ -63,26 +59,24 @@ def seconds_left(work: Work) -> float | None:
         read = float((work.size * work.share)[told].sum())
         if not read:
             return None
-        computed = np.maximum(work.cpu - PART_SECONDS, work.cpu / 4)[told].sum()
+        computed = np.maximum(work.cpu - TASK, work.cpu / 4)[told].sum()
         begun = work.seconds > 0
-        begin = np.where(begun | (parts_left == 0), 0, PART_SECONDS * waiting)
+        begin = np.where(begun | (parts_left == 0), 0, TASK * waiting)
         rest = parts_left * float(computed / read) * waiting + begin - (work.seconds - work.told_seconds) * now
         begun_first = np.argsort(~begun, kind="stable")
         left += _makespan(np.maximum(rest, 0)[begun_first].tolist(), work.workers)
         ahead = 1 + float(parts_left.sum()) / read
     tokens, conversations = work.tokens * ahead + work.tokens_found, work.conversations * ahead
     if not work.planned:
-        plan = sum(PLAN_SECONDS[name] * n for name, n in _amounts(conversations, tokens))
+        plan = TASK + plan_seconds(conversations * max(1, work.copies), tokens)
         left += max(plan * waiting - work.plan_seconds, 0.0)
     done = work.shard_done > 0
-    expected = SHARD_SECONDS["task"] + SHARD_SECONDS["token"] * tokens / max(len(done), 1)
-    expected = float(work.shard_seconds[done].mean()) if done.any() else expected * waiting
+    # Told by what shards took elsewhere until one of this run is written.
+    expected = (TASK + WRITTEN_BYTE * ROW_BYTES * tokens * work.copies / max(len(done), 1)) * waiting
+    if done.any():
+        expected = float(work.shard_seconds[done].mean())
     shards = [max(expected - spent, expected / 10) for spent in work.shard_seconds[~done].tolist()]
-    return left + _makespan(shards, work.workers) + COMMIT_SECONDS * waiting
-
-
-def _amounts(conversations: float, tokens: float) -> Sequence[tuple[str, float]]:
-    return (("task", 1), ("conversation", conversations), ("token", tokens))
+    return left + _makespan(shards, work.workers) + COMMIT * waiting
 
 
 def _makespan(seconds: Sequence[float], workers: int) -> float:

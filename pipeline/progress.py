@@ -173,7 +173,7 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
             display.say(line)
     if further := [f"{count:,} {reason}" for reason, count in conversations.dropped.items() if reason != "too_long"]:
         display.say(f"dropped by filters, limits and weights: {', '.join(further)}")
-    for line in aligned(mixture_table(manifest)):
+    for line in aligned(mixture_table(manifest.mixture, manifest.config.get("weighting"))):
         display.say(line)
     lost = {"dropped": tokens.dropped * (not further), "cut off": tokens.truncated}
     for how, count in lost.items():
@@ -191,6 +191,7 @@ def _on_discovered(task: luigi.Task, dependency: luigi.Task) -> None:
     kind = type(dependency).__name__
     if kind in counters.STAGES and "drawn" not in _said:
         _said.add("drawn")
+        counters.put(copies=dependency.recipe.copies)
         display.start(dependency.recipe.config.name, luigi.interface.core().workers)
     if kind in counters.STAGES and counters.know(dependency.task_id, kind) and kind == "TokenizePart":
         part = dependency.recipe.parts[dependency.part]

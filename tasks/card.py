@@ -15,6 +15,8 @@ import yaml
 
 from tasks.manifest import Manifest, SourceFacts
 from tasks.printable import counted, printable
+from tasks.recipe import ANEW
+from tasks.show import mixture_table
 
 CARD = "README.md"
 
@@ -73,6 +75,8 @@ cuts at {length} tokens and trains on {trained_on}.
 """,
 }
 
+COPIED = "Tokens are counted once, those that are trained on in all rows, further copies included.\n\n"
+
 
 def dataset_card(manifest: Manifest) -> bytes:
     """README.md of a corpus. Names that come from files are shown as text."""
@@ -127,6 +131,11 @@ def _body(manifest: Manifest) -> str:
     first = split_name(next((split for split, facts in manifest.splits.items() if facts.rows), "train"))
     share = 100 * tokens.trained / max(tokens.packed, 1)
     lost = sum(conversations.rejected.values()), sum(conversations.dropped.values())
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in conversations.dropped.items() if count)
+    dropped = f"{lost[1]:,} dropped" + (f" ({reasons})" if reasons else "")
+    mixture = _mixture(manifest) + (COPIED if tokens.repeated else "")
+    copies = f", {tokens.repeated:,} are further copies" if tokens.repeated else ""
+    training = TRAINING[manifest.format_version].format(split=first, length=f"{length:,}", trained_on=trained_on)
     return f"""\
 # {manifest.name}
 
@@ -136,11 +145,11 @@ packcorpus (format {manifest.format_version}). `manifest.json` says what went in
 
 | | |
 |---|---|
-| tokens | {tokens.packed:,}, of which {tokens.trained:,} ({share:.1f} %) are trained on |
+| tokens | {tokens.packed:,}, of which {tokens.trained:,} ({share:.1f} %) are trained on{copies} |
 | trained on | {trained_on} |
 | tokenizer | {_code(tokenizer.path)}, {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, SHA-256 `{tokenizer.sha256}` |
 | template | {_code(manifest.template.name)}, SHA-256 `{manifest.template.sha256}` |
-| conversations | {conversations.read:,} read, {lost[0]:,} rejected (`rejects.jsonl`), {lost[1]:,} dropped |
+| conversations | {conversations.read:,} read, {lost[0]:,} rejected (`rejects.jsonl`), {dropped} |
 | licence | {", ".join(map(_code, manifest.config.get("licence") or [])) or "not stated; see the sources"} |
 | key | `{manifest.key}` |
 
@@ -160,12 +169,40 @@ rows = load_dataset("path/to/this/folder")
 
 ## Train on it
 
-{TRAINING[manifest.format_version].format(split=first, length=f"{length:,}", trained_on=trained_on)}
+{training}{_packings(manifest)}
 ## Sources
 
-| file | format | conversations | rejected | tokens | trained on |
+{mixture}| file | format | conversations | rejected | tokens | trained on |
 |---|---|---:|---:|---:|---:|
 {_sources(manifest.sources)}"""
+
+
+def _packings(manifest: Manifest) -> str:
+    """How to train on several packings of the training split; nothing where there is one."""
+    anew = [name for name in manifest.splits if name.startswith(ANEW)]
+    if not anew:
+        return ""
+    names = ", ".join(f"`{name}`" for name in anew)
+    return f"""
+{names}: the conversations of `train` once more, in other rows. Take one packing for each epoch, not all at once:
+
+```python
+packings = {["train", *anew]}
+for epoch in range(3):
+    rows = load_dataset("path/to/this/folder", split=packings[epoch % {len(anew) + 1}])
+```
+"""
+
+
+def _mixture(manifest: Manifest) -> str:
+    """What each entry of the config's sources gives; nothing where every conversation is packed once."""
+    lines = mixture_table(manifest.mixture, manifest.config.get("weighting"))
+    if not lines:
+        return ""
+    head, *rows = lines
+    table = [head, ["---", *["---:"] * (len(head) - 1)], *([_code(row[0]), *row[1:]] for row in rows)]
+    title = f"One pass over the training split (`weighting: {manifest.config.get('weighting')}`):"
+    return "\n".join([title, "", *(f"| {' | '.join(cells)} |" for cells in table), "", "The files:", "", ""])
 
 
 def _splits(manifest: Manifest) -> str:

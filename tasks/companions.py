@@ -33,7 +33,7 @@ class Companions:
         What stays are rows of whose pieces none has another of its length to change with, or none that helps.
         """
         sums = _sums(row, of, rows)
-        again = np.isin(sums, self._seen) & (np.bincount(row, minlength=rows) > 1)
+        again = self._has_seen(sums) & (np.bincount(row, minlength=rows) > 1)
         if not again.any():
             return
         counts = np.bincount(lengths)
@@ -51,6 +51,12 @@ class Companions:
                 # Each begins elsewhere, or all would try the same ones.
                 tried = np.roll(equal, -(number * TRIES) % max(1, len(equal)))[:TRIES] if len(equal) > TRIES else equal
                 self._exchange(piece, tried.tolist(), row, start, of, sums, again)
+
+    def _has_seen(self, sums: np.ndarray) -> np.ndarray:
+        """bool, which of these sets stood in a row. They are sorted already, and numpy's isin would sort them anew."""
+        if not len(self._seen):
+            return np.zeros(len(sums), np.bool_)
+        return self._seen[np.searchsorted(self._seen, sums).clip(max=len(self._seen) - 1)] == sums
 
     def _exchange(
         self,
@@ -70,7 +76,7 @@ class Companions:
             if there == here or not gain.any():
                 continue
             new = np.concatenate([sums[[here]] + gain, sums[[there]] - gain])
-            if np.isin(new, self._seen).any():
+            if self._has_seen(new).any():
                 continue
             sums[here], sums[there] = new
             again[here] = again[there] = False

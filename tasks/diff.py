@@ -1,13 +1,10 @@
 """Two manifests → what is another: sources, settings, figures, and the conversations that came or went.
 
-    manifest A ┐                                       same source, by digest: a conversation is its place
+    manifest A ┐
                ├─ compare ─▶ Difference
-    manifest B ┘   index.arrow, rows of the shards     another source: it is its tokens, where both have the same
-                                                       tokenizer and template; else its place
+    manifest B ┘   index.arrow: a conversation is the digest of what it says, wherever and however it is packed
 
-Of sources that are the same on both sides nothing but the index is read. Of others the rows are, since a line that is
-added moves all lines behind it, and none of these came or went. A conversation that was cut in one of the two is known
-by its begin.
+So neither an added line, which moves all behind it, nor another tokenizer, template or length lets one come or go.
 """
 
 from __future__ import annotations
@@ -16,22 +13,22 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from hashlib import blake2b
-from itertools import pairwise
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 import pyarrow as pa
 
 from tasks.corpus_files import find_listed, open_tokenizer, reading
 from tasks.encoders import Encoder
-from tasks.errors import DataError, PackError
+from tasks.errors import DataError, InputMissing, PackError
 from tasks.index import INDEX_SCHEMA
 from tasks.manifest import Manifest, SourceFacts, corpus_folder, load_manifest
+from tasks.show_row import read_row
 
-EXCERPT = 48  # tokens of a conversation that are told of it
+# Of so many conversations on each side the first tokens are told.
+EXCERPTS, EXCERPT = 100, 48
 
 
 class Change(NamedTuple):
@@ -52,14 +49,14 @@ class Moved(NamedTuple):
 
 @dataclass(slots=True)
 class Difference:
-    """`by` is how conversations were told apart: content, place, or nothing where a corpus folder is gone."""
+    """Conversations are `compared` where both corpus folders are there."""
 
     added: list[SourceFacts]
     removed: list[SourceFacts]
     changed: list[tuple[SourceFacts, SourceFacts]]
     settings: list[Change]
     figures: list[Change]
-    by: str
+    compared: bool
     came: list[Moved]
     went: list[Moved]
 
@@ -80,14 +77,18 @@ def compare(before: Path, after: Path) -> Difference:
         changed=[pair for pair in both if _read(pair[0]) != _read(pair[1])],
         settings=list(_settings(one, other)),
         figures=list(_figures(one, other)),
-        by="",
+        compared=False,
         came=[],
         went=[],
     )
-    with suppress(PackError):  # a manifest may be all that is left of a corpus
+    try:
         folders = [corpus_folder(manifest, path) for manifest, path in ((one, before), (other, after))]
-        sides = [_Side(manifest, folder) for manifest, folder in zip((one, other), folders, strict=True)]
-        found.by, found.went, found.came = _conversations(*sides)
+    except InputMissing:  # a manifest may be all that is left of a corpus
+        return found
+    before_side, after_side = (_Side(*side) for side in zip((one, other), folders, strict=True))
+    found.compared = True
+    found.went = before_side.moved(_without(before_side.digest, after_side.digest))
+    found.came = after_side.moved(_without(after_side.digest, before_side.digest))
     return found
 
 
@@ -172,7 +173,8 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 class _Side:
-    """The packed conversations of one corpus: of each its source, record, and where its first piece stands."""
+    """The packed conversations of one corpus, in source order: of each its digest, source, record, and where its first
+    piece stands."""
 
     def __init__(self, manifest: Manifest, folder: Path):
         self.manifest = manifest
@@ -185,116 +187,49 @@ class _Side:
             if not reader.schema.equals(INDEX_SCHEMA):
                 raise DataError("bad_index", f"{path}: has other columns than an index; make the corpus again")
             table = reader.read_all()
+            table.validate(full=True)
         table = table.filter(table.column("row").is_valid())  # what was dropped stands nowhere
-        table = table.filter(pa.array(table.column("first").to_numpy() == 0))
-        # Of one that stands in several rows, its first place.
-        pairs = np.stack([table.column(name).to_numpy() for name in ("source", "record")])
-        table = table.take(pa.array(np.sort(np.unique(pairs, axis=1, return_index=True)[1])))
-        self.source = table.column("source").to_numpy()
-        self.record = table.column("record").to_numpy()
-        self.split = np.array(table.column("split").combine_chunks().dictionary_decode().to_pylist(), object)
-        self.shard, self.row, self.start, self.length = (
-            table.column(name).to_numpy() for name in ("shard", "row", "start", "length")
-        )
-        self.closed = table.column("closed").to_numpy(False)
-        self._encoder: Encoder | None = None
+        keys = ("first", "record", "source")
+        order = np.lexsort([table.column(name).to_numpy() for name in keys])
+        pairs = np.stack([table.column(name).to_numpy()[order] for name in keys[1:]])
+        # Of one that stands in several places, the first.
+        heads = np.append(True, (np.diff(pairs) != 0).any(axis=0))[: len(order)]
+        self.table = table.take(pa.array(order[heads]))
+        self.digest = self.table.column("digest").to_numpy()
 
-    def of_sources(self, wanted: set[int]) -> np.ndarray:
-        """Numbers of the conversations of some sources."""
-        return np.flatnonzero(np.isin(self.source, list(wanted)))
-
-    def tokens(self, chosen: np.ndarray, most: int) -> Iterator[tuple[int, np.ndarray]]:
-        """(number, up to `most` ids) of conversations, shard by shard; each shard is mapped once."""
-        packed = self.manifest.format_version == "3.0"
-        order = chosen[np.lexsort((self.row[chosen], self.shard[chosen], self.split[chosen].astype(str)))]
-        edges = np.flatnonzero((np.diff(self.shard[order]) != 0) | (self.split[order][1:] != self.split[order][:-1]))
-        for top, bottom in pairwise([0, *(edges + 1).tolist(), len(order)]):
-            if top == bottom:
-                continue
-            some = order[top:bottom]
-            shard = self.manifest.splits[self.split[some[0]]].shards[self.shard[some[0]]]
-            path = find_listed(self.folder, shard.path, shard.bytes)
-            with reading(path), pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
-                table = reader.read_all()
-                column = table.column("input_ids" if packed else "messages")
-                firsts = np.cumsum([0, *map(len, column.chunks)])
-                flat = [chunk.flatten().to_numpy() for chunk in column.chunks] if packed else []
-                for number in some.tolist():
-                    row = int(self.row[number])
-                    if not packed:
-                        # Format 2.0 holds what was said, and no ids.
-                        said = orjson.dumps(column[row].as_py())
-                        yield number, np.frombuffer(said, np.uint8)
-                        continue
-                    chunk = int(np.searchsorted(firsts, row, side="right")) - 1
-                    begin = (row - int(firsts[chunk])) * self.manifest.sequence_length + int(self.start[number])
-                    length = int(self.length[number]) - bool(self.closed[number])
-                    yield number, flat[chunk][begin : begin + min(length, most)]
-
-    def places(self, chosen: np.ndarray) -> dict[int, Any]:
-        """Of each conversation its source and record."""
-        return {n: (self.manifest.sources[self.source[n]].path, int(self.record[n])) for n in chosen.tolist()}
-
-    def moved(self, numbers: list[int]) -> list[Moved]:
-        """As they are told, in source order."""
-        texts: dict[int, str] = {}
+    def moved(self, numbers: np.ndarray) -> list[Moved]:
+        """As they are told."""
+        texts = [""] * len(numbers)
+        rows = self.table.take(pa.array(numbers)).to_pylist()
         if self.manifest.format_version == "3.0":
-            with suppress(PackError):
-                self._encoder = self._encoder or open_tokenizer(self.manifest, self.folder)
-                for number, ids in self.tokens(np.array(numbers, np.int64), EXCERPT):
-                    said = [token for token in ids.tolist() if token not in self._encoder.control_strings]
-                    texts[number] = self._encoder.decode(said).strip()
+            with suppress(PackError):  # a shard that is gone is not what was asked about
+                texts = [self._text(row) for row in rows[:EXCERPTS]] + texts[EXCERPTS:]
         return [
-            Moved(self.manifest.sources[self.source[number]].path, int(self.record[number]), texts.get(number, ""))
-            for number in sorted(numbers, key=lambda number: (self.source[number], self.record[number]))
+            Moved(self.manifest.sources[row["source"]].path, row["record"], text)
+            for row, text in zip(rows, texts, strict=True)
         ]
 
+    def _text(self, place: dict[str, Any]) -> str:
+        """How a conversation begins."""
+        shard = self.manifest.splits[place["split"]].shards[place["shard"]]
+        row = read_row(self.manifest, self.folder, shard, place["row"])
+        begin = place["start"]
+        ids = row["input_ids"][begin : begin + min(place["length"], EXCERPT)].tolist()
+        return self._encoder.decode(id for id in ids if id not in self._encoder.control_strings).strip()
 
-def _conversations(one: _Side, other: _Side) -> tuple[str, list[Moved], list[Moved]]:
-    """How they were told apart, those that went and those that came."""
-    mine = {_read(source): number for number, source in enumerate(one.manifest.sources)}
-    theirs = {_read(source): number for number, source in enumerate(other.manifest.sources)}
-    went, came = list[int](), list[int]()
-    for key in mine.keys() & theirs.keys():
-        before, after = one.of_sources({mine[key]}), other.of_sources({theirs[key]})
-        went += before[~np.isin(one.record[before], other.record[after])].tolist()
-        came += after[~np.isin(other.record[after], one.record[before])].tolist()
-    rest = (
-        one.of_sources({number for key, number in mine.items() if key not in theirs}),
-        other.of_sources({number for key, number in theirs.items() if key not in mine}),
-    )
-    by_content = _comparable(one.manifest, other.manifest)
-    most = min(one.manifest.sequence_length, other.manifest.sequence_length) - 1
-    names = [
-        {number: _name(ids) for number, ids in side.tokens(own, most)} if by_content else side.places(own)
-        for side, own in zip((one, other), rest, strict=True)
-    ]
-    went += _without(names[0], names[1])
-    came += _without(names[1], names[0])
-    by = "content" if by_content or not (len(rest[0]) or len(rest[1])) else "place"
-    return by, one.moved(went), other.moved(came)
+    @cached_property
+    def _encoder(self) -> Encoder:
+        return open_tokenizer(self.manifest, self.folder)
 
 
-def _comparable(one: Manifest, other: Manifest) -> bool:
-    """Whether equal conversations have equal tokens in both."""
-    return (one.format_version, one.tokenizer.sha256, one.template.sha256) == (
-        other.format_version,
-        other.tokenizer.sha256,
-        other.template.sha256,
-    ) and one.config.get("template_date") == other.config.get("template_date")
-
-
-def _name(ids: np.ndarray) -> Any:
-    return blake2b(ids.tobytes(), digest_size=16).digest()
-
-
-def _without(mine: dict[int, Any], theirs: dict[int, Any]) -> list[int]:
-    """Those of mine that are not among theirs; of equal ones as many as there are more, the last."""
-    left = Counter(theirs.values())
-    found = []
-    for number in sorted(mine):
-        if left[mine[number]]:
-            left[mine[number]] -= 1
-        else:
-            found.append(number)
-    return found
+def _without(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """Places in `mine` (digests) of those that are not among `theirs`; of equal ones as many as there are more, the
+    last."""
+    order = np.argsort(mine, kind="stable")
+    own = mine[order]
+    # How manyth of its equals each is.
+    begins = np.flatnonzero(np.append(True, own[1:] != own[:-1])[: len(own)])
+    nth = np.arange(len(own)) - np.repeat(begins, np.diff(begins, append=len(own)))
+    theirs = np.sort(theirs)
+    there = np.searchsorted(theirs, own, side="right") - np.searchsorted(theirs, own, side="left")
+    return np.sort(order[nth >= there])

@@ -410,7 +410,7 @@ def _note(name: str, draft: Draft) -> str:
     if name == "template":
         return f"Chosen: {draft.template_note}."
     if name == "sequence_length":
-        share = 100 * found.too_long / max(found.packed + found.dropped, 1)
+        share = 100 * found.too_long / max(found.packed + found.dropped["too_long"], 1)
         return f"{share:.1f} % of the conversations that were looked at are longer than this."
     if name == "max_rejects" and found.rejects:
         reasons = "; ".join(

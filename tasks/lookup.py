@@ -26,6 +26,8 @@ from tasks.index import INDEX_SCHEMA
 from tasks.manifest import Manifest, Shard, mend
 from tasks.printable import printable
 
+MOST_RECORDS = (1 << 63) - 1  # what the index can hold
+
 Place = dict[str, Any]
 """A row of the index (index.INDEX_SCHEMA) with its `number`, from 0. Where the corpus has conversations that were
 split, `pieces` and `piece` (from 1) are added."""
@@ -66,6 +68,12 @@ def mapped(folder: Path, name: str, size: int) -> Iterator[pa.RecordBatchReader]
         yield reader
 
 
+def objects(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows of a batch as objects. A damaged offset, else a SystemError of Python's or worse, is a pa.ArrowInvalid."""
+    rows.validate(full=True)
+    return list(rows.to_pylist())
+
+
 def pieces_in_row(manifest: Manifest, folder: Path, split: str, shard: int, row: int) -> list[Place]:
     """The conversations of a row, in their order within it."""
     found = _search(manifest, folder, {"shard": shard, "row": row})
@@ -73,7 +81,11 @@ def pieces_in_row(manifest: Manifest, folder: Path, split: str, shard: int, row:
 
 
 def pieces_of_record(manifest: Manifest, folder: Path, source: int, record: int) -> list[Place]:
-    """Where a record stands; `source` is its place in the manifest's sources. Raises UsageError where it is nowhere."""
+    """The places of a record: its pieces, further copies of them, and all of them in further packings; one place
+    without a row where it was dropped. `source` is its place in the manifest's sources.
+
+    Raises UsageError where it is nowhere.
+    """
     found = _search(manifest, folder, {"source": source, "record": record})
     if not found:
         raise UsageError("not_in_it", _why_not(manifest, folder, source, record))
@@ -105,17 +117,23 @@ def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Place]:
-    """All pieces of the conversation that stands at `number` in the index. Raises UsageError where it ends earlier."""
+    """All places of the conversation that stands at `number` in the index. Raises UsageError where it ends earlier."""
     seen = 0
     with _index(manifest, folder) as reader:
         for batch in reader:
             if 0 <= number - seen < batch.num_rows:
-                place = batch.slice(number - seen, 1).to_pylist()[0]
+                [place] = objects(batch.slice(number - seen, 1))
                 break
             seen += batch.num_rows
         else:
             raise UsageError("not_in_it", f"--conversation {number}: the index of this corpus has 0 to {seen - 1:,}")
     return pieces_of_record(manifest, folder, place["source"], place["record"])
+
+
+def kept_in_place_of(manifest: Manifest, folder: Path, duplicate: Place) -> Place | None:
+    """The first conversation that says what a duplicate says; None where it was rejected, for what was left of it."""
+    first = _search(manifest, folder, {"digest": duplicate["digest"]})[0]
+    return None if first["dropped"] == "duplicate" else first
 
 
 def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
@@ -131,7 +149,7 @@ def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
     found = [n for n, path in enumerate(paths) if path == name]
     found = found or [n for n, path in enumerate(paths) if PurePosixPath(path).parts[-len(wanted) :] == wanted]
     if len(found) == 1:
-        return found[0], int(line)
+        return found[0], int(line) if len(line) < 19 else MOST_RECORDS
     if found:
         raise UsageError("not_in_it", f"--at {text}: is the end of {len(found)} sources; write more of the path")
     near = get_close_matches(name, [*paths, *(PurePosixPath(path).name for path in paths)], 1)
@@ -157,21 +175,39 @@ def _index(manifest: Manifest, folder: Path) -> Iterator[pa.RecordBatchReader]:
 
 
 def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Place]:
-    """All rows of the index with these two values."""
+    """All rows of the index with these values."""
     found: list[Place] = []
     seen = 0
     with _index(manifest, folder) as reader:
         for batch in reader:
-            here = pc.and_(*(pc.equal(batch.column(name), value) for name, value in wanted.items()))
+            here = batch.column(0).is_valid()
+            for name, value in wanted.items():
+                column = batch.column(name)
+                here = pc.and_(here, pc.equal(column, pa.scalar(value, column.type)))
             if here.true_count:
                 numbers = pc.indices_nonzero(here).to_pylist()
-                places = batch.filter(here).to_pylist()
+                places = objects(batch.filter(here))
+                for place in places:
+                    _check(manifest, place)
                 found += [place | {"number": seen + n} for n, place in zip(numbers, places, strict=True)]
             seen += batch.num_rows
     if manifest.ledger.conversations.split:
         with _index(manifest, folder) as reader:
             _number_pieces(reader, found)
     return found
+
+
+def _check(manifest: Manifest, place: Place) -> None:
+    """Raises ValueError where the index speaks of what the manifest does not have: a bit of it was flipped."""
+    if not 0 <= place["source"] < len(manifest.sources):
+        raise ValueError(f"it speaks of source {place['source']}")
+    if place["row"] is not None:
+        if None in (place[name] for name in ("shard", "start", "length", "first", "trained")):
+            raise ValueError("a place lacks a number")
+        split = manifest.splits.get(place["split"])
+        shards = split.shards if split else []
+        if not 0 <= place["shard"] < len(shards) or not 0 <= place["row"] < shards[place["shard"]].rows:
+            raise ValueError("it speaks of rows that the manifest does not have")
 
 
 def _number_pieces(reader: pa.RecordBatchReader, found: list[Place]) -> None:

@@ -113,7 +113,7 @@ def print_legend(console: Console, boundaries: bool = False) -> None:
 
 
 def print_conversation_head(console: Console, number: str, origin: str, facts: Sequence[str]) -> None:
-    head = Text.assemble(("━━ ", "cyan"), (f"{number}  ", "dim"), (origin, HEADING_STYLE))
+    head = Text.assemble(("━━ ", "cyan"), (f"{number}  " if number else "", "dim"), (origin, HEADING_STYLE))
     facts_text = Text(" · ".join(facts), "dim")
     if console.is_terminal and head.cell_len + facts_text.cell_len + 2 > console.width:
         console.print(head, soft_wrap=True)

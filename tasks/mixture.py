@@ -17,6 +17,7 @@ import numpy as np
 from tasks.config import Config
 from tasks.errors import DataError, UsageError
 from tasks.pieces import Pieces, why
+from tasks.placement import hold_out_at_least_one
 from tasks.recipe import Recipe
 from tasks.seeded import order_of_contents
 from tasks.token_files import TokenColumns
@@ -33,6 +34,8 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
     if not is_mixed(config):
         return pieces
     orders = _orders(pieces, tokens, recipe)
+    # A limit may have left all on one side.
+    hold_out_at_least_one(accepted.held_out, accepted.why == 0, lambda: tokens.column("digest"), config.validation)
     counts = _token_shares(orders, pieces, tokens, config) if config.weighting == "token_share" else {}
     copies = np.zeros(len(accepted.length), np.uint16)
     for entry, order in orders.items():

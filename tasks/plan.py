@@ -10,8 +10,8 @@ Written to one folder, the receipt last:
     rejects.jsonl   a line for each rejected conversation
     plan.json       ledger, sources, packing figures: the receipt
 
-Memory: 20 bytes a conversation and a constant, whatever token files and shards there are; more where conversations are
-held out or packed anew for further epochs (bench/planning.py).
+Memory: 20 bytes a conversation and a constant, whatever token files and shards there are; up to 45 where conversations
+are held out, weighted, told apart by content or packed anew for further epochs (bench/planning.py).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tasks.ledger import Lost, count_lost, make_ledger, mixture_facts, packing_m
 from tasks.mixture import mix
 from tasks.pieces import CHUNK, REJECTED, Accepted, Pieces, cut_overlong
 from tasks.placement import Placed, hold_out_at_least_one, place, place_anew
-from tasks.recipe import Recipe
+from tasks.recipe import ANEW, Recipe
 from tasks.rejects import Rejected, check_rejects, write_rejects
 from tasks.shards import PLAN_SCHEMA
 from tasks.sources import Part
@@ -65,7 +65,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
             )
     bases = _record_bases(recipe.parts, receipts)
     tokens = TokenColumns(files, bases)
-    accepted = _read_columns(tokens, config.validation)
+    accepted = read_columns(tokens, config.validation)
     filter_conversations(accepted, tokens, config)
     pieces = cut_overlong(accepted, tokens, recipe)
     rejects = _rejects(receipts, bases, accepted, tokens, recipe)
@@ -108,7 +108,8 @@ def _record_bases(parts: tuple[Part, ...], receipts: list[dict[str, Any]]) -> li
     return bases
 
 
-def _read_columns(tokens: TokenColumns, validation: float) -> Accepted:
+def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
+    """All conversations, before any of them is dropped; a share of them held out."""
     length = tokens.column("length")
     held_out = np.zeros(len(length), np.bool_)
     if validation:
@@ -140,9 +141,11 @@ def _rejects(
         for record, code, text in receipt["rejects"]
     ]
     late = np.flatnonzero(accepted.why == REJECTED)
-    for c, part in zip(late.tolist(), accepted.part(late).tolist(), strict=True):
-        record = int(tokens.column("record", c, c + 1)[0])
-        found.append(Rejected(part, record, "no_trained_tokens", message))
+    parts = accepted.part(late)
+    for part in np.unique(parts).tolist():
+        first, last = int(accepted.edges[part]), int(accepted.edges[part + 1])
+        records = tokens.column("record", first, last)[late[parts == part] - first]
+        found += [Rejected(part, record, "no_trained_tokens", message) for record in records.tolist()]
     return sorted(found, key=lambda reject: (reject.part, reject.record))
 
 
@@ -170,7 +173,7 @@ def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Re
         index_writer(folder / "index.arrow", tokens, recipe) as index,
     ):
         for epoch in range(1, config.epochs + 1):
-            split = "train" if epoch == 1 else f"train_epoch_{epoch}"
+            split = "train" if epoch == 1 else f"{ANEW}{epoch}"
             if epoch == 1:
                 placed = place(pieces.lengths(), pieces.held_out(), config, recipe.shards)
             else:

@@ -2,11 +2,12 @@
 
     config ─find_files─▶ files ─sample_files─▶ records ─as a run does─▶ tokens, labels, rejects
                                                            │ each stands for total / looked at
-                                     lengths, scaled ──────┴─▶ the planner of a run ─▶ rows, efficiency
+        filters, over-long policy, shares of a mixture ────────┤ by the functions of a run
+                                     lengths, scaled ──────────┴─▶ its planner ─▶ rows, efficiency
 
-Where the sample is all there is, rows and tokens are those of the run. Else they are estimates: the bytes of a file
-over the bytes of what was read of it say how many conversations there are, and the histogram of lengths, scaled by
-that, is packed by the code that packs in a run.
+Where the sample is all there is, every figure is that of the run. Else they are estimates: the bytes of a file over the
+bytes of what was read of it say how many conversations there are, and the histogram of lengths, scaled by that, is
+packed by the code that packs in a run. Duplicates are told within the sample alone.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +28,26 @@ from tasks import packing
 from tasks.batch import BATCH_CHARACTERS, COUNTS, NOTICED, Batch
 from tasks.config import Config
 from tasks.conversations import read_record
+from tasks.costs import COMMIT, HASHED_BYTE, ROW_BYTES, START, TASK, WRITTEN_BYTE, plan_seconds
 from tasks.encoders import Encoder
 from tasks.errors import PackError, Reject
+from tasks.filters import filter_conversations
 from tasks.frames import Frames
 from tasks.gigatoken_encoder import GigatokenEncoder, Unsupported
 from tasks.jinja_templates import JinjaTemplate
 from tasks.keys import Layout
+from tasks.manifest import MixtureFacts
 from tasks.parity import HARD, LONGEST, difference
-from tasks.pieces import cut_conversation
-from tasks.recipe import Recipe, specs_of
+from tasks.pieces import DROPS, REJECTED, Pieces, cut_overlong, why
+from tasks.placement import hold_out_at_least_one
+from tasks.plan import read_columns
+from tasks.recipe import SPLITS, Recipe, specs_of, split_names
 from tasks.sampling import Sample, sample_files
 from tasks.segments import segments_of
-from tasks.sources import find_files
+from tasks.shares import entries_of, shares
+from tasks.sources import Part, find_files
 from tasks.templates import full_text, trained_turns
-from tasks.token_files import SCHEMA, WHOLE_SCHEMA
+from tasks.token_files import SCHEMA, WHOLE_SCHEMA, TokenColumns
 from tasks.tokenization import add_record
 from tasks.trained_tokenizer import cut_sentence, train_model
 
@@ -51,14 +58,12 @@ PROOF = 400  # texts that both encoders are given
 TRAINING = 1 << 20  # characters that a tokenizer is trained on, where the config names none: 1 s
 
 # Bytes on disk, beside the tokens: of a piece in index.arrow (twice: the plan has a copy) and in plan.arrow.
-INDEX_BYTES, PLAN_BYTES = 38, 25
-ROW_BYTES = 13  # of a token in a shard: int32 + int8 + int32 + int32
-# The largest process of a run: interpreter and libraries, and the more of these: for texts, 12 bytes for each of theirs
-# until gigatoken has seen most words, or for the conversations of the plan.
-BASE_MEMORY, TEXT_MEMORY, TEXT_BYTES, PLAN_MEMORY = 140_000_000, 80_000_000, 12, 150
+INDEX_BYTES, PLAN_BYTES = 50.5, 25
+# The largest process of a run: interpreter and libraries, and the more of these: 7.5 MB whenever the text of a part has
+# doubled from 100 kB on, for the words that gigatoken has seen (130 MB in all at 1 MB, 157 at 13, 175 at 64), or the
+# conversations of the plan (bench/planning.py: 19 to 28 bytes each).
+BASE_MEMORY, TEXT_MEMORY, TEXT_BEGIN, PLAN_MEMORY = 105e6, 7.5e6, 100_000, 28
 TOKEN_BYTES = 4  # of text, about
-# Seconds: to start and to end; for a byte that is hashed, for a byte of a shard, for a conversation in the plan.
-START, PER_HASHED, PER_WRITTEN, PER_PLANNED = 1.4, 1 / 0.4e9, 1 / 0.25e9, 2e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +116,15 @@ class Prediction:
     noticed: dict[str, int] = field(default_factory=dict)
     packed: float = 0.0  # conversations
     too_long: float = 0.0  # than a row
-    dropped: float = 0.0
+    dropped: dict[str, float] = field(default_factory=dict)  # by reason
     cut: float = 0.0  # truncated or split
     tokens: dict[str, float] = field(default_factory=dict)
     rows: dict[str, int] = field(default_factory=dict)  # of each split
     trained: dict[str, float] = field(default_factory=dict)  # tokens of each split
     tokenizer_bytes: int = 0
     pieces: float = 0.0
+    mixture: list[MixtureFacts] = field(default_factory=list)
+    empty_shares: str = ""  # sources without a token for their share
     efficiency: float | None = None
     disk: dict[str, float] = field(default_factory=dict)
     memory: float = 0.0
@@ -129,33 +136,11 @@ class Prediction:
 
 @dataclass(slots=True)
 class _Tokens:
-    """What the sample of one file became."""
+    """The token file of the sample of one file; `record` in it is the place in sample.records."""
 
-    batches: list[pa.RecordBatch]
-    place: list[int]  # in sample.records, of each conversation
-    seconds: float = 0.0
-    bytes: int = 0  # of the token file
-    text: int = 0  # bytes, as rendered, in format 2.0
-
-    def column(self, name: str, kind: type) -> np.ndarray:
-        return np.concatenate([np.empty(0, kind), *(batch.column(name).to_numpy(False) for batch in self.batches)])
-
-    def values(self) -> tuple[np.ndarray, np.ndarray]:
-        """Tokens of all conversations end to end, and where each begins."""
-        lists = [batch.column("tokens") for batch in self.batches]
-        values = np.concatenate([np.empty(0, np.int32), *(each.values.to_numpy() for each in lists)])
-        lengths = np.concatenate([np.empty(0, np.int64), *(np.diff(each.offsets.to_numpy()) for each in lists)])
-        return values, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-
-
-@dataclass(slots=True)
-class _Pieces:
-    """Columns over the pieces of the sample: as tasks.pieces has them, and how many pieces each stands for."""
-
-    length: np.ndarray  # int64, places in a row
-    trained: np.ndarray  # int64
-    held_out: np.ndarray  # bool
-    weight: np.ndarray  # float64
+    file: pa.Buffer
+    seconds: float
+    text: np.ndarray  # int64[conversations], bytes, as rendered; in format 2.0 alone
 
 
 def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: int = BUDGET) -> Prediction:
@@ -187,8 +172,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
             workers=workers,
         )
         tokens = [_tokenise(sample, recipe, encoder, found) for sample in samples]
-    _plan(found, tokens)
-    _cost(found, tokens)
+    _cost(found, tokens, _plan(found, tokens))
     _warn(found)
     return found
 
@@ -271,33 +255,34 @@ def _tokenise(sample: Sample, recipe: Recipe, encoder: Encoder, found: Predictio
     schema = SCHEMA if config.packing else WHOLE_SCHEMA
     receipt: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     frames = Frames(recipe.template, encoder, config.train_on, file.format, bool(file.columns))
-    tokens = _Tokens([], [])
+    texts = [np.empty(0, np.int64)]
     start = time.process_time()
-    batch = Batch(encoder, receipt)
+    batch, out = Batch(encoder, receipt), pa.BufferOutputStream()
+    with pa.ipc.new_file(out, schema) as writer:
 
-    def flush() -> None:
-        if batch.records:
-            tokens.place.extend(batch.records)
-            tokens.batches.append(batch.encode(schema))
+        def flush() -> None:
+            if batch.records:
+                encoded = batch.encode(schema)
+                writer.write_batch(encoded)
+                if not config.packing:
+                    offsets = encoded.column("text").buffers()[1]
+                    texts.append(np.diff(np.frombuffer(offsets, np.int64)[: encoded.num_rows + 1]))
 
-    for number, (place, value) in enumerate(sample.records):
-        try:
-            add_record(batch, number, value, file, recipe.template, config, frames)
-        except Reject as reject:
-            _reject(found, source, reject, number)
-        except PackError as error:
-            raise type(error)(error.reason, f"{place}: {error}") from None
-        if batch.characters >= BATCH_CHARACTERS:
-            flush()
-            batch = Batch(encoder, receipt)
-    flush()
-    tokens.seconds = time.process_time() - start
-    tokens.bytes = sum(batch.nbytes for batch in tokens.batches)
-    if not config.packing:
-        tokens.text = sum(batch.column("text").nbytes for batch in tokens.batches)
+        for number, (place, value) in enumerate(sample.records):
+            try:
+                add_record(batch, number, value, file, recipe.template, config, frames)
+            except Reject as reject:
+                _reject(found, source, reject, number)
+            except PackError as error:
+                raise type(error)(error.reason, f"{place}: {error}") from None
+            if batch.characters >= BATCH_CHARACTERS:
+                flush()
+                batch = Batch(encoder, receipt)
+        flush()
+    seconds = time.process_time() - start
     for name in NOTICED:
         found.noticed[name] = found.noticed.get(name, 0) + receipt[name]
-    return tokens
+    return _Tokens(out.getvalue(), seconds, np.concatenate(texts))
 
 
 def _reject(found: Prediction, source: Source, reject: Reject, number: int) -> None:
@@ -312,66 +297,112 @@ def _reject(found: Prediction, source: Source, reject: Reject, number: int) -> N
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
-def _plan(found: Prediction, tokens: list[_Tokens]) -> None:
-    """As tasks.plan, with a weight for every conversation."""
+def _plan(found: Prediction, made: list[_Tokens]) -> np.ndarray:
+    """As tasks.plan, by its functions. Returns how often each conversation is packed in a pass, float64."""
+    recipe = found.recipe
+    config = recipe.config
+    if config.overlong == "error":  # figures are those of truncate
+        config = config.model_copy(update={"overlong": "truncate"})
+    parts = tuple(Part(source.sample.file, 0, source.sample.file.bytes, "") for source in found.sources)
+    recipe = replace(recipe, config=config, parts=parts)
+    tokens = TokenColumns([each.file for each in made], [0] * len(made))
+    accepted = read_columns(tokens, config.validation)
+    weights = _weights(found, tokens)
+    filter_conversations(accepted, tokens, config)
+    found.too_long = float(weights[(accepted.why == 0) & (accepted.length > config.sequence_length)].sum())
+    pieces = cut_overlong(accepted, tokens, recipe)
+    late = accepted.why == REJECTED
+    encoded = accepted.encoded(slice(None)) * ~late
+    for number, source in enumerate(found.sources):
+        inside = slice(*tokens.edges[number : number + 2])
+        source.tokens = float(encoded[inside] @ weights[inside])
+        _show_and_reject(found, source, inside, late, tokens)
+    if found.whole:
+        hold_out_at_least_one(accepted.held_out, accepted.why == 0, lambda: tokens.column("digest"), config.validation)
+    dropped = {reason: float(weights[accepted.why == why(reason)].sum()) for reason in DROPS}
+    stays = accepted.why == 0
+    chosen = shares(pieces, tokens, recipe, None if found.whole else weights)
+    found.empty_shares = chosen.empty
+    dropped["limit"] = float((stays - chosen.within) @ weights)
+    dropped["weight"] = float((chosen.within - chosen.packed) @ weights)
+    found.dropped = {reason: count for reason, count in dropped.items() if count >= 0.5 or reason == "too_long"}
+    found.packed = float(chosen.packed @ weights)
+    cut = np.unique(pieces.cut_of)
+    found.cut = float(chosen.packed[cut] @ weights[cut])
+    _count(found, pieces, tokens, recipe, weights * chosen.packed, weights * chosen.copies)
+    return chosen.copies
+
+
+def _weights(found: Prediction, tokens: TokenColumns) -> np.ndarray:
+    """float64, what each conversation stands for."""
+    record = tokens.column("record")
+    inside = [slice(*edges) for edges in pairwise(tokens.edges)]
+    weights = [source.sample.weights[record[own]] for source, own in zip(found.sources, inside, strict=True)]
+    return np.concatenate([np.empty(0), *weights])
+
+
+def _show_and_reject(found: Prediction, source: Source, inside: slice, late: np.ndarray, tokens: TokenColumns) -> None:
+    """The first conversation of a source, and those that the over-long policy left without a trained token."""
+    records = tokens.column("record", inside.start, inside.stop)
+    if len(records):
+        values = tokens.tokens(inside.start)
+        source.shown = Shown(source.sample.records[records[0]].place, values ^ (values >> 31), values >= 0)
     config = found.recipe.config
-    pieces = [_cut(found, source, each) for source, each in zip(found.sources, tokens, strict=True)]
-    length, trained, held_out, weight = (
-        np.concatenate([getattr(some, name) for some in pieces]) for name in ("length", "trained", "held_out", "weight")
-    )
-    found.pieces = float(weight.sum())
+    message = f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong})"
+    for record in records[late[inside]].tolist():
+        _reject(found, source, Reject("no_trained_tokens", message), record)
+
+
+def _count(
+    found: Prediction, pieces: Pieces, tokens: TokenColumns, recipe: Recipe, packed: np.ndarray, copies: np.ndarray
+) -> None:
+    """Rows and tokens of conversations that stand for `packed` others, which are packed `copies` times in a pass."""
+    config, every = recipe.config, slice(None)
+    accepted, conversation = pieces.accepted, pieces.conversations(every)
+    held_out, weight = accepted.held_out[conversation], copies[conversation]
+    length, trained = pieces.columns(every).length, pieces.trained(every, tokens)
+    # Each further packing has the same pieces as the first, in as many rows.
+    passes = {split: held_out if split == "validation" else ~held_out for split in split_names(config.epochs)}
+    for split, own in passes.items():
+        again = found.rows.get("train") if split not in SPLITS else None
+        found.rows[split] = _rows(length[own], weight[own], config) if again is None else again
+        found.trained[split] = float(trained[own] @ weight[own])
+    total = weight * np.where(held_out, 1, config.epochs)
+    found.pieces = float(total.sum())
     found.tokens = {
         "encoded": sum(source.tokens for source in found.sources),
-        "packed": float(length @ weight),
-        "trained": float(trained @ weight),
+        "packed": float(length @ total),
+        "trained": float(trained @ total),
     }
-    for split, chosen in (("train", ~held_out), ("validation", held_out)):
-        found.rows[split] = _rows(length[chosen], weight[chosen], config)
-        found.trained[split] = float(trained[chosen] @ weight[chosen])
+    of_sources = np.bincount(accepted.part(conversation), trained * total, len(found.sources))
+    for source, of_source in zip(found.sources, of_sources.tolist(), strict=True):
+        source.trained = of_source
     if config.packing:
         places = sum(found.rows.values()) * config.sequence_length
         found.tokens["padding"] = max(0.0, places - found.tokens["packed"])
         found.efficiency = min(100.0, 100 * found.tokens["packed"] / max(places, 1))
+    entries, in_train = entries_of(pieces, recipe), ~accepted.held_out
+    of, own = entries[conversation], weight * ~held_out
+    tokens_of, trained_of = (np.bincount(of, values * own, len(config.sources)) for values in (length, trained))
+    there, copied = (np.bincount(entries, values * in_train, len(config.sources)) for values in (packed, copies))
+    found.mixture = [
+        MixtureFacts(
+            path=source.path,
+            weight=source.weight,
+            limit=source.limit,
+            conversations=round(there[entry]),
+            copies=round(copied[entry]),
+            tokens=round(tokens_of[entry]),
+            trained_tokens=round(trained_of[entry]),
+            tokens_percent=_percent(tokens_of, entry),
+            trained_tokens_percent=_percent(trained_of, entry),
+        )
+        for entry, source in enumerate(config.sources)
+    ]
 
 
-def _cut(found: Prediction, source: Source, tokens: _Tokens) -> _Pieces:
-    """Pieces of the conversations of one file; what they are, and what becomes of the others, goes to `found`."""
-    config = found.recipe.config
-    weights = source.sample.weights[tokens.place]
-    values, offsets = tokens.values()
-    if tokens.place:
-        ids = values[: offsets[1]]
-        source.shown = Shown(source.sample.records[tokens.place[0]].place, ids ^ (ids >> 31), ids >= 0)
-    lengths, trained = np.diff(offsets), tokens.column("trained", np.int64)
-    held_out = tokens.column("digest", np.uint64) < np.uint64(int(config.validation * 2**64))
-    encoded = lengths - tokens.column("separator", np.int64)
-    is_long = lengths > config.sequence_length
-    found.too_long += float(weights[is_long].sum())
-    stays = np.ones(len(lengths), bool)
-    if config.overlong == "drop":
-        stays = ~is_long
-        found.dropped += float(weights[is_long].sum())
-    elif not config.packing:
-        is_long[:] = False
-    kept = [(c, int(lengths[c]), int(trained[c])) for c in np.flatnonzero(stays & ~is_long & (trained > 0)).tolist()]
-    for conversation in np.flatnonzero(stays & is_long).tolist():
-        own = values[offsets[conversation] : offsets[conversation + 1]]
-        cuts = cut_conversation(own, config.sequence_length, split=config.overlong == "split")
-        kept += [(conversation, cut.taken + cut.closed, cut.trained) for cut in cuts if cut.trained]
-    columns = np.array(kept, np.int64).reshape(-1, 3)
-    packed = np.unique(columns[:, 0])
-    found.packed += float(weights[packed].sum())
-    found.cut += float(weights[packed[is_long[packed]]].sum())
-    late = np.setdiff1d(np.flatnonzero(stays), packed)
-    for conversation in late.tolist():
-        message = f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong})"
-        _reject(found, source, Reject("no_trained_tokens", message), tokens.place[conversation])
-    kept_tokens = encoded.copy()
-    kept_tokens[late] = 0
-    source.tokens = float(kept_tokens @ weights)
-    own = weights[columns[:, 0]]
-    source.trained = float(columns[:, 2] @ own)
-    return _Pieces(columns[:, 1], columns[:, 2], held_out[columns[:, 0]], own)
+def _percent(values: np.ndarray, entry: int) -> float:
+    return round(100 * float(values[entry]) / max(1.0, float(values.sum())), 4)
 
 
 def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> int:
@@ -392,17 +423,18 @@ def scaled(lengths: np.ndarray, weights: np.ndarray, capacity: int) -> np.ndarra
 # -- what it costs ---------------------------------------------------------------------------------------------------
 
 
-def _cost(found: Prediction, tokens: list[_Tokens]) -> None:
-    """Bytes on disk, memory of the largest process, and time."""
+def _cost(found: Prediction, tokens: list[_Tokens], copies: np.ndarray) -> None:
+    """Bytes on disk, memory of the largest process, and time. `copies` is of each conversation."""
     config = found.recipe.config
     conversations = sum(source.conversations for source in found.sources)
     weights = [source.conversations / max(len(source.sample.records), 1) for source in found.sources]
-    token_files = sum(each.bytes * weight for each, weight in zip(tokens, weights, strict=True))
+    token_files = sum(each.file.size * weight for each, weight in zip(tokens, weights, strict=True))
     if config.packing:
         shards = sum(found.rows.values()) * config.sequence_length * float(ROW_BYTES)
     else:  # all that is said stands there twice, as messages and as rendered
-        shards = 2 * sum(each.text * weight for each, weight in zip(tokens, weights, strict=True))
-    listed = found.pieces + found.dropped
+        text = np.concatenate([each.text * weight for each, weight in zip(tokens, weights, strict=True)])
+        shards = 2 * float(text @ copies)
+    listed = found.pieces + sum(found.dropped.values())
     found.disk = {
         "shards": shards,
         "index": listed * INDEX_BYTES,
@@ -410,12 +442,16 @@ def _cost(found: Prediction, tokens: list[_Tokens]) -> None:
         "plan": listed * INDEX_BYTES + found.pieces * PLAN_BYTES,
         "tokenizer": float(found.tokenizer_bytes),
     }
-    text = min(found.tokens["encoded"] * TOKEN_BYTES, config.part_size)
-    found.memory = BASE_MEMORY + max(min(TEXT_MEMORY, TEXT_BYTES * text), PLAN_MEMORY * found.pieces)
+    text_bytes = min(found.tokens["encoded"] * TOKEN_BYTES, config.part_size)
+    planned = max(conversations, found.pieces / config.epochs)
+    found.memory = BASE_MEMORY + max(TEXT_MEMORY * np.log2(1 + text_bytes / TEXT_BEGIN), PLAN_MEMORY * planned)
     encoding = sum(each.seconds * weight for each, weight in zip(tokens, weights, strict=True))
+    parts = max(found.files, found.bytes // config.part_size)
+    plan = TASK + plan_seconds(max(conversations, found.pieces), found.tokens["encoded"], config.epochs)
+    tasks = TASK * (parts + sum(found.recipe.shards.values()))
     at_once = max(1, min(found.workers, os.cpu_count() or 1))
     found.seconds = (
-        START + found.bytes * PER_HASHED + conversations * PER_PLANNED + (encoding + shards * PER_WRITTEN) / at_once
+        START + found.bytes * HASHED_BYTE + plan + (encoding + tasks + shards * WRITTEN_BYTE) / at_once + COMMIT
     )
 
 
@@ -435,9 +471,20 @@ def _warn(found: Prediction) -> None:
             "truncate, drop or split goes on (figures are those of truncate)"
         )
         found.fails = True
-    if not found.packed:
-        found.warnings.append("no conversation of the sample is left to pack: the run will fail")
+    if not found.rows["train"]:
+        found.warnings.append("no conversation of the sample is left to train on: the run will fail")
         found.fails = True
+    elif found.empty_shares:
+        found.warnings.append(
+            f"{found.empty_shares}: no conversation of it in the sample is left in the training split, so that it can "
+            "have no share of the tokens (weighting: token_share): the run will fail; figures are those of the others"
+        )
+        found.fails = True
+    if config.duplicates == "drop" and not found.whole:
+        found.warnings.append(
+            "duplicates: drop: conversations that say the same are told within the sample alone; of all, the run may "
+            "drop more"
+        )
     short = [source.sample.file.name for source in found.sources if source.sample.reach < 1]
     if short:
         names = ", ".join(short[:3]) + " and others" * (len(short) > 3)
@@ -449,6 +496,11 @@ def _warn(found: Prediction) -> None:
 def about(count: float, found: Prediction) -> str:
     """A number, and whether it is an estimate."""
     return f"{count:,.0f}" if found.whole else f"about {count:,.0f}"
+
+
+def in_a_row(found: Prediction) -> float:
+    """Conversations in a row, pieces counted as such."""
+    return found.pieces / max(sum(found.rows.values()), 1)
 
 
 def steps(found: Prediction, batch_rows: int) -> tuple[int, float]:

@@ -26,6 +26,7 @@ from tasks.sources import Part, SourceFile, SourceSpec, find_parts
 from tasks.templates import BUILT_IN, MARKERS, BuiltIn, Template, built_in_sha256
 
 SPLITS = ("train", "validation")
+ANEW = "train_epoch_"  # and the number of a pass: a split with the conversations of train in other rows
 
 # About 100 MB a shard: a task costs 60 ms beside its work (fork, page faults, Luigi, syncs), and shards of 25 MB made a
 # corpus of 250 MB take a tenth longer. A smaller corpus is two, so that two workers can write it.
@@ -36,7 +37,7 @@ MOST_SHARDS_OF_EPOCHS = 768  # of all packings together
 
 def split_names(epochs: int) -> tuple[str, ...]:
     """All splits, in the order of their shards. The training split is packed anew for each epoch after the first."""
-    return (*SPLITS, *(f"train_epoch_{epoch}" for epoch in range(2, epochs + 1)))
+    return (*SPLITS, *(f"{ANEW}{epoch}" for epoch in range(2, epochs + 1)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,11 +175,20 @@ class Recipe:
     # Shards
 
     @cached_property
+    def copies(self) -> float:
+        """How often a conversation is written, about: by weights, as the bytes of the sources have them, and epochs."""
+        return self.config.epochs * self._size / max(1, sum(file.bytes for file in self.files))
+
+    @cached_property
+    def _size(self) -> float:
+        """Bytes of the sources, each as often as its weight says."""
+        weighed = self.config.weighting != "token_share"
+        return sum(file.bytes * (self.config.sources[file.entry].weight if weighed else 1) for file in self.files)
+
+    @cached_property
     def shards(self) -> dict[str, int]:
         """Number of shards of each split."""
-        config = self.config
-        weighed = config.weighting != "token_share"
-        size = sum(file.bytes * (config.sources[file.entry].weight if weighed else 1) for file in self.files)
+        config, size = self.config, self._size
         most = min(MOST_SHARDS, MOST_SHARDS_OF_EPOCHS // config.epochs)
         several = 2 if 4 * size > SOURCE_BYTES_PER_SHARD else 1
         train = min(most, max(several, math.ceil(size / SOURCE_BYTES_PER_SHARD)))
@@ -228,7 +238,7 @@ def resolve(config_file: Path, root: Path) -> Recipe:
 
 def specs_of(config: Config) -> list[SourceSpec]:
     """The sources as the config asks for them."""
-    return [SourceSpec(source.path, source.format, tuple(source.columns.items())) for source in config.sources]
+    return [SourceSpec(s.path, s.format, tuple(s.columns.items()), s.weight, s.limit) for s in config.sources]
 
 
 def recipe_of(config: Config, folder: Path, root: Path) -> Recipe:

@@ -28,7 +28,7 @@ def conversations_of(index: pa.Table) -> Conversations:
     placed, validation, truncated   bool
     length                          tokens: of all pieces, once, or of the whole where it was dropped
     tokens                          without separators, of all pieces, once; 0 where it was dropped
-    copies                          in the split `train`
+    copies, copies_held_out         in the split `train`, and in `validation`
     places, trained                 in the split `train`, over all copies
     reason                          why it was dropped, a place in DROPS; -1 where it is placed
     """
@@ -60,6 +60,7 @@ def conversations_of(index: pa.Table) -> Conversations:
         "length": total(length * once),
         "tokens": total((length - separator) * (once & placed)),
         "copies": total(in_train) // np.maximum(1, total(once)),
+        "copies_held_out": total(split == 1) // np.maximum(1, total(once)),
         "places": total(length * in_train),
         "trained": total(trained * in_train),
         "reason": _numbers(index["dropped"], DROPS)[order][heads],
@@ -95,14 +96,38 @@ def check_choice(manifest: Manifest, folder: Path, index: pa.Table, seen: Conver
     _check_contents(settings, seen, require)
     entries = np.array([source.entry for source in manifest.sources])[seen["source"]]
     for entry, source in enumerate(settings["sources"]):
-        limit = source.get("limit")
-        own = np.flatnonzero(seen["placed"] & (entries == entry))
-        if limit is not None and len(own) > limit:
-            raise DataError(
-                "bad_index", f"{where}: {len(own):,} of sources[{entry}] are packed, its limit is {limit:,}"
-            )
+        _check_entry(settings, source, entry, seen, entries == entry, where)
     _check_epochs(manifest, where, index)
     _check_mixture(manifest, folder, seen, entries)
+
+
+def _check_entry(
+    settings: dict[str, Any], source: dict[str, Any], entry: int, seen: Conversations, own: np.ndarray, where: Path
+) -> None:
+    """As many conversations of an entry of `sources` as its limit says, and as many copies of them as its weight."""
+
+    def require(held: bool, what: str) -> None:
+        if not held:
+            raise DataError("bad_index", f"{where}: sources[{entry}]: {what}")
+
+    limit, weight = source.get("limit"), source.get("weight", 1)
+    over, unweighted = (own & (seen["reason"] == DROPS.index(name)) for name in ("limit", "weight"))
+    placed = own & seen["placed"]
+    chosen = np.count_nonzero(placed | unweighted)
+    require(limit is None or chosen <= limit, f"{chosen:,} are taken, and limit is {limit}")
+    require(not over.any() or chosen == limit, f"{chosen:,} are taken, and others are dropped by limit: {limit}")
+    require(bool((seen["copies_held_out"][placed] <= 1).all()), "a conversation is in the validation split twice")
+    if settings.get("weighting") == "token_share":
+        require(bool((seen["copies"][placed] <= 1).all()), "token_share: a conversation is packed twice")
+        return
+    whole, rest = divmod(weight, 1)
+    require(not unweighted.any() or whole == 0, f"some are dropped by weight, which is {weight:g}")
+    copies = seen["copies"][placed & ~seen["validation"]]
+    require(bool(np.isin(copies, [whole, whole + (rest > 0)]).all()), f"others than {weight:g} copies")
+    # Each side of the split takes the next whole number of its share, and one at least.
+    extra = np.count_nonzero(copies > whole) if whole else np.count_nonzero(placed)
+    of = len(copies) if whole else chosen
+    require(abs(extra - rest * of) <= 2 or whole == weight, f"{extra:,} of {of:,} have a further copy")
 
 
 def _check_contents(settings: dict[str, Any], seen: Conversations, require: Any) -> None:

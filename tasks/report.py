@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
@@ -24,11 +24,12 @@ from tasks.codes import CODES
 from tasks.corpus_files import find_listed, reading, report_beside
 from tasks.errors import DataError, PartMissing
 from tasks.files import write_bytes
-from tasks.manifest import Manifest, corpus_folder, load_manifest
+from tasks.manifest import Manifest, MixtureFacts, SourceFacts, corpus_folder, load_manifest
 from tasks.printable import counted, printable
+from tasks.recipe import ANEW
 from tasks.report_figures import Figures, read_figures
 from tasks.report_rows import HUES, samples
-from tasks.show import BATCH_ROWS, FEW_STEPS, LOST, NOTICED, TRAINED_TURNS
+from tasks.show import BATCH_ROWS, FEW_STEPS, LOST, NOTICED, TRAINED_TURNS, mixture_table
 from tasks.tables import common_folder
 
 MOST_BYTES = 500_000
@@ -105,23 +106,21 @@ def _share(part: float, whole: float) -> str:
 
 def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]:
     packed = manifest.packing_metadata.enabled
-    conversations, tokens = manifest.ledger.conversations, manifest.ledger.tokens
+    conversations = manifest.ledger.conversations
     rejected, dropped = sum(conversations.rejected.values()), sum(conversations.dropped.values())
-    steps = [
-        ("read", conversations.read),
-        ("accepted", conversations.read - rejected),
-        ("packed", conversations.packed),
-    ]
-    encoded = ("encoded, with separators", tokens.encoded + tokens.separators)
-    token_steps = [encoded, ("packed", tokens.packed), ("trained on", tokens.trained)]
+    steps, token_steps = _conversation_steps(manifest), _token_steps(manifest)
+    first = [name for name, split in manifest.splits.items() if split.rows and not name.startswith(ANEW)]
     return {
         "manifest": manifest,
         "packed": packed,
-        "conversation_steps": [(name, count, steps[0][1]) for name, count in steps],
-        "token_steps": [(name, count, token_steps[0][1]) for name, count in token_steps],
+        "conversation_steps": steps,
+        "token_steps": token_steps,
+        "packings": 1 + len(manifest.splits) - len([name for name in manifest.splits if not name.startswith(ANEW)]),
+        "first_splits": " and ".join(first),
+        "mixture": mixture_table(manifest.mixture, manifest.config.get("weighting")),
+        "by_entry": _is_mixed(manifest),
         "rejected": rejected,
         "dropped": dropped,
-        "dropped_reasons": [(LOST.get(reason, reason), n) for reason, n in conversations.dropped.items() if n],
         "places": _places(manifest),
         "reject_reasons": _rejects(manifest, folder),
         "noticed": [(count, *NOTICED.get(name, ("", name))) for name, count in manifest.noticed.items() if count],
@@ -133,7 +132,9 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "batch_rows": BATCH_ROWS,
         "few_steps": FEW_STEPS,
         "quantiles": _quantiles(figures.lengths),
+        "accepted": len(figures.lengths),
         "longer": int((figures.lengths > manifest.sequence_length).sum()),
+        "shared_by": float(figures.conversations[~figures.anew].mean()),
         "settings": [(name, _setting(value)) for name, value in manifest.config.items() if name != "sources"],
         "config": _config(manifest),
         "published": f"manifests/{Path(manifest.corpus).name}.json",
@@ -141,6 +142,56 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "counted": counted,
         "plots": _plots(manifest, figures, steps, token_steps),
     }
+
+
+class Step(NamedTuple):
+    """What is left after a step, and what went in it: a text and how many, for each reason."""
+
+    name: str
+    left: int
+    gone: list[tuple[str, int]]
+
+
+# Steps between accepted and packed, in the order in which they are taken, and the ledger's reasons of each.
+DROPPING = (
+    ("within the filters", ("min_tokens", "max_tokens", "min_turns", "max_turns")),
+    ("without duplicates", ("duplicate",)),
+    ("that fit a row", ("too_long",)),
+    ("within limits", ("limit",)),
+    ("chosen by weight", ("weight",)),
+)
+
+
+def _conversation_steps(manifest: Manifest) -> list[Step]:
+    """From read to packed; steps in which nothing went are left out."""
+    ledger = manifest.ledger.conversations
+    left = ledger.read - sum(ledger.rejected.values())
+    steps = [Step("read", ledger.read, []), Step("accepted", left, [("rejected", ledger.read - left)])]
+    known = {reason for _, reasons in DROPPING for reason in reasons}
+    for name, reasons in (*DROPPING, ("left", tuple(sorted(ledger.dropped.keys() - known)))):
+        gone = [(LOST.get(reason, reason), ledger.dropped.get(reason, 0)) for reason in reasons]
+        if lost := sum(count for _, count in gone):
+            left -= lost
+            steps.append(Step(name, left, gone))
+    last = steps.pop() if len(steps) > 2 else Step("", left, [])
+    return [*steps, last._replace(name=f"packed ({last.name})" if last.name else "packed")]
+
+
+def _token_steps(manifest: Manifest) -> list[Step]:
+    tokens = manifest.ledger.tokens
+    name = "encoded, with separators" + (" and copies" if tokens.repeated else "")
+    gone = [("truncated", tokens.truncated), ("dropped", tokens.dropped)]
+    untrained = [("read by the model, not trained on", tokens.packed - tokens.trained)]
+    return [
+        Step(name, tokens.encoded + tokens.separators + tokens.repeated, []),
+        Step("packed", tokens.packed, gone),
+        Step("trained on", tokens.trained, untrained),
+    ]
+
+
+def _is_mixed(manifest: Manifest) -> bool:
+    """Whether the tokens of a source are not those of its conversations, once each."""
+    return bool(mixture_table(manifest.mixture, manifest.config.get("weighting")) or manifest.ledger.tokens.repeated)
 
 
 def _places(manifest: Manifest) -> list[tuple[str, int]]:
@@ -198,27 +249,26 @@ def _rejects(manifest: Manifest, folder: Path) -> list[dict[str, Any]]:
 # -- plots -------------------------------------------------------------------------------------------------------------
 
 
-def _plots(
-    manifest: Manifest, figures: Figures, steps: list[tuple[str, int]], token_steps: list[tuple[str, int]]
-) -> dict[str, Any]:
+def _plots(manifest: Manifest, figures: Figures, steps: list[Step], token_steps: list[Step]) -> dict[str, Any]:
     from markupsafe import Markup
 
     from tasks import report_plots
 
     packed = manifest.packing_metadata.enabled
-    common = common_folder([source.path for source in manifest.sources])
-    by_tokens = sorted(manifest.sources, key=lambda source: -source.tokens)
+    shown: Sequence[MixtureFacts | SourceFacts] = manifest.mixture if _is_mixed(manifest) else manifest.sources
+    common = common_folder([source.path for source in shown])
+    by_tokens = sorted(shown, key=lambda source: -source.tokens)
     sources = [(_text(s.path.removeprefix(common)), s.tokens, s.trained_tokens) for s in by_tokens]
     drawn = {
-        "conversations": report_plots.funnel("conversations", steps),
-        "tokens": report_plots.funnel("tokens", token_steps),
+        "conversations": report_plots.funnel("conversations", [step[:2] for step in steps]),
+        "tokens": report_plots.funnel("tokens", [step[:2] for step in token_steps]),
         "sources": report_plots.sources(sources),
         "lengths": report_plots.lengths(figures.lengths, manifest.sequence_length, packed),
     }
     if packed:
-        pads = pad_groups(manifest.sequence_length - figures.filled)
+        pads = pad_groups((manifest.sequence_length - figures.filled)[~figures.anew])
         drawn["fill"] = report_plots.bars("fill", pads, "pads in a row")
-        groups = count_groups(figures.conversations)
+        groups = count_groups(figures.conversations[~figures.anew])
         drawn["row"] = report_plots.bars("row", groups, "conversations in a row")
     return {name: Markup(svg) for name, svg in drawn.items()}  # noqa: S704 - made by report_plots, which escapes
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 from tasks.corpus_files import find_listed, reading
 from tasks.errors import DataError
 from tasks.manifest import Manifest
+from tasks.recipe import ANEW
 
 COLUMNS = ["source", "record", "split", "shard", "row", "start", "length", "trained", "truncated"]
 
@@ -23,7 +24,8 @@ COLUMNS = ["source", "record", "split", "shard", "row", "start", "length", "trai
 class Figures:
     """Columns of the index, and what they add up to. A row's number counts over all splits, in the manifest's order."""
 
-    lengths: np.ndarray  # int64, tokens of each conversation: those that stand in rows, of a dropped one all
+    lengths: np.ndarray  # int64, tokens of each conversation, once: those that stand in rows, of a dropped one all
+    anew: np.ndarray  # bool[rows], holds conversations of train once more, for a later epoch
     filled: np.ndarray  # int64[rows], tokens
     conversations: np.ndarray  # int64[rows], conversations and pieces of them
     source: np.ndarray  # of each piece that stands in a row, sorted by row and start
@@ -45,10 +47,8 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
         index = pa.ipc.open_stream(file).read_all().unify_dictionaries()
         # A damaged offset would be a SystemError of Python's, or worse.
         index.validate(full=True)
-        rows = sum(split.rows for split in manifest.splits.values())
-        beginning = index["first"].fill_null(0).to_numpy() == 0
-        length = index["length"].to_numpy().astype(np.int64)
-        lengths = np.add.reduceat(length, np.flatnonzero(beginning)) if len(length) else length
+        rows_of_splits = [split.rows for split in manifest.splits.values()]
+        rows = sum(rows_of_splits)
         placed = index.select(COLUMNS).filter(index["row"].is_valid())
         row = _row_numbers(manifest, placed)
         if len(row) and not 0 <= row.min() <= row.max() < rows:
@@ -63,7 +63,8 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
             if start.min() < 0 or length.min() < 1 or max(ends.max(), filled.max()) > manifest.sequence_length:
                 raise ValueError("it speaks of places that a row does not have")
         return Figures(
-            lengths=lengths,
+            lengths=_lengths(index),
+            anew=np.repeat([name.startswith(ANEW) for name in manifest.splits], rows_of_splits),
             filled=filled,
             conversations=pieces,
             source=placed["source"].to_numpy()[order],
@@ -74,6 +75,18 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
             truncated=placed["truncated"].to_numpy()[order],
             first_piece=np.concatenate([[0], np.cumsum(pieces)]),
         )
+
+
+def _lengths(index: pa.Table) -> np.ndarray:
+    """Tokens of each conversation in its first copy, int64: the index has these first, in source order."""
+    source, record = (index[name].to_numpy() for name in ("source", "record"))
+    first, length = index["first"].fill_null(0).to_numpy(), index["length"].to_numpy().astype(np.int64)
+    another = (source[1:] != source[:-1]) | (record[1:] != record[:-1])
+    back = (source[1:] < source[:-1]) | ((source[1:] == source[:-1]) & (record[1:] < record[:-1]))
+    back |= ~another & (first[1:] <= first[:-1])
+    end = int(back.argmax()) + 1 if back.any() else len(length)
+    begins = np.concatenate([[0], np.flatnonzero(another[: end - 1]) + 1])
+    return np.add.reduceat(length[:end], begins) if len(length) else length
 
 
 def _row_numbers(manifest: Manifest, placed: pa.Table) -> np.ndarray:

@@ -44,7 +44,7 @@ from tasks.sources import SourceFile
 from tasks.streams import BOM, CHUNK, TOO_LONG, Read, line_blocks, unpacked
 
 WINDOW = 1 << 14  # bytes; many short ones: neighbours are alike
-MOST_FILES = 64  # that are read; each of the others is taken to be like one of them
+MOST_FILES = 64  # that are read, beside one of each entry; each of the others is taken to be like one of them
 STREAM = 128 << 20  # bytes that are unpacked of one file: half a second
 PASSED = 64 << 20  # bytes that are read of one file to find where records begin, and of a table to reach its rows
 # What is packed holds more than its bytes; its share of the budget grows with it.
@@ -97,14 +97,17 @@ def _weighed(sample: Sample) -> Sample:
 
 
 def sample_files(files: Sequence[SourceFile], budget: int, max_record_bytes: int) -> list[Sample]:
-    """Samples of `files` (of up to MOST_FILES of them, evenly chosen), in their order; 1.5 × `budget` bytes at most.
+    """Samples of `files` (of MOST_FILES of them, evenly chosen, and one of each of as many entries of the config), in
+    their order; 1.5 × `budget` bytes at most.
 
     The same for the same files. Raises DataError or StorageError where one cannot be read.
     """
-    chosen = _spread(len(files), MOST_FILES)
+    firsts = {file.entry: number for number, file in reversed([*enumerate(files)])}
+    chosen = sorted({*_spread(len(files), MOST_FILES), *(firsts.values() if len(firsts) <= MOST_FILES else ())})
     stands_for = dict.fromkeys(chosen, 0)
     for number, file in enumerate(files):
-        like = [other for other in chosen if _kind(files[other]) == _kind(file)] or chosen
+        own = [other for other in chosen if files[other].entry == file.entry]
+        like = [other for other in own or chosen if _kind(files[other]) == _kind(file)] or own or chosen
         stands_for[like[min(bisect_left(like, number), len(like) - 1)]] += file.bytes
     sizes = {number: _unpacked_size(files[number]) for number in chosen}
     found = []
@@ -210,8 +213,8 @@ def _windows(file: SourceFile, budget: int, limit: int, window: Any) -> Sample:
 
 
 def _draw(file: SourceFile) -> random.Random:
-    """Of its numbers only .random() is the same in every release."""
-    return random.Random(f"{file.name} {file.bytes}")
+    """The same wherever the file lies. Of its numbers only .random() is the same in every release."""
+    return random.Random(f"{file.path.name} {file.bytes}")
 
 
 def _line_end(source: BinaryIO, place: int, limit: int) -> int:

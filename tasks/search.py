@@ -17,8 +17,9 @@ import pyarrow as pa
 from tasks.corpus_files import open_tokenizer
 from tasks.encoders import Encoder
 from tasks.errors import UsageError
-from tasks.lookup import mapped
+from tasks.lookup import mapped, objects
 from tasks.manifest import Manifest, Shard
+from tasks.recipe import ANEW
 from tasks.shards import IGNORED
 
 # Tokens that are turned to bytes at once: 4 to 5 bytes each.
@@ -40,12 +41,13 @@ class Hit:
 
 
 def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None = None) -> Iterator[Hit]:
-    """The conversations that contain `text`, in the order of the rows, each once. Raises DataError or InputMissing
-    where a file is not what it was, UsageError where there is nothing to look for."""
+    """The conversations that contain `text`, in the order of the rows, each copy once; further packings hold no others.
+    Raises DataError or InputMissing where a file is not what it was, UsageError where there is nothing to look for."""
     if not text:
         raise UsageError("bad_command_line", "--search: give the text to look for")
     needle = text.encode("utf-8", "replace")
-    shards = [(name, n, shard) for name, split in manifest.splits.items() for n, shard in enumerate(split.shards)]
+    splits = {name: split for name, split in manifest.splits.items() if not name.startswith(ANEW)}
+    shards = [(name, n, shard) for name, split in splits.items() for n, shard in enumerate(split.shards)]
     if manifest.format_version == "2.0":
         for split, number, shard in shards:
             yield from _in_texts(folder, split, number, shard, text)
@@ -93,7 +95,7 @@ def _in_texts(folder: Path, split: str, number: int, shard: Shard, text: str) ->
     at = 0
     with mapped(folder, shard.path, shard.bytes) as reader:
         for batch in reader:
-            for row, value in enumerate(batch.column("text").to_pylist()):
-                if text in value:
+            for row, found in enumerate(objects(batch.select(["text"]))):
+                if text in found["text"]:
                     yield Hit(split, number, at + row, 0, 0, 0, False)
             at += batch.num_rows

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.errors import InputMissing
-from tasks.manifest import Manifest, SourceFacts, corpus_folder, load_manifest
+from tasks.manifest import Manifest, MixtureFacts, SourceFacts, corpus_folder, load_manifest
 from tasks.printable import counted, printable
 from tasks.tables import common_folder, grid, heading, in_bytes, indented, single, whole
 
@@ -50,7 +50,7 @@ def inspect(path: Path, console: Console) -> None:
     manifest = load_manifest(path)
     _print_head(manifest, path, console)
     _print_sources(manifest, console)
-    _print_mixture(manifest, console)
+    print_mixture(manifest.mixture, manifest.config.get("weighting"), console)
     _print_ledger(manifest, console)
     _print_packing(manifest, console)
     _print_notes(manifest, console)
@@ -96,7 +96,9 @@ def _relative(path: Path) -> Path:
 def _print_sources(manifest: Manifest, console: Console) -> None:
     sources = manifest.sources
     folder = common_folder([source.path for source in sources])
-    heading(console, "Sources", f"below {printable(folder)}" if folder else "")
+    notes = [f"below {printable(folder)}"] * bool(folder)
+    notes += ["trained: in all rows, further copies too"] * bool(manifest.ledger.tokens.repeated)
+    heading(console, "Sources", "; ".join(notes))
     wide = console.width >= 100
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", footer_style="bold")
     table.show_footer = len(sources) > 1
@@ -123,13 +125,12 @@ def _print_sources(manifest: Manifest, console: Console) -> None:
     indented(console, table)
 
 
-def mixture_table(manifest: Manifest) -> list[list[str]]:
+def mixture_table(mixture: Sequence[MixtureFacts], weighting: object) -> list[list[str]]:
     """What each entry of `sources` gives to a pass over the training split: a head and a line for each, as text.
 
     Empty where every conversation is packed once.
     """
-    mixture = manifest.mixture
-    if manifest.config.get("weighting") != "token_share" and all(m.weight == 1 and not m.limit for m in mixture):
+    if weighting != "token_share" and all(m.weight == 1 and not m.limit for m in mixture):
         return []
     head = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]
     folder, lines = common_folder([m.path for m in mixture]), []
@@ -140,11 +141,11 @@ def mixture_table(manifest: Manifest) -> list[list[str]]:
     return [head, *lines]
 
 
-def _print_mixture(manifest: Manifest, console: Console) -> None:
-    lines = mixture_table(manifest)
+def print_mixture(mixture: Sequence[MixtureFacts], weighting: object, console: Console) -> None:
+    lines = mixture_table(mixture, weighting)
     if not lines:
         return
-    heading(console, "Mixture", f"{manifest.config.get('weighting')}, of one pass over the training split")
+    heading(console, "Mixture", f"{weighting}, of one pass over the training split")
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     for number, name in enumerate(lines[0]):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)

@@ -16,10 +16,10 @@ from rich.text import Text
 
 from tasks.codes import CODES
 from tasks.marks import Run, print_conversation_head, print_hanging, print_legend, runs_of, text_of
-from tasks.prediction import Prediction, Shown, about, steps
+from tasks.prediction import Prediction, Shown, about, in_a_row, steps
 from tasks.printable import counted, printable
 from tasks.shards import IGNORED
-from tasks.show import BATCH_ROWS, FEW_STEPS, NOTICED, SHOWN_SOURCES, TRAINED_TURNS
+from tasks.show import BATCH_ROWS, FEW_STEPS, NOTICED, SHOWN_SOURCES, TRAINED_TURNS, print_mixture
 from tasks.tables import common_folder, grid, heading, in_bytes, indented, single
 
 SHOWN_CONVERSATIONS = 12
@@ -63,6 +63,7 @@ def show(found: Prediction, config_file: Path, batches: list[int], console: Cons
     _print_conversations(found, console)
     _print_rejects(found, console)
     _print_figures(found, console)
+    print_mixture(found.mixture, config.weighting, console)
     _print_steps(found, batches, console)
     for warning in found.warnings + step_warnings(found, batches):
         console.print()
@@ -180,7 +181,7 @@ def _print_figures(found: Prediction, console: Console) -> None:
     table.add_row("conversations", _number(read, found), "")
     for label, value, remark in (
         ("  rejected", rejected, ""),
-        ("  dropped", found.dropped, "longer than a row"),
+        *(("  dropped", count, _reason(found, reason)) for reason, count in found.dropped.items()),
         ("  packed", found.packed, ""),
         ("    split" if config.overlong == "split" else "    truncated", found.cut, ""),
     ):
@@ -189,11 +190,11 @@ def _print_figures(found: Prediction, console: Console) -> None:
     table.add_row("tokens", _number(found.tokens["packed"], found), Text("packed, separators included", "dim"))
     share = 100 * found.tokens["trained"] / max(found.tokens["packed"], 1)
     table.add_row("  trained", _number(found.tokens["trained"], found), Text(f"{share:.1f} %", "dim"))
-    for split, rows in found.rows.items():
-        if rows or split == "train":
-            label = "rows" if split == "train" else f"  {split}"
-            remark = f"of {config.sequence_length:,} tokens" if config.packing else "one conversation each"
-            table.add_row(label, _number(rows, found), Text(remark if split == "train" else "", "dim"))
+    remark = f"of {config.sequence_length:,} tokens" if config.packing else "one conversation each"
+    remark += f", in each of {config.epochs} epochs" if config.epochs > 1 else ""
+    table.add_row("rows", _number(found.rows["train"], found), Text(remark, "dim"))
+    if found.rows["validation"]:
+        table.add_row("  validation", _number(found.rows["validation"], found), "")
     if found.efficiency is not None:
         table.add_row("efficiency", f"{'' if found.whole else '~ '}{found.efficiency:.2f} %", "")
     parts = {
@@ -216,6 +217,13 @@ def _print_figures(found: Prediction, console: Console) -> None:
             console.print(Text(line, "dim"), soft_wrap=True)
 
 
+def _reason(found: Prediction, reason: str) -> str:
+    """Why conversations are dropped, in words."""
+    words = {"too_long": "longer than a row", "duplicate": "duplicates", "limit": "over the limit of their source"}
+    words |= {"weight": "by the weight of their source"}
+    return words.get(reason) or f"by {reason}: {getattr(found.config, reason):,}"
+
+
 def _duration(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
@@ -232,7 +240,7 @@ def _print_steps(found: Prediction, batches: list[int], console: Console) -> Non
     for rows in batches or BATCH_ROWS:
         count, trained = steps(found, rows)
         tokens = f"{rows * length:,}" if found.config.packing else ""
-        held = found.packed / max(sum(found.rows.values()), 1) * min(rows, found.rows["train"])
+        held = in_a_row(found) * min(rows, found.rows["train"])
         table.add_row(f"{count:,}", f"{rows:,}", tokens, f"{trained:,.0f}", f"{held:,.0f}")
     indented(console, table)
 
@@ -240,11 +248,12 @@ def _print_steps(found: Prediction, batches: list[int], console: Console) -> Non
 def step_warnings(found: Prediction, batches: list[int]) -> list[str]:
     """What speaks against the batches; without any, against the one in the middle of those that are shown."""
     said = []
-    held = found.packed / max(sum(found.rows.values()), 1)  # conversations in a row
+    held = in_a_row(found)
     for rows in batches or BATCH_ROWS[1:2]:
         count, trained = steps(found, rows)
         if 0 < count < FEW_STEPS:
-            apart = f" One conversation a row would give {math.ceil(found.packed / rows):,}." if held > 1.05 else ""
+            alone = math.ceil(held * found.rows["train"] / rows)
+            apart = f" One conversation a row would give {alone:,}." if held > 1.05 else ""
             fewer = max(1, found.rows["train"] // FEW_STEPS)
             said.append(
                 f"An epoch at {rows:,} rows a step is {counted(count, 'step')}, fewer than {FEW_STEPS}.{apart} "
@@ -281,12 +290,13 @@ def as_object(found: Prediction, config_file: Path, batches: list[int]) -> dict[
                 "read": round(sum(source.conversations for source in found.sources)),
                 "packed": round(found.packed),
                 "rejected": rejected,
-                "dropped": {"too_long": round(found.dropped)},
+                "dropped": {reason: round(count) for reason, count in found.dropped.items()},
                 "truncated_or_split": round(found.cut),
             },
             "pieces": {"packed": round(found.pieces)},
             "tokens": {name: round(value) for name, value in found.tokens.items()},
         },
+        "mixture": [facts.model_dump() for facts in found.mixture],
         "rows": found.rows,
         "packing_efficiency": None if found.efficiency is None else round(found.efficiency, 4),
         "bytes_on_disk": {name: round(value) for name, value in found.disk.items()},

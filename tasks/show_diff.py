@@ -56,13 +56,13 @@ def _print_changes(title: str, changes: list[Change], console: Console) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("", no_wrap=True)
     figures = title == "Figures"
-    for name in ("before", "after", ""):
+    for name in ("before", "after", *[""] * figures):
         table.add_column(name, justify="right" if figures else "left", no_wrap=figures, overflow="fold")
     for name, before, after in changes[: SHOWN * 2]:
         more = ""
         if figures and before is not None and after is not None:
             more = f"{after - before:+,.4g}" if isinstance(after - before, float) else f"{after - before:+,}"
-        table.add_row(printable(name), _value(before), _value(after), Text(more, "dim"))
+        table.add_row(printable(name), _value(before), _value(after), *[Text(more, "dim")] * figures)
     (whole if figures else indented)(console, table)
     _print_rest(len(changes) - SHOWN * 2, console)
 
@@ -80,11 +80,10 @@ def _cut(text: str) -> str:
 
 
 def _print_conversations(found: Difference, console: Console) -> None:
-    if not found.by:
+    if not found.compared:
         heading(console, "Conversations", "not compared: a corpus folder is gone")
         return
-    by = "known by what they say" if found.by == "content" else "known by source and line: tokens are not comparable"
-    heading(console, "Conversations", f"{len(found.went):,} went, {len(found.came):,} came; {by}")
+    heading(console, "Conversations", f"{len(found.went):,} went, {len(found.came):,} came, known by what they say")
     counts = [Counter(one.source for one in moved) for moved in (found.went, found.came)]
     if names := sorted(counts[0] | counts[1]):
         folder = common_folder(names)
@@ -125,7 +124,7 @@ def as_object(found: Difference, before: Path, after: Path) -> dict[str, Any]:
         "settings": [change._asdict() for change in found.settings],
         "figures": [change._asdict() for change in found.figures],
         "conversations": {
-            "known_by": found.by or None,
+            "compared": found.compared,
             "went": [_moved(one) for one in found.went],
             "came": [_moved(one) for one in found.came],
         },

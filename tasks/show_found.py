@@ -16,7 +16,7 @@ from rich.text import Text
 from tasks.codes import CODES
 from tasks.corpus_files import open_tokenizer
 from tasks.encoders import Encoder
-from tasks.lookup import find_row, origin, pieces_in_row, read_rejects, row_number
+from tasks.lookup import Place, find_row, origin, pieces_in_row, read_rejects, row_number
 from tasks.manifest import Manifest, corpus_folder, load_manifest
 from tasks.marks import HEADING_STYLE, print_hanging, runs_of, styled, text_of
 from tasks.printable import counted, printable
@@ -32,10 +32,9 @@ def show_found(path: Path, text: str, limit: int, console: Console) -> None:
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
     encoder = open_tokenizer(manifest, folder) if manifest.format_version == "3.0" else None
-    hits = search(manifest, folder, text, encoder)
+    hits = _found(manifest, folder, text, encoder)
     shown = 0
-    for hit in islice(hits, limit):
-        place = next((p for p in _places(manifest, folder, hit) if p["start"] == hit.start), None)
+    for hit, place in islice(hits, limit):
         row = _row_of(manifest, hit)
         where = f"  row {row:,} of {hit.split}" + (f"  #{place['number']:,}" if place else "")
         facts = "  trained on" if hit.trained else ""
@@ -60,14 +59,25 @@ def found_as_object(path: Path, text: str, limit: int) -> dict[str, Any]:
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
     found = []
-    for hit in islice(search(manifest, folder, text), limit):
-        places = [p for p in _places(manifest, folder, hit) if p["start"] == hit.start]
-        found += [place_as_object(manifest, place) | {"trained_on": hit.trained} for place in places]
+    for hit, place in islice(_found(manifest, folder, text), limit):
+        if place:
+            found.append(place_as_object(manifest, place) | {"trained_on": hit.trained})
     return {"manifest": str(path), "search": text, "limit": limit, "conversations": found}
 
 
-def _places(manifest: Manifest, folder: Path, hit: Hit) -> list[dict[str, Any]]:
-    return pieces_in_row(manifest, folder, hit.split, hit.shard, hit.row)
+def _found(
+    manifest: Manifest, folder: Path, text: str, encoder: Encoder | None = None
+) -> Iterator[tuple[Hit, Place | None]]:
+    """The first copy of each piece that contains `text`, and what the index says of it."""
+    seen = set()
+    for hit in search(manifest, folder, text, encoder):
+        places = pieces_in_row(manifest, folder, hit.split, hit.shard, hit.row)
+        place = next((place for place in places if place["start"] == hit.start), None)
+        piece = place and (place["source"], place["record"], place["first"])
+        if piece not in seen:
+            yield hit, place
+        if piece:
+            seen.add(piece)
 
 
 def _row_of(manifest: Manifest, hit: Hit) -> int:
@@ -118,8 +128,12 @@ def show_rejects(path: Path, limit: int, console: Console) -> None:
         console.print(meaning, soft_wrap=True)
     console.print()
     for reject in islice(rejects(path), limit):
-        place = f"{reject['source']}:{reject.get('line', reject.get('record'))}"
-        line = Text.assemble((printable(place), HEADING_STYLE), f"  {reject['code']} ", styled(reject["message"], ""))
+        place = f"{reject.get('source')}:{reject.get('line', reject.get('record'))}"
+        line = Text.assemble(
+            (printable(place), HEADING_STYLE),
+            f"  {printable(str(reject.get('code')))} ",
+            styled(str(reject.get("message")), ""),
+        )
         print_hanging(console, line, 0)
     if (rest := sum(counts.values()) - limit) > 0:
         console.print(Text(f"… {rest:,} more, with --limit or in rejects.jsonl", "dim"))

@@ -6,6 +6,7 @@ number, file:line  ─┴─▶ places ─▶ shard + tokenizer ───┴─�
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,15 @@ from rich.text import Text
 from tasks.corpus_files import open_tokenizer
 from tasks.encoders import Encoder
 from tasks.errors import DataError, UsageError
-from tasks.lookup import Place, find_row, mapped, origin, pieces_in_row, row_number
+from tasks.lookup import Place, find_row, kept_in_place_of, mapped, objects, origin, pieces_in_row, row_number
 from tasks.manifest import Manifest, Shard, corpus_folder, load_manifest
 from tasks.marks import print_conversation_head, print_hanging, print_legend, runs_of, styled, text_of
 from tasks.printable import CONTROL, counted, printable
 from tasks.shards import IGNORED, conversation_schema, row_schema
+from tasks.show import LOST
+
+# Rows that are named beside the first one in which a conversation stands.
+SHOWN_COPIES = 10
 
 
 def show_row(path: Path, number: int, split: str, ids: bool, console: Console) -> None:
@@ -66,33 +71,77 @@ def show_row(path: Path, number: int, split: str, ids: bool, console: Console) -
 
 
 def show_conversation(path: Path, places: Sequence[Place], ids: bool, console: Console) -> None:
-    """Show a conversation by itself: where it stands, and each of its pieces. Raises as show_row does."""
+    """Show a conversation by itself: each of its pieces, and all rows where it stands; or why it is in none.
+
+    Raises as show_row does.
+    """
     manifest, folder = _open(path, ids)
     first = places[0]
+    pieces: dict[int, list[Place]] = {}
+    for place in places:
+        pieces.setdefault(place["first"] or 0, []).append(place)
     head = Text.assemble((f"conversation {first['number']:,}", "bold"), f"  {origin(manifest, first)}")
-    if len(places) > 1:
-        head.append(f"  {len(places)} pieces", "dim")
+    if len(pieces) > 1:
+        head.append(f"  {len(pieces)} pieces", "dim")
+    if (times := len(places) // len(pieces)) > 1:
+        head.append(f"  packed {times:,} times", "dim")
     console.print(head, soft_wrap=True)
     if manifest.format_version == "3.0" and any(place["row"] is not None for place in places):
         print_legend(console, ids)
     encoder: Encoder | None = None
-    for place in places:
+    for place, *others in pieces.values():
         console.print()
         if place["row"] is None:
-            console.print(
-                f"dropped: its {place['length']:,} tokens are more than a row of {manifest.sequence_length:,}"
-            )
+            console.print(Text(f"dropped: {why_dropped(manifest, folder, place)}", "yellow"), soft_wrap=True)
+            file = shlex.quote(printable(manifest.sources[place["source"]].path))
+            line = f"packcorpus inspect {file} --line {place['record']}"
+            console.print(Text(f"what it says: {line}", "dim"), soft_wrap=True)
             continue
         shard = manifest.splits[place["split"]].shards[place["shard"]]
         row = read_row(manifest, folder, shard, place["row"])
         label = f"row {row_number(manifest, place):,} of {place['split']}"
         if manifest.format_version == "2.0":
             _print_messages(manifest, label, place, row, console)
-            continue
-        start, end = place["start"], place["start"] + place["length"]
-        label += f", places {start:,} to {end - 1:,}"
-        encoder = encoder or _encoder(manifest, folder, row)
-        _print_piece(manifest, encoder, label, place, row, start, end, ids, console)
+        else:
+            start, end = place["start"], place["start"] + place["length"]
+            label += f", places {start:,} to {end - 1:,}"
+            encoder = encoder or _encoder(manifest, folder, row)
+            _print_piece(manifest, encoder, label, place, row, start, end, ids, console)
+        if others:
+            print_hanging(console, Text(_also(manifest, others), "dim"))
+
+
+def _also(manifest: Manifest, places: Sequence[Place]) -> str:
+    """The rows where further copies of a piece stand."""
+    told = [
+        f"row {row_number(manifest, place):,} of {place['split']}"
+        + (f" from place {place['start']:,}" if manifest.format_version == "3.0" else "")
+        for place in places[:SHOWN_COPIES]
+    ]
+    more = f" and {len(places) - SHOWN_COPIES:,} more" if len(places) > SHOWN_COPIES else ""
+    return f"also in {', '.join(told)}{more}"
+
+
+def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
+    """Why a conversation is in no row, with the numbers that decided. Raises DataError or InputMissing."""
+    reason, config = place["dropped"], manifest.config
+    if reason == "too_long":
+        return f"its {place['length']:,} tokens are more than a row of {manifest.sequence_length:,} (overlong: drop)"
+    if reason in ("min_tokens", "max_tokens", "min_turns", "max_turns"):
+        counts = counted(place["length"], "token") if reason.endswith("tokens") else counted(place["turns"], "turn")
+        return f"it has {counts}, {reason} is {config.get(reason):,}"
+    if reason == "duplicate":
+        kept = kept_in_place_of(manifest, folder, place)
+        if kept is None:
+            return "it says what one before it says, which was rejected"
+        return f"it says what {origin(manifest, kept)} (#{kept['number']:,}) says"
+    entry = manifest.mixture[manifest.sources[place["source"]].entry]
+    if reason == "limit":
+        return f"it is over the limit of its source ({printable(entry.path)}: {entry.limit or 0:,}), chosen by the seed"
+    if reason == "weight":
+        weight = f"{printable(entry.path)}: {entry.weight:g}, weighting: {config.get('weighting')}"
+        return f"left out by the weight of its source ({weight}), chosen by the seed"
+    return LOST.get(reason, printable(str(reason)))
 
 
 def as_object(path: Path, number: int | None, split: str) -> dict[str, Any]:
@@ -126,7 +175,9 @@ def conversation_as_object(path: Path, places: Sequence[Place]) -> dict[str, Any
     pieces = []
     for place in places:
         found = place_as_object(manifest, place)
-        if place["row"] is not None:
+        if place["row"] is None:
+            found["why"] = why_dropped(manifest, folder, place)
+        else:
             row = read_row(manifest, folder, manifest.splits[place["split"]].shards[place["shard"]], place["row"])
             if manifest.format_version == "2.0":
                 found |= row
@@ -158,7 +209,7 @@ def read_row(manifest: Manifest, folder: Path, shard: Shard, at: int) -> dict[st
             if at < batch.num_rows:
                 row = batch.slice(at, 1)
                 if not packed:
-                    return dict(row.to_pylist()[0])
+                    return objects(row)[0]
                 return {name: row.column(name).flatten().to_numpy() for name in batch.schema.names}
             at -= batch.num_rows
     raise DataError("wrong_count", f"{path}: holds fewer rows than the manifest says; make the corpus again")
@@ -211,7 +262,10 @@ def _print_messages(manifest: Manifest, label: str, place: Place | None, row: di
     if place:
         facts = [counted(place["length"], "token"), f"{place['trained']:,} trained", f"#{place['number']:,}"]
     print_conversation_head(console, label, origin(manifest, place), facts)
-    print_messages(row["messages"], row["tools"], console)
+    if row["messages"] is None:
+        _print_titled(console, "text", row["text"])
+    else:
+        print_messages(row["messages"], row["tools"], console)
 
 
 def print_messages(messages: Sequence[dict[str, Any]], tools: str | None, console: Console) -> None:

@@ -57,6 +57,8 @@ class SourceSpec:
     path: str
     format: str = "auto"
     columns: tuple[tuple[str, str], ...] = ()
+    weight: float = 1.0
+    limit: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +113,12 @@ def find_files(specs: Sequence[SourceSpec], folder: Path, outputs: Sequence[Path
                 stat = path.stat()
                 source = replace(_resolve(path, name, spec, stat), entry=entry)
                 first = found.setdefault((stat.st_dev, stat.st_ino), source)
-                if first is not source and (first.format, first.columns) != (source.format, source.columns):
+                ways = _how(first, specs[first.entry]), _how(source, spec)
+                if ways[0] != ways[1]:
                     raise UsageError(
                         "source_twice",
                         f"{name} is the same file as {first.name}, which an earlier entry of sources reads as "
-                        f"{_how(first)}, this one as {_how(source)}; leave one of the two out",
+                        f"{ways[0]}, this one as {ways[1]}; leave one of the two out",
                     )
         except OSError as error:
             raise StorageError(
@@ -511,6 +514,8 @@ def _group(metadata: pq.FileMetaData, part_size: int) -> list[tuple[int, int]]:
     return groups
 
 
-def _how(file: SourceFile) -> str:
+def _how(file: SourceFile, spec: SourceSpec) -> str:
     columns = ", ".join(f"{ours}: {theirs}" for ours, theirs in file.columns)
-    return f"{file.format} with columns {{{columns}}}" if columns else file.format
+    further = [f"columns {{{columns}}}"] * bool(columns) + [f"weight {spec.weight:g}"] * (spec.weight != 1)
+    further += [f"limit {spec.limit}"] * (spec.limit is not None)
+    return f"{file.format} with {', '.join(further)}" if further else file.format

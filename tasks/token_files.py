@@ -43,14 +43,15 @@ WHOLE_SCHEMA = pa.schema([*SCHEMA, *(pa.field(name, pa.large_string()) for name 
 
 
 class TokenFiles:
-    """Token files, mapped. A file that is not needed may be given as None."""
+    """Token files, mapped, or in memory as they would be on disk. One that is not needed may be given as None."""
 
-    def __init__(self, paths: Sequence[Path | None]):
+    def __init__(self, paths: Sequence[Path | pa.Buffer | None]):
         self._paths = paths
         self.tables: list[pa.Table] = []
         self._chunks: list[tuple[list[int], list[tuple[np.ndarray, np.ndarray, int]]]] = []
         for path in paths:
-            source = pa.memory_map(str(path)) if path else None
+            in_memory = isinstance(path, pa.Buffer)
+            source = pa.BufferReader(path) if in_memory else pa.memory_map(str(path)) if path else None
             begin = source.read_buffer(1).address if source else 0
             table = pa.ipc.open_file(source).read_all() if source else SCHEMA.empty_table()
             chunks = table.column("tokens").chunks
@@ -82,7 +83,7 @@ class TokenFiles:
             if top == bottom:
                 continue
             path = self._paths[part]
-            assert path is not None, f"part {part} is in the plan, but its token file was not given"
+            assert isinstance(path, Path), f"part {part} is in the plan, but its token file was not given"
             pieces = order[top:bottom]
             positions = self._positions(part, plan["conversation"][pieces]) + 4 * plan["first"][pieces]
             begins = 4 * starts[pieces].astype(np.int64)
@@ -124,7 +125,7 @@ class TokenColumns:
         "length": np.int32,
     }  # fmt: skip
 
-    def __init__(self, paths: Sequence[Path], bases: Sequence[int]):
+    def __init__(self, paths: Sequence[Path | pa.Buffer], bases: Sequence[int]):
         """`bases` are the numbers of the first record of each part within its source."""
         self._paths, self._bases = paths, bases
         self._part, self._file = -1, TokenFiles([])

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -15,6 +17,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 from packed_rows import COLUMNS, folder_of, pack_small, shards_of
 from small_corpus import conversations, flip, make_recipe, pack_corpus
+from test_mixture import project
 
 from tasks import repair as repair_module
 from tasks.card import CARD, dataset_card, size_category, split_name
@@ -94,7 +97,7 @@ def test_a_size_lies_within_its_category(rows: int) -> None:
 def test_golden_text(tmp_card: Any) -> None:
     """Without figures, which the tokenizer of the test decides."""
     text = re.sub(r"[0-9a-f]{64}|\d[\d,.]*", "#", dataset_card(tmp_card.manifest).decode())
-    assert (VERSIONS["corpus"], hashlib.sha256(text.encode()).hexdigest()[:16]) == (3, "01a5eda3c32fd295"), (
+    assert (VERSIONS["corpus"], hashlib.sha256(text.encode()).hexdigest()[:16]) == (4, "01a5eda3c32fd295"), (
         "the card changed: raise VERSIONS['corpus'] in tasks/keys.py, then this digest"
     )
 
@@ -122,6 +125,26 @@ def test_load_dataset_gives_splits_and_columns_of_the_folder_as_it_lies(
         assert [f.length for f in found["train"].features.values()] == [manifest.sequence_length] * 4
     else:
         assert found["train"].column_names == ["messages", "tools", "text"]
+
+
+def test_packings_and_a_mixture_stand_in_the_card_and_each_packing_is_a_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    sources = [{"path": "few.jsonl", "weight": 2}, {"path": "many.jsonl", "limit": 20}, {"path": "twice.jsonl"}]
+    path = pack_corpus(project(tmp_path, sources, epochs=3, duplicates="drop", validation=0.1))
+    manifest, card = load_manifest(path), (folder_of(path) / CARD).read_text()
+    found = datasets.load_dataset(str(folder_of(path)), cache_dir=str(tmp_path / "cache"))
+    assert list(found) == ["train", "validation", "train_epoch_2", "train_epoch_3"]
+    assert {name: len(split) for name, split in found.items()} == {n: s.rows for n, s in manifest.splits.items()}
+    words = [Counter(np.concatenate(found[name]["input_ids"]).tolist()) for name in found if name != "validation"]
+    assert words[0] == words[1] == words[2], "the same conversations"
+    assert "packings = ['train', 'train_epoch_2', 'train_epoch_3']" in card
+    for entry in manifest.mixture:
+        assert re.search(rf"`{entry.path}` \| {entry.weight:g} \| .*\| {entry.tokens:,} \|", card)
+    assert "duplicate 5" in card
+    assert f"{manifest.ledger.tokens.repeated:,} are further copies" in card
 
 
 # -- verify and repair -----------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ SAID_ONCE = {
 
 # What the loader does not look at: no row that it gives depends on it. verify counts it again.
 TOLD_TO_PEOPLE = (
-    "sources.", "ledger.", "noticed.", "packing_metadata.", "splits.", "tokenizer.", "config.",
+    "sources.", "mixture.", "ledger.", "noticed.", "packing_metadata.", "splits.", "tokenizer.", "config.",
     "template.leading_space",
 )  # fmt: skip
 

@@ -19,6 +19,7 @@ from small_corpus import conversations, make_recipe, pack_corpus, write_project
 
 from tasks import listing, show_diff
 from tasks.diff import Change, Difference, _entries, compare
+from tasks.errors import DataError
 from tasks.files import read_json, to_json, write_bytes
 from tasks.manifest import load_manifest
 from tasks.tables import UNBOUNDED, open_console
@@ -62,7 +63,7 @@ def test_conversations_that_came_or_went_are_those_that_were_added_or_removed(
         after.insert(min(place, len(after)), chat(f"new {number}"))
     manifest = made(tmp_path_factory.mktemp("after"), after, sequence_length=length)
     found = compare(before, manifest)
-    assert found.by == "content"
+    assert found.compared
     assert places(found.went) == sorted(number + 1 for number in gone)
     assert [json.dumps(after[record - 1]) for record in places(found.came)] == [
         json.dumps(record) for record in after if record not in records
@@ -113,12 +114,37 @@ def test_conversations_that_are_dropped_or_rejected_on_one_side_went(
     assert not found.came
 
 
-def test_with_another_template_conversations_are_known_by_their_place(
+def test_with_another_template_conversations_are_known_by_what_they_say(
     base: tuple[Path, list[Any]], tmp_path: Path
 ) -> None:
     before, records = base
-    found = compare(before, made(tmp_path, records[:-1], template="plain"))
-    assert (found.by, places(found.went), found.came) == ("place", [60], [])
+    found = compare(before, made(tmp_path, records[1:], template="plain"))
+    assert (places(found.went), found.came) == ([1], [])
+
+
+def test_of_two_sources_that_say_the_same_one_can_go(tmp_path: Path) -> None:
+    records = conversations(20)
+    folder = tmp_path / "a"
+    write_project(folder, records)
+    (folder / "chat.jsonl").rename(folder / "copy.jsonl")
+    before = made(folder, records, sources=[{"path": "chat.jsonl"}, {"path": "copy.jsonl"}])
+    found = compare(before, made(folder, records, sources=[{"path": "chat.jsonl"}]))
+    assert (len(found.went), len(found.came)) == (20, 0)
+
+
+def test_a_conversation_whose_begin_was_not_packed_is_one_all_the_same(tmp_path: Path) -> None:
+    long = {"messages": [{"role": "user", "content": "x " * 200}, {"role": "assistant", "content": "4"}]}
+    before = made(tmp_path / "a", [long, *conversations(20)], overlong="split", sequence_length=64)
+    after = made(tmp_path / "b", conversations(20), overlong="split", sequence_length=64)
+    assert places(compare(before, after).went) == [1]
+
+
+def test_a_damaged_index_is_told(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    after = made(tmp_path, base[1][1:])
+    [index] = tmp_path.glob("data/corpora/*/index.arrow")
+    index.write_bytes(index.read_bytes()[:-8])
+    with pytest.raises(DataError, match=r"index\.arrow: holds"):
+        compare(base[0], after)
 
 
 def test_without_its_folder_a_manifest_is_compared_all_the_same(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
@@ -126,7 +152,7 @@ def test_without_its_folder_a_manifest_is_compared_all_the_same(base: tuple[Path
     after = made(tmp_path, records[1:])
     shutil.rmtree(tmp_path / "data" / "corpora")
     found = compare(before, after)
-    assert found.by == ""
+    assert not found.compared
     assert len(found.changed) == 1
 
 
@@ -135,7 +161,7 @@ def test_rows_of_format_2_are_compared_by_what_they_say(tmp_path: Path) -> None:
     before = made(tmp_path / "a", records, packing=False)
     after = made(tmp_path / "b", [chat("first"), *records[1:]], packing=False)
     found = compare(before, after)
-    assert (found.by, places(found.went), places(found.came)) == ("content", [1], [1])
+    assert (places(found.went), places(found.came)) == ([1], [1])
 
 
 def test_of_the_sources_in_the_settings_each_change_is_told_by_itself(tmp_path: Path) -> None:
@@ -159,6 +185,7 @@ def test_of_the_sources_in_the_settings_each_change_is_told_by_itself(tmp_path: 
     ]
     after = made(folder, records[2:], sources=[entry("chat.jsonl", weight=2.5)])
     page = shown(compare(before, after))
+    assert re.search(r"^ +before +after$", page, re.M)
     assert re.search(r"^  chat.jsonl weight +1.0 +2.5$", page, re.M)
     assert "[{" not in page
     assert re.search(r"^  chat.jsonl +−2 +\+0$", page, re.M)

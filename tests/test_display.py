@@ -23,7 +23,7 @@ import pytest
 from commands import BIN, ROOT, luigi, write_chats
 from rich.cells import cell_len
 
-from pipeline import display
+from pipeline import counters, display
 from pipeline.display import Stage, State
 
 CONFIG = "name: chats\nsources: [chats.jsonl]\nsequence_length: 128\nvocab_size: 400\npart_size: 20000\n"
@@ -58,7 +58,7 @@ class Screen:
         for found in re.finditer(r"\x1b\[(\d*)([A-Za-z])|(\r)|(\n)|([^\x1b\r\n]+)", text):
             count, order, back, down, plain = found.groups()
             if order == "A":
-                self.row = max(0, self.row - int(count or 1))
+                self.row = max(0, self.row - (int(count or 1) or 1))  # as terminals take it: never 0
             elif order == "J":
                 self.lines[self.row] = self.lines[self.row][: self.column]
                 del self.lines[self.row + 1 :]
@@ -112,6 +112,26 @@ def test_a_picture_fits_its_terminal_and_leaves_the_cursor_where_it_began(width:
         assert "3/7" in screen.lines[2]
 
 
+def test_a_picture_of_one_line_stays_on_it() -> None:
+    screen = Screen()
+    screen.write("before\n" + 2 * display.frame(state(stages=[]), "live", 80))
+    assert (screen.row, screen.lines[0]) == (1, "before")
+
+
+def test_a_picture_that_cannot_be_drawn_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task may be found between two numbers that are read of all tasks."""
+    tries: list[int] = []
+    monkeypatch.setitem(display.EVERY, "lines", 0.0)
+    monkeypatch.setattr(display, "state", lambda *_: tries.append(1) or [][1])
+    counters.put(finished=0)
+    drawing = display._Drawing("a", "lines", 1)
+    drawing.start()
+    while len(tries) < 3:
+        time.sleep(0.01)
+    drawing.stop()
+    assert not drawing.is_alive()
+
+
 def test_a_name_gives_no_orders() -> None:
     for how in ("live", "lines", "json"):
         drawn = display.frame(state(name=HOSTILE), how, 200)
@@ -148,9 +168,9 @@ def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
 # A run
 
 
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_a_terminal_keeps_what_was_said_and_nothing_of_what_was_drawn(folder: Path, workers: str) -> None:
-    screen, written = on_terminal(folder, "--workers", workers)
+@pytest.mark.parametrize(("workers", "columns"), [("1", 100), ("2", 0)])
+def test_a_terminal_keeps_what_was_said_and_nothing_of_what_was_drawn(folder: Path, workers: str, columns: int) -> None:
+    screen, written = on_terminal(folder, "--workers", workers, columns=columns)
     assert "tokens" in written, "something was drawn"
     assert screen[0].startswith("chats: 1 file")
     assert screen[1].startswith("planned ")

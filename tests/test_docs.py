@@ -64,6 +64,7 @@ def test_the_schemas_in_docs_are_those_of_the_models() -> None:
 def test_the_migration_notes_name_options_that_there_are() -> None:
     """Ours, from the models; theirs, of what is installed."""
     from trl import SFTConfig
+    from trl.scripts.utils import DatasetConfig, DatasetMixtureConfig
 
     text = (ROOT / "docs" / "migration.md").read_text()
     sections = {part.partition("\n")[0]: part for part in re.split(r"^## ", text, flags=re.M)[1:]}
@@ -72,8 +73,11 @@ def test_the_migration_notes_name_options_that_there_are() -> None:
     ours = {*Config.model_fields, *Source.model_fields}
     for theirs, here in (row for found in rows.values() for row in found):
         for option in re.findall(r"`([a-z_]+)[:`]", here):
-            known = (*ours, *FORMATS, *Config.model_fields["overlong"].annotation.__args__, "last", "weight")
+            known = (*ours, *FORMATS, *Config.model_fields["overlong"].annotation.__args__, "last")
+            known += Config.model_fields["weighting"].annotation.__args__
             assert option in known, f"{theirs}: {option}"
     for theirs, _ in rows["TRL"]:
         for option in re.findall(r"`([a-z_]+)", theirs):
-            assert option in SFTConfig.__dataclass_fields__, option
+            assert any(option in c.__dataclass_fields__ for c in (SFTConfig, DatasetMixtureConfig, DatasetConfig)), (
+                option
+            )

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.estimate import COMMIT_SECONDS, PART_SECONDS, PLAN_SECONDS, SHARD_SECONDS, Work, seconds_left
+from pipeline.estimate import Work, seconds_left
+from tasks.costs import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
 
 PACE = 2e-7  # seconds a byte, of one worker
 TOKENS_PER_BYTE = 0.25
@@ -15,7 +16,9 @@ CONVERSATION_BYTES = 1000
 FIRST_BATCH = 2e6  # bytes
 
 
-def simulated(sizes: list[float], workers: int, shards: int, slow: float, at: float | None) -> tuple[Work, float]:
+def simulated(
+    sizes: list[float], workers: int, shards: int, slow: float, at: float | None, copies: float = 1.0
+) -> tuple[Work, float]:
     """A run over parts of these sizes that costs what is known of it, `slow` times over; as it stands at the moment
     `at`, with the moment when it ends."""
     size = np.array(sizes)
@@ -23,20 +26,20 @@ def simulated(sizes: list[float], workers: int, shards: int, slow: float, at: fl
     for each in sizes:
         worker = int(np.argmin(free))
         starts.append(free[worker])
-        free[worker] += (PART_SECONDS + each * PACE) * slow
+        free[worker] += (TASK + each * PACE) * slow
     read_all = max(free)
     tokens, conversations = size.sum() * TOKENS_PER_BYTE, size.sum() / CONVERSATION_BYTES
-    plan = PLAN_SECONDS["task"] + PLAN_SECONDS["conversation"] * conversations + PLAN_SECONDS["token"] * tokens
-    shard = (SHARD_SECONDS["task"] + SHARD_SECONDS["token"] * tokens / shards) * slow
+    plan = TASK + plan_seconds(conversations * max(1, copies), tokens)
+    shard = (TASK + WRITTEN_BYTE * ROW_BYTES * tokens * copies / shards) * slow
     planned = read_all + plan * slow
     shard_starts = planned + shard * (np.arange(shards) // workers)
-    end = float(shard_starts[-1] + shard + COMMIT_SECONDS * slow)
+    end = float(shard_starts[-1] + shard + COMMIT * slow)
     now = end if at is None else at
-    seconds = np.clip(now - np.array(starts), 0, (PART_SECONDS + size * PACE) * slow)
+    seconds = np.clip(now - np.array(starts), 0, (TASK + size * PACE) * slow)
     first = np.minimum(size, FIRST_BATCH)
-    first_seconds = (PART_SECONDS + first * PACE) * slow
+    first_seconds = (TASK + first * PACE) * slow
     told = seconds >= first_seconds
-    share = np.where(told, (seconds / slow - PART_SECONDS) / (size * PACE), 0)
+    share = np.where(told, (seconds / slow - TASK) / (size * PACE), 0)
     shard_seconds = np.clip(now - shard_starts, 0, shard)
     return Work(
         workers=workers,
@@ -48,6 +51,7 @@ def simulated(sizes: list[float], workers: int, shards: int, slow: float, at: fl
         conversations=float((size * share).sum() / CONVERSATION_BYTES),
         tokens=float((size * share).sum() * TOKENS_PER_BYTE),
         tokens_found=0.0,
+        copies=copies,
         planned=now >= planned,
         plan_seconds=max(0.0, min(now, planned) - read_all),
         shard_done=(shard_seconds >= shard).astype(float),
@@ -62,12 +66,13 @@ def simulated(sizes: list[float], workers: int, shards: int, slow: float, at: fl
     st.integers(1, 64),
     st.sampled_from([1.0, 2.0, 5.0]),
     st.floats(0.1, 0.99),
+    st.sampled_from([0.3, 1.0, 30.0]),
 )
 def test_after_a_tenth_the_end_is_foretold_within_a_fifth(
-    sizes: list[float], workers: int, shards: int, slow: float, share: float
+    sizes: list[float], workers: int, shards: int, slow: float, share: float, copies: float
 ) -> None:
-    _, end = simulated(sizes, workers, shards, slow, None)
-    work, _ = simulated(sizes, workers, shards, slow, share * end)
+    _, end = simulated(sizes, workers, shards, slow, None, copies)
+    work, _ = simulated(sizes, workers, shards, slow, share * end, copies)
     left = seconds_left(work)
     if left is None:
         assert not work.share.any(), "the first batch is enough to tell"

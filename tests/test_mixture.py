@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
@@ -15,8 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_corpus import conversations, pack_corpus, write_project
 
+from tasks import mixture
 from tasks.errors import DataError
 from tasks.manifest import Manifest, load_manifest
+from tasks.pieces import Pieces, why
 from tasks.rebuild import rebuild
 from tasks.recipe import Recipe, resolve
 from tasks.verify import verify
@@ -138,6 +141,49 @@ def test_a_limit_is_a_seeded_choice_and_one_above_the_source_takes_all(tmp_path:
     assert chosen != set(range(1, 8)), "not the first ones"
     assert manifest.ledger.conversations.dropped == {"too_long": 0, "limit": 23}
     assert [facts.copies for facts in manifest.mixture] == [7, 90]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("once", "others than 3 copies"),
+        ("validation", "is in the validation split twice"),
+        ("limit", "6 are taken, and others are dropped by limit: 12"),
+        ("share", "have a further copy"),
+    ],
+)
+def test_verify_counts_copies_and_limits_again(
+    wrong: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copied, orders = mixture._copied, mixture._orders
+
+    def otherwise(pieces: Pieces, copies: np.ndarray) -> Pieces:
+        if wrong == "once":
+            copies = np.minimum(copies, 1)
+        if wrong == "validation":
+            copies = copies * np.where(pieces.accepted.held_out, 3, 1).astype(copies.dtype)
+        return copied(pieces, copies)
+
+    def halved(pieces: Pieces, *rest: Any) -> dict[int, np.ndarray]:
+        found = orders(pieces, *rest)
+        pieces.accepted.why[found[1][6:]] = why("limit")
+        return found | {1: found[1][:6]}
+
+    monkeypatch.setattr(mixture, "_copied", otherwise)
+    if wrong == "limit":
+        monkeypatch.setattr(mixture, "_orders", halved)
+    if wrong == "share":
+        monkeypatch.setattr(mixture, "_share", lambda share, count: count)
+    weight = {"once": 3, "share": 1.25}.get(wrong, 1)
+    sources = [{"path": "few.jsonl", "weight": weight}, {"path": "many.jsonl", "limit": 12}]
+    with pytest.raises(DataError, match=said):
+        packed(project(tmp_path, sources, validation=0.3))
+
+
+def test_a_limit_leaves_something_on_both_sides_of_the_split(tmp_path: Path) -> None:
+    for limit in (2, 3, 4):
+        manifest, _ = packed(project(tmp_path, [{"path": "many.jsonl", "limit": limit}], validation=0.02))
+        assert manifest.splits["validation"].rows == 1
 
 
 def test_a_limit_holds_for_all_files_of_a_path(tmp_path: Path) -> None:

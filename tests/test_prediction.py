@@ -39,7 +39,7 @@ def figures_of(manifest: Manifest) -> dict[str, Any]:
     return {
         "read": ledger.conversations.read,
         "packed": ledger.conversations.packed,
-        "dropped": ledger.conversations.dropped["too_long"],
+        "dropped": ledger.conversations.dropped,
         "cut": ledger.conversations.truncated + ledger.conversations.split,
         "rejected": ledger.conversations.rejected,
         "pieces": ledger.pieces.packed,
@@ -49,6 +49,7 @@ def figures_of(manifest: Manifest) -> dict[str, Any]:
         "rows": {name: split.rows for name, split in manifest.splits.items()},
         "efficiency": manifest.packing_metadata.packing_efficiency,
         "of_sources": [(source.tokens, source.trained_tokens, source.rejected) for source in manifest.sources],
+        "mixture": manifest.mixture,
     }
 
 
@@ -66,7 +67,13 @@ def figures(found: Prediction) -> dict[str, Any]:
         "rows": found.rows,
         "efficiency": found.efficiency and round(found.efficiency, 4),
         "of_sources": [(source.tokens, source.trained, source.rejected) for source in found.sources],
+        "mixture": found.mixture,
     }
+
+
+def mixture(first: float, second: float, limit: int | None = None) -> list[dict[str, Any]]:
+    """Sources with these weights, the second with a limit."""
+    return [{"path": "chat.jsonl", "weight": first}, {"path": "other.jsonl", "weight": second, "limit": limit}]
 
 
 # -- where all is read ------------------------------------------------------------------------------------------------
@@ -81,6 +88,15 @@ def figures(found: Prediction) -> dict[str, Any]:
         {"overlong": "truncate", "sequence_length": 48, "validation": 0.2, "train_on": "last"},
         {"packing": False},
         {"engine": "reference", "template": "llama2"},
+        {"duplicates": "drop", "validation": 0.3},
+        {"min_tokens": 20, "max_tokens": 60, "min_turns": 2, "max_turns": 3},
+        {"epochs": 3, "validation": 0.2, "overlong": "split", "sequence_length": 24},
+        {"sources": mixture(2.5, 0.4), "validation": 0.2},
+        {"sources": mixture(0.25, 1, limit=17), "weighting": "subsample", "overlong": "split", "sequence_length": 24},
+        {"sources": mixture(3, 1), "weighting": "token_share", "overlong": "truncate", "sequence_length": 40},
+        {"sources": mixture(1, 3, limit=50), "weighting": "token_share", "validation": 0.2, "duplicates": "drop"},
+        {"sources": mixture(2, 3), "packing": False, "validation": 0.1, "duplicates": "drop", "min_tokens": 20},
+        {"sources": mixture(1.5, 2), "epochs": 2, "validation": 1e-9, "overlong": "drop", "sequence_length": 48},
     ],
     ids=str,
 )
@@ -90,16 +106,18 @@ def test_of_sources_that_are_read_whole_every_figure_is_that_of_the_run(
     records: list[Any] = conversations(400)
     records[7] = {"messages": [{"role": "assistent", "content": "x"}]}
     records[9] = {"messages": [{"role": "user", "content": "no answer"}]}
-    recipe = make_recipe(tmp_path, records, max_rejects=1.0, **settings)
+    others = [*conversations(150, seed=1, longest=30), *records[:40], *records[:40]]
+    (tmp_path / "other.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in others))
+    recipe = make_recipe(tmp_path, records, max_rejects=1.0, **{"sources": mixture(1, 1), **settings})
     manifest = load_manifest(pack_corpus(recipe))
     found = predicted(tmp_path / "corpus.yaml")
     assert found.whole
     assert figures(found) == figures_of(manifest)
     corpus = tmp_path / manifest.corpus
     shards = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
-    # Without what Arrow adds to each shard: a schema, and a head for every batch.
+    # Without what Arrow adds to each file: a schema, and a head for every batch.
     assert found.disk["shards"] == pytest.approx(shards, rel=0.1, abs=12_000)
-    assert found.disk["index"] == pytest.approx((corpus / "index.arrow").stat().st_size, abs=3_000)
+    assert found.disk["index"] == pytest.approx((corpus / "index.arrow").stat().st_size, rel=0.02, abs=5_000)
 
 
 def test_a_tokenizer_that_is_trained_on_all_is_the_one_of_the_run(tmp_path: Path) -> None:
@@ -156,6 +174,41 @@ def test_of_real_conversations_the_efficiency_is_within_half_a_point(tmp_path: P
         assert found.efficiency == pytest.approx(real["packing_efficiency"], abs=0.5)
         assert sum(found.rows.values()) == pytest.approx(real["rows"], rel=0.06)
         assert found.tokens["encoded"] == pytest.approx(plan["ledger"]["tokens"]["encoded"], rel=0.06)
+
+
+@pytest.mark.parametrize("weighting", ["repeat", "token_share"])
+def test_of_a_sample_the_mixture_is_told_as_a_share_of_each_conversation(tmp_path: Path, weighting: str) -> None:
+    """Of a tenth of the conversations; a limit of 3,000 is far above what is looked at."""
+    others = [json.dumps(record) for record in conversations(6_000, seed=1, longest=30)]
+    (tmp_path / "other.jsonl").write_text("".join(f"{line}\n" for line in others))
+    settings = {"weighting": weighting, "sources": mixture(1.5, 1, limit=3_000), "validation": 0.1, "min_tokens": 15}
+    recipe = make_recipe(tmp_path, conversations(8_000), **settings)
+    make_stages(recipe)
+    plan = read_json(recipe.plan_folder / "plan.json")
+    found = predicted(tmp_path / "corpus.yaml", budget=180_000)
+    assert sum(len(source.sample.records) for source in found.sources) < 2_000
+    for told, real in zip(found.mixture, plan["mixture"], strict=True):
+        for name in ("conversations", "copies", "tokens", "trained_tokens"):
+            assert getattr(told, name) == pytest.approx(real[name], rel=0.08), name
+        assert told.trained_tokens_percent == pytest.approx(real["trained_tokens_percent"], abs=2)
+    dropped = plan["ledger"]["conversations"]["dropped"]
+    assert set(found.dropped) == set(dropped)
+    for reason, count in dropped.items():
+        assert found.dropped[reason] == pytest.approx(count, rel=0.15, abs=60), reason
+    assert found.packed == pytest.approx(plan["ledger"]["conversations"]["packed"], rel=0.05)
+    assert found.rows["validation"] == pytest.approx(sum(plan["rows_of_shards"][recipe.shards["train"] :]), rel=0.15)
+
+
+def test_a_share_of_nothing_and_duplicates_beyond_the_sample_are_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text(json.dumps(conversations(1)[0]) + "\n")
+    settings = {"weighting": "token_share", "sources": mixture(1, 1), "duplicates": "drop"}
+    config = write_project(tmp_path, conversations(400), **settings)
+    found = predicted(config)
+    assert [warning for warning in found.warnings if "other.jsonl: no conversation of it" in warning]
+    assert found.rows["train"], "of what the other source gives"
+    assert not [warning for warning in found.warnings if "duplicates" in warning]
+    [warning] = [text for text in predicted(config, budget=20_000).warnings if "duplicates" in text]
+    assert "within the sample alone" in warning
 
 
 def test_of_many_conversations_few_are_looked_at_and_rejects_are_found_in_proportion(tmp_path: Path) -> None:
@@ -239,6 +292,16 @@ def test_the_command_writes_nothing_and_gives_one_object(tmp_path: Path) -> None
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
     failed = command(tmp_path, *words[:3], "nope.yaml", "--json")
     assert (failed.returncode, json.loads(failed.stdout)["error"]["code"]) == (66, "E102")
+
+
+def test_mixture_and_what_is_dropped_are_shown_as_in_a_run(tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text(json.dumps(conversations(1, seed=1)[0]) + "\n")
+    settings = {"sources": mixture(2, 0.5), "min_turns": 3, "epochs": 30}
+    page = shown(write_project(tmp_path, conversations(400), **settings), [])
+    assert "by min_turns: 3" in page
+    assert "in each of 30 epochs" in page
+    assert "Mixture  repeat, of one pass over the training split" in page
+    assert "train_epoch" not in page
 
 
 def test_over_long_conversations_that_would_stop_the_run_are_warned_of(tmp_path: Path) -> None:

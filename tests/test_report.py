@@ -33,6 +33,7 @@ from tasks.report import MOST_BYTES, count_groups, pad_groups, write_report
 from tasks.report_figures import read_figures
 from tasks.report_rows import choose, samples
 from tasks.shards import IGNORED
+from tasks.show import LOST
 
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;{{ 7 * 7 }}[red]\x1b[31m⟦⟧$\\frac{1}{2}$"
 SOURCE = "a<b>&$x$ 日.jsonl"
@@ -52,6 +53,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "drop": {"overlong": "drop"},
     "split": {"overlong": "split", "train_on": "all"},
     "whole": {"packing": False},
+    "mixed": {
+        "sources": [{"path": SOURCE, "weight": 1.5}],
+        "epochs": 2,
+        "validation": 0.2,
+        "duplicates": "drop",
+        "max_turns": 3,
+        "overlong": "drop",
+    },
 }
 
 
@@ -61,7 +70,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
     for kind, values in KINDS.items():
         folder = tmp_path_factory.mktemp(kind)
-        lines = b"".join(orjson.dumps(record) + b"\n" for record in nasty_records(10))
+        records = nasty_records(10)
+        records += records[:10] if kind == "mixed" else []
+        lines = b"".join(orjson.dumps(record) + b"\n" for record in records)
         (folder / SOURCE).write_bytes(lines)
         settings = {"sources": [{"path": SOURCE}], "max_rejects": 1.0, "sequence_length": 512} | values
         found[kind] = pack_corpus(make_recipe(folder, [], **settings))
@@ -176,7 +187,7 @@ def test_figures_are_those_of_the_rows(made: dict[str, Path], kind: str) -> None
         assert figures.filled.tolist() == np.concatenate(masks).sum(axis=1).tolist()
 
 
-@pytest.mark.parametrize("kind", ["truncate", "drop", "split"])
+@pytest.mark.parametrize("kind", ["truncate", "drop", "split", "mixed"])
 def test_every_token_of_a_sampled_row_is_shown_with_its_label(made: dict[str, Path], kind: str) -> None:
     manifest, folder = load_manifest(made[kind]), folder_of(made[kind])
     encoder = open_tokenizer(manifest, folder)
@@ -284,6 +295,32 @@ def test_it_says_what_the_manifest_says(pages: dict[str, Page], made: dict[str, 
     digests += [shard.sha256 for split in manifest.splits.values() for shard in split.shards]
     for said in (*(f"{figure:,}" for figure in figures), *digests, "1 × bad_role", "E207", f"{manifest.seed}"):
         assert said in text, said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_close(made: dict[str, Path], kind: str) -> None:
+    manifest = load_manifest(made[kind])
+    for steps in (report._conversation_steps(manifest), report._token_steps(manifest)):
+        for above, step in pairwise(steps):
+            assert above.left - sum(count for _, count in step.gone) == step.left
+    ledger = manifest.ledger.conversations
+    assert steps[-1].left == manifest.ledger.tokens.trained
+    assert (report._conversation_steps(manifest)[0].left, report._conversation_steps(manifest)[-1].left) == (
+        ledger.read,
+        ledger.packed,
+    )
+
+
+def test_a_mixture_and_its_packings_are_on_the_page(pages: dict[str, Page], made: dict[str, Path]) -> None:
+    manifest, text = load_manifest(made["mixed"]), " ".join("".join(pages["mixed"].text).split())
+    [entry] = manifest.mixture
+    assert all(f"{count:,}" in text for count in (entry.copies, entry.tokens, entry.trained_tokens))
+    assert f"{manifest.ledger.tokens.repeated:,} tokens of further copies" in text
+    assert "2 packings of the training split" in text
+    assert "Rows of train and validation by the number of conversations" in text
+    assert "train_epoch_2" in text
+    for reason, count in manifest.ledger.conversations.dropped.items():
+        assert not count or f"{LOST[reason]}: {count:,}" in text
 
 
 def test_the_settings_on_the_page_make_the_corpus_again(pages: dict[str, Page], made: dict[str, Path]) -> None:

@@ -238,3 +238,32 @@ def test_a_table_that_is_a_bomb_is_refused(tmp_path: Path) -> None:
     [file] = find_files([SourceSpec("a.parquet", format="alpaca")], tmp_path)
     with pytest.raises(DataError, match=r"a\.parquet: a sample takes over 64\d MiB of memory: damaged, or a bomb\?"):
         sample_files([file], 1 << 20, LIMIT)
+
+
+def test_the_same_records_are_drawn_wherever_a_file_lies(tmp_path: Path) -> None:
+    drawn = []
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        text = "".join(f'{{"messages": [{{"role": "user", "content": "{number}"}}]}}\n' for number in range(9_000))
+        (tmp_path / folder / "chat.jsonl").write_text(text)
+        [file] = find_files([SourceSpec(f"{folder}/chat.jsonl")], tmp_path)
+        [sample] = sample_files([file], 60_000, LIMIT)
+        drawn.append([record.value for record in sample.records])
+    assert drawn[0] == drawn[1]
+    assert len(drawn[0]) < 4_000
+
+
+def test_each_entry_of_the_config_is_looked_at(tmp_path: Path) -> None:
+    """Its own files speak for it, and not those of another; two stand with one file each between hundreds."""
+    specs = []
+    for entry, count in enumerate((100, 1, 1, 100)):
+        (tmp_path / f"{entry}").mkdir()
+        for number in range(count):
+            text = '{"messages": [{"role": "user", "content": "a"}]}\n' * (entry + 1)
+            (tmp_path / f"{entry}" / f"{number:03}.jsonl").write_text(text)
+        specs.append(SourceSpec(f"{entry}"))
+    samples = sample_files(find_files(specs, tmp_path), 1 << 20, LIMIT)
+    expected = [0.0] * 4
+    for sample in samples:
+        expected[sample.file.entry] += sample.expected
+    assert expected == pytest.approx([100 * 1, 1 * 2, 1 * 3, 100 * 4])

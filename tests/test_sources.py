@@ -671,6 +671,8 @@ def test_the_same_file_read_in_two_ways(tmp_path: Path) -> None:
         find_parts([SourceSpec("a.jsonl"), SourceSpec("*.jsonl", "alpaca")], tmp_path, 100)
     with pytest.raises(UsageError, match=r"this one as text with columns \{text: text\}"):
         find_parts([SourceSpec("a.jsonl"), SourceSpec("a.jsonl", columns=(("text", "text"),))], tmp_path, 100)
+    with pytest.raises(UsageError, match=r"reads as text, this one as text with weight 2\.5, limit 7; leave"):
+        find_parts([SourceSpec("*.jsonl"), SourceSpec("a.jsonl", weight=2.5, limit=7)], tmp_path, 100)
 
 
 @pytest.mark.parametrize(

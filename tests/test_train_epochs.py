@@ -14,6 +14,7 @@ from train.config import TrainingConfig
 from train.corpus import open_corpus
 from train.dataset import PackedDataset, Passes
 from train.feed import PackedFeed
+from train.run import Steps, _warnings
 from train.trainer import arguments
 
 Seen = list[bytes]
@@ -54,3 +55,16 @@ def test_each_pass_has_the_rows_of_the_next_packing(
     count = len(rows[0])
     passes = [sorted(seen[top : top + count]) for top in range(0, len(seen), count)]
     assert passes == [rows[0], rows[1], rows[0]]
+
+
+@pytest.mark.parametrize(("total", "used"), [(5, 1), (10, 1), (11, 2), (20, 2), (30, 2)])
+def test_a_run_that_ends_before_the_last_packing_says_so(manifest: Path, total: int, used: int) -> None:
+    corpus, config = open_corpus(manifest), TrainingConfig()
+    choices = {"micro_batch": 1, "accumulation": 1, "ranks": 1}
+    found = _warnings(PackedFeed(corpus, config), Steps(10, total), config, corpus, choices)
+    said = [warning for warning in found if "packings" in warning]
+    if used == 2:
+        assert not said
+    else:
+        [warning] = said
+        assert f"has 2 packings, one for each epoch, and {total} steps use the first 1; raise epochs to 2" in warning

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tasks.recipe import ANEW
 from train.attention import Collator
 from train.config import TrainingConfig
 from train.corpus import PACKED, Corpus
@@ -20,14 +21,15 @@ from train.trainer import packed_trainer
 
 
 class PackedFeed:
-    """Rows of format 3.0. `tokens` and `trained` are those of one epoch, without pads; `places` are with pads."""
+    """Rows of format 3.0. `tokens` and `trained` are those of one epoch, without pads; `places` are with pads.
+    `packings` of the training split are used in turn, one in each epoch."""
 
     own_loss = True  # the model's, not the trainer's
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         self.isolated = corpus.isolated
         # Digests of all packings are checked before the first step, and not hours later.
-        packings = [name for name in corpus.splits if name == "train" or name.startswith("train_epoch_")]
+        packings = [name for name in corpus.splits if name == "train" or name.startswith(ANEW)]
         same = [name for name in packings if corpus.rows(name) == corpus.rows("train")]
         self.passes = Passes([PackedDataset(corpus, name, config.load) for name in same])
         self.train = self.passes.packings[0]
@@ -42,8 +44,9 @@ class PackedFeed:
         self.described = (
             f"{len(self.train):,} rows of {corpus.sequence_length:,}, {full:.2f} % full, {_where(self.train)}"
         )
-        if len(same) > 1:
-            self.described += f"; {len(same)} packings, each pass has the next"
+        self.packings = len(same)
+        if self.packings > 1:
+            self.described += f"; {self.packings} packings, each pass has the next"
 
     def collator(self, attention: str) -> Any:
         return Collator(attention)
@@ -62,6 +65,7 @@ class ConversationFeed:
     """Conversations of format 2.0, a row each, padded to the longest of a batch."""
 
     isolated = False  # nothing to keep apart: a row is one conversation
+    packings = 1
     own_loss = False
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):

@@ -288,6 +288,11 @@ def _warnings(feed: Feed, steps: Steps, config: TrainingConfig, corpus: Corpus, 
             f"only {counted(steps.total, 'optimizer step')}: full rows leave few on a small corpus, and a model learns "
             f"little in fewer than {FEW_STEPS}; {mend}"
         )
+    if steps.total <= (feed.packings - 1) * steps.per_epoch:
+        found.append(
+            f"the corpus has {feed.packings} packings, one for each epoch, and {counted(steps.total, 'step')} use the "
+            f"first {math.ceil(steps.total / steps.per_epoch)}; raise epochs to {feed.packings} to use all of them"
+        )
     if corpus.format_version == PACKED and not corpus.isolated:
         found.append("rows have no position_ids: the conversations of a row see each other (allow_unisolated)")
     if repeated := -len(feed.train) % ranks:
