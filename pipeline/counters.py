@@ -25,7 +25,7 @@ import numpy as np
 
 STAGES = ("TrainTokenizer", "TokenizePart", "PlanPacking", "WriteShard")
 FIELDS = (
-    "exit_code", "finished", "copies",  # of the run
+    "exit_code", "finished", "copies", "told",  # of the run; told: a checksum of the last error
     "started", "seconds", "peak", "done", "reused",  # started: when, as time.time() has it; peak: bytes
     "cpu", "cpu_before",  # seconds of the task, and of its process before it
     "size", "share",  # of a part: bytes of plain text to read, about, and how much of it is read

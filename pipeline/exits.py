@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
+from zlib import crc32
 
 import luigi
 import luigi.parameter
@@ -32,6 +33,9 @@ from luigi.task_register import TaskClassException
 from pipeline import counters, display
 from tasks.errors import Interrupted, PackError, StorageError, UsageError
 from tasks.messages import DEBUG, foreseen, is_on, told
+
+# Seconds for a child to remove what it had half-written.
+_PATIENCE = 5.0
 
 _told: set[str] = set()
 
@@ -57,10 +61,12 @@ def reporting() -> Iterator[None]:
             counters.put(exit_code=failed.exit_code)
         elif str(failed) not in _told:
             _told.add(str(failed))
-            before = counters.of_run("exit_code")
-            counters.put(exit_code=failed.exit_code)
-            # A disk that is full refuses every worker, each another file: the first says it for all.
-            if not before == failed.exit_code == StorageError.exit_code:
+            before, said = counters.of_run("exit_code"), float(crc32(str(failed).encode()))
+            # A disk that is full refuses every worker, each another file: the first says it for all. So it is with a
+            # source that changed, of which there are many parts.
+            again = said == counters.of_run("told") or before == failed.exit_code == StorageError.exit_code
+            counters.put(exit_code=failed.exit_code, told=said)
+            if not again:
                 display.write(told(failed))
         raise failed from error.__cause__ if failed is error else error
 
@@ -128,8 +134,12 @@ def _on_uncaught(kind: type[BaseException], error: BaseException, trace: Traceba
     display.stop()
     if issubclass(kind, KeyboardInterrupt):
         tell(Interrupted("interrupted", "interrupted; the same command goes on from here"))
-        for child in multiprocessing.active_children():
-            child.join()
+        children = multiprocessing.active_children()
+        for child in children:  # also one that was forked when the terminal had told the others already
+            child.terminate()
+        for child in children:
+            child.join(_PATIENCE)
+            child.kill()
         os._exit(Interrupted.exit_code)
     elif is_on(DEBUG) or not isinstance(error, Exception):
         sys.__excepthook__(kind, error, trace)

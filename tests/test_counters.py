@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pipeline import counters
+from pipeline import counters, display, exits
+from tasks.errors import DataError
 
 
 @pytest.fixture(autouse=True)
@@ -100,3 +101,15 @@ def test_the_record_of_a_run_sums_its_stages() -> None:
     assert record["stages"]["TokenizePart"] == {"seconds": 2.0, "cpu_seconds": 1.0}
     assert record["conversations_per_second"] == pytest.approx(2.5, rel=0.2)
     assert record["peak_memory_bytes"] == 5e12
+
+
+def test_what_is_wrong_with_all_parts_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part has a process of its own, which knows nothing of what another has told."""
+    written: list[str] = []
+    monkeypatch.setattr(display, "write", written.append)
+    counters.begin()
+    for message in ("a.jsonl: changed while it was read", "a.jsonl: changed while it was read", "b.jsonl: vanished"):
+        exits._told.clear()
+        with pytest.raises(DataError), exits.reporting():
+            raise DataError("input_changed", message)
+    assert [text.count("a.jsonl") for text in written] == [1, 0]
