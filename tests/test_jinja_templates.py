@@ -414,7 +414,7 @@ TWO_ANSWERS = {
             "{% for m in messages %}<|im_start|>{{ m.role }}\n"
             "{% if m.role != 'assistant' or loop.last %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
             "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-            r"part\.jsonl: record 1 .*messages\[1\] \(assistant\) cannot be located",
+            r"part\.jsonl:1: .*messages\[1\] \(assistant\) cannot be located",
         ),
         ("{{ messages | length }}" + CHATML_JINJA, r"messages\[1\] \(assistant\) cannot be located"),
         (CHATML_MARKED.replace("== 'assistant'", "== 'tool'"), r"0 \{% generation %\} blocks .* for 2 assistant turns"),
