@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from tasks.corpus_files import find_listed, open_tokenizer, reading
+from tasks.corpus_files import open_tokenizer
 from tasks.encoders import Encoder
-from tasks.errors import DataError, InputMissing, PackError
-from tasks.index import INDEX_SCHEMA
+from tasks.errors import InputMissing, PackError
+from tasks.lookup import open_index
 from tasks.manifest import Manifest, SourceFacts, corpus_folder, load_manifest
 from tasks.show_row import read_row
 
@@ -179,13 +179,7 @@ class _Side:
     def __init__(self, manifest: Manifest, folder: Path):
         self.manifest = manifest
         self.folder = folder
-        facts = next((file for file in manifest.files if file.path == "index.arrow"), None)
-        if facts is None:
-            raise DataError("bad_index", f"{folder}: its manifest names no index.arrow; make the corpus again")
-        path = find_listed(folder, facts.path, facts.bytes)
-        with reading(path), pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
-            if not reader.schema.equals(INDEX_SCHEMA):
-                raise DataError("bad_index", f"{path}: has other columns than an index; make the corpus again")
+        with open_index(manifest, folder) as reader:
             table = reader.read_all()
             table.validate(full=True)
         table = table.filter(table.column("row").is_valid())  # what was dropped stands nowhere

@@ -119,7 +119,7 @@ def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
 def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Place]:
     """All places of the conversation that stands at `number` in the index. Raises UsageError where it ends earlier."""
     seen = 0
-    with _index(manifest, folder) as reader:
+    with open_index(manifest, folder) as reader:
         for batch in reader:
             if 0 <= number - seen < batch.num_rows:
                 [place] = objects(batch.slice(number - seen, 1))
@@ -164,7 +164,8 @@ def origin(manifest: Manifest, place: Place | None) -> str:
 
 
 @contextmanager
-def _index(manifest: Manifest, folder: Path) -> Iterator[pa.RecordBatchReader]:
+def open_index(manifest: Manifest, folder: Path) -> Iterator[pa.RecordBatchReader]:
+    """The index, mapped. Raises DataError or InputMissing where it is not as the manifest says."""
     facts = next((file for file in manifest.files if file.path == "index.arrow"), None)
     if facts is None:
         raise DataError("bad_index", f"{folder}: the manifest names no index.arrow; {mend(folder)}")
@@ -178,7 +179,7 @@ def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Pl
     """All rows of the index with these values."""
     found: list[Place] = []
     seen = 0
-    with _index(manifest, folder) as reader:
+    with open_index(manifest, folder) as reader:
         for batch in reader:
             here = batch.column(0).is_valid()
             for name, value in wanted.items():
@@ -192,7 +193,7 @@ def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Pl
                 found += [place | {"number": seen + n} for n, place in zip(numbers, places, strict=True)]
             seen += batch.num_rows
     if manifest.ledger.conversations.split:
-        with _index(manifest, folder) as reader:
+        with open_index(manifest, folder) as reader:
             _number_pieces(reader, found)
     return found
 
