@@ -60,11 +60,6 @@ class TokenFiles:
             self.tables.append(table)
             self._chunks.append((edges, views))
 
-    def lengths(self) -> np.ndarray:
-        """int64, tokens of each conversation of all files, in order."""
-        lengths = [np.diff(offsets) for _, views in self._chunks for offsets, _, _ in views]
-        return np.concatenate([np.empty(0, np.int64), *lengths])
-
     def tokens(self, part: int, conversation: int) -> np.ndarray:
         """int32[length], trained tokens as their id and others as ~id; a view, not a copy."""
         offsets, values, at = self._chunk(part, conversation)
@@ -140,10 +135,11 @@ class TokenColumns:
             begin = self.edges[part]
             top, bottom = max(first, begin), min(last, self.edges[part + 1])
             if top < bottom:
-                file = self._open(part)
-                chunks = [] if name == "length" else file.tables[0].column(name).chunks
-                values = np.concatenate([*map(to_numpy, chunks)]) if chunks else file.lengths()
-                found[top - first : bottom - first] = values[top - begin : bottom - begin]
+                # Only what is asked for: a large part is asked for piece by piece.
+                own = self._open(part).tables[0].column("tokens" if name == "length" else name)
+                chunks = own.slice(top - begin, bottom - top).chunks
+                values = [np.diff(to_numpy(c.offsets)) if name == "length" else to_numpy(c) for c in chunks]
+                found[top - first : bottom - first] = np.concatenate(values)
                 if name == "record":
                     found[top - first : bottom - first] += self._bases[part]
         return found
