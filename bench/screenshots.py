@@ -59,23 +59,27 @@ _COLOURS = [
 THEME = TerminalTheme((12, 12, 12), (204, 204, 204), _COLOURS, [(96, 96, 96), *_COLOURS[1:]])
 
 
-def of_a_run(columns: int) -> str:
-    """The command, the last drawing in which parts were being tokenised, and what the run left on the screen."""
+def on_terminal(words: list[str], folder: Path, columns: int) -> tuple[int, str]:
+    """Exit code of a command on a terminal of its own, and all that was written to it."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    words = ["luigi", "--module", "pipeline", "PackCorpus", "--config", "data/sample/corpus.yaml"]
     env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg"), "TERM": "xterm"}
+    run = subprocess.Popen([str(BIN / words[0]), *words[1:]], cwd=folder, env=env, stdout=child, stderr=child)
+    os.close(child)
+    written = b""
+    with suppress(OSError):  # Linux's way to say that the other end is closed
+        while chunk := os.read(parent, 1 << 16):
+            written += chunk
+    os.close(parent)
+    return run.wait(timeout=60), written.decode()
+
+
+def of_a_run(columns: int) -> str:
+    """The command, the last drawing in which parts were being tokenised, and what the run left on the screen."""
+    words = ["luigi", "--module", "pipeline", "PackCorpus", "--config", "data/sample/corpus.yaml"]
     with tempfile.TemporaryDirectory() as root:
-        command = [str(BIN / "luigi"), *words[1:-1], str(SAMPLE)]
-        run = subprocess.Popen(command, cwd=root, env=env, stdout=child, stderr=child)
-        os.close(child)
-        written = b""
-        with suppress(OSError):  # Linux's way to say that the other end is closed
-            while chunk := os.read(parent, 1 << 16):
-                written += chunk
-        os.close(parent)
-        run.wait()
-    text = written.decode().replace("\r\n", "\n")
+        _, written = on_terminal([*words[:-1], str(SAMPLE)], Path(root), columns)
+    text = written.replace("\r\n", "\n")
     drawings = re.findall(r"\r\x1b\[J((?:[^\r]|\r(?!\x1b))*?)\r\x1b\[\d+A", text)
     said = re.sub(r"\r\x1b\[J(?:[^\r]|\r(?!\x1b))*?\r\x1b\[\d+A", "", text).replace("\r\x1b[J", "").splitlines()
     shown = [drawing for drawing in drawings if "conversations/s" in drawing and " left" in drawing]

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
-import pty
 import re
 import socket
-import struct
 import subprocess
-import termios
+import sys
 import time
 import urllib.parse
 import urllib.request
@@ -22,6 +18,9 @@ from typing import Any
 import pytest
 from commands import BIN, ROOT, luigi, write_chats
 from rich.cells import cell_len
+
+sys.path.insert(0, str(ROOT / "bench"))
+from screenshots import on_terminal
 
 from pipeline import counters, display
 from pipeline.display import Stage, State
@@ -75,23 +74,14 @@ class Screen:
                 self.column += len(plain)
 
 
-def on_terminal(folder: Path, *arguments: str, columns: int = 100) -> tuple[list[str], str]:
+def on_screen(folder: Path, *arguments: str, columns: int = 100) -> tuple[list[str], str]:
     """What stands on the screen of a terminal at the end of a run, and all that was written to it."""
-    parent, child = pty.openpty()
-    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
-    words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", *arguments]
-    env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg"), "TERM": "xterm"}
-    run = subprocess.Popen(words, cwd=folder, env=env, stdout=child, stderr=child)
-    os.close(child)
-    written = b""
-    with suppress(OSError):  # Linux's way to say that the other end is closed
-        while chunk := os.read(parent, 1 << 16):
-            written += chunk
-    os.close(parent)
-    assert run.wait(timeout=60) == 0, written
+    words = ["luigi", "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", *arguments]
+    code, written = on_terminal(words, folder, columns)
+    assert code == 0, written
     screen = Screen()
-    screen.write(written.decode())
-    return [line.rstrip() for line in screen.lines], written.decode()
+    screen.write(written)
+    return [line.rstrip() for line in screen.lines], written
 
 
 # One moment
@@ -170,7 +160,7 @@ def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("workers", "columns"), [("1", 100), ("2", 0)])
 def test_a_terminal_keeps_what_was_said_and_nothing_of_what_was_drawn(folder: Path, workers: str, columns: int) -> None:
-    screen, written = on_terminal(folder, "--workers", workers, columns=columns)
+    screen, written = on_screen(folder, "--workers", workers, columns=columns)
     assert "tokens" in written, "something was drawn"
     assert screen[0].startswith("chats: 1 file")
     assert screen[1].startswith("planned ")
