@@ -98,31 +98,42 @@ class Rows:
     labels: np.ndarray
     position_ids: np.ndarray
 
+    @classmethod
+    def room(cls, rows: int, length: int) -> Rows:
+        """Room for so many rows, to be written over: new memory costs as much as what is computed in it."""
+        ids, labels, positions = (np.empty((rows, length), np.int32) for _ in range(3))
+        return cls(ids, np.empty((rows, length), np.int8), labels, positions)
 
-def build_rows(plan: dict[str, np.ndarray], tokens: TokenFiles, rows: int, length: int, eos: int, pad: int) -> Rows:
-    """The rows that a plan describes. `plan` has the columns of PLAN_SCHEMA, sorted by row and start, rows from 0."""
-    values = np.full(rows * length, ~pad, np.int32)
+    def first(self, rows: int) -> Rows:
+        return Rows(*(getattr(self, name)[:rows] for name in self.__slots__))
+
+
+def build_rows(plan: dict[str, np.ndarray], tokens: TokenFiles, room: Rows, eos: int, pad: int) -> None:
+    """Write the rows that a plan describes into `room`, all of it. `plan` has the columns of PLAN_SCHEMA, sorted by row
+    and start, rows from 0."""
+    rows, length = room.input_ids.shape
+    ids, values, positions = (a.reshape(-1) for a in (room.input_ids, room.labels, room.position_ids))
+    values.fill(~pad)
     starts = plan["row"] * length + plan["start"]
     tokens.gather(plan, starts, values)
     values[(starts + plan["taken"])[plan["closed"]]] = ~eos
     # A piece in the middle of a conversation begins with a token that was predicted there, but cannot be here.
     heads = values[starts]
     values[starts] = np.where(heads >= 0, ~heads, heads)
-    untrained = values >> 31  # -1, or 0 where trained on
-    ids = values ^ untrained
-    # IGNORED where untrained, else the id; in place, and bit by bit, for numpy's where takes ten times as long.
+    untrained = np.right_shift(values, 31, out=positions)  # -1, or 0 where trained on
+    np.bitwise_xor(values, untrained, out=ids)
+    # IGNORED where untrained, else the id; bit by bit, for numpy's where takes ten times as long.
     labels = np.bitwise_xor(ids, IGNORED, out=values)
     labels &= untrained
     labels ^= ids
     filled = np.bincount(plan["row"], weights=plan["taken"] + plan["closed"], minlength=rows).astype(np.int32)
-    mask = (np.arange(length, dtype=np.int32) < filled[:, None]).view(np.int8)
+    np.less(np.arange(length, dtype=np.int32), filled[:, None], out=room.attention_mask.view(np.bool_))
     # Positions count from the last beginning: of a conversation, or of the pad tail.
     begins = np.concatenate([starts, np.arange(rows, dtype=np.int32) * length + filled])
     begins = np.sort(begins[np.concatenate([np.ones(len(starts), bool), filled < length])])
-    positions = np.arange(rows * length, dtype=np.int32)
-    positions -= np.repeat(begins, np.diff(begins, append=np.int32(rows * length)))
-    shape = (rows, length)
-    return Rows(ids.reshape(shape), mask, labels.reshape(shape), positions.reshape(shape))
+    positions.fill(1)
+    positions[begins] = 1 - np.diff(begins, prepend=np.int32(-1))
+    np.cumsum(positions, out=positions)
 
 
 def _record_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
@@ -141,6 +152,7 @@ def write_shard(
     columns = {field.name: to_numpy(plan.column(field.name)) for field in plan.schema}
     step = max(1, BATCH_TOKENS // length)
     counts = {"rows": rows, "packed": 0, "trained": 0}
+    room = Rows.room(min(rows, step), length)
     with atomic_file(path) as out:
         with pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as writer:
             # A shard without rows has one batch without rows: datasets opens no file that has none.
@@ -149,7 +161,8 @@ def write_shard(
                 inside = slice(*np.searchsorted(columns["row"], [top, bottom]).tolist())
                 chosen = {name: values[inside] for name, values in columns.items()}
                 chosen["row"] = chosen["row"] - top
-                built = build_rows(chosen, tokens, bottom - top, length, encoder.eos_id, encoder.pad_id)
+                built = room.first(bottom - top)
+                build_rows(chosen, tokens, built, encoder.eos_id, encoder.pad_id)
                 counts["packed"] += int(chosen["taken"].sum() + chosen["closed"].sum())
                 counts["trained"] += int(np.count_nonzero(built.labels != IGNORED))
                 writer.write_batch(_record_batch(built, schema))
