@@ -22,6 +22,7 @@ from tasks.errors import Reject
 _STRICT = orjson.OPT_PASSTHROUGH_DATETIME
 
 _NINETEEN = b"0" * 19
+_UPPER_HALVES, _OF_DIGITS = np.uint64(0xF0F0F0F0F0F0F0F0), np.uint64(0x3030303030303030)  # of eight bytes
 _DIGITS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))  # every digit → 0, all else → a space
 _KEY_OR_BRACKET = re.compile(rb'("(?:[^"\\]++|\\.)*+")(\s*:)?|[\[\]{}]', re.DOTALL)
 _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(-?[0-9][0-9.eE+-]*)', re.DOTALL)
@@ -132,8 +133,8 @@ def duplicate_key(text: bytes) -> str:
 def big_integer(text: bytes) -> str:
     """What to say of the first integer in a JSON text that 64 bits do not hold; "" where there is none.
 
-    orjson reads it as a floating-point number, without a word. Of 19 digits in a row two stand at places that eight
-    divides, with seven between them; to look there first costs a twentieth of parsing.
+    orjson reads it as a floating-point number, without a word. Of 19 digits in a row eight fill a place that eight
+    divides; to look there first costs a tenth of parsing.
     """
     if not _may_hold_nineteen(text) or _NINETEEN not in text.translate(_DIGITS):
         return ""
@@ -148,10 +149,10 @@ def big_integer(text: bytes) -> str:
 
 
 def _may_hold_nineteen(text: bytes) -> bool:
-    """Whether digits stand at eight places in a row, the first of which eight divides."""
-    bytes_ = np.frombuffer(text, np.uint8, len(text) // 8 * 8).reshape(-1, 8)
-    places = np.flatnonzero(bytes_[:, 0] - np.uint8(48) < 10)
-    return bool((bytes_[places] - np.uint8(48) < 10).all(axis=1).any())
+    """Whether digits (or one of ":;<=>?", which share their upper half) stand at eight places in a row, the first of
+    which eight divides."""
+    eights = np.frombuffer(text, np.uint64, len(text) // 8)
+    return bool(((eights & _UPPER_HALVES) == _OF_DIGITS).any())
 
 
 def missing(record: Mapping[str, object], key: str, where: str) -> NoReturn:
