@@ -100,7 +100,10 @@ class Encoder(ABC):
         Raises DataError where a text can only be written with a control token.
         """
         encoded = self._encode(texts, holding)
-        hits = np.flatnonzero(self._is_suspect[encoded.ids])
+        # Control ids stand close together: few others are looked up, which is what takes long.
+        first, last = self._suspects
+        hits = np.flatnonzero(encoded.ids.view(np.uint32) - first <= last - first)
+        hits = hits[self._is_suspect[encoded.ids[hits]]]
         if not hits.size:
             return encoded
         guilty = {
@@ -198,6 +201,12 @@ class Encoder(ABC):
         return table
 
     @cached_property
+    def _suspects(self) -> tuple[np.uint32, np.uint32]:
+        """The lowest and the highest suspect id."""
+        ids = np.flatnonzero(self._is_suspect)
+        return (np.uint32(ids[0]), np.uint32(ids[-1])) if ids.size else (np.uint32(self.vocab_size),) * 2
+
+    @cached_property
     def _is_suspect(self) -> np.ndarray:
         """Control ids, and the unknown token where its string could be taken for it."""
         table = self._is_control.copy()
@@ -242,14 +251,15 @@ def _between_words(text: str, start: int, limit: int) -> int:
 
 def _searched(texts: Sequence[str]) -> bytes:
     """Texts in a row, to look for strings in: none holds NUL, and to some models U+2581 is a space."""
-    return "\0".join(texts).replace("▁", " ").encode()
+    # Each by itself: one character that is wide would make all of them wide, and slow.
+    return b"\0".join([text.encode() if text.isascii() else text.replace("▁", " ").encode() for text in texts])
 
 
 def _is_blank(piece: str) -> bool:
     return not piece.replace("▁", " ").strip()
 
 
-def _offsets(lengths: Iterable[int], count: int) -> np.ndarray:
+def offsets_of(lengths: Iterable[int], count: int) -> np.ndarray:
     offsets = np.zeros(count + 1, np.int64)
     np.cumsum(np.fromiter(lengths, np.int64, count), out=offsets[1:])
     return offsets
@@ -291,6 +301,10 @@ class SentencePieceEncoder(Encoder):
         self.blanks = frozenset(piece.piece for piece in model.pieces if piece.type == types.USER_DEFINED)
         self._byte_pieces = {t: int(p.piece[3:5], 16) for t, p in enumerate(model.pieces) if p.type == types.BYTE}
         self.every_byte = len(self._byte_pieces) == 256
+        # SentencePiece allows no NUL in a piece; so what stands on both sides of one has nothing to do with each other.
+        looks_around = model.normalizer_spec.precompiled_charsmap or model.normalizer_spec.remove_extra_whitespaces
+        nul = next((token for token, byte in self._byte_pieces.items() if not byte), None)
+        self.nul_id = None if looks_around else nul
         model.normalizer_spec.add_dummy_prefix = False
         self._pieces = [piece.piece for piece in model.pieces]
         try:
@@ -311,7 +325,7 @@ class SentencePieceEncoder(Encoder):
     def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
         arrays = self._processor.encode_as_numpy(list(texts)) if texts else []
         ids = np.concatenate(arrays).astype(np.int32, copy=False) if arrays else np.empty(0, np.int32)
-        return Encoded(ids, _offsets(map(len, arrays), len(arrays)))
+        return Encoded(ids, offsets_of(map(len, arrays), len(arrays)))
 
     def model(self) -> bytes:
         model: bytes = self._processor.serialized_model_proto()
@@ -382,7 +396,7 @@ class HuggingFaceEncoder(Encoder):
             counts = list(map(len, lists))
             np.add.at(lengths, owners, counts)
             arrays.append(np.fromiter(chain.from_iterable(lists), np.int32, sum(counts)))
-        return Encoded(np.concatenate(arrays), _offsets(lengths, len(lengths)))
+        return Encoded(np.concatenate(arrays), offsets_of(lengths, len(lengths)))
 
     def model(self) -> bytes:
         return str(self._tokenizer.to_str()).encode()

@@ -20,12 +20,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
-from tasks.encoders import Encoded, Encoder, SentencePieceEncoder
+from tasks.encoders import Encoded, Encoder, SentencePieceEncoder, offsets_of
 
 # gigatoken keeps every word that it has seen: 40 MB for the first 25 MB of chats, 8 MB for each MB of random numbers.
 # A model that is loaded anew (0.04 to 0.3 s) begins without them.
 MOST_MEMORY = 128 << 20
+
+# Between texts that are encoded in one call; no conversation holds it. It is a control token that is added behind the
+# last of the vocabulary, so that what stands on both sides is encoded by itself.
+_SEPARATOR = "\0"
+_ADDED = {
+    "content": _SEPARATOR, "special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False,
+}  # fmt: skip
 
 
 class Unsupported(Exception):
@@ -42,7 +50,7 @@ class GigatokenEncoder(Encoder):
             if name != "engine":
                 setattr(self, name, getattr(reference, name))
         self.reference = reference
-        self._open = _opener(reference)
+        self._open, self._separator = _opener(reference)
         self._load()
 
     def _load(self) -> None:
@@ -55,16 +63,31 @@ class GigatokenEncoder(Encoder):
     def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
         if _memory() - self._memory > MOST_MEMORY:
             self._load()
-        # One call a text: as fast as encode_batch, without threads, and without awkward (0.14 s to import).
-        arrays = list(map(self._backend.encode, texts))
         others = self.holding(texts) if holding is None else holding
+        encoded = self._joined(texts, others)
+        if encoded is None:
+            others = sorted({*others, *(place for place, text in enumerate(texts) if _SEPARATOR in text)})
+            encoded = self._joined(texts, others)
+        return self.reference.encode(texts) if encoded is None else encoded
+
+    def _joined(self, texts: Sequence[str], others: Sequence[int]) -> Encoded | None:
+        """All in one call, for one call a text takes half as long again; None where a text holds the separator."""
+        fast = list(texts)
+        for place in others:
+            fast[place] = ""
+        # As bytes, and not all of them as wide as the widest character of one.
+        ids = self._backend.encode(_SEPARATOR.encode().join(map(str.encode, fast))).view(np.int32)
+        ends = np.flatnonzero(ids == self._separator)
+        if len(ends) != len(texts) - 1:
+            return None
+        ids = np.delete(ids, ends)
+        lengths = np.diff(ends, prepend=-1, append=len(ids) + len(ends)) - 1
         if others:
             given = self.reference.encode([texts[place] for place in others])
-            for place, ids in zip(others, np.split(given.ids, given.offsets[1:-1]), strict=True):
-                arrays[place] = ids.view(np.uint32)
-        offsets = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum(list(map(len, arrays)), out=offsets[1:])
-        return Encoded(np.concatenate(arrays).view(np.int32) if arrays else np.empty(0, np.int32), offsets)
+            lengths[others] = own = np.diff(given.offsets)
+            ends = offsets_of(lengths, len(lengths))[others]
+            ids = np.insert(ids, np.repeat(ends - offsets_of(own, len(own))[:-1], own), given.ids)
+        return Encoded(ids, offsets_of(lengths, len(lengths)))
 
     def _encode_around(self, text: str) -> np.ndarray:
         return self.reference.encode([text]).ids
@@ -76,20 +99,32 @@ class GigatokenEncoder(Encoder):
         return self.reference.model()
 
 
-def _opener(reference: Encoder) -> Callable[[], Any]:
-    """What loads the reference's model into gigatoken. Raises Unsupported where it would read it otherwise."""
+def _opener(reference: Encoder) -> tuple[Callable[[], Any], int]:
+    """What loads the reference's model into gigatoken, and the id that the separator will have. Raises Unsupported
+    where gigatoken would read it otherwise."""
     try:
         from gigatoken import Tokenizer
     except ImportError as error:
         raise Unsupported(f"gigatoken cannot be imported: {error}") from None
     if not reference.every_byte:
         raise Unsupported("not every byte has a token")
-    model = reference.model()
     if isinstance(reference, SentencePieceEncoder):
         if reference.has_unused:
             raise Unsupported("the model has unused pieces")
-        return partial(Tokenizer.from_sentencepiece, model)
-    return partial(Tokenizer.from_json, model)
+        if reference.nul_id is not None:  # keeps them apart as well, and is a fifth faster
+            return partial(Tokenizer.from_sentencepiece, reference.model()), reference.nul_id
+        return partial(Tokenizer.from_sentencepiece, reference.model() + _separator_piece()), reference.vocab_size
+    model = orjson.loads(reference.model())
+    model["added_tokens"] = [*(model["added_tokens"] or ()), _ADDED | {"id": reference.vocab_size}]
+    return partial(Tokenizer.from_json, orjson.dumps(model)), reference.vocab_size
+
+
+def _separator_piece() -> bytes:
+    """What a SentencePiece model ends with to have the separator as its last piece."""
+    from sentencepiece import sentencepiece_model_pb2 as proto
+
+    control = proto.ModelProto.SentencePiece.CONTROL
+    return bytes(proto.ModelProto(pieces=[{"piece": _SEPARATOR, "type": control}]).SerializeToString())
 
 
 def _memory() -> int:

@@ -68,6 +68,43 @@ def test_any_batch_gives_the_ids_of_the_reference(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FAST)
+def test_texts_are_joined_and_come_apart(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = GigatokenEncoder(open_kind(kind))
+    whole: list[list[int]] = []
+    joined = fast._joined
+
+    def listening(texts: list[str], others: list[int]) -> Any:
+        whole.append(others)
+        return joined(texts, others)
+
+    monkeypatch.setattr(fast, "_joined", listening)
+    check_same(fast, fast.reference, [" a ", "", "  ", "b\n", " 's", "c", "\n", "d"])
+    assert len(whole) == 1
+    check_same(fast, fast.reference, ["a", " b\0 ", "c"])
+    assert whole[-1] == [1], "the reference has what holds the separator"
+
+
+@pytest.mark.parametrize("change", ["strips", "normalizes"])
+def test_a_model_that_looks_around_has_a_separator_of_its_own(change: str, tmp_path: Path) -> None:
+    import sentencepiece as spm
+    from sentencepiece import sentencepiece_model_pb2 as proto
+
+    model = proto.ModelProto()
+    model.ParseFromString(kind_path("sp_bpe_chatml").read_bytes())
+    if change == "strips":
+        model.normalizer_spec.remove_extra_whitespaces = True
+    else:
+        rules = spm.SentencePieceNormalizer(rule_name="nmt_nfkc").serialized_normalizer_spec()
+        model.normalizer_spec.precompiled_charsmap = proto.NormalizerSpec.FromString(rules).precompiled_charsmap
+    (tmp_path / "t.model").write_bytes(model.SerializeToString())
+    reference = open_encoder(find_tokenizer(tmp_path / "t.model"))
+    assert GigatokenEncoder(open_kind("sp_bpe_chatml"))._separator < reference.vocab_size
+    fast = GigatokenEncoder(reference)
+    assert fast._separator == reference.vocab_size
+    check_same(fast, reference, ["a", " b c ", "", "d", "ﬁ①"])
+
+
+@pytest.mark.parametrize("kind", FAST)
 def test_a_control_string_stays_text_wherever_it_stands(kind: str) -> None:
     reference = open_kind(kind)
     fast = GigatokenEncoder(reference)
