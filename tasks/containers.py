@@ -57,6 +57,12 @@ _BATCH_BYTES = 32 << 20
 # A row above this number needs a byte of the file, or the file is a bomb.
 _BOMB_ROWS = 200_000
 
+# What is made of records in columns stays in the cache.
+_BLOCK = 256
+
+# Numbers of records, and the records.
+Block = tuple[Sequence[int], list[Any]]
+
 _ARROW_FILE_MAGIC = b"ARROW1"
 _KEY_END = np.uint16(int.from_bytes(b'":', "little"))
 _JSON_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},"]', re.DOTALL)
@@ -110,13 +116,20 @@ class RecordReader:
             return 1.0
 
     def __iter__(self) -> Iterator[tuple[int, object]]:
+        for numbers, records in self.blocks():
+            yield from zip(numbers, records, strict=True)
+
+    def blocks(self) -> Iterator[Block]:
+        """Numbers and records, up to _BLOCK at a time, as they are at hand."""
         self.records = 0
         readers = {"jsonl": self._lines, "json": self._array, "csv": self._csv, "tsv": self._csv}
-        return readers.get(self.container, self._table)()
+        for numbers, records in readers.get(self.container, self._table)():
+            for top in range(0, len(records), _BLOCK):
+                yield numbers[top : top + _BLOCK], records[top : top + _BLOCK]
 
     # -- text -------------------------------------------------------------------------------------------------------
 
-    def _lines(self) -> Iterator[tuple[int, object]]:
+    def _lines(self) -> Iterator[Block]:
         number = 0
         with self.path.open("rb") as file:
             for lines, unterminated in line_blocks(self._read(file), self.max_record_bytes):
@@ -131,17 +144,18 @@ class RecordReader:
                 except orjson.JSONDecodeError:
                     exact = False
                 if exact:
-                    yield from enumerate(records, number)
+                    yield range(number, number + len(records)), records
                 else:
-                    for index, line in enumerate(lines, number):
-                        if line == TOO_LONG:
-                            yield index, Reject("too_long_record", self._too_long())
-                        elif line and not line.isspace():
-                            yield index, parse_record(line, unterminated)
+                    filled = [index for index, line in enumerate(lines) if line == TOO_LONG or line.strip()]
+                    found = [self._one_by_one(lines[index], unterminated) for index in filled]
+                    yield [number + index for index in filled], found
                 number += len(lines)
                 self.records = number
 
-    def _array(self) -> Iterator[tuple[int, object]]:
+    def _one_by_one(self, line: bytes, unterminated: bool) -> object:
+        return Reject("too_long_record", self._too_long()) if line == TOO_LONG else parse_record(line, unterminated)
+
+    def _array(self) -> Iterator[Block]:
         number = 0
         with self.path.open("rb") as file:
             for text in array_blocks(self._read(file), self.name):
@@ -151,21 +165,20 @@ class RecordReader:
                     break
                 if _key_ends(text) != _count_keys(records) or big_integer(text):
                     records = [parse_record(element, False) for element in array_elements(text, self.name)]
-                for record in records:
-                    number += 1
-                    self.records = number
-                    yield number - 1, record
+                yield range(number, number + len(records)), records
+                number += len(records)
+                self.records = number
             else:
                 return
         # Something is wrong, or a block was no block: find out in which record.
         with self.path.open("rb") as file:
             data = read_whole(self._read(file), self.name)
         for element in islice(array_elements(data, self.name), number, None):
+            yield [number], [parse_record(element, False)]
             number += 1
             self.records = number
-            yield number - 1, parse_record(element, False)
 
-    def _csv(self) -> Iterator[tuple[int, object]]:
+    def _csv(self) -> Iterator[Block]:
         # the bound is one of the whole process; never lowered, for another reader may rely on it
         csv.field_size_limit(max(csv.field_size_limit(), self.max_record_bytes))
         delimiter = "\t" if self.container == "tsv" else ","
@@ -188,9 +201,8 @@ class RecordReader:
                         twice = next(name for name in header if header.count(name) > 1)
                         raise DataError("bad_csv_file", f"{self.name}: line 1: two columns are named {quoted(twice)}")
                 elif row:
-                    record = _csv_record(header, row, damaged)
+                    yield [self.records], [_csv_record(header, row, damaged)]
                     self.records += 1
-                    yield self.records - 1, record
                 damaged.clear()
 
     def _csv_lines(self, read: Read, damaged: list[int]) -> Iterator[str]:
@@ -220,7 +232,7 @@ class RecordReader:
 
     # -- tables -----------------------------------------------------------------------------------------------------
 
-    def _table(self) -> Iterator[tuple[int, object]]:
+    def _table(self) -> Iterator[Block]:
         batches = self._parquet_batches() if self.container == "parquet" else self._arrow_batches()
         size = self.path.stat().st_size
         try:
@@ -230,9 +242,9 @@ class RecordReader:
                 row_bytes = batch.nbytes // max(batch.num_rows, 1) + 1
                 step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
                 for offset in range(0, batch.num_rows, step):
-                    for record in self._bounded(partial(rows_of, batch.slice(offset, step)), size):
-                        self.records += 1
-                        yield self.records - 1, record
+                    rows = self._bounded(partial(rows_of, batch.slice(offset, step)), size)
+                    yield range(self.records, self.records + len(rows)), rows
+                    self.records += len(rows)
         except (pa.ArrowException, OSError) as error:
             raise DataError(
                 "unreadable_source", f"{self.name}: cannot be read as {self.container}: {first_line(error)}"

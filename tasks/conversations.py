@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import pairwise
-from typing import NamedTuple, NoReturn
+from typing import NoReturn
 
 from xxhash import xxh3_64_intdigest
 
@@ -100,26 +100,10 @@ _SHAREGPT_ROLES = {
 }
 
 
-class Plain(NamedTuple):
-    """Where a record that holds turns and nothing else has them: its key, and the keys of a turn.
-
-    `others` are the record's keys that would say more.
-    """
-
-    turns: str
-    role: str
-    content: str
-    roles: Mapping[str, str]
-    others: frozenset[str]
-
-
-PLAIN = {
-    "messages": Plain("messages", "role", "content", _ROLES, frozenset({"tools"})),
-    "sharegpt": Plain(
-        *("conversations", "from", "value"),
-        {name: role for name, role in _SHAREGPT_ROLES.items() if role in ROLES},
-        frozenset({"tools", "system"}),
-    ),
+# What the records of a format call the roles; a call of a function is no turn of its own.
+ROLES_OF = {
+    "messages": _ROLES,
+    "sharegpt": {name: role for name, role in _SHAREGPT_ROLES.items() if role in ROLES},
 }
 
 _OASST_ROLES = {"prompter": "user", "assistant": "assistant"}

@@ -30,7 +30,7 @@ from tasks.config import Config
 from tasks.conversations import read_record
 from tasks.costs import COMMIT, HASHED_BYTE, ROW_BYTES, START, TASK, WRITTEN_BYTE, plan_seconds
 from tasks.encoders import Encoder
-from tasks.errors import PackError, Reject
+from tasks.errors import Reject
 from tasks.filters import filter_conversations
 from tasks.frames import Frames
 from tasks.gigatoken_encoder import GigatokenEncoder, Unsupported
@@ -48,12 +48,13 @@ from tasks.shares import entries_of, shares
 from tasks.sources import Part, find_files
 from tasks.templates import full_text, trained_turns
 from tasks.token_files import SCHEMA, WHOLE_SCHEMA, TokenColumns
-from tasks.tokenization import add_record
+from tasks.tokenization import add_records
 from tasks.trained_tokenizer import cut_sentence, train_model
 
 BUDGET = 8 << 20  # bytes of the sources; gigatoken and all around it take 0.7 s for them
 SLOWER = 4  # times less, where the tokenizer's own library encodes: 1 to 2 s
 JINJA_RECORDS = 1000  # a Jinja template takes 0.3 to 1 ms for a conversation
+AT_ONCE = 256  # records that are made tokens of
 PROOF = 400  # texts that both encoders are given
 TRAINING = 1 << 20  # characters that a tokenizer is trained on, where the config names none: 1 s
 
@@ -268,13 +269,13 @@ def _tokenise(sample: Sample, recipe: Recipe, encoder: Encoder, found: Predictio
                     offsets = encoded.column("text").buffers()[1]
                     texts.append(np.diff(np.frombuffer(offsets, np.int64)[: encoded.num_rows + 1]))
 
-        for number, (place, value) in enumerate(sample.records):
-            try:
-                add_record(batch, number, value, file, recipe.template, config, frames)
-            except Reject as reject:
+        for top in range(0, len(sample.records), AT_ONCE):
+            numbers = range(top, min(top + AT_ONCE, len(sample.records)))
+            values = [sample.records[number].value for number in numbers]
+            for number, reject in add_records(
+                batch, numbers, values, file, recipe.template, config, frames, lambda n: sample.records[n].place
+            ):
                 _reject(found, source, reject, number)
-            except PackError as error:
-                raise type(error)(error.reason, f"{place}: {error}") from None
             if batch.characters >= BATCH_CHARACTERS:
                 flush()
                 batch = Batch(encoder, receipt)

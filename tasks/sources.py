@@ -30,6 +30,7 @@ import pyarrow.parquet as pq
 from tasks.containers import (
     MAX_RECORD_BYTES,
     TEXT_CONTAINERS,
+    Block,
     RecordReader,
     array_elements,
     container_of,
@@ -166,10 +167,10 @@ class PartReader(RecordReader):
         )
         self.file = file
 
-    def __iter__(self) -> Iterator[tuple[int, object]]:
+    def blocks(self) -> Iterator[Block]:
         _check_unchanged(self.file)
         try:
-            yield from super().__iter__()
+            yield from super().blocks()
         except OSError as error:
             _check_unchanged(self.file)
             raise StorageError("cannot_read", f"{self.file.name}: cannot be read: {error.strerror or error}") from None

@@ -1,15 +1,16 @@
 """One part → one token file: every conversation of the part as tokens with their labels.
 
-records ─┬─────────────── frames ────────────────┬─▶ texts and control ids ─encode, a batch at a time─▶ token file
-         └─read_record─▶ Conversation ─segments──┘
-                 └─ Reject ─┴───────────────────────────────────────────────▶ the receipt beside it
+records ─┬──────── frames, some hundreds at once ─┬─▶ texts and control ids ─encode, a batch at a time─▶ token file
+         └─read_record─▶ Conversation ─segments───┘
+                 └─ Reject ─┴────────────────────────────────────────────────▶ the receipt beside it
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ from tasks.segments import segments_of
 from tasks.sources import Part, SourceFile, place_of, read_part
 from tasks.templates import Template, trained_turns
 from tasks.token_files import SCHEMA, WHOLE_SCHEMA
+
+# So many records, one of which is unusual, are read one by one.
+_FEW = 8
 
 
 def tokenize_part(
@@ -58,13 +62,11 @@ def tokenize_part(
                     writer.write_batch(batch.encode(schema))
                 on_batch(receipt["accepted"] + len(rejects), len(rejects), receipt["tokens"], reader.share)
 
-            for record, value in reader:
-                try:
-                    add_record(batch, record, value, part.file, template, config, frames)
-                except Reject as reject:
+            for numbers, records in reader.blocks():
+                for record, reject in add_records(
+                    batch, numbers, records, part.file, template, config, frames, partial(place_of, part)
+                ):
                     rejects.append([record, reject.reason, reject.message])
-                except PackError as error:
-                    raise type(error)(error.reason, f"{place_of(part, record)}: {error}") from None
                 if batch.characters >= BATCH_CHARACTERS:
                     flush(batch)
                     batch = Batch(encoder, receipt)
@@ -76,13 +78,40 @@ def tokenize_part(
     return receipt
 
 
-def add_record(
+def add_records(
+    batch: Batch,
+    numbers: Sequence[int],
+    records: Sequence[Any],
+    file: SourceFile,
+    template: Template,
+    config: Config,
+    frames: Frames,
+    place: Callable[[int], str],
+) -> Iterator[tuple[int, Reject]]:
+    """The conversations of records of `file` into the batch, and why there are none of the others.
+
+    Raises PackError, whose message begins with the place of the record's number.
+    """
+    if config.packing and (framed := frames.of_records(records)):
+        batch.add_framed(numbers, framed)
+    elif len(records) > _FEW:  # most of them are as usual
+        half = len(records) // 2
+        for some in (slice(half), slice(half, None)):
+            yield from add_records(batch, numbers[some], records[some], file, template, config, frames, place)
+    else:
+        for number, record in zip(numbers, records, strict=True):
+            try:
+                _add_record(batch, number, record, file, template, config, frames)
+            except Reject as reject:
+                yield number, reject
+            except PackError as error:
+                raise type(error)(error.reason, f"{place(number)}: {error}") from None
+
+
+def _add_record(
     batch: Batch, record: int, value: object, file: SourceFile, template: Template, config: Config, frames: Frames
 ) -> None:
-    """The conversation of a record of `file` into the batch. Raises Reject where there is none, and PackError."""
-    if config.packing and (framed := frames.of_record(value)):
-        batch.add_framed(record, *framed)
-        return
+    """Raises Reject and PackError."""
     if isinstance(value, Reject):
         raise value
     conversation = read_record(value, file.format, dict(file.columns))
@@ -90,7 +119,7 @@ def add_record(
     if not any(trained):
         raise Reject("no_trained_tokens", f"no turn of it is trained on (train_on: {config.train_on})")
     if config.packing and (framed := frames.of_conversation(conversation, trained)):
-        batch.add_framed(record, *framed)
+        batch.add_framed([record], framed)
         return
     spans = template.spans(conversation, trained)
     segments = segments_of(spans, batch.encoder)

@@ -9,9 +9,18 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from tokenizer_kinds import BUILT, hostile, open_kind
 
-from tasks.conversations import Conversation, Message, read_record, said, usual_order
+from tasks.conversations import (
+    COLUMNS,
+    Conversation,
+    Message,
+    content_digest,
+    read_record,
+    said,
+    turns_of,
+    usual_order,
+)
 from tasks.errors import Reject
-from tasks.frames import Frame, Frames
+from tasks.frames import Framed, Frames
 from tasks.segments import Segments, segments_of
 from tasks.templates import BUILT_IN, BuiltIn, TrainOn, trained_turns
 
@@ -22,13 +31,16 @@ ROLES = st.sampled_from(["system", "user", "user", "assistant", "assistant", "to
 TRAIN_ON: tuple[TrainOn, ...] = ("assistant", "all", "last")
 
 
-def check_same(frame: Frame, contents: list[str], conversation: Conversation, segments: Segments) -> None:
-    """What the frame gives is what the conversation itself gives."""
-    assert frame.fill(contents) == segments.texts
-    assert (frame.tokens.tolist(), frame.trained.tolist()) == (segments.tokens, segments.trained)
-    assert frame.separator == segments.separator
-    assert frame.said(contents) == said(conversation)
-    assert frame.usual == usual_order([message.role for message in conversation.messages])
+def check_same(framed: Framed, conversations: list[Conversation], segments: list[Segments]) -> None:
+    """What the frames give is what the conversations themselves give."""
+    assert framed.texts == [text for one in segments for text in one.texts]
+    assert framed.digests == [content_digest(said(conversation).encode()) for conversation in conversations]
+    for frame, contents, conversation, own in zip(framed.frames, framed.contents, conversations, segments, strict=True):
+        assert list(contents) == [message.content for message in conversation.messages]
+        assert (frame.tokens.tolist(), frame.trained.tolist()) == (own.tokens, own.trained)
+        assert frame.separator == own.separator
+        roles = [message.role for message in conversation.messages]
+        assert (frame.usual, frame.turns) == (usual_order(roles), turns_of(roles))
 
 
 @pytest.mark.parametrize("kind", BUILT)
@@ -50,7 +62,7 @@ def test_a_filled_frame_is_what_the_template_writes(kind: str, name: str) -> Non
         trained = trained_turns(conversation, train_on)
         if found := frames[train_on].of_conversation(conversation, trained):
             spans = BuiltIn(name, encoder, train_on).spans(conversation, trained)
-            check_same(*found, conversation, segments_of(spans, encoder))
+            check_same(found, [conversation], [segments_of(spans, encoder)])
 
     check()
     assert encoder.has_space or frames["all"].of_conversation(USUAL, [True, True])
@@ -67,33 +79,73 @@ def turn(role: str, content: str) -> st.SearchStrategy[Any]:
     return st.builds(lambda a, b: a | b, usual, st.just({}) | st.just({}) | more) | odd
 
 
-@pytest.mark.parametrize("format", ["messages", "sharegpt"])
-def test_a_record_that_is_taken_at_once_is_one_that_is_read_with_care(format: str) -> None:
+def records(format: str) -> st.SearchStrategy[Any]:
+    """Mostly such as hold turns and nothing else."""
+    if format in NAMES:
+        key, role, content = NAMES[format]
+        roles = st.sampled_from(["user", "assistant"])
+        usual = st.lists(st.fixed_dictionaries({role: roles, content: text}), min_size=1, max_size=3)
+        turns = usual | usual | st.lists(turn(role, content), max_size=4) | odd
+        others = st.dictionaries(st.sampled_from(["tools", "system", "id", "conversation"]), odd | text, max_size=1)
+        return st.builds(lambda found, more: {key: found} | more, turns, st.just({}) | others) | odd
+    usual = st.sampled_from(KEYS[format]).flatmap(lambda keys: st.fixed_dictionaries(dict.fromkeys(keys, text)))
+    others = st.dictionaries(st.sampled_from([*COLUMNS, "id"]), odd | text, max_size=1)
+    return st.builds(lambda found, more: found | more, usual, st.just({}) | others)
+
+
+NAMES = {"messages": ("messages", "role", "content"), "sharegpt": ("conversations", "from", "value")}
+KEYS = {
+    "alpaca": [("instruction", "output"), ("instruction", "response"), ("instruction", "input", "output", "system")],
+    "dolly": [("instruction", "response"), ("instruction", "context", "response")],
+    "prompt_completion": [
+        *[("prompt", "completion"), ("prompt", "response"), ("question", "answer"), ("question", "response")],
+        *[("prompt", "completion", "response"), ("prompt", "question", "answer"), ("question", "answer", "response")],
+    ],
+    "text": [("text",)],
+}
+
+
+@pytest.mark.parametrize("format", [*NAMES, *KEYS])
+@pytest.mark.parametrize("template", ["chatml", "llama3"])
+def test_records_that_are_taken_at_once_are_what_is_read_with_care(format: str, template: str) -> None:
     encoder = open_kind("sp_bpe_chatml")
-    key, role, content = {"messages": ("messages", "role", "content"), "sharegpt": ("conversations", "from", "value")}[
-        format
-    ]
-    frames = {on: Frames(BuiltIn("chatml", encoder, on), encoder, on, format) for on in TRAIN_ON}
-    turns = st.lists(turn(role, content), max_size=4) | odd
-    others = st.dictionaries(st.sampled_from(["tools", "system", "id", "conversation"]), odd | text, max_size=1)
+    frames = {on: Frames(BuiltIn(template, encoder, on), encoder, on, format) for on in TRAIN_ON}
     taken = 0
 
     @settings(FEW, max_examples=500)
-    @given(st.builds(lambda found, more: {key: found} | more, turns, others) | odd, st.sampled_from(TRAIN_ON))
-    @example({key: [{role: "user", content: "2+2?"}, {role: "assistant", content: "4"}], "id": 7}, "assistant")
-    @example({key: {role: "user", content: "2+2?"}}, "all")
-    def check(record: object, train_on: TrainOn) -> None:
+    @given(st.lists(records(format), min_size=1, max_size=3), st.sampled_from(TRAIN_ON))
+    def check(found: list[object], train_on: TrainOn) -> None:
         nonlocal taken
-        found = frames[train_on].of_record(record)
-        if found:
+        framed = frames[train_on].of_records(found)
+        if framed:
             taken += 1
-            conversation = read_record(record, format)
-            trained = trained_turns(conversation, train_on)
-            spans = BuiltIn("chatml", encoder, train_on).spans(conversation, trained)
-            check_same(*found, conversation, segments_of(spans, encoder))
+            conversations = [read_record(record, format) for record in found]
+            spans = [
+                BuiltIn(template, encoder, train_on).spans(each, trained_turns(each, train_on))
+                for each in conversations
+            ]
+            check_same(framed, conversations, [segments_of(each, encoder) for each in spans])
 
     check()
     assert taken
+
+
+@pytest.mark.parametrize("format", [*NAMES, *KEYS])
+def test_usual_records_are_taken_at_once(format: str) -> None:
+    encoder = open_kind("sp_bpe_chatml")
+    frames = Frames(BuiltIn("chatml", encoder, "all"), encoder, "all", format)
+    if format in NAMES:
+        key, role, content = NAMES[format]
+        turns = [{role: "user", content: "6 × 7?"}, {role: "assistant", content: "42"}]
+        found: list[Any] = [{key: turns, "id": 7}, {key: turns * 2, "tools": None}, {key: turns[1:], "tools": ""}]
+    else:
+        found = [{key: f"{key} {n}" for key in KEYS[format][0]} | {"system": None} for n in range(3)]
+    framed = frames.of_records(found)
+    assert framed
+    assert len(framed.frames) == 3
+    # One that is not so, and they are read with care.
+    assert frames.of_records([*found, {"text": ""}]) is None
+    assert frames.of_records([{"text": ""}, *found]) is None
 
 
 @pytest.mark.parametrize(
@@ -115,7 +167,9 @@ def test_a_record_that_is_taken_at_once_is_one_that_is_read_with_care(format: st
 )
 def test_what_may_be_rejected_or_is_unusual_is_read_with_care(record: object) -> None:
     encoder = open_kind("sp_bpe_chatml")
-    assert Frames(BuiltIn("chatml", encoder, "assistant"), encoder, "assistant", "messages").of_record(record) is None
+    assert (
+        Frames(BuiltIn("chatml", encoder, "assistant"), encoder, "assistant", "messages").of_records([record]) is None
+    )
 
 
 def test_a_frame_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,10 +180,10 @@ def test_a_frame_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first
     monkeypatch.setattr(template, "spans", None)
     others = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
-    found = frames.of_record({"messages": others})
+    found = frames.of_records([{"messages": others}])
     assert found
-    assert found[0] is first[0]
-    assert "".join(found[0].fill(found[1])) == "user\n2+2?\nassistant\n4"
+    assert found.frames[0] is first.frames[0]
+    assert "".join(found.texts) == "user\n2+2?\nassistant\n4"
 
 
 def test_shapes_beyond_the_bound_go_the_longer_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +191,7 @@ def test_shapes_beyond_the_bound_go_the_longer_way(monkeypatch: pytest.MonkeyPat
     encoder = open_kind("sp_bpe_chatml")
     frames = Frames(BuiltIn("chatml", encoder, "assistant"), encoder, "assistant", "messages")
     told = [
-        frames.of_record({"messages": [{"role": role, "content": "a"} for role in roles]}) is not None
+        frames.of_records([{"messages": [{"role": role, "content": "a"} for role in roles]}]) is not None
         for roles in (["assistant"], ["user", "assistant"], ["system", "assistant"], ["assistant"], ["assistant"] * 3)
     ]
     assert told == [True, True, False, True, False]
@@ -148,4 +202,4 @@ def test_a_mapping_of_columns_is_read_with_care() -> None:
     record = {"messages": [{"role": "assistant", "content": "a"}]}
     for columns in (False, True):
         frames = Frames(BuiltIn("chatml", encoder, "assistant"), encoder, "assistant", "messages", columns)
-        assert (frames.of_record(record) is None) == columns
+        assert (frames.of_records([record]) is None) == columns

@@ -23,6 +23,7 @@ from tokenizer_kinds import (
     tokenize,
 )
 
+import tasks.containers
 import tasks.tokenization
 from tasks.config import Config, Source
 from tasks.conversations import content_digest, read_record, said
@@ -227,6 +228,7 @@ def test_a_token_file_of_many_batches_is_that_of_one(monkeypatch: pytest.MonkeyP
     one = run(tmp_path, part)
     rows = read_rows(tmp_path / "tokens.arrow")
     monkeypatch.setattr(tasks.tokenization, "BATCH_CHARACTERS", 1)
+    monkeypatch.setattr(tasks.containers, "_BLOCK", 2)
     heard: list[tuple[int, int, int, float]] = []
     encoder, config = open_kind("sp_bpe_chatml"), Config(sources=[Source(path="part.jsonl")])
     template = BuiltIn("chatml", encoder, "assistant")
