@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tasks.batch import NOTICED
 from tasks.config import Config
-from tasks.files import sha256_of, to_json, write_bytes
+from tasks.files import digest_of, to_json, write_bytes
 from tasks.keys import Layout
 from tasks.plan import make_plan
 from tasks.recipe import Recipe
@@ -65,7 +65,7 @@ def write_part(recipe: Recipe, part: Part, number: int) -> None:
             arrays = [pa.array(columns[name]) if name != "tokens" else columns[name] for name in SCHEMA.names]
             writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
     counts = {"conversations": PART, "records": PART, "accepted": PART, "tokens": total, "rejects": []}
-    receipt = counts | dict.fromkeys(NOTICED, 0) | {"sha256": sha256_of(path)}
+    receipt = counts | dict.fromkeys(NOTICED, 0) | {"xxh3": digest_of(path, "xxh3")}
     write_bytes(recipe.layout.token_receipt(key), to_json(receipt))
 
 

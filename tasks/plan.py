@@ -29,7 +29,7 @@ from tasks.batch import NOTICED
 from tasks.columns import to_arrow
 from tasks.companions import Companions
 from tasks.errors import DataError, StorageError
-from tasks.files import atomic_file, read_json, sha256_of, to_json, write_bytes
+from tasks.files import atomic_file, digest_of, read_json, sha256_of, to_json, write_bytes
 from tasks.filters import filter_conversations
 from tasks.index import index_writer
 from tasks.ledger import Lost, count_lost, make_ledger, mixture_facts, packing_metadata, source_facts, tally
@@ -59,9 +59,9 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     receipts = [read_json(recipe.layout.token_receipt(key)) for key in keys]
     files = [recipe.layout.token_file(key) for key in keys]
     for file, receipt in zip(files, receipts, strict=True):
-        if sha256_of(file) != receipt["sha256"]:
+        if digest_of(file, "xxh3") != receipt["xxh3"]:
             raise StorageError(
-                "damaged_artefact", f"{file}: is damaged (its SHA-256 is not the recorded one); delete it and run again"
+                "damaged_artefact", f"{file}: is damaged (its digest is not the recorded one); delete it and run again"
             )
     bases = _record_bases(recipe.parts, receipts)
     tokens = TokenColumns(files, bases)

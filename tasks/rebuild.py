@@ -15,7 +15,7 @@ from typing import Any
 from tasks.config import Config, load_config
 from tasks.corpus import has_artefact, publish_corpus, write_shard_of
 from tasks.errors import DataError, InputMissing, NotReproducible, PackError, UsageError
-from tasks.files import read_json, sha256_of
+from tasks.files import digest_of, read_json
 from tasks.manifest import Manifest, corpus_folder, load_manifest
 from tasks.parity import encoder_of
 from tasks.plan import make_plan
@@ -94,8 +94,8 @@ def make_stages(recipe: Recipe) -> None:
 
 
 def is_whole(file: Path, receipt: Path) -> bool:
-    """Whether an artefact has the bytes that its receipt speaks of."""
-    return has_artefact(file, receipt) and sha256_of(file) == read_json(receipt).get("sha256")
+    """Whether a token file has the bytes that its receipt speaks of."""
+    return has_artefact(file, receipt) and digest_of(file, "xxh3") == read_json(receipt).get("xxh3")
 
 
 def make_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:

@@ -274,6 +274,6 @@ def _publish(content: Content, where: Path, folder: Path, file: Listed) -> bool:
         with atomic_file(where) as out:
             while chunk := stream.read(CHUNK):
                 out.write(chunk)
-            if out.sha256() != file.sha256:
+            if out.digest() != file.sha256:
                 raise DataError("cannot_mend", f"{where}: what it is made from changed meanwhile; repair again")
     return True

@@ -166,7 +166,7 @@ def write_shard(
                 counts["packed"] += int(chosen["taken"].sum() + chosen["closed"].sum())
                 counts["trained"] += int(np.count_nonzero(built.labels != IGNORED))
                 writer.write_batch(_record_batch(built, schema))
-        return {"bytes": out.size, "sha256": out.sha256()} | counts
+        return {"bytes": out.size, "sha256": out.digest()} | counts
 
 
 def write_conversations(path: Path, plan: pa.RecordBatch, tokens: TokenFiles, length: int, key: str) -> dict[str, Any]:
@@ -185,4 +185,4 @@ def write_conversations(path: Path, plan: pa.RecordBatch, tokens: TokenFiles, le
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
         packed = int(plan.column("taken").to_numpy().sum())
         counts = {"rows": len(places), "packed": packed, "trained": trained}
-        return {"bytes": out.size, "sha256": out.sha256()} | counts
+        return {"bytes": out.size, "sha256": out.digest()} | counts

@@ -51,7 +51,7 @@ def tokenize_part(
     rejects: list[list[Any]] = []
     columns = dict(part.file.columns)
     schema = SCHEMA if config.packing else WHOLE_SCHEMA
-    with atomic_file(token_file) as out, _rare_collections():
+    with atomic_file(token_file, "xxh3") as out, _rare_collections():
         with pa.ipc.new_file(pa.PythonFile(out, "w"), schema) as writer:
             batch = Batch(encoder, receipt)
             frames = Frames(template, encoder, config.train_on, part.file.format, bool(columns))
@@ -72,7 +72,7 @@ def tokenize_part(
                     batch = Batch(encoder, receipt)
             flush(batch)
         receipt["conversations"] = receipt["accepted"] + len(rejects)
-        receipt |= {"records": reader.records, "bytes": out.size, "sha256": out.sha256(), "rejects": rejects}
+        receipt |= {"records": reader.records, "bytes": out.size, "xxh3": out.digest(), "rejects": rejects}
         receipt["engine"] = encoder.engine
     write_bytes(receipt_file, to_json(receipt))
     return receipt

@@ -19,7 +19,7 @@ import yaml
 from hypothesis import strategies as st
 from tokenizer_kinds import kind_path
 
-from tasks.files import sha256_of, to_json, write_bytes
+from tasks.files import digest_of, to_json, write_bytes
 from tasks.rebuild import make_corpus
 from tasks.recipe import Recipe, resolve
 from tasks.token_files import SCHEMA
@@ -109,7 +109,7 @@ def token_file(
             writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
     tokens = sum(len(values) - separator for values, separator in rows)
     counts = {"conversations": len(rows), "records": len(rows), "accepted": len(rows), "tokens": tokens}
-    return {**counts, "rejects": [], "sha256": sha256_of(path)}
+    return {**counts, "rejects": [], "xxh3": digest_of(path, "xxh3")}
 
 
 def write_receipt(path: Path, receipt: Mapping[str, Any]) -> None:
