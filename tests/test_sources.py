@@ -11,6 +11,7 @@ import resource
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
@@ -240,6 +241,31 @@ def test_a_damaged_table_fails(tmp_path: Path, name: str) -> None:
     # For Arrow its first bytes are a length of 2 GB.
     told = {"a.parquet": "cannot be read as parquet", "a.arrow": "over 640 MiB of memory: damaged, or a bomb?"}
     assert told[name] in fails(tmp_path / name, b"x" * 100)
+
+
+def test_one_file_that_cannot_be_read_ends_the_digests_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    class Slow:
+        def update(self, data: bytes) -> None:
+            if data == b"a":
+                begun.wait(10)
+                raise OSError(5, "Input/output error")
+            if data == b"b":
+                begun.set()
+            time.sleep(0.001)
+
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n')
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n' * 2000)
+    monkeypatch.setattr(sources, "_HASH_CHUNK", 1)
+    monkeypatch.setattr(sources, "sha256", Slow)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    begin = time.monotonic()
+    with pytest.raises(StorageError, match=r"a\.jsonl: cannot be read: Input/output error"):
+        find_parts([SourceSpec("*.jsonl", "text")], tmp_path, 1 << 20)
+    assert time.monotonic() - begin < 10, "b takes 30 s"
 
 
 # -- parts ----------------------------------------------------------------------------------------------------------
