@@ -19,15 +19,10 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from io import StringIO
 from typing import Any, Literal
 
 import luigi
 import numpy as np
-from rich.console import Console
-from rich.progress_bar import ProgressBar
-from rich.table import Table
-from rich.text import Text
 
 from pipeline import counters, estimate
 from tasks.messages import JSON, is_on
@@ -37,7 +32,6 @@ QUIET = "PACKCORPUS_QUIET"
 Mode = Literal["live", "lines", "json", "quiet"]
 EVERY = {"live": 0.25, "lines": 5.0, "json": 1.0}  # seconds between two drawings
 
-_BAR_CELLS = 24
 _CLEAR = "\r\x1b[J"
 # The stages as they are shown, with the tasks that they stand for.
 _ROWS = {"tokenizer": "TrainTokenizer", "tokens": "TokenizePart", "plan": "PlanPacking", "shards": "WriteShard"}
@@ -171,34 +165,6 @@ def _work(workers: int) -> estimate.Work:
     )
 
 
-def _picture(now: State, width: int) -> Table:
-    """A head and a line for each stage."""
-    left = f" · {duration(now.seconds_left)} left" if now.seconds_left is not None else ""
-    rejected = f" · {now.rejected:,} rejected" if now.rejected else ""
-    head = Text.assemble((printable(now.name), "bold"), f"  {duration(now.seconds)}{left}", (rejected, "yellow"))
-    lines = Table.grid(padding=(0, 1))
-    for column in ({"no_wrap": True, "style": "dim"}, {}, {"justify": "right", "no_wrap": True}, {"no_wrap": True}):
-        lines.add_column(**column)
-    bar = _BAR_CELLS if width >= 100 else _BAR_CELLS // 2
-    for stage in now.stages:
-        facts = ""
-        if stage.name == "tokens" and now.conversations:
-            facts = f"{now.conversations_per_second:,.0f} conversations/s · {now.tokens_per_second / 1e6:.2f} Mtok/s"
-        elif stage.name == "plan" and now.fill:
-            facts = f"{now.rows:,} rows, {now.fill:.2f} % full"
-        lines.add_row(
-            f"  {stage.name}",
-            ProgressBar(total=1.0, completed=stage.share, width=bar, finished_style="green", complete_style="cyan"),
-            f"{stage.done:,}/{stage.tasks:,}",
-            Text(facts and f" {facts}"),
-        )
-    whole = Table.grid()
-    whole.add_column(no_wrap=True, overflow="ellipsis")
-    whole.add_row(head)
-    whole.add_row(lines)
-    return whole
-
-
 def _line(now: State) -> str:
     by_name = {stage.name: stage for stage in now.stages}
     counts = [
@@ -232,14 +198,11 @@ def frame(now: State, how: Mode, width: int) -> str:
         return json.dumps({"progress": asdict(now)}) + "\n"
     if how == "lines":
         return _line(now) + "\n"
-    colours: Literal["standard"] | None = None if os.environ.get("NO_COLOR") else "standard"
-    console = Console(
-        file=StringIO(), width=width, force_terminal=True, color_system=colours, markup=False, emoji=False
-    )
-    console.print(_picture(now, width), end="", crop=True)
-    drawn = str(console.file.getvalue()).rstrip("\n").split("\n")  # type: ignore[attr-defined]
-    up = f"\x1b[{len(drawn) - 1}A" if len(drawn) > 1 else ""  # terminals take 0 for 1
-    return _CLEAR + "\n".join(drawn) + "\r" + up
+    from pipeline.picture import drawn  # rich takes 0.03 s, and a run that is not watched needs none of it
+
+    lines = drawn(now, width)
+    up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""  # terminals take 0 for 1
+    return _CLEAR + "\n".join(lines) + "\r" + up
 
 
 class _Drawing(threading.Thread):
