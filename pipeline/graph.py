@@ -106,6 +106,12 @@ class TokenizePart(_Step):
     def output(self) -> luigi.LocalTarget:
         return luigi.LocalTarget(self.recipe.layout.token_receipt(self._key))
 
+    @property
+    def priority(self) -> int:
+        """The largest first, so that no worker is left with one of them when the others have ended."""
+        part = self.recipe.parts[self.part]
+        return part.stop - part.start if part.file.container != "parquet" else part.file.bytes
+
     def complete(self) -> bool:
         recipe = self.recipe
         refused = "gigatoken" if parity.refused(recipe) else ""
