@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import metadata
 from itertools import islice
-from typing import Any
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from tasks.encoders import Encoder
 from tasks.errors import PackError, Reject, UsageError
 from tasks.fields import shown
 from tasks.files import read_json, to_json, write_bytes
+from tasks.frames import Frames
 from tasks.gigatoken_encoder import GigatokenEncoder, Unsupported
 from tasks.keys import key_of
 from tasks.recipe import Recipe
@@ -176,11 +177,10 @@ def sample(recipe: Recipe) -> list[str]:
             if chunk is None:
                 streams.remove(stream)
                 continue
-            for record in chunk:
-                for text in _texts(recipe, file, record):
-                    start = int(draw.random() * (len(text) - LONGEST)) if len(text) > LONGEST else 0
-                    texts[text[start : start + LONGEST]] = None
-                    characters += len(text)
+            for text in _texts(recipe, file, chunk):
+                start = int(draw.random() * (len(text) - LONGEST)) if len(text) > LONGEST else 0
+                texts[text[start : start + LONGEST]] = None
+                characters += len(text)
     return list(texts)
 
 
@@ -220,13 +220,17 @@ def _lines(file: SourceFile, place: int, stop: int, limit: int) -> tuple[int, in
         return start, max(start, min(lines.tell(), stop))
 
 
-def _texts(recipe: Recipe, file: SourceFile, record: Any) -> list[str]:
-    """What a record gives to the encoder; nothing, where it cannot be used."""
-    try:
-        if isinstance(record, Reject):
-            return []
-        conversation = read_record(record, file.format, dict(file.columns))
-        spans = recipe.template.spans(conversation, trained_turns(conversation, recipe.config.train_on))
-        return segments_of(spans, recipe.encoder).texts
-    except (Reject, PackError):
-        return []
+def _texts(recipe: Recipe, file: SourceFile, records: list[object]) -> list[str]:
+    """What records give to the encoder; nothing of those that cannot be used."""
+    train_on = recipe.config.train_on
+    frames = Frames(recipe.template, recipe.encoder, train_on, file.format, bool(file.columns))
+    if framed := frames.of_records(records):
+        return framed.texts
+    texts = []
+    for record in records:
+        with suppress(Reject, PackError):
+            if not isinstance(record, Reject):
+                conversation = read_record(record, file.format, dict(file.columns))
+                spans = recipe.template.spans(conversation, trained_turns(conversation, train_on))
+                texts += segments_of(spans, recipe.encoder).texts
+    return texts
