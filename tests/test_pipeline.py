@@ -100,6 +100,17 @@ def test_an_appended_line_tokenises_one_part_again(folder: Path) -> None:
     verify(manifest)
 
 
+def test_the_largest_part_is_tokenised_first(folder: Path) -> None:
+    for name, count in (("a", 20), ("b", 200), ("c", 90)):
+        write_chats(folder / f"{name}.jsonl", count, start=1000)
+    set_config(folder, sources="[{path: '?.jsonl'}]", tokenizer=_a_tokenizer(folder))
+    pack(folder, "--config", "corpus.yaml", "--workers", "1")
+    made = sorted(token_files(folder), key=lambda path: path.stat().st_mtime_ns)
+    sizes = [path.stat().st_size for path in made]
+    assert len(sizes) == 3
+    assert sizes == sorted(sizes, reverse=True)
+
+
 def _a_tokenizer(folder: Path) -> str:
     """A tokenizer that stays the same when the sources change: the one trained on them now."""
     pack(folder, "--config", "corpus.yaml")
