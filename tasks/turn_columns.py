@@ -67,6 +67,8 @@ def turn_columns(records: Sequence[Any], format: str) -> Turns | None:
 
     Each content is a string that is not blank; a role is whatever stands there.
     """
+    if not records:
+        return None
     try:
         turns = _of_lists(records, _LISTS[format]) if format in _LISTS else _of_texts(records, _TEXTS.get(format, ()))
         return None if turns is None or any_blank(turns.contents) else turns

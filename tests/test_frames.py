@@ -146,6 +146,7 @@ def test_usual_records_are_taken_at_once(format: str) -> None:
     # One that is not so, and they are read with care.
     assert frames.of_records([*found, {"text": ""}]) is None
     assert frames.of_records([{"text": ""}, *found]) is None
+    assert frames.of_records([]) is None
 
 
 @pytest.mark.parametrize(
