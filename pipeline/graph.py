@@ -149,6 +149,7 @@ class PlanPacking(_Sized):
         return corpus.has_plan(self.recipe.plan_folder) and all(task.complete() for task in self.requires())
 
     def work(self) -> None:
+        parity.forget()  # nothing is encoded after this
         progress.planned(self, make_plan(self.recipe, self.recipe.plan_folder))
 
 
