@@ -16,9 +16,17 @@ from heapq import heapify, heapreplace
 import numpy as np
 
 from tasks.costs import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
+from tasks.sources import Part
 
 # A byte of a compressed file is as much work as these bytes of a plain one, on chats.
 UNPACKED = 3.5
+
+
+def size_of(part: Part, parts: Sequence[Part]) -> float:
+    """Bytes of plain text that a part is as much work as, about. `parts` are all."""
+    if part.file.container == "parquet":
+        return part.file.bytes / sum(other.file is part.file for other in parts) * UNPACKED
+    return (part.stop - part.start) * (UNPACKED if part.file.compression else 1)
 
 
 @dataclass(frozen=True)
@@ -63,8 +71,8 @@ def seconds_left(work: Work) -> float | None:
         begun = work.seconds > 0
         begin = np.where(begun | (parts_left == 0), 0, TASK * waiting)
         rest = parts_left * float(computed / read) * waiting + begin - (work.seconds - work.told_seconds) * now
-        begun_first = np.argsort(~begun, kind="stable")
-        left += _makespan(np.maximum(rest, 0)[begun_first].tolist(), work.workers)
+        in_turn = np.lexsort((-work.size, ~begun))  # those that run, then the largest
+        left += _makespan(np.maximum(rest, 0)[in_turn].tolist(), work.workers)
         ahead = 1 + float(parts_left.sum()) / read
     tokens, conversations = work.tokens * ahead + work.tokens_found, work.conversations * ahead
     if not work.planned:

@@ -21,6 +21,7 @@ from typing import Any
 import luigi
 
 from pipeline import counters, exits, progress, training
+from pipeline.estimate import size_of
 from tasks import corpus, parity
 from tasks.config import load_config
 from tasks.errors import StorageError
@@ -109,8 +110,7 @@ class TokenizePart(_Step):
     @property
     def priority(self) -> int:
         """The largest first, so that no worker is left with one of them when the others have ended."""
-        part = self.recipe.parts[self.part]
-        return part.stop - part.start if part.file.container != "parquet" else part.file.bytes
+        return round(size_of(self.recipe.parts[self.part], self.recipe.parts))
 
     def complete(self) -> bool:
         recipe = self.recipe

@@ -19,7 +19,6 @@ import luigi
 import luigi.interface
 
 from pipeline import counters, display, exits
-from pipeline.estimate import UNPACKED
 from tasks.corpus_files import report_beside
 from tasks.encoders import Encoder
 from tasks.errors import Busy
@@ -194,11 +193,7 @@ def _on_discovered(task: luigi.Task, dependency: luigi.Task) -> None:
         counters.put(copies=dependency.recipe.copies)
         display.start(dependency.recipe.config.name, luigi.interface.core().workers)
     if kind in counters.STAGES and counters.know(dependency.task_id, kind) and kind == "TokenizePart":
-        part = dependency.recipe.parts[dependency.part]
-        rows = part.file.container == "parquet"
-        parts = sum(other.file is part.file for other in dependency.recipe.parts) if rows else 1
-        size = part.file.bytes / parts if rows else part.stop - part.start
-        counters.put(dependency.task_id, size=size * (UNPACKED if rows or part.file.compression else 1))
+        counters.put(dependency.task_id, size=dependency.priority)
 
 
 @luigi.Task.event_handler(luigi.Event.DEPENDENCY_PRESENT)

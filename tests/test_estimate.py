@@ -22,11 +22,11 @@ def simulated(
     """A run over parts of these sizes that costs what is known of it, `slow` times over; as it stands at the moment
     `at`, with the moment when it ends."""
     size = np.array(sizes)
-    free, starts = [0.0] * workers, []
-    for each in sizes:
+    free, starts = [0.0] * workers, np.zeros(len(sizes))
+    for place in np.argsort(-size, kind="stable"):  # the largest first
         worker = int(np.argmin(free))
-        starts.append(free[worker])
-        free[worker] += (TASK + each * PACE) * slow
+        starts[place] = free[worker]
+        free[worker] += (TASK + sizes[place] * PACE) * slow
     read_all = max(free)
     tokens, conversations = size.sum() * TOKENS_PER_BYTE, size.sum() / CONVERSATION_BYTES
     plan = TASK + plan_seconds(conversations * max(1, copies), tokens)
@@ -35,7 +35,7 @@ def simulated(
     shard_starts = planned + shard * (np.arange(shards) // workers)
     end = float(shard_starts[-1] + shard + COMMIT * slow)
     now = end if at is None else at
-    seconds = np.clip(now - np.array(starts), 0, (TASK + size * PACE) * slow)
+    seconds = np.clip(now - starts, 0, (TASK + size * PACE) * slow)
     first = np.minimum(size, FIRST_BATCH)
     first_seconds = (TASK + first * PACE) * slow
     told = seconds >= first_seconds
