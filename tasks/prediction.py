@@ -45,7 +45,7 @@ from tasks.recipe import SPLITS, Recipe, specs_of, split_names
 from tasks.sampling import Sample, sample_files
 from tasks.segments import segments_of
 from tasks.shares import entries_of, shares
-from tasks.sources import Part, find_files
+from tasks.sources import HASH_THREADS, Part, find_files
 from tasks.templates import full_text, trained_turns
 from tasks.token_files import SCHEMA, WHOLE_SCHEMA, TokenColumns
 from tasks.tokenization import add_records
@@ -451,9 +451,8 @@ def _cost(found: Prediction, tokens: list[_Tokens], copies: np.ndarray) -> None:
     plan = TASK + plan_seconds(max(conversations, found.pieces), found.tokens["encoded"], config.epochs)
     tasks = TASK * (parts + sum(found.recipe.shards.values()))
     at_once = max(1, min(found.workers, os.cpu_count() or 1))
-    found.seconds = (
-        START + found.bytes * HASHED_BYTE + plan + (encoding + tasks + shards * WRITTEN_BYTE) / at_once + COMMIT
-    )
+    hashing = found.bytes * HASHED_BYTE / min(HASH_THREADS, os.cpu_count() or 1, found.files)
+    found.seconds = START + hashing + plan + (encoding + tasks + shards * WRITTEN_BYTE) / at_once + COMMIT
 
 
 def _warn(found: Prediction) -> None:

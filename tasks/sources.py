@@ -51,7 +51,7 @@ from tasks.streams import BOM, CHUNK, TOO_LONG, line_blocks, unpacked
 MOST_PARTS = 512
 
 _HASH_CHUNK = 1 << 20
-_HASH_THREADS = 4  # read 6 GB/s, more than disks do
+HASH_THREADS = 4  # read 6 GB/s, more than disks do
 _SAMPLE = 100  # records that are looked at to tell the format
 
 
@@ -148,7 +148,7 @@ def find_parts(
         part_size *= 2
     # Threads, for digests are taken without Python's lock; they have ended before a worker is forked.
     stop = Event()
-    with ThreadPoolExecutor(min(_HASH_THREADS, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(min(HASH_THREADS, os.cpu_count() or 1)) as threads:
         try:
             return list(threads.map(partial(_hash_and_cut, part_size=part_size, stop=stop), files))
         finally:
