@@ -77,10 +77,11 @@ class GigatokenEncoder(Encoder):
             fast[place] = ""
         # As bytes, and not all of them as wide as the widest character of one.
         ids = self._backend.encode(_SEPARATOR.encode().join(map(str.encode, fast))).view(np.int32)
-        ends = np.flatnonzero(ids == self._separator)
+        kept = ids != self._separator
+        ends = np.flatnonzero(~kept)
         if len(ends) != len(texts) - 1:
             return None
-        ids = np.delete(ids, ends)
+        ids = ids[kept]
         lengths = np.diff(ends, prepend=-1, append=len(ids) + len(ends)) - 1
         if others:
             given = self.reference.encode([texts[place] for place in others])
