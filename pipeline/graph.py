@@ -109,7 +109,7 @@ class TokenizePart(_Step):
 
     @property
     def priority(self) -> int:
-        """The largest first, so that no worker is left with one of them when the others have ended."""
+        """The largest first, about, so that no worker is left with one of them when the others have ended."""
         return round(size_of(self.recipe.parts[self.part], self.recipe.parts))
 
     def complete(self) -> bool:
@@ -149,7 +149,7 @@ class PlanPacking(_Sized):
         return corpus.has_plan(self.recipe.plan_folder) and all(task.complete() for task in self.requires())
 
     def work(self) -> None:
-        parity.forget()  # nothing is encoded after this
+        parity.forget()  # this corpus has nothing left to encode; another one loads it again
         progress.planned(self, make_plan(self.recipe, self.recipe.plan_folder))
 
 

@@ -57,11 +57,13 @@ _BATCH_BYTES = 32 << 20
 # A row above this number needs a byte of the file, or the file is a bomb.
 _BOMB_ROWS = 200_000
 
-# What is made of records in columns stays in the cache.
-_BLOCK = 256
+# What is made of records in columns stays in the cache, mostly.
+_BLOCK, _BLOCK_BYTES = 256, 1 << 20
 
 # Numbers of records, and the records.
 Block = tuple[Sequence[int], list[Any]]
+# The same, and how many bytes they are, about.
+_Read = tuple[Sequence[int], list[Any], int]
 
 _ARROW_FILE_MAGIC = b"ARROW1"
 _KEY_END = np.uint16(int.from_bytes(b'":', "little"))
@@ -120,16 +122,17 @@ class RecordReader:
             yield from zip(numbers, records, strict=True)
 
     def blocks(self) -> Iterator[Block]:
-        """Numbers and records, up to _BLOCK at a time, as they are at hand."""
+        """Numbers and records, up to _BLOCK of them and about _BLOCK_BYTES at a time, as they are at hand."""
         self.records = 0
         readers = {"jsonl": self._lines, "json": self._array, "csv": self._csv, "tsv": self._csv}
-        for numbers, records in readers.get(self.container, self._table)():
-            for top in range(0, len(records), _BLOCK):
-                yield numbers[top : top + _BLOCK], records[top : top + _BLOCK]
+        for numbers, records, size in readers.get(self.container, self._table)():
+            step = max(1, min(_BLOCK, _BLOCK_BYTES * len(records) // max(size, 1)))
+            for top in range(0, len(records), step):
+                yield numbers[top : top + step], records[top : top + step]
 
     # -- text -------------------------------------------------------------------------------------------------------
 
-    def _lines(self) -> Iterator[Block]:
+    def _lines(self) -> Iterator[_Read]:
         number = 0
         with self.path.open("rb") as file:
             for lines, unterminated in line_blocks(self._read(file), self.max_record_bytes):
@@ -144,18 +147,18 @@ class RecordReader:
                 except orjson.JSONDecodeError:
                     exact = False
                 if exact:
-                    yield range(number, number + len(records)), records
+                    yield range(number, number + len(records)), records, len(block)
                 else:
                     filled = [index for index, line in enumerate(lines) if line == TOO_LONG or line.strip()]
                     found = [self._one_by_one(lines[index], unterminated) for index in filled]
-                    yield [number + index for index in filled], found
+                    yield [number + index for index in filled], found, sum(map(len, lines))
                 number += len(lines)
                 self.records = number
 
     def _one_by_one(self, line: bytes, unterminated: bool) -> object:
         return Reject("too_long_record", self._too_long()) if line == TOO_LONG else parse_record(line, unterminated)
 
-    def _array(self) -> Iterator[Block]:
+    def _array(self) -> Iterator[_Read]:
         number = 0
         with self.path.open("rb") as file:
             for text in array_blocks(self._read(file), self.name):
@@ -165,7 +168,7 @@ class RecordReader:
                     break
                 if _key_ends(text) != _count_keys(records) or big_integer(text):
                     records = [parse_record(element, False) for element in array_elements(text, self.name)]
-                yield range(number, number + len(records)), records
+                yield range(number, number + len(records)), records, len(text)
                 number += len(records)
                 self.records = number
             else:
@@ -173,12 +176,36 @@ class RecordReader:
         # Something is wrong, or a block was no block: find out in which record.
         with self.path.open("rb") as file:
             data = read_whole(self._read(file), self.name)
-        for element in islice(array_elements(data, self.name), number, None):
-            yield [number], [parse_record(element, False)]
-            number += 1
-            self.records = number
+        self.records = number
+        elements = islice(array_elements(data, self.name), number, None)
+        yield from self._gathered((parse_record(element, False), len(element)) for element in elements)
 
-    def _csv(self) -> Iterator[Block]:
+    def _gathered(self, found: Iterator[tuple[object, int]]) -> Iterator[_Read]:
+        """Records with their bytes, one after another, as blocks. What was read before an error comes before it."""
+        held: list[object] = []
+        size = 0
+        error: DataError | None = None
+        while True:
+            try:
+                record, added = next(found, (None, -1))
+            except DataError as raised:
+                error, added = raised, -1
+            if added >= 0:
+                held.append(record)
+                size += added
+            if held and (added < 0 or len(held) >= _BLOCK or size >= _BLOCK_BYTES):
+                yield range(self.records, self.records + len(held)), held, size
+                self.records += len(held)
+                held, size = [], 0
+            if error:
+                raise error
+            if added < 0:
+                return
+
+    def _csv(self) -> Iterator[_Read]:
+        return self._gathered(self._csv_rows())
+
+    def _csv_rows(self) -> Iterator[tuple[object, int]]:
         # the bound is one of the whole process; never lowered, for another reader may rely on it
         csv.field_size_limit(max(csv.field_size_limit(), self.max_record_bytes))
         delimiter = "\t" if self.container == "tsv" else ","
@@ -201,8 +228,7 @@ class RecordReader:
                         twice = next(name for name in header if header.count(name) > 1)
                         raise DataError("bad_csv_file", f"{self.name}: line 1: two columns are named {quoted(twice)}")
                 elif row:
-                    yield [self.records], [_csv_record(header, row, damaged)]
-                    self.records += 1
+                    yield _csv_record(header, row, damaged), sum(map(len, row))
                 damaged.clear()
 
     def _csv_lines(self, read: Read, damaged: list[int]) -> Iterator[str]:
@@ -232,7 +258,7 @@ class RecordReader:
 
     # -- tables -----------------------------------------------------------------------------------------------------
 
-    def _table(self) -> Iterator[Block]:
+    def _table(self) -> Iterator[_Read]:
         batches = self._parquet_batches() if self.container == "parquet" else self._arrow_batches()
         size = self.path.stat().st_size
         try:
@@ -243,7 +269,7 @@ class RecordReader:
                 step = max(1, min(_BATCH_ROWS, _BATCH_BYTES // row_bytes))
                 for offset in range(0, batch.num_rows, step):
                     rows = self._bounded(partial(rows_of, batch.slice(offset, step)), size)
-                    yield range(self.records, self.records + len(rows)), rows
+                    yield range(self.records, self.records + len(rows)), rows, len(rows) * row_bytes
                     self.records += len(rows)
         except (pa.ArrowException, OSError) as error:
             raise DataError(

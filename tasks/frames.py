@@ -14,8 +14,8 @@ with the same result.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from itertools import chain, repeat
+from collections.abc import Iterator, Sequence
+from itertools import chain, compress, groupby, repeat
 from operator import itemgetter, mod
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from tasks.encoders import Encoder
 from tasks.errors import Reject
 from tasks.segments import segments_of
 from tasks.templates import BuiltIn, Template, TrainOn, trained_turns
-from tasks.turn_columns import any_blank, grouped, role_of, turn_columns
+from tasks.turn_columns import Turns, any_blank, grouped, plain_turns, role_of, turn_columns
 
 # Kept at a time; conversations of more shapes (roles, and which of them are trained on) go the longer way.
 _MOST = 1024
@@ -69,33 +69,64 @@ class Framed(NamedTuple):
     digests: list[int]
     texts: list[str]
 
+    def runs(self, taken: Sequence[bool]) -> Iterator[tuple[int, int, Framed | None]]:
+        """The records in their order, as runs [start, stop): those that were taken with what is theirs of this, and
+        those that were not."""
+        start, conversation, text = 0, 0, 0
+        for is_taken, run in groupby(taken):
+            stop = start + len(list(run))
+            if is_taken:
+                frames = self.frames[conversation : conversation + stop - start]
+                texts = sum(len(frame.texts) for frame in frames)
+                of = slice(conversation, conversation + len(frames))
+                yield start, stop, Framed(frames, self.contents[of], self.digests[of], self.texts[text : text + texts])
+                conversation, text = conversation + len(frames), text + texts
+            else:
+                yield start, stop, None
+            start = stop
+
 
 class Frames:
     """The frames of a template, an encoder and a format of records."""
 
     def __init__(
-        self, template: Template, encoder: Encoder, train_on: TrainOn, format: str = "", columns: bool = False
+        self, template: Template, encoder: Encoder, train_on: TrainOn, format: str = "", renamed: bool = False
     ):
-        """`columns`: whether the records have other keys than the format's own."""
+        """`renamed`: whether the records have other keys than the format's own."""
         self._template = template
         self._encoder = encoder
         self._train_on: TrainOn = train_on
         # Of other templates nothing is known; and where there is `has_space`, what a turn says decides about a space.
         self._known = isinstance(template, BuiltIn) and not encoder.has_space
         self._frames: dict[_Shape, Frame | None] = {}
-        self._format = format if self._known and not columns else ""
+        self._format = format if self._known and not renamed else ""
         self._by_roles: dict[tuple[object, ...], Frame | None] = {}
 
-    def of_records(self, records: Sequence[Any]) -> Framed | None:
-        """The conversations of these records; None where one of them has to be read with care."""
-        turns = turn_columns(records, self._format) if self._format else None
-        if turns is None:
-            return None
+    def of_records(self, records: Sequence[Any]) -> tuple[Framed, list[bool]]:
+        """The conversations of the records that hold turns and nothing else, and which these are; the others have to
+        be read with care."""
+        if self._format:
+            turns = turn_columns(records, self._format)
+            framed = turns and self._framed(turns)
+            if framed:
+                return framed, [True] * len(records)
+            found = [plain_turns(record, self._format) for record in records]
+            taken = [plain is not None and self._of_roles(plain[0]) is not None for plain in found]
+            some = list(compress(found, taken))
+            roles = [plain[0] for plain in some if plain]
+            contents = [content for plain in some if plain for content in plain[1]]
+            framed = self._framed(Turns(roles, list(map(len, roles)), contents)) if some else None
+            if framed:
+                return framed, taken
+        return Framed([], [], [], []), [False] * len(records)
+
+    def _framed(self, turns: Turns) -> Framed | None:
+        """None where one of them cannot be framed."""
         try:
             for roles in set(turns.roles).difference(self._by_roles):
                 self._of_roles(roles)
             frames = [frame for frame in map(self._by_roles.get, turns.roles) if frame]
-            if len(frames) < len(records):
+            if len(frames) < len(turns.roles):
                 return None
             contents = grouped(turns.contents, turns.counts)
             said = list(map(str.encode, map(mod, map(_SAYS, frames), contents)))
@@ -105,7 +136,7 @@ class Frames:
             return None
         written = list(map(str.strip, turns.contents)) if frames[0].strips else turns.contents
         gaps = list(chain.from_iterable(map(_GAPS, frames)))
-        texts = map(mod, chain.from_iterable(map(_TEXTS, frames)), grouped(written, gaps))
+        texts = map(mod, chain.from_iterable(map(_PATTERNS, frames)), grouped(written, gaps))
         return Framed(frames, contents, list(map(content_digest, said)), list(texts))
 
     def of_conversation(self, conversation: Conversation, trained: Sequence[bool]) -> Framed | None:
@@ -125,7 +156,12 @@ class Frames:
         return Framed([frame], [tuple(contents)], [content_digest(frame.said(contents).encode())], frame.fill(contents))
 
     def _of_roles(self, roles: tuple[Any, ...]) -> Frame | None:
-        """The frame of turns with these roles, as the record names them. Raises TypeError where one is no string."""
+        """The frame of turns with these roles, as the record names them; None where there is none."""
+        try:
+            if roles in self._by_roles:
+                return self._by_roles[roles]
+        except TypeError:  # one that is a list
+            return None
         named = [role_of(role, self._format) for role in roles]
         frame = None
         if named and all(named) and len(named) <= _MOST:
@@ -170,4 +206,4 @@ class Frames:
         )
 
 
-_TEXTS, _GAPS, _SAYS = (itemgetter(Frame._fields.index(name)) for name in ("texts", "gaps", "says"))
+_PATTERNS, _GAPS, _SAYS = (itemgetter(Frame._fields.index(name)) for name in ("texts", "gaps", "says"))

@@ -21,7 +21,7 @@ from typing import Any
 
 import orjson
 
-VERSIONS = {"tokenizer": 1, "tokens": 5, "engine": 1, "plan": 4, "corpus": 4}
+VERSIONS = {"tokenizer": 1, "tokens": 5, "engine": 2, "plan": 4, "corpus": 4}
 FORMAT_VERSION = {True: "3.0", False: "2.0"}  # by config.packing
 
 # Settings that say where something lies or what it is called: what lies there is in the corpus key by its digest, and

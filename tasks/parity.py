@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import metadata
-from itertools import islice
+from itertools import compress, islice
 
 import numpy as np
 
@@ -49,7 +49,7 @@ HARD = (
     "a\u200bb", "\u200d", "\ufeff", "\ufffd", "\U0010ffff", "\ue000", "e\u0301\u0323", "\u0301e", "é", "ﬁ①", "＜/s＞",
     "\u1100\u1161\u11a8", "각", "ǅ", "İ", "ß", "ส\u0e33", "漢字かな", "Привет, мир", "مرحبا بالعالم", "नमस्ते", "שָׁלוֹם",
     "🙂", "👩‍👩‍👧", "🇩🇪🇫🇷", "👍🏽", "❤️", "1234567890" * 20, "3.14159", "1 000 000", "ⅷ²", "don't 'S I'LL we'Ve ''",
-    "<unk>", "<0x41>", "<0x0A>x", "<|im_start|", "[INS", "</", "<s", "< s >", "[/INST", "a</b></a>", "aBcDEFGh",
+    "a  1", "<unk>", "<0x41>", "<0x0A>x", "<|im_start|", "[INS", "</", "<s", "< s >", "[/INST", "a</b></a>", "aBcDEFGh",
     "def f(x):\n    return x ** 2\n\n\tpass  # ok\n", '{"a": [1, -2.5e3, null], "b": "\\u00e9\\n"}', "https://a.b/c?d=e&f#g",
 )  # fmt: skip
 
@@ -229,10 +229,9 @@ def _texts(recipe: Recipe, file: SourceFile, records: list[object]) -> list[str]
     """What records give to the encoder; nothing of those that cannot be used."""
     train_on = recipe.config.train_on
     frames = Frames(recipe.template, recipe.encoder, train_on, file.format, bool(file.columns))
-    if framed := frames.of_records(records):
-        return framed.texts
-    texts = []
-    for record in records:
+    framed, taken = frames.of_records(records)
+    texts = list(framed.texts)
+    for record in compress(records, (not plain for plain in taken)):
         with suppress(Reject, PackError):
             if not isinstance(record, Reject):
                 conversation = read_record(record, file.format, dict(file.columns))

@@ -51,7 +51,7 @@ from tasks.streams import BOM, CHUNK, TOO_LONG, line_blocks, unpacked
 MOST_PARTS = 512
 
 _HASH_CHUNK = 1 << 20
-HASH_THREADS = 4  # read 6 GB/s, more than disks do
+HASH_THREADS = 4  # as fast as most disks read
 _SAMPLE = 100  # records that are looked at to tell the format
 
 

@@ -22,14 +22,11 @@ from tasks.conversations import read_record
 from tasks.encoders import Encoder
 from tasks.errors import PackError, Reject
 from tasks.files import atomic_file, to_json, write_bytes
-from tasks.frames import Frames
+from tasks.frames import Framed, Frames
 from tasks.segments import segments_of
 from tasks.sources import Part, SourceFile, place_of, read_part
 from tasks.templates import Template, trained_turns
 from tasks.token_files import SCHEMA, WHOLE_SCHEMA
-
-# So many records, one of which is unusual, are read one by one.
-_FEW = 8
 
 
 def tokenize_part(
@@ -92,14 +89,15 @@ def add_records(
 
     Raises PackError, whose message begins with the place of the record's number.
     """
-    if config.packing and (framed := frames.of_records(records)):
+    framed, taken = frames.of_records(records) if config.packing else (Framed([], [], [], []), [False] * len(records))
+    if all(taken):
         batch.add_framed(numbers, framed)
-    elif len(records) > _FEW:  # most of them are as usual
-        half = len(records) // 2
-        for some in (slice(half), slice(half, None)):
-            yield from add_records(batch, numbers[some], records[some], file, template, config, frames, place)
-    else:
-        for number, record in zip(numbers, records, strict=True):
+        return
+    for start, stop, run in framed.runs(taken):
+        if run:
+            batch.add_framed(numbers[start:stop], run)
+            continue
+        for number, record in zip(numbers[start:stop], records[start:stop], strict=True):
             try:
                 _add_record(batch, number, record, file, template, config, frames)
             except Reject as reject:

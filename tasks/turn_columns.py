@@ -3,7 +3,8 @@
     {"messages": [{"role": "user", "content": "2+2?"}, …]}  ┐    roles     (user, assistant), (user, assistant)
     {"prompt": "6 × 7?", "completion": "42"}                ┴▶   contents  "2+2?", "4", "6 × 7?", "42"
 
-What is a step a record is a call of C, 30 to 100 ns; `conversations.read_record` takes 3 µs.
+Each step over a record is one call in C, of 30 to 100 ns; `conversations.read_record` takes 3 µs in all. Where one of
+the records is not so, they are looked at one by one (1 µs), and those that are plain are still read here.
 """
 
 from __future__ import annotations
@@ -67,12 +68,38 @@ def turn_columns(records: Sequence[Any], format: str) -> Turns | None:
 
     Each content is a string that is not blank; a role is whatever stands there.
     """
-    if not records:
+    if not records or not isinstance(records[0], dict):
         return None
     try:
         turns = _of_lists(records, _LISTS[format]) if format in _LISTS else _of_texts(records, _TEXTS.get(format, ()))
         return None if turns is None or any_blank(turns.contents) else turns
     except (KeyError, TypeError):
+        return None
+
+
+def plain_turns(record: Any, format: str) -> tuple[tuple[Any, ...], list[str]] | None:
+    """Roles and contents of one record, as `turn_columns` has them; None where it is other than plain."""
+    if not isinstance(record, dict):
+        return None
+    try:
+        if format in _LISTS:
+            names = _LISTS[format]
+            turns = record[names.turns]
+            contents = [turn[names.content] for turn in turns]
+            roles = tuple([turn[names.role] for turn in turns])
+            plain = sum(map(len, turns)) == 2 * len(turns) and _all_null([record], names.others, "")
+        else:
+            ways = _TEXTS.get(format, ())
+            way = next((way for way in ways if all(isinstance(record.get(key), str) for key in way.keys)), None)
+            if way is None:
+                return None
+            contents, roles = [record[key] for key in way.keys], _roles(way)
+            plain = _all_null([record], way.before) and _all_null([record], way.others, "")
+        if not contents or not plain or any_blank(contents) or "\0" in "".join(contents):
+            return None
+        "".join(contents).encode()
+        return roles, contents
+    except (KeyError, TypeError, UnicodeEncodeError):
         return None
 
 
@@ -104,6 +131,8 @@ def _of_lists(records: Sequence[Any], names: _Lists) -> Turns | None:
     if sum(map(len, turns)) > 2 * len(turns):
         return None
     counts = list(map(len, lists))
+    if 0 in counts:
+        return None
     return Turns(grouped(roles, counts), counts, contents)
 
 
@@ -111,10 +140,14 @@ def _of_texts(records: Sequence[Any], ways: Sequence[_Texts]) -> Turns | None:
     names = next((names for names in ways if all(isinstance(records[0].get(key), str) for key in names.keys)), None)
     if not names or not (_all_null(records, names.before) and _all_null(records, names.others, "")):
         return None
-    roles = ("user", "assistant") if len(names.keys) > 1 else ("text",)
+    roles = _roles(names)
     contents = zip(*(map(itemgetter(key), records) for key in names.keys), strict=True)
     counts = [len(roles)] * len(records)
     return Turns([roles] * len(records), counts, list(chain.from_iterable(contents)))
+
+
+def _roles(names: _Texts) -> tuple[str, ...]:
+    return ("user", "assistant") if len(names.keys) > 1 else ("text",)
 
 
 def _all_null(records: Sequence[Any], keys: Sequence[str], *alike: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -79,18 +80,29 @@ def turn(role: str, content: str) -> st.SearchStrategy[Any]:
     return st.builds(lambda a, b: a | b, usual, st.just({}) | st.just({}) | more) | odd
 
 
+def often(usual: st.SearchStrategy[Any], *others: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Nine times of ten `usual`: `|` would make its parts one of many."""
+    return st.sampled_from([usual] * 9 + [st.one_of(others)]).flatmap(lambda chosen: chosen)
+
+
 def records(format: str) -> st.SearchStrategy[Any]:
     """Mostly such as hold turns and nothing else."""
+    said = often(st.sampled_from(["a", "so", "é", " b\n", "%s"]), text)
+    anything = odd | text | st.just(Reject("bad_json", "")) | st.lists(text, min_size=1)
     if format in NAMES:
         key, role, content = NAMES[format]
         roles = st.sampled_from(["user", "assistant"])
-        usual = st.lists(st.fixed_dictionaries({role: roles, content: text}), min_size=1, max_size=3)
-        turns = usual | usual | st.lists(turn(role, content), max_size=4) | odd
+        usual = st.lists(st.fixed_dictionaries({role: roles, content: said}), max_size=2).map(
+            lambda turns: [*turns, {role: "assistant", content: "yes"}]
+        )
+        turns = often(usual, st.lists(turn(role, content), max_size=4), odd)
         others = st.dictionaries(st.sampled_from(["tools", "system", "id", "conversation"]), odd | text, max_size=1)
-        return st.builds(lambda found, more: {key: found} | more, turns, st.just({}) | others) | odd
-    usual = st.sampled_from(KEYS[format]).flatmap(lambda keys: st.fixed_dictionaries(dict.fromkeys(keys, text)))
+        found = st.builds(lambda found, more: {key: found} | more, turns, often(st.just({}), others))
+        return often(found, anything)
+    keys = st.sampled_from(KEYS[format])
+    usual = keys.flatmap(lambda keys: st.fixed_dictionaries(dict.fromkeys(keys, said)))
     others = st.dictionaries(st.sampled_from([*COLUMNS, "id"]), odd | text, max_size=1)
-    return st.builds(lambda found, more: found | more, usual, st.just({}) | others)
+    return often(st.builds(lambda found, more: found | more, usual, often(st.just({}), others)), anything)
 
 
 NAMES = {"messages": ("messages", "role", "content"), "sharegpt": ("conversations", "from", "value")}
@@ -110,24 +122,27 @@ KEYS = {
 def test_records_that_are_taken_at_once_are_what_is_read_with_care(format: str, template: str) -> None:
     encoder = open_kind("sp_bpe_chatml")
     frames = {on: Frames(BuiltIn(template, encoder, on), encoder, on, format) for on in TRAIN_ON}
-    taken = 0
+    seen = Counter[str]()
 
-    @settings(FEW, max_examples=500)
-    @given(st.lists(records(format), min_size=1, max_size=3), st.sampled_from(TRAIN_ON))
+    @settings(FEW, max_examples=300)
+    @given(st.lists(records(format), min_size=1, max_size=6), st.sampled_from(TRAIN_ON))
     def check(found: list[object], train_on: TrainOn) -> None:
-        nonlocal taken
-        framed = frames[train_on].of_records(found)
-        if framed:
-            taken += 1
-            conversations = [read_record(record, format) for record in found]
-            spans = [
-                BuiltIn(template, encoder, train_on).spans(each, trained_turns(each, train_on))
-                for each in conversations
-            ]
-            check_same(framed, conversations, [segments_of(each, encoder) for each in spans])
+        framed, taken = frames[train_on].of_records(found)
+        some = [record for record, is_taken in zip(found, taken, strict=True) if is_taken]
+        conversations = [read_record(record, format) for record in some]
+        trained = [trained_turns(conversation, train_on) for conversation in conversations]
+        template_of = BuiltIn(template, encoder, train_on)
+        spans = [template_of.spans(*both) for both in zip(conversations, trained, strict=True)]
+        check_same(framed, conversations, [segments_of(each, encoder) for each in spans])
+        runs = list(framed.runs(taken))
+        assert [is_taken for start, stop, run in runs for is_taken in [run is not None] * (stop - start)] == taken
+        assert [text for *_, run in runs if run for text in run.texts] == framed.texts
+        seen["all"] += all(taken) and len(taken) > 1
+        seen["some"] += any(taken) and not all(taken)
 
     check()
-    assert taken
+    assert seen["all"] > 10, seen
+    assert seen["some"] > 30, seen
 
 
 @pytest.mark.parametrize("format", [*NAMES, *KEYS])
@@ -140,13 +155,14 @@ def test_usual_records_are_taken_at_once(format: str) -> None:
         found: list[Any] = [{key: turns, "id": 7}, {key: turns * 2, "tools": None}, {key: turns[1:], "tools": ""}]
     else:
         found = [{key: f"{key} {n}" for key in KEYS[format][0]} | {"system": None} for n in range(3)]
-    framed = frames.of_records(found)
-    assert framed
+    framed, taken = frames.of_records(found)
     assert len(framed.frames) == 3
-    # One that is not so, and they are read with care.
-    assert frames.of_records([*found, {"text": ""}]) is None
-    assert frames.of_records([{"text": ""}, *found]) is None
-    assert frames.of_records([]) is None
+    assert taken == [True] * 3
+    for strange in ({"text": ""}, [1], None, "x", 5, Reject("bad_json", ""), [turns] if format in NAMES else {}):
+        for at in range(4):
+            mixed = [*found[:at], strange, *found[at:]]
+            assert frames.of_records(mixed) == (framed, [True] * at + [False] + [True] * (3 - at))
+    assert frames.of_records([])[1] == []
 
 
 @pytest.mark.parametrize(
@@ -168,9 +184,9 @@ def test_usual_records_are_taken_at_once(format: str) -> None:
 )
 def test_what_may_be_rejected_or_is_unusual_is_read_with_care(record: object) -> None:
     encoder = open_kind("sp_bpe_chatml")
-    assert (
-        Frames(BuiltIn("chatml", encoder, "assistant"), encoder, "assistant", "messages").of_records([record]) is None
-    )
+    assert Frames(BuiltIn("chatml", encoder, "assistant"), encoder, "assistant", "messages").of_records([record])[
+        1
+    ] == [False]
 
 
 def test_a_frame_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,8 +197,8 @@ def test_a_frame_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert first
     monkeypatch.setattr(template, "spans", None)
     others = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
-    found = frames.of_records([{"messages": others}])
-    assert found
+    found, taken = frames.of_records([{"messages": others}])
+    assert taken == [True]
     assert found.frames[0] is first.frames[0]
     assert "".join(found.texts) == "user\n2+2?\nassistant\n4"
 
@@ -192,15 +208,15 @@ def test_shapes_beyond_the_bound_go_the_longer_way(monkeypatch: pytest.MonkeyPat
     encoder = open_kind("sp_bpe_chatml")
     frames = Frames(BuiltIn("chatml", encoder, "assistant"), encoder, "assistant", "messages")
     told = [
-        frames.of_records([{"messages": [{"role": role, "content": "a"} for role in roles]}]) is not None
+        frames.of_records([{"messages": [{"role": role, "content": "a"} for role in roles]}])[1]
         for roles in (["assistant"], ["user", "assistant"], ["system", "assistant"], ["assistant"], ["assistant"] * 3)
     ]
-    assert told == [True, True, False, True, False]
+    assert told == [[True], [True], [False], [True], [False]]
 
 
 def test_a_mapping_of_columns_is_read_with_care() -> None:
     encoder = open_kind("sp_bpe_chatml")
     record = {"messages": [{"role": "assistant", "content": "a"}]}
-    for columns in (False, True):
-        frames = Frames(BuiltIn("chatml", encoder, "assistant"), encoder, "assistant", "messages", columns)
-        assert (frames.of_records([record]) is None) == columns
+    for renamed in (False, True):
+        frames = Frames(BuiltIn("chatml", encoder, "assistant"), encoder, "assistant", "messages", renamed)
+        assert frames.of_records([record])[1] == [not renamed]

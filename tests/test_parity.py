@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,9 @@ from tokenizer_kinds import hostile, kind_path, open_kind, records
 from pipeline import progress
 from pipeline.graph import TokenizePart, _resolved
 from tasks import parity
-from tasks.encoders import Encoded, Encoder
+from tasks.encoders import Encoded, Encoder, find_tokenizer, open_encoder
 from tasks.errors import UsageError
+from tasks.gigatoken_encoder import GigatokenEncoder
 from tasks.manifest import load_manifest
 from tasks.parity import HARD, difference, encoder_of, known_verdict, refused, sample, verdict_of
 from tasks.recipe import Recipe
@@ -322,3 +324,18 @@ def _forget() -> Iterator[None]:
     progress._said.clear()
     yield
     progress._said.clear()
+
+
+def test_digits_that_are_cut_off_first_are_found_by_the_hard_texts(tmp_path: Path) -> None:
+    """The library cuts digits off before it looks for white space at the end of a piece; gigatoken does not."""
+    shutil.copytree(kind_path("hf_byte_level"), tmp_path / "t")
+    spec = json.loads((tmp_path / "t" / "tokenizer.json").read_bytes())
+    words = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    split = {"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": False}
+    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    digits = {"type": "Digits", "individual_digits": True}
+    for first, differs in (([], False), ([digits], True)):
+        spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*first, split, plain]}
+        (tmp_path / "t" / "tokenizer.json").write_text(json.dumps(spec))
+        reference = open_encoder(find_tokenizer(tmp_path / "t"))
+        assert (difference(GigatokenEncoder(reference), reference, HARD) is not None) == differs

@@ -243,6 +243,43 @@ def test_a_damaged_table_fails(tmp_path: Path, name: str) -> None:
     assert told[name] in fails(tmp_path / name, b"x" * 100)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "unlike.json", "a.csv", "a.parquet"])
+def test_a_block_is_bounded_in_records_and_in_bytes(name: str, tmp_path: Path) -> None:
+    small = [{"text": "a"}] * 3000
+    large = [{"text": "b" * 200_000}] * 30
+    for records in (small, large):
+        path = tmp_path / name
+        if name.endswith(".csv"):
+            path.write_text("\n".join(["text", *(record["text"] for record in records)]))
+        elif name.endswith(".parquet"):
+            pq.write_table(pa.Table.from_pylist(records), path)
+        elif name.endswith("l"):
+            path.write_bytes(b"\n".join(map(orjson.dumps, records)))
+        else:  # elements that begin alike are read some at a time, others as a whole
+            unlike = [{"text": "c"}, {"prompt": "", "text": "d"}] if name.startswith("unlike") else []
+            path.write_bytes(orjson.dumps(unlike + records))
+        [(_, parts)] = find_parts([SourceSpec(name, "text")], tmp_path, 1 << 30)
+        blocks = list(read_part(parts[0]).blocks())
+        found = [record for _, block in blocks for record in block]
+        assert found[-len(records) :] == records
+        assert [number for numbers, _ in blocks for number in numbers] == list(range(len(found)))
+        assert max(len(block) for _, block in blocks) <= 256
+        assert max(len(orjson.dumps(block)) for _, block in blocks) < 2 << 20
+        assert len(blocks) < 40
+
+
+def test_rows_before_a_damaged_one_come_first(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text\na\nb\nc,d\n"e')
+    [(_, parts)] = find_parts([SourceSpec("a.csv", "text")], tmp_path, 1 << 20)
+    blocks = read_part(parts[0]).blocks()
+    numbers, records = next(blocks)
+    with pytest.raises(DataError, match="is a quote left open"):
+        next(blocks)
+    assert list(numbers) == [0, 1, 2]
+    assert records[:2] == [{"text": "a"}, {"text": "b"}]
+    assert isinstance(records[2], Reject)
+
+
 def test_one_file_that_cannot_be_read_ends_the_digests_of_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
