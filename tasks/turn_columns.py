@@ -46,6 +46,7 @@ _LISTS = {
     "messages": _Lists("messages", "role", "content", ("tools",)),
     "sharegpt": _Lists("conversations", "from", "value", ("tools", "system")),
 }
+_NOTHING = (None, "")
 _SAID_APART = ("system", "history", "input", "context")
 _TEXTS = {
     "text": (_Texts(("text",), (), ()),),
@@ -84,20 +85,30 @@ def plain_turns(record: Any, format: str) -> tuple[tuple[Any, ...], list[str]] |
     try:
         if format in _LISTS:
             names = _LISTS[format]
+            if len(record) > 1 and any(record.get(key) not in _NOTHING for key in names.others):
+                return None
             turns = record[names.turns]
             contents = [turn[names.content] for turn in turns]
             roles = tuple([turn[names.role] for turn in turns])
-            plain = sum(map(len, turns)) == 2 * len(turns) and _all_null([record], names.others, "")
-        else:
-            ways = _TEXTS.get(format, ())
-            way = next((way for way in ways if all(isinstance(record.get(key), str) for key in way.keys)), None)
-            if way is None:
+            if sum(map(len, turns)) > 2 * len(turns):
                 return None
-            contents, roles = [record[key] for key in way.keys], _roles(way)
-            plain = _all_null([record], way.before) and _all_null([record], way.others, "")
-        if not contents or not plain or any_blank(contents) or "\0" in "".join(contents):
+        else:
+            for way in _TEXTS.get(format, ()):
+                contents = [record.get(key) for key in way.keys]
+                if None not in contents:
+                    break
+            else:
+                return None
+            if any(record.get(key) not in _NOTHING for key in way.others):
+                return None
+            if any(record.get(key) is not None for key in way.before):
+                return None
+            roles = _roles(way)
+        whole = "".join(contents)
+        if not contents or any_blank(contents) or "\0" in whole:
             return None
-        "".join(contents).encode()
+        if not whole.isascii():
+            whole.encode()
         return roles, contents
     except (KeyError, TypeError, UnicodeEncodeError):
         return None
