@@ -354,16 +354,17 @@ class HuggingFaceEncoder(Encoder):
             whole = Tokenizer.from_str(orjson.dumps(spec).decode())
         except Exception as error:  # the library raises bare Exceptions
             raise DataError("bad_tokenizer", f"{path}: is not a tokenizer.json that can be read: {error}") from None
-        added = {t["content"]: t["id"] for t in spec.get("added_tokens") or []}
+        vocab = whole.get_vocab(with_added_tokens=True)
+        flags = spec.get("added_tokens") or []
+        # The ids that the library gives, which are not always those that the file has.
+        added = {token["content"]: vocab[token["content"]] for token in flags if token["content"] in vocab}
         self.controls = {content: token for content, token in added.items() if not _is_blank(content)}
         self.blanks = frozenset(added) - frozenset(self.controls)
-        flags = spec.get("added_tokens") or []
         self.strips_left = frozenset(t["content"] for t in flags if t.get("lstrip"))
         self.strips_right = frozenset(t["content"] for t in flags if t.get("rstrip"))
-        vocab = whole.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.leading_space, self.has_space = _take_out_prefix(spec)
-        spec["added_tokens"] = [t for t in spec.get("added_tokens") or [] if _is_blank(t["content"])]
+        spec["added_tokens"] = _without_controls(flags, whole.get_vocab(with_added_tokens=False))
         spec["post_processor"] = spec["truncation"] = spec["padding"] = None
         self._tokenizer = Tokenizer.from_str(orjson.dumps(spec).decode())
         self._tokens = {token: content for content, token in vocab.items()}
@@ -412,6 +413,19 @@ class HuggingFaceEncoder(Encoder):
         if len(content) == 6 and content.startswith("<0x"):
             return bytes([int(content[3:5], 16)])
         return (content.replace("▁", " ") if self.underline_is_space else content).encode()
+
+
+def _without_controls(added: Sequence[dict[str, Any]], vocab: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The added tokens that are white space alone. The library numbers those that are not in the vocabulary in their
+    order; where it would number one of them anew, a string that no text holds stands for each that is taken out."""
+    blanks = [token for token in added if _is_blank(token["content"])]
+    if all(token["content"] in vocab for token in blanks):
+        return blanks
+    kept = [token for token in added if _is_blank(token["content"]) or token["content"] not in vocab]
+    return [
+        token if _is_blank(token["content"]) else token | {"content": f"\0{number}\0"}
+        for number, token in enumerate(kept)
+    ]
 
 
 def _take_out_prefix(spec: dict[str, Any]) -> tuple[LeadingSpace, tuple[str, ...]]:

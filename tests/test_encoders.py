@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -348,3 +349,21 @@ def test_a_text_without_a_place_to_cut_comes_back(kind: str, monkeypatch: pytest
     for character in (" ", "a", "</s>"):
         text = character * 9999
         assert encoder.decode(encoder.encode([text]).ids) == text
+
+
+@pytest.mark.parametrize("blank", ["\n", "   "])
+def test_white_space_that_was_added_behind_control_tokens_keeps_its_id(blank: str, tmp_path: Path) -> None:
+    shutil.copytree(kind_path("hf_byte_level"), tmp_path / "t")
+    spec = json.loads((tmp_path / "t" / "tokenizer.json").read_bytes())
+    behind = max([*spec["model"]["vocab"].values(), *(token["id"] for token in spec["added_tokens"])]) + 1
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    for number, (content, special) in enumerate((("<|new|>", True), ("<|newer|>", True), (blank, False))):
+        spec["added_tokens"].append({"id": behind + number, "content": content, "special": special} | flags)
+    (tmp_path / "t" / "tokenizer.json").write_text(json.dumps(spec))
+    encoder = open_encoder(find_tokenizer(tmp_path / "t"))
+    encoded = encoder.encode([f"a{blank}b", "a<|newer|>"])
+    first = encoded.ids[: encoded.offsets[1]].tolist()
+    assert behind + 2 in first
+    assert encoder.decode(first) == f"a{blank}b"
+    assert not {behind, behind + 1} & set(encoded.ids.tolist())
+    assert encoder.decode(encoded.ids[encoded.offsets[1] :]) == "a<|newer|>"
