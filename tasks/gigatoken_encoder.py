@@ -13,8 +13,11 @@ from __future__ import annotations
 
 import os
 import resource
+import signal
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,9 +59,15 @@ class GigatokenEncoder(Encoder):
     def _load(self) -> None:
         try:
             self._backend = self._open().backend
+            self._make_ready()
         except Exception as error:  # the library raises ValueError, RuntimeError and others
             raise Unsupported(f"gigatoken cannot read the model: {' '.join(str(error).split())[:160]}") from None
         self._memory = _memory()
+
+    def _make_ready(self) -> None:
+        """The first array that it makes in a process calls Python, where an interrupt would end in a panic of Rust."""
+        with _interrupts_wait():
+            self._backend.encode("")
 
     def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
         if _memory() - self._memory > MOST_MEMORY:
@@ -126,6 +135,25 @@ def _separator_piece() -> bytes:
 
     control = proto.ModelProto.SentencePiece.CONTROL
     return bytes(proto.ModelProto(pieces=[{"piece": _SEPARATOR, "type": control}]).SerializeToString())
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """An interrupt within the block comes when it has ended. (A mask would not do: another thread would get it.)"""
+    if threading.current_thread() is not threading.main_thread():  # which has them all
+        yield
+        return
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda it, _: came.append(it)) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for one in came:
+            signal.raise_signal(one)
 
 
 def _memory() -> int:

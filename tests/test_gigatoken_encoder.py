@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -238,3 +239,18 @@ def test_a_model_that_gigatoken_cannot_load_is_left_to_the_reference(monkeypatch
     monkeypatch.setattr(reference, "model", lambda: json.dumps(spec).encode())
     with pytest.raises(Unsupported, match="gigatoken cannot read the model: "):
         GigatokenEncoder(reference)
+
+
+def test_an_interrupt_waits_until_rust_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = GigatokenEncoder(open_kind("sp_bpe_chatml"))
+    went: list[str] = []
+
+    class Backend:
+        def encode(self, text: str) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+            went.append("on")
+
+    monkeypatch.setattr(fast, "_backend", Backend())
+    with pytest.raises(KeyboardInterrupt):
+        fast._make_ready()
+    assert went == ["on"]
