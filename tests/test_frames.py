@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections import Counter
 from typing import Any
 
@@ -158,7 +159,17 @@ def test_usual_records_are_taken_at_once(format: str) -> None:
     framed, taken = frames.of_records(found)
     assert len(framed.frames) == 3
     assert taken == [True] * 3
-    for strange in ({"text": ""}, [1], None, "x", 5, Reject("bad_json", ""), [turns] if format in NAMES else {}):
+    bad = [str(found[0]).replace("6 × 7?", text).replace(" 0", text) for text in (r"\x00", r"\udc00")]
+    for strange in (
+        *map(literal_eval, bad),
+        {"text": ""},
+        [1],
+        None,
+        "x",
+        5,
+        Reject("bad_json", ""),
+        [turns] if format in NAMES else {},
+    ):
         for at in range(4):
             mixed = [*found[:at], strange, *found[at:]]
             assert frames.of_records(mixed) == (framed, [True] * at + [False] + [True] * (3 - at))
