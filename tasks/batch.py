@@ -16,7 +16,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from tasks.columns import to_arrow
+from tasks.columns import offsets_of, to_arrow
 from tasks.conversations import Conversation, content_digest, said, turns_of, usual_order
 from tasks.encoders import Encoded, Encoder
 from tasks.frames import Frame, Framed
@@ -58,8 +58,8 @@ class _Shapes:
     def segments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens and flags of all segments, and where those of each conversation begin and end."""
         distinct = self._distinct.values()
-        begins = _offsets([len(shape.tokens) for shape in distinct])
-        ends = _offsets(np.diff(begins)[self.which])
+        begins = offsets_of([len(shape.tokens) for shape in distinct])
+        ends = offsets_of(np.diff(begins)[self.which])
         places = np.arange(ends[-1]) + np.repeat(begins[self.which] - ends[:-1], np.diff(ends))
         tokens = np.concatenate([shape.tokens for shape in distinct])[places]
         return tokens, np.concatenate([shape.trained for shape in distinct])[places], ends
@@ -108,7 +108,7 @@ class Batch:
         shapes = _Shapes(self._shapes)
         tokens, trained, segments = shapes.segments()
         values, offsets, counts = _labelled(encoded, tokens, trained, segments)
-        self._notice(encoded, holding, _offsets(np.diff(_offsets(tokens == TEXT)[segments])))
+        self._notice(encoded, holding, offsets_of(np.diff(offsets_of(tokens == TEXT)[segments])))
         self.receipt["unusual_order"] += int(np.count_nonzero(~shapes.of_each("usual", bool)))
         self.receipt["accepted"] += len(self.records)
         separators = shapes.of_each("separator", bool)
@@ -149,7 +149,7 @@ def _labelled(
     is_text = tokens == TEXT
     lengths = np.ones(len(tokens), np.int64)
     lengths[is_text] = np.diff(encoded.offsets)
-    ends = _offsets(lengths)
+    ends = offsets_of(lengths)
     # Texts stand in the order of their segments, so their ids fill what the control tokens leave free.
     of_text = np.ones(ends[-1], bool)
     controls = np.flatnonzero(~is_text)
@@ -160,17 +160,10 @@ def _labelled(
     # ~id is id ^ -1.
     flips = np.repeat(trained.astype(np.int32) - 1, lengths)
     offsets = ends[segments]
-    counts = np.diff(_offsets(lengths * trained)[segments]) - (flips[offsets[:-1]] == 0)
+    counts = np.diff(offsets_of(lengths * trained)[segments]) - (flips[offsets[:-1]] == 0)
     flips[offsets[:-1]] = -1
     values ^= flips
     return values, offsets, counts
-
-
-def _offsets(lengths: Any) -> np.ndarray:
-    """int64: where each of these begins, and where the last one ends."""
-    offsets = np.zeros(len(lengths) + 1, np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
 
 
 def _turns_json(conversation: Conversation) -> str:

@@ -29,6 +29,13 @@ def strings(texts: Sequence[str]) -> pa.Array:
     return pa.StringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(data)))
 
 
+def offsets_of(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    """int64: where each of things of these lengths, one behind the other, begins, and where the last one ends."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
 def to_numpy(column: pa.Array) -> np.ndarray:
     """An array over the column's own memory (read-only), of flags a copy."""
     assert not column.null_count, f"{column.type}: {column.null_count} of {len(column)} are null"

@@ -29,6 +29,7 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 
+from tasks.columns import offsets_of
 from tasks.errors import DataError, InputMissing, UsageError
 from tasks.files import sha256_of
 from tasks.needles import Needles
@@ -116,9 +117,7 @@ class Encoder(ABC):
         pieces = [encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]] for i in range(len(texts))]
         for index in guilty:
             pieces[index] = self._encode_around(texts[index])
-        offsets = np.zeros(len(texts) + 1, np.int64)
-        np.cumsum([len(piece) for piece in pieces], out=offsets[1:])
-        return Encoded(np.concatenate(pieces), offsets)
+        return Encoded(np.concatenate(pieces), offsets_of(list(map(len, pieces))))
 
     def holding(self, texts: Sequence[str]) -> list[int]:
         """Places of the texts that hold a string which a tokenizer matches as a whole."""
@@ -259,12 +258,6 @@ def _is_blank(piece: str) -> bool:
     return not piece.replace("▁", " ").strip()
 
 
-def offsets_of(lengths: Iterable[int], count: int) -> np.ndarray:
-    offsets = np.zeros(count + 1, np.int64)
-    np.cumsum(np.fromiter(lengths, np.int64, count), out=offsets[1:])
-    return offsets
-
-
 class SentencePieceEncoder(Encoder):
     """The reference for `.model` files, BPE and Unigram."""
 
@@ -325,7 +318,7 @@ class SentencePieceEncoder(Encoder):
     def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
         arrays = self._processor.encode_as_numpy(list(texts)) if texts else []
         ids = np.concatenate(arrays).astype(np.int32, copy=False) if arrays else np.empty(0, np.int32)
-        return Encoded(ids, offsets_of(map(len, arrays), len(arrays)))
+        return Encoded(ids, offsets_of(list(map(len, arrays))))
 
     def model(self) -> bytes:
         model: bytes = self._processor.serialized_model_proto()
@@ -397,7 +390,7 @@ class HuggingFaceEncoder(Encoder):
             counts = list(map(len, lists))
             np.add.at(lengths, owners, counts)
             arrays.append(np.fromiter(chain.from_iterable(lists), np.int32, sum(counts)))
-        return Encoded(np.concatenate(arrays), offsets_of(lengths, len(lengths)))
+        return Encoded(np.concatenate(arrays), offsets_of(lengths))
 
     def model(self) -> bytes:
         return str(self._tokenizer.to_str()).encode()

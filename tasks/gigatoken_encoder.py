@@ -25,7 +25,8 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tasks.encoders import Encoded, Encoder, SentencePieceEncoder, offsets_of
+from tasks.columns import offsets_of
+from tasks.encoders import Encoded, Encoder, SentencePieceEncoder
 
 # gigatoken keeps every word that it has seen: 40 MB for the first 25 MB of chats, 8 MB for each MB of random numbers.
 # A model that is loaded anew (0.04 to 0.3 s) begins without them.
@@ -95,9 +96,9 @@ class GigatokenEncoder(Encoder):
         if others:
             given = self.reference.encode([texts[place] for place in others])
             lengths[others] = own = np.diff(given.offsets)
-            ends = offsets_of(lengths, len(lengths))[others]
-            ids = np.insert(ids, np.repeat(ends - offsets_of(own, len(own))[:-1], own), given.ids)
-        return Encoded(ids, offsets_of(lengths, len(lengths)))
+            ends = offsets_of(lengths)[others]
+            ids = np.insert(ids, np.repeat(ends - offsets_of(own)[:-1], own), given.ids)
+        return Encoded(ids, offsets_of(lengths))
 
     def _encode_around(self, text: str) -> np.ndarray:
         return self.reference.encode([text]).ids
