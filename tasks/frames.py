@@ -2,7 +2,7 @@
 
     roles user, assistant ─Frames─▶ Frame   "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n"    not trained on
                                             "%s<|im_end|>"                                               trained on
-    contents "2+2?", "4"  ─Frame.fill─▶ the texts of this conversation
+    contents "2+2?", "4"  ──_filled───▶ the texts of this conversation
 
 A frame is written once, by the template itself, with gaps for the contents. Records that hold turns and nothing else
 are then read in columns, a block of them at a time: all roles, all contents, a frame for each record, and its texts
@@ -49,16 +49,6 @@ class Frame(NamedTuple):
     says: str  # what such a conversation says (conversations.said), %s for each content
     usual: bool  # whether the turns stand in the usual order
     turns: int  # messages other than system ones
-
-    def fill(self, contents: Sequence[str]) -> list[str]:
-        """The texts of the conversation that says `contents`."""
-        if self.strips:
-            contents = list(map(str.strip, contents))
-        return list(map(mod, self.texts, grouped(contents, self.gaps)))
-
-    def said(self, contents: Sequence[str]) -> str:
-        """What the conversation says (conversations.said)."""
-        return self.says % tuple(contents)
 
 
 class Framed(NamedTuple):
@@ -128,16 +118,9 @@ class Frames:
             frames = [frame for frame in map(self._by_roles.get, turns.roles) if frame]
             if len(frames) < len(turns.roles):
                 return None
-            contents = grouped(turns.contents, turns.counts)
-            said = list(map(str.encode, map(mod, map(_SAYS, frames), contents)))
+            return _filled(frames, turns.contents, turns.counts)
         except (TypeError, UnicodeEncodeError):  # a role that is no string, half of a surrogate pair
             return None
-        if sum(map(bytes.count, said, repeat(0))) > len(turns.contents):
-            return None
-        written = list(map(str.strip, turns.contents)) if frames[0].strips else turns.contents
-        gaps = list(chain.from_iterable(map(_GAPS, frames)))
-        texts = map(mod, chain.from_iterable(map(_PATTERNS, frames)), grouped(written, gaps))
-        return Framed(frames, contents, list(map(content_digest, said)), list(texts))
 
     def of_conversation(self, conversation: Conversation, trained: Sequence[bool]) -> Framed | None:
         """One conversation; None where what it says decides about more than its gaps."""
@@ -151,9 +134,7 @@ class Frames:
         if any_blank(contents):
             return None
         frame = self._frame(tuple([message.role for message in conversation.messages]), tuple(trained))
-        if frame is None:
-            return None
-        return Framed([frame], [tuple(contents)], [content_digest(frame.said(contents).encode())], frame.fill(contents))
+        return None if frame is None else _filled([frame], contents, [len(contents)])
 
     def _of_roles(self, roles: tuple[Any, ...]) -> Frame | None:
         """The frame of turns with these roles, as the record names them; None where there is none."""
@@ -207,3 +188,16 @@ class Frames:
 
 
 _PATTERNS, _GAPS, _SAYS = (itemgetter(Frame._fields.index(name)) for name in ("texts", "gaps", "says"))
+
+
+def _filled(frames: list[Frame], contents: list[str], counts: list[int]) -> Framed | None:
+    """Conversations with these frames, of which each has so many of the contents; None where one holds a NUL. Raises
+    UnicodeEncodeError."""
+    of_each = grouped(contents, counts)
+    said = list(map(str.encode, map(mod, map(_SAYS, frames), of_each)))
+    if sum(map(bytes.count, said, repeat(0))) > len(contents):
+        return None
+    written = list(map(str.strip, contents)) if frames[0].strips else contents
+    gaps = list(chain.from_iterable(map(_GAPS, frames)))
+    texts = map(mod, chain.from_iterable(map(_PATTERNS, frames)), grouped(written, gaps))
+    return Framed(frames, of_each, list(map(content_digest, said)), list(texts))
