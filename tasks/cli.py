@@ -46,25 +46,14 @@ ManifestArgument = Annotated[
         autocompletion=complete_manifest,
     ),
 ]
-OneManifest = Annotated[
-    Path,
-    typer.Argument(
-        metavar="MANIFEST",
-        show_default=False,
-        help="A manifest (file, name or key) or a corpus folder.",
-        autocompletion=complete_manifest,
-    ),
-]
-
-DamagedManifest = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Argument(
-        metavar="MANIFEST",
-        show_default=False,
-        help="A manifest (file, name or key) or a corpus folder.",
-        autocompletion=complete_manifest,
-    ),
-]
+_NAMED = typer.Argument(
+    metavar="MANIFEST",
+    show_default=False,
+    help="A manifest (file, name or key) or a corpus folder.",
+    autocompletion=complete_manifest,
+)
+OneManifest = Annotated[Path, _NAMED]
+DamagedManifest = Annotated[Optional[Path], _NAMED]  # noqa: UP045
 
 ConfigOption = Annotated[
     Optional[Path],  # noqa: UP045
