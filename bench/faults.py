@@ -114,6 +114,14 @@ def require(held: bool, promise: str) -> None:
 
 def check_struck(project: Project, root: Path, done: Done, killed: bool = False) -> None:
     """What must hold right after the fault, whoever it was that died; `killed`: one of the workers, perhaps."""
+    if done.returncode > 0:
+        errors = [line for line in done.stderr.splitlines() if " error: " in line]
+        require(len(errors) == 1 and "Traceback" not in done.stderr, f"not one message:\n{done.stderr}")
+    check_left(project, root, done, killed)
+
+
+def check_left(project: Project, root: Path, done: Done, killed: bool = False) -> None:
+    """What must hold of the files right after the fault."""
     found = files_of(root)
     harmed = sorted(name for name, content in project.before.items() if found.get(name) != content)
     require(not harmed, f"what was there before is not as it was: {harmed[:3]}")
@@ -125,8 +133,6 @@ def check_struck(project: Project, root: Path, done: Done, killed: bool = False)
     if done.returncode == 0:
         require(found.keys() >= project.after.keys(), "exit code 0, and no corpus")
     elif done.returncode > 0:
-        errors = [line for line in done.stderr.splitlines() if " error: " in line]
-        require(len(errors) == 1 and "Traceback" not in done.stderr, f"not one message:\n{done.stderr}")
         temporary = [name for name in found if name.endswith(".tmp")]
         require(killed or not temporary, "who was not killed left a temporary file")
 
@@ -303,6 +309,33 @@ def call_cases(name: str, project: Project) -> Iterator[Case]:
 # -- kills at random moments -----------------------------------------------------------------------------------------
 
 
+def interrupt_at_random(project: Project, moments: random.Random, took: float) -> Strike:
+    """Ctrl-C, or SIGTERM to the parent alone, in a run with two workers, and up to twice in the run that follows."""
+
+    def strike(root: Path) -> int:
+        came = 0
+        for _ in range(moments.randint(1, 3)):
+            process = start(root, words(workers=2))
+            time.sleep(moments.uniform(0.3, 1) * took)
+            with suppress(ProcessLookupError):
+                if moments.random() < 0.5:
+                    os.killpg(process.pid, signal.SIGINT)
+                else:
+                    process.terminate()
+            begin = time.perf_counter()
+            done = finish(process)
+            require(time.perf_counter() - begin < 4, "an interrupted run did not end at once")
+            if done.returncode > 0:  # or it ended before a signal was heard, or could be
+                errors = [line for line in done.stderr.splitlines() if re.match(r"E\d{3} ", line)]
+                interrupted = len(errors) == 1 and "Traceback" not in done.stderr and done.returncode == 75
+                require(interrupted, f"exit code {done.returncode}, and said:\n{done.stderr}")
+            check_left(project, root, done)
+            came += done.returncode != 0
+        return came
+
+    return strike
+
+
 def kill_at_random(project: Project, moments: random.Random, took: float, whole: bool) -> Strike:
     """Kill a run with two workers, or one of its processes, and up to twice the run that follows."""
 
@@ -415,6 +448,10 @@ def all_cases(folder: Path, seed: int) -> Iterator[Case]:
             moments = random.Random(f"{seed} {whole} {number}")
             row = f"two workers: {'all' if whole else 'one'} killed at random"
             yield Case(row, f"chain {number}", project, kill_at_random(project, moments, took, whole))
+    for number in range(200):
+        moments = random.Random(f"{seed} interrupt {number}")
+        row = "two workers: interrupted at random"
+        yield Case(row, f"chain {number}", project, interrupt_at_random(project, moments, took))
     sizes = [len(content) for name, content in project.after.items() if name not in project.before]
     # Below a page Python cannot start a worker, nor Luigi itself.
     for size in range(1 << 12, max(sizes), max(sizes) // 100):

@@ -6,7 +6,7 @@
 Importing this package registers the tasks. It is the only one that imports luigi.
 """
 
-from pipeline import exits, settings
+from pipeline import exits, settings, signals
 from pipeline.graph import PackCorpus, PlanPacking, TokenizePart, TrainAdapter, TrainTokenizer, WriteShard
 
 __all__ = ["PackCorpus", "PlanPacking", "TokenizePart", "TrainAdapter", "TrainTokenizer", "WriteShard"]
@@ -14,3 +14,4 @@ __all__ = ["PackCorpus", "PlanPacking", "TokenizePart", "TrainAdapter", "TrainTo
 settings.apply()
 exits.use_own_exit_codes()
 exits.tell_unknown_options()
+signals.follow_forks()

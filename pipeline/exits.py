@@ -1,25 +1,22 @@
-"""How a run ends: the exit code of what went wrong, one message for it and no traceback, and what a signal does.
+"""How a run ends: the exit code of what went wrong, one message for it and no traceback.
 
 PackError in a task ─reporting─▶ one message, its exit code ─▶ kept in the counters ─▶ what luigi exits with
 what Luigi raises at a command line that it cannot read ─▶ the same, as E101
-Ctrl-C, SIGTERM ─▶ children leave at once and in silence; the parent says what happened and waits for them
+Ctrl-C, SIGTERM ─signals─▶ KeyboardInterrupt, in the parent alone ─▶ one message, when all children have left
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
-import multiprocessing
 import os
 import re
-import signal
 import sys
-import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, NoReturn
 from zlib import crc32
 
@@ -30,20 +27,16 @@ from luigi.cmdline_parser import CmdlineParser
 from luigi.parameter import ParameterException
 from luigi.task_register import TaskClassException
 
-from pipeline import counters, display
+from pipeline import counters, display, signals
 from tasks.errors import Interrupted, PackError, StorageError, UsageError
 from tasks.messages import DEBUG, foreseen, is_on, told
-
-# Seconds for a child to remove what it had half-written.
-_PATIENCE = 5.0
 
 _told: set[str] = set()
 
 
 def begin() -> None:
-    """Forget an earlier run of this process, and take SIGTERM for a Ctrl-C: children are to be ended, too."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """Forget an earlier run of this process."""
+    signals.begin()
     _told.clear()
 
 
@@ -89,44 +82,6 @@ def use_own_exit_codes() -> None:
         setattr(codes, name, _ExitCode(getattr(codes, name)))
 
 
-# Signals
-
-
-_STOP = (signal.SIGINT, signal.SIGTERM)
-
-
-def _leave(number: int, frame: FrameType | None) -> None:
-    for other in _STOP:
-        signal.signal(other, lambda *_: None)
-    raise SystemExit(128 + number)
-
-
-def _in_child() -> None:
-    """Ctrl-C reaches every process of a terminal, and Luigi ends its children by SIGTERM. A child leaves without a
-    word, wherever it is, and removes what it had half-written; the parent says what happened."""
-    for number in _STOP:
-        signal.signal(number, _leave)
-
-
-os.register_at_fork(after_in_child=_in_child)
-
-
-def _on_unraisable(found: sys.UnraisableHookArgs) -> None:
-    """Python drops what is raised in some places (a hook of fork, a destructor). An interrupt comes again after it."""
-    if not issubclass(found.exc_type, (KeyboardInterrupt, SystemExit)):
-        sys.__unraisablehook__(found)
-        return
-
-    def again(number: int, frame: FrameType | None) -> None:
-        raise found.exc_type
-
-    signal.signal(signal.SIGALRM, again)
-    signal.setitimer(signal.ITIMER_REAL, 0.05)
-
-
-sys.unraisablehook = _on_unraisable
-
-
 # Mistakes on the command line of Luigi, and what else would be a traceback
 
 
@@ -134,12 +89,7 @@ def _on_uncaught(kind: type[BaseException], error: BaseException, trace: Traceba
     display.stop()
     if issubclass(kind, KeyboardInterrupt):
         tell(Interrupted("interrupted", "interrupted; the same command goes on from here"))
-        children = multiprocessing.active_children()
-        for child in children:  # also one that was forked when the terminal had told the others already
-            child.terminate()
-        for child in children:
-            child.join(_PATIENCE)
-            child.kill()
+        signals.end_children()
         os._exit(Interrupted.exit_code)
     elif is_on(DEBUG) or not isinstance(error, Exception):
         sys.__excepthook__(kind, error, trace)

@@ -214,6 +214,7 @@ class TrainAdapter(_Sized):
     options = luigi.OptionalParameter(default="", description="Settings over these, such as '--max-steps 10'.")
 
     resources = {"gpu": 1}  # noqa: RUF012 - as luigi.Task has it
+    may_be_killed = False  # it waits until the training has saved what it has
 
     def requires(self) -> luigi.Task:
         return self.clone_to(PackCorpus, sequence_length=self.sequence_length)

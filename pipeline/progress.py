@@ -18,7 +18,7 @@ from typing import Any
 import luigi
 import luigi.interface
 
-from pipeline import counters, display, exits
+from pipeline import counters, display, exits, signals
 from tasks.corpus_files import report_beside
 from tasks.encoders import Encoder
 from tasks.errors import Busy
@@ -56,8 +56,11 @@ def stage(task: luigi.Task) -> Iterator[None]:
     counters.restart(task.task_id)
     start, cpu = time.perf_counter(), time.process_time()
     counters.put(task.task_id, cpu_before=cpu)
-    with exits.reporting():
-        yield
+    try:
+        with exits.reporting():
+            yield
+    finally:
+        signals.work_ended()
     counters.put(
         task.task_id,
         seconds=time.perf_counter() - start,
