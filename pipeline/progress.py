@@ -23,11 +23,11 @@ from tasks.corpus_files import report_beside
 from tasks.encoders import Encoder
 from tasks.errors import Busy
 from tasks.manifest import Manifest, load_manifest
+from tasks.mixture_table import mixture_table
 from tasks.parity import Verdict
 from tasks.printable import aligned, counted
 from tasks.recipe import Recipe
 from tasks.rejects import first_of_each
-from tasks.show import mixture_table
 
 # Share of the tokens that may go, by a policy that the user chose, without a word.
 NOTEWORTHY = 0.05

@@ -14,9 +14,9 @@ from typing import Any
 import yaml
 
 from tasks.manifest import Manifest, SourceFacts
+from tasks.mixture_table import mixture_table
 from tasks.printable import counted, printable
 from tasks.recipe import ANEW
-from tasks.show import mixture_table
 
 CARD = "README.md"
 

@@ -281,25 +281,30 @@ class SentencePieceEncoder(Encoder):
             ) from None
         if not model.pieces or not model.HasField("trainer_spec"):
             raise DataError("bad_tokenizer", f"{path}: is not a SentencePiece model, or is cut short")
+        # Lists: there are tens of thousands of pieces, and each look at one through protobuf takes as long as ten here.
         types = proto.ModelProto.SentencePiece
+        control, by_user, byte = types.CONTROL, types.USER_DEFINED, types.BYTE
+        kinds = [piece.type for piece in model.pieces]
+        self._pieces = [piece.piece for piece in model.pieces]
         self.controls = {}
-        self.has_unused = any(piece.type == types.UNUSED for piece in model.pieces)
-        for token, piece in enumerate(model.pieces):
+        self.has_unused = types.UNUSED in kinds
+        for token, (piece, kind) in enumerate(zip(self._pieces, kinds, strict=True)):
             # Neither is ever content, even where the model has it as an ordinary piece.
-            named_here = piece.piece in (eos_token, pad_token)
-            user_defined = piece.type == types.USER_DEFINED and not _is_blank(piece.piece)
-            if piece.type == types.CONTROL or user_defined or named_here:
-                self.controls[piece.piece] = token
-                piece.type = types.CONTROL  # a control piece is never matched in text
-        self.blanks = frozenset(piece.piece for piece in model.pieces if piece.type == types.USER_DEFINED)
-        self._byte_pieces = {t: int(p.piece[3:5], 16) for t, p in enumerate(model.pieces) if p.type == types.BYTE}
+            named_here = piece in (eos_token, pad_token)
+            user_defined = kind == by_user and not _is_blank(piece)
+            if kind == control or user_defined or named_here:
+                self.controls[piece] = token
+                # A control piece is never matched in text.
+                kinds[token] = model.pieces[token].type = control
+        named_kinds = list(zip(self._pieces, kinds, strict=True))
+        self.blanks = frozenset(piece for piece, kind in named_kinds if kind == by_user)
+        self._byte_pieces = {t: int(p[3:5], 16) for t, (p, kind) in enumerate(named_kinds) if kind == byte}
         self.every_byte = len(self._byte_pieces) == 256
         # SentencePiece allows no NUL in a piece; so what stands on both sides of one has nothing to do with each other.
         looks_around = model.normalizer_spec.precompiled_charsmap or model.normalizer_spec.remove_extra_whitespaces
         nul = next((token for token, byte in self._byte_pieces.items() if not byte), None)
         self.nul_id = None if looks_around else nul
         model.normalizer_spec.add_dummy_prefix = False
-        self._pieces = [piece.piece for piece in model.pieces]
         try:
             self._processor = SentencePieceProcessor(model_proto=model.SerializeToString())
         except RuntimeError as error:

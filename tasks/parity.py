@@ -26,7 +26,8 @@ from tasks.errors import PackError, Reject, UsageError
 from tasks.fields import shown
 from tasks.files import read_json, to_json, write_bytes
 from tasks.frames import Frames
-from tasks.gigatoken_encoder import GigatokenEncoder, Unsupported
+from tasks.gigatoken_encoder import GigatokenEncoder
+from tasks.gigatoken_models import Unsupported
 from tasks.keys import key_of
 from tasks.recipe import Recipe
 from tasks.segments import segments_of

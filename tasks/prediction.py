@@ -33,7 +33,8 @@ from tasks.encoders import Encoder
 from tasks.errors import Reject
 from tasks.filters import filter_conversations
 from tasks.frames import Frames
-from tasks.gigatoken_encoder import GigatokenEncoder, Unsupported
+from tasks.gigatoken_encoder import GigatokenEncoder
+from tasks.gigatoken_models import Unsupported
 from tasks.jinja_templates import JinjaTemplate
 from tasks.keys import Layout
 from tasks.manifest import MixtureFacts

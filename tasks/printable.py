@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+
 # Marks that frame what is shown. In the data they are escaped, so that no text can pass for a mark.
 TRAINED = "⟦⟧"
 CONTROL = "▐▌"
@@ -44,3 +47,12 @@ def aligned(table: list[list[str]]) -> list[str]:
         )
         for line in table
     ]
+
+
+def common_folder(paths: Sequence[str]) -> str:
+    """The folder that all paths share, with a slash at its end; "" where there is none."""
+    folders = [os.path.dirname(path) for path in paths]
+    if len(paths) < 2 or len({os.path.isabs(path) for path in paths}) > 1:
+        return ""
+    common = os.path.commonpath(folders) if all(folders) else ""
+    return f"{common.rstrip('/')}/" if common else ""

@@ -25,12 +25,12 @@ from tasks.corpus_files import find_listed, reading, report_beside
 from tasks.errors import DataError, PartMissing
 from tasks.files import write_bytes
 from tasks.manifest import Manifest, MixtureFacts, SourceFacts, corpus_folder, load_manifest
-from tasks.printable import counted, printable
+from tasks.mixture_table import mixture_table
+from tasks.printable import common_folder, counted, printable
 from tasks.recipe import ANEW
 from tasks.report_figures import Figures, read_figures
 from tasks.report_rows import HUES, samples
-from tasks.show import BATCH_ROWS, FEW_STEPS, LOST, NOTICED, TRAINED_TURNS, mixture_table
-from tasks.tables import common_folder
+from tasks.show import BATCH_ROWS, FEW_STEPS, LOST, NOTICED, TRAINED_TURNS
 
 MOST_BYTES = 500_000
 ROWS = 20

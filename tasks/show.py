@@ -16,8 +16,9 @@ from rich.text import Text
 
 from tasks.errors import InputMissing
 from tasks.manifest import Manifest, MixtureFacts, SourceFacts, corpus_folder, load_manifest
-from tasks.printable import counted, printable
-from tasks.tables import common_folder, grid, heading, in_bytes, indented, single, whole
+from tasks.mixture_table import mixture_table
+from tasks.printable import common_folder, counted, printable
+from tasks.tables import grid, heading, in_bytes, indented, single, whole
 
 SHOWN_SOURCES = 30
 BATCH_ROWS = (8, 32, 64)
@@ -123,22 +124,6 @@ def _print_sources(manifest: Manifest, console: Console) -> None:
     if rest := sources[SHOWN_SOURCES:]:
         add(Text(f"… {len(rest):,} more"), "", _counts(rest))
     indented(console, table)
-
-
-def mixture_table(mixture: Sequence[MixtureFacts], weighting: object) -> list[list[str]]:
-    """What each entry of `sources` gives to a pass over the training split: a head and a line for each, as text.
-
-    Empty where every conversation is packed once.
-    """
-    if weighting != "token_share" and all(m.weight == 1 and not m.limit for m in mixture):
-        return []
-    head = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]
-    folder, lines = common_folder([m.path for m in mixture]), []
-    for m in mixture:
-        given = [printable(m.path.removeprefix(folder)), f"{m.weight:g}", f"{m.limit:,}" if m.limit else ""]
-        counts = [f"{m.conversations:,}", f"{m.copies:,}", f"{m.tokens:,}", f"{m.tokens_percent:.1f}"]
-        lines.append([*given, *counts, f"{m.trained_tokens:,}", f"{m.trained_tokens_percent:.1f}"])
-    return [head, *lines]
 
 
 def print_mixture(mixture: Sequence[MixtureFacts], weighting: object, console: Console) -> None:

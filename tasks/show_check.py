@@ -17,10 +17,10 @@ from rich.text import Text
 from tasks.codes import CODES
 from tasks.marks import Run, print_conversation_head, print_hanging, print_legend, runs_of, text_of
 from tasks.prediction import Prediction, Shown, about, in_a_row, steps
-from tasks.printable import counted, printable
+from tasks.printable import common_folder, counted, printable
 from tasks.shards import IGNORED
 from tasks.show import BATCH_ROWS, FEW_STEPS, NOTICED, SHOWN_SOURCES, TRAINED_TURNS, print_mixture
-from tasks.tables import common_folder, grid, heading, in_bytes, indented, single
+from tasks.tables import grid, heading, in_bytes, indented, single
 
 SHOWN_CONVERSATIONS = 12
 # Of a longer run of text its begin and its end are shown, in tokens; and of more runs the first and the last.

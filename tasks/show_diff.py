@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.diff import Change, Difference, Moved
-from tasks.printable import counted, printable
-from tasks.tables import common_folder, grid, heading, indented, whole
+from tasks.printable import common_folder, counted, printable
+from tasks.tables import grid, heading, indented, whole
 
 SHOWN = 20  # conversations, settings or figures
 CUT = 72  # characters of a value or text

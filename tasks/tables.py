@@ -6,7 +6,6 @@ columns ─grid─▶ Table ─indented─▶ console, without trailing spaces w
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
 from rich.console import Console
 from rich.padding import Padding
@@ -75,12 +74,3 @@ def in_bytes(count: int) -> str:
         value /= 1000
         units.pop(0)
     return f"{value:,.1f} {units[0]}" if value < 100 and units[0] != "B" else f"{value:,.0f} {units[0]}"
-
-
-def common_folder(paths: Sequence[str]) -> str:
-    """The folder that all paths share, with a slash at its end; "" where there is none."""
-    folders = [os.path.dirname(path) for path in paths]
-    if len(paths) < 2 or len({os.path.isabs(path) for path in paths}) > 1:
-        return ""
-    common = os.path.commonpath(folders) if all(folders) else ""
-    return f"{common.rstrip('/')}/" if common else ""

@@ -1,0 +1,105 @@
+"""A SentencePiece model as the tokenizer.json that gigatoken reads.
+
+gigatoken has a reading of its own, `Tokenizer.from_sentencepiece`, which parses the model byte by byte in Python: 0.22
+s for 32,768 pieces, of a run of 1.6. Ours gives the same JSON in less than half the time; a test compares the two.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import orjson
+
+
+class Unsupported(Exception):
+    """gigatoken cannot stand in for this tokenizer; the message says why."""
+
+
+def json_of_sentencepiece(model: bytes, added: Sequence[str] = ()) -> bytes:
+    """tokenizer.json of a BPE model with byte fallback; `added` are control tokens behind its own.
+
+    Raises Unsupported for a model that such a file cannot describe.
+    """
+    from sentencepiece import sentencepiece_model_pb2 as proto
+
+    read = proto.ModelProto.FromString(model)
+    trainer, normalizer, types = read.trainer_spec, read.normalizer_spec, proto.ModelProto.SentencePiece
+    refused = {
+        "it is not BPE": trainer.model_type != trainer.BPE,
+        "it has no byte fallback": not trainer.byte_fallback,
+        "it keeps white space as it is": not normalizer.escape_whitespaces,
+        "it ends words with white space": trainer.treat_whitespace_as_suffix,
+    }
+    for why in (why for why, applies in refused.items() if applies):
+        raise Unsupported(f"gigatoken cannot read the model: {why}")
+    pieces = [(piece.piece, piece.score, piece.type) for piece in read.pieces]
+    pieces += [(piece, 0.0, types.CONTROL) for piece in added]
+    return orjson.dumps(
+        {
+            "version": "1.0",
+            "truncation": None,
+            "padding": None,
+            "added_tokens": [
+                {
+                    "id": number, "content": piece, "single_word": False, "lstrip": False, "rstrip": False,
+                    "normalized": False, "special": kind == types.CONTROL,
+                }
+                for number, (piece, _, kind) in enumerate(pieces)
+                if kind in (types.CONTROL, types.USER_DEFINED)
+            ],
+            "normalizer": {"type": "Sequence", "normalizers": _normalizers(normalizer)},
+            "pre_tokenizer": None,
+            "post_processor": None,
+            "decoder": None,
+            "model": {
+                "type": "BPE",
+                "dropout": None,
+                "unk_token": trainer.unk_piece,
+                "continuing_subword_prefix": None,
+                "end_of_word_suffix": None,
+                "fuse_unk": True,
+                "byte_fallback": True,
+                "ignore_merges": False,
+                "vocab": {piece: number for number, (piece, _, _) in enumerate(pieces)},
+                "merges": _merges({piece: score for piece, score, _ in pieces}),
+            },
+        }
+    )  # fmt: skip
+
+
+def _normalizers(spec: Any) -> list[dict[str, Any]]:
+    """What SentencePiece does to a text before it cuts it."""
+    steps: list[dict[str, Any]] = []
+    if spec.precompiled_charsmap:
+        charsmap = base64.b64encode(spec.precompiled_charsmap).decode("ascii")
+        steps.append({"type": "Precompiled", "precompiled_charsmap": charsmap})
+    if spec.remove_extra_whitespaces:
+        steps.append({"type": "Strip", "strip_left": True, "strip_right": True})
+        steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    if spec.add_dummy_prefix:
+        steps.append({"type": "Prepend", "prepend": "▁"})
+    return [*steps, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
+
+
+def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
+    """Pairs of pieces that make a piece, in the order in which they are merged; `scores` are of all pieces.
+
+    SentencePiece merges the pair whose piece has the highest score. tokenizer.json has pairs by rank, so each way to
+    cut a piece in two is a pair: by score, and where that is equal by the longer left and the longer right half.
+    """
+    merges: list[tuple[str, str]] = []
+    for _, equal in groupby(sorted(scores, key=scores.__getitem__, reverse=True), key=scores.__getitem__):
+        pieces = list(equal)
+        pairs = [
+            (left, right)
+            for piece in pieces
+            for cut in range(len(piece) - 1, 0, -1)
+            if (right := piece[cut:]) in scores and (left := piece[:cut]) in scores
+        ]
+        if len(pieces) > 1:
+            pairs.sort(key=lambda pair: (len(pair[0]), len(pair[1])), reverse=True)
+        merges += pairs
+    return merges
