@@ -249,6 +249,23 @@ def write_and_lose(path: Path) -> None:
         os.truncate(temporary, 1)
 
 
+@pytest.mark.parametrize("can_ask", [True, False])
+def test_the_disk_is_asked_to_begin_while_a_file_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_ask: bool
+) -> None:
+    """Each byte once, so that those which are on the disk already stay in memory."""
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(files, "ASKED_AFTER", 1000)
+    monkeypatch.delattr(os, "posix_fadvise", raising=False)
+    if can_ask:
+        monkeypatch.setattr(os, "posix_fadvise", lambda _, begin, size, __: asked.append((begin, size)), raising=False)
+    with atomic_file(tmp_path / "file") as out:
+        for size in (400, 700, 1, 998, 1, 5000, 3):
+            out.write(b"x" * size)
+    assert (tmp_path / "file").stat().st_size == 7103
+    assert asked == ([(0, 1100), (1100, 1000), (2100, 5000)] if can_ask else [])
+
+
 def test_bytes_that_a_disk_took_and_lost(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_bytes(path, b"old")
