@@ -108,9 +108,14 @@ class TokenizePart(_Step):
         return luigi.LocalTarget(self.recipe.layout.token_receipt(self._key))
 
     @property
-    def priority(self) -> int:
-        """The largest first, about, so that no worker is left with one of them when the others have ended."""
+    def size(self) -> int:
+        """Bytes of plain text, about."""
         return round(size_of(self.recipe.parts[self.part], self.recipe.parts))
+
+    @property
+    def priority(self) -> int:
+        """The largest first, so that no worker is left with one of them when the others have ended."""
+        return self.size
 
     def complete(self) -> bool:
         recipe = self.recipe

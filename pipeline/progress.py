@@ -196,7 +196,7 @@ def _on_discovered(task: luigi.Task, dependency: luigi.Task) -> None:
         counters.put(copies=dependency.recipe.copies)
         display.start(dependency.recipe.config.name, luigi.interface.core().workers)
     if kind in counters.STAGES and counters.know(dependency.task_id, kind) and kind == "TokenizePart":
-        counters.put(dependency.task_id, size=dependency.priority)
+        counters.put(dependency.task_id, size=dependency.size)
 
 
 @luigi.Task.event_handler(luigi.Event.DEPENDENCY_PRESENT)

@@ -164,7 +164,9 @@ class Encoder(ABC):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of the ids, control tokens as their strings. Bytes that are no UTF-8 show as U+FFFD."""
-        return b"".join(self.token_bytes(int(token)) for token in ids).decode("utf-8", "replace")
+        ids = list(map(int, ids))
+        found = {token: self.token_bytes(token) for token in set(ids)}
+        return b"".join(map(found.__getitem__, ids)).decode("utf-8", "replace")
 
     def with_leading_space(self, text: str) -> str:
         """The text with the space in front that the tokenizer itself would put there."""

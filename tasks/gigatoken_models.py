@@ -28,13 +28,13 @@ def json_of_sentencepiece(model: bytes, added: Sequence[str] = ()) -> bytes:
     read = proto.ModelProto.FromString(model)
     trainer, normalizer, types = read.trainer_spec, read.normalizer_spec, proto.ModelProto.SentencePiece
     refused = {
-        "it is not BPE": trainer.model_type != trainer.BPE,
-        "it has no byte fallback": not trainer.byte_fallback,
-        "it keeps white space as it is": not normalizer.escape_whitespaces,
-        "it ends words with white space": trainer.treat_whitespace_as_suffix,
+        "the model is not BPE": trainer.model_type != trainer.BPE,
+        "the model has no byte fallback": not trainer.byte_fallback,
+        "the model keeps white space as it is": not normalizer.escape_whitespaces,
+        "the model ends words with white space": trainer.treat_whitespace_as_suffix,
     }
     for why in (why for why, applies in refused.items() if applies):
-        raise Unsupported(f"gigatoken cannot read the model: {why}")
+        raise Unsupported(why)
     pieces = [(piece.piece, piece.score, piece.type) for piece in read.pieces]
     pieces += [(piece, 0.0, types.CONTROL) for piece in added]
     return orjson.dumps(

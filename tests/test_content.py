@@ -4,7 +4,8 @@
         └─▶ the same conversations, saying x in every field ──────────────────────────────────▶ rows
 
 The control tokens of a row are those of the row that says x, at the places of the template's spans; labels are those
-of the spans; and the text comes back. `make fuzz` runs 10,000 conversations for each tokenizer and template.
+of the spans; and the text comes back. There are at least 10,000 conversations for each tokenizer and for each template;
+`make fuzz` runs as many for each of the two together.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ JINJA = {
 }
 TEMPLATES = (*BUILT_IN, *JINJA)
 BATCH = 25
+EXAMPLES = 50  # batches, for each tokenizer with each template: 8 tokenizers and 13 templates
 
 
 @cache
@@ -147,7 +149,7 @@ def check_batch(kind: str, name: str, seed: int, count: int = BATCH) -> int:
     harmless = [make(random.Random(forms[row.record]), repeat("x")) for row in rows]
     plain, _ = tokenize(harmless, encoder, template, train_on, format)
     assert len(plain) == len(rows)
-    known = sorted(set(encoder.controls.values()) - {encoder.unk_id})
+    known = set(encoder.controls.values()) - {encoder.unk_id}
     for row, other in zip(rows, plain, strict=True):
         record = given_records[row.record]
         said = read_record(record, format)
@@ -174,10 +176,10 @@ def check_batch(kind: str, name: str, seed: int, count: int = BATCH) -> int:
 def test_what_is_said_is_never_a_control_token_and_comes_back(kind: str, name: str) -> None:
     packed = []
 
-    @settings(max_examples=2, deadline=None, database=None)
+    @settings(max_examples=EXAMPLES, deadline=None, database=None)
     @given(st.integers(0, 1 << 64))
     def check(seed: int) -> None:
-        packed.append(check_batch(kind, name, seed, 10))
+        packed.append(check_batch(kind, name, seed))
 
     check()
-    assert sum(packed) > 5 * len(packed)
+    assert sum(packed) > BATCH * len(packed) // 2

@@ -188,7 +188,7 @@ def test_a_child_that_is_forked_after_encoding_encodes_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [("sp_unigram", "it is not BPE"), ("hf_unigram", "not every byte has a token")]
+    ("kind", "why"), [("sp_unigram", "the model is not BPE"), ("hf_unigram", "not every byte has a token")]
 )
 def test_other_kinds_are_left_to_the_reference(kind: str, why: str) -> None:
     with pytest.raises(Unsupported, match=why):

@@ -67,10 +67,10 @@ def test_added_tokens_stand_behind_its_own() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"model_type": proto.TrainerSpec.UNIGRAM}, "it is not BPE"),
-        ({"byte_fallback": False}, "it has no byte fallback"),
-        ({"treat_whitespace_as_suffix": True}, "it ends words with white space"),
-        ({"normalizer": proto.NormalizerSpec(escape_whitespaces=False)}, "it keeps white space as it is"),
+        ({"model_type": proto.TrainerSpec.UNIGRAM}, "the model is not BPE"),
+        ({"byte_fallback": False}, "the model has no byte fallback"),
+        ({"treat_whitespace_as_suffix": True}, "the model ends words with white space"),
+        ({"normalizer": proto.NormalizerSpec(escape_whitespaces=False)}, "the model keeps white space as it is"),
     ],
 )
 def test_what_gigatoken_would_refuse_is_refused(change: dict[str, Any], why: str) -> None:

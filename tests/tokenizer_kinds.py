@@ -15,6 +15,7 @@ import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -425,23 +426,29 @@ def written(spans: Sequence[Span], encoder: Encoder) -> tuple[bytes, list[bool],
     return content, trained, controls
 
 
+@functools.cache
+def bytes_of_tokens(encoder: Encoder) -> list[bytes]:
+    return [encoder.token_bytes(token) for token in range(encoder.vocab_size)]
+
+
 def check_row(row: Row, spans: Sequence[Span], encoder: Encoder) -> None:
     """The row holds what the spans say, its labels are theirs, and its control tokens are theirs, place by place."""
     content, trained, controls = written(spans, encoder)
-    pieces = [encoder.token_bytes(int(number)) for number in row.ids]
+    ids, table = row.ids.tolist(), bytes_of_tokens(encoder)
+    pieces = [table[number] for number in ids]
+    lengths = list(map(len, pieces))
     known = set(encoder.controls.values()) - {encoder.unk_id}
-    starts = np.cumsum([0, *map(len, pieces)]).tolist()
-    found = [(starts[i], int(number)) for i, number in enumerate(row.ids) if int(number) in known]
+    found = [(start, number) for start, number in zip(accumulate([0, *lengths]), ids, strict=False) if number in known]
     if row.separator:
         controls = [*controls, (len(content), encoder.eos_id)]
         # What ends a conversation is trained where the last thing said before it is; white space says nothing.
         said = [span for span in spans if span.token != TEXT or span.text.strip()]
-        trained = [*trained, *[said[-1].trained] * len(pieces[-1])]
+        trained += [said[-1].trained] * lengths[-1]
         content += pieces[-1]
     assert found == controls
     assert b"".join(pieces) == content
-    trained[: len(pieces[0])] = [False] * len(pieces[0])
-    assert [bool(flag) for flag, piece in zip(row.trained, pieces, strict=True) for _ in piece] == trained
+    trained[: lengths[0]] = [False] * lengths[0]
+    assert np.repeat(row.trained, lengths).tolist() == trained
     assert row.trained_count == int(row.trained.sum())
 
 
