@@ -39,7 +39,9 @@ _status_at = 0.0
 
 
 def begin() -> None:
-    """A run begins: forget an earlier one of this process."""
+    """A run begins: forget an earlier one of this process. A task that asks whether a corpus is there begins none."""
+    if signals.in_task():
+        return
     display.stop()
     display.begin()
     exits.begin()
@@ -56,11 +58,8 @@ def stage(task: luigi.Task) -> Iterator[None]:
     counters.restart(task.task_id)
     start, cpu = time.perf_counter(), time.process_time()
     counters.put(task.task_id, cpu_before=cpu)
-    try:
-        with exits.reporting():
-            yield
-    finally:
-        signals.work_ended()
+    with exits.reporting():
+        yield
     counters.put(
         task.task_id,
         seconds=time.perf_counter() - start,

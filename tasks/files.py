@@ -14,7 +14,7 @@ import fcntl
 import glob
 import hashlib
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -53,7 +53,8 @@ class HashingWriter:
         return view.nbytes
 
     def _ask(self) -> None:
-        if hasattr(os, "posix_fadvise"):  # what is not yet on the disk is begun to be written, and stays in memory
+        # What is not yet on the disk is begun to be written, and stays in memory. Not every system takes advice.
+        with suppress(AttributeError, OSError):
             os.posix_fadvise(self._file.fileno(), self._asked, self.size - self._asked, os.POSIX_FADV_DONTNEED)
         self._asked = self.size
 
@@ -70,10 +71,11 @@ def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter
     with _refusing(path):
         make_folder(path.parent)
         _remove_abandoned(path)
-        handle, temporary = _locked_temporary(path)
+        # Its name is known before it is there: an interrupt may come the moment that it is.
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
-            with os.fdopen(handle, "wb") as file:
-                writer = HashingWriter(file, algorithm)
+            with _open_locked(temporary) as file:
+                writer, handle = HashingWriter(file, algorithm), file.fileno()
                 yield writer
                 file.flush()
                 arrived = os.fstat(handle).st_size
@@ -105,19 +107,18 @@ def make_folder(folder: Path) -> None:
         sync_folder(folder.parent)
 
 
-def _locked_temporary(path: Path) -> tuple[int, str]:
-    """A new file beside `path`, open and locked. One that was cleaned up before it was locked is not kept."""
+def _open_locked(temporary: Path) -> IO[bytes]:
+    """A new file, locked. One that another writer took for abandoned before it was locked is made again."""
     while True:
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        file = temporary.open("xb")
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:
+                return file
         except BaseException:
-            os.close(handle)
-            os.unlink(name)
+            file.close()
             raise
-        if os.fstat(handle).st_nlink:
-            return handle, name
-        os.close(handle)
+        file.close()
 
 
 _locks: dict[Path, IO[bytes]] = {}

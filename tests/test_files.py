@@ -178,17 +178,16 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_a_temporary_file_that_is_taken_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, mkstemp = tmp_path / "file", tempfile.mkstemp
+    path, flock = tmp_path / "file", fcntl.flock
     left = [1, 1]
 
-    def and_another_cleans_up(**options: Any) -> tuple[int, str]:
-        made = mkstemp(**options)
-        if left:
+    def after_another_cleans_up(file: Any, how: int) -> None:
+        if how == fcntl.LOCK_EX and left:
             left.pop()
             files._remove_abandoned(path)
-        return made
+        flock(file, how)
 
-    monkeypatch.setattr(tempfile, "mkstemp", and_another_cleans_up)
+    monkeypatch.setattr(fcntl, "flock", after_another_cleans_up)
     before = os.listdir("/proc/self/fd")
     write_bytes(path, b"new")
     assert len(os.listdir("/proc/self/fd")) == len(before)
@@ -249,6 +248,24 @@ def write_and_lose(path: Path) -> None:
         os.truncate(temporary, 1)
 
 
+def test_an_interrupt_the_moment_that_a_temporary_file_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def and_interrupt(path: Path, *how: Any) -> Any:
+        file = opened(path, *how)
+        if path.suffix == ".tmp":
+            file.close()
+            raise KeyboardInterrupt
+        return file
+
+    monkeypatch.setattr(Path, "open", and_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        write_bytes(tmp_path / "file", b"")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("can_ask", [True, False])
 def test_the_disk_is_asked_to_begin_while_a_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_ask: bool
@@ -264,6 +281,15 @@ def test_the_disk_is_asked_to_begin_while_a_file_is_written(
             out.write(b"x" * size)
     assert (tmp_path / "file").stat().st_size == 7103
     assert asked == ([(0, 1100), (1100, 1000), (2100, 5000)] if can_ask else [])
+
+
+def test_a_disk_that_takes_no_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    monkeypatch.setattr(files, "ASKED_AFTER", 1)
+    monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
+    assert write_bytes(tmp_path / "file", b"new")["bytes"] == 3
 
 
 def test_bytes_that_a_disk_took_and_lost(tmp_path: Path) -> None:
