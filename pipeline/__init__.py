@@ -6,6 +6,9 @@
 Importing this package registers the tasks. It is the only one that imports luigi.
 """
 
+from tasks import loading  # noqa: F401 - before all else
+
+# isort: split
 from pipeline import exits, settings, signals
 from pipeline.graph import PackCorpus, PlanPacking, TokenizePart, TrainAdapter, TrainTokenizer, WriteShard
 

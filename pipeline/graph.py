@@ -20,7 +20,7 @@ from typing import Any
 
 import luigi
 
-from pipeline import counters, exits, progress, training
+from pipeline import counters, exits, progress, settings, training
 from pipeline.estimate import size_of
 from tasks import corpus, parity
 from tasks.config import load_config
@@ -203,6 +203,7 @@ class PackCorpus(_Sized):
             _resolved.cache_clear()
             progress.begin()
         with exits.reporting():
+            settings.check_workers()
             return corpus.is_published(self.recipe)
 
     def work(self) -> None:

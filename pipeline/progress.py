@@ -176,11 +176,15 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         display.say(f"dropped by filters, limits and weights: {', '.join(further)}")
     for line in aligned(mixture_table(manifest.mixture, manifest.config.get("weighting"))):
         display.say(line)
-    lost = {"dropped": tokens.dropped * (not further), "cut off": tokens.truncated}
+    lost = {
+        "dropped, of conversations longer than a row": tokens.dropped * (not further),
+        "cut off, of conversations longer than a row": tokens.truncated,
+        "of conversations that were rejected": tokens.rejected,
+    }
     for how, count in lost.items():
-        if count > NOTEWORTHY * tokens.encoded:
-            share = 100 * count / tokens.encoded
-            display.say(f"note: {share:.1f} % of all tokens were {how}, of conversations longer than a row")
+        share = count / max(1, tokens.encoded + tokens.rejected)
+        if share > NOTEWORTHY:
+            display.say(f"note: {100 * share:.1f} % of all tokens were {how}")
     print(path, flush=True)
 
 

@@ -11,6 +11,9 @@ from configparser import ConfigParser
 from pathlib import Path
 
 from luigi.configuration import get_config
+from luigi.interface import core
+
+from tasks.errors import UsageError
 
 OURS = Path(__file__).resolve().parent.parent / "luigi.cfg"
 CENTRAL = ("scheduler_host", "scheduler_url", "default_scheduler_host", "default_scheduler_url")
@@ -29,3 +32,10 @@ def apply() -> None:
         for option, value in ours[section].items():
             if not theirs.has_option(section, option) and not (central and option == "local_scheduler"):
                 theirs.set(section, option, value)
+
+
+def check_workers() -> None:
+    """Raises UsageError: Luigi would do nothing, without a word."""
+    workers = core().workers
+    if workers < 1:
+        raise UsageError("bad_command_line", f"--workers {workers}: at least 1 has to do the work")

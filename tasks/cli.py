@@ -14,6 +14,9 @@ Arrow, numpy and the tokenizers are imported by the commands that need them, so 
 
 from __future__ import annotations
 
+from tasks import loading  # noqa: F401 - before all else
+
+# isort: split
 import json
 import shlex
 import sys
@@ -340,22 +343,25 @@ def _print_object(value: dict[str, Any]) -> None:
     print(json.dumps(value, default=str))  # as tasks.messages has it
 
 
+# What typer makes of a KeyboardInterrupt.
+_INTERRUPTED = 130
+
+
 def main() -> None:
     """Entry point. Exit codes are those of sysexits.h, as in tasks.errors."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     arguments = sys.argv[1:]
     try:
-        sys.exit(app(standalone_mode=False))
+        code = app(standalone_mode=False)
+        if code != _INTERRUPTED:
+            sys.exit(code)
+        wrong: Exception = Interrupted("interrupted", "interrupted; nothing was changed but what was said")
     except _BadCommandLine as error:
         if not arguments:  # the help, which typer shows where nothing is asked
             error.show()
             sys.exit(UsageError.exit_code)
-        wrong: Exception = UsageError(
-            "bad_command_line", f"{error.format_message().rstrip('.')}; see packcorpus --help"
-        )
-    except typer.Abort:
-        wrong = Interrupted("interrupted", "interrupted; nothing was changed but what was said")
+        wrong = UsageError("bad_command_line", f"{error.format_message().rstrip('.')}; see packcorpus --help")
     except Exception as error:
         if "--debug" in arguments or is_on(DEBUG):
             raise

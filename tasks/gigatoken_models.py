@@ -27,16 +27,17 @@ def json_of_sentencepiece(model: bytes, added: Sequence[str] = ()) -> bytes:
 
     read = proto.ModelProto.FromString(model)
     trainer, normalizer, types = read.trainer_spec, read.normalizer_spec, proto.ModelProto.SentencePiece
+    pieces = [(piece.piece, piece.score, piece.type) for piece in read.pieces]
+    pieces += [(piece, 0.0, types.CONTROL) for piece in added]
     refused = {
         "the model is not BPE": trainer.model_type != trainer.BPE,
         "the model has no byte fallback": not trainer.byte_fallback,
         "the model keeps white space as it is": not normalizer.escape_whitespaces,
         "the model ends words with white space": trainer.treat_whitespace_as_suffix,
+        "a piece of the model is not UTF-8": any(isinstance(piece, bytes) for piece, _, _ in pieces),
     }
     for why in (why for why, applies in refused.items() if applies):
         raise Unsupported(why)
-    pieces = [(piece.piece, piece.score, piece.type) for piece in read.pieces]
-    pieces += [(piece, 0.0, types.CONTROL) for piece in added]
     return orjson.dumps(
         {
             "version": "1.0",

@@ -58,6 +58,8 @@ def foreseen(error: Exception) -> PackError:
     """The error itself, or one line on what nobody foresaw: its kind, what it says, and where it was raised."""
     if isinstance(error, PackError):
         return error
+    if "KeyboardInterrupt" in str(error):  # libraries in Rust make an error of their own of it
+        return Interrupted("interrupted", "interrupted; the same command goes on from here")
     if isinstance(error, OSError):
         return StorageError("disk_failed", f"{error.filename}: {error.strerror}" if error.filename else str(error))
     place = traceback.extract_tb(error.__traceback__)[-1:]

@@ -109,10 +109,12 @@ def make_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:
 def rebuild(path: Path, config_file: Path | None = None) -> str:
     """Make the corpus of a manifest again in a temporary folder (TMPDIR) and compare every byte; what was compared.
 
-    Raises NotReproducible, naming the first file that differs, or what it was made from and is not as it was.
+    Raises NotReproducible, naming the first file that differs, or what it was made from and is not as it was, and
+    what `config_for` raises.
     """
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
+    config_for(manifest, folder, config_file)  # raises where it is not there: that is no answer yet
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as name:
         try:
             recipe = recipe_for(manifest, folder, Path(name), config_file)

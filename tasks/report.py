@@ -182,8 +182,15 @@ def _token_steps(manifest: Manifest) -> list[Step]:
     name = "encoded, with separators" + (" and copies" if tokens.repeated else "")
     gone = [("truncated", tokens.truncated), ("dropped", tokens.dropped)]
     untrained = [("read by the model, not trained on", tokens.packed - tokens.trained)]
+    accepted = tokens.encoded + tokens.separators + tokens.repeated
+    steps = [Step(name, accepted, [])]
+    if tokens.rejected:
+        steps = [
+            Step(name, accepted + tokens.rejected, []),
+            Step("accepted", accepted, [("of rejected conversations", tokens.rejected)]),
+        ]
     return [
-        Step(name, tokens.encoded + tokens.separators + tokens.repeated, []),
+        *steps,
         Step("packed", tokens.packed, gone),
         Step("trained on", tokens.trained, untrained),
     ]

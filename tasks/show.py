@@ -163,6 +163,8 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
         _detail(left, "pieces dropped", pieces.dropped)
     right = _sum_table("tokens")
     _line(right, "", "encoded", tokens.encoded)
+    if tokens.rejected:
+        _detail(right, "besides, of rejected ones", tokens.rejected)
     _line(right, "+", "separators", tokens.separators)
     if tokens.repeated:
         _line(right, "+", "further copies", tokens.repeated)

@@ -110,6 +110,7 @@ def test_what_nobody_foresaw_is_one_line_that_says_where() -> None:
     assert str(told).startswith("IndexError: list index out of range (test_codes.py:")
     known = UsageError("bad_setting", "x")
     assert foreseen(known) is known
+    assert foreseen(ValueError("SchemaError: Error building `x`: KeyboardInterrupt: ")).exit_code == 75
     assert foreseen(OSError(28, "No space left on device", "/x")).exit_code == 74
 
 
@@ -159,6 +160,7 @@ def test_a_run_that_succeeds_says_the_first_reject_of_each_reason(tmp_path: Path
     [
         (["--workers", "two"], "E101 error: --workers: invalid literal", 64),
         (["--sequence-length", "0"], "E104 error: ", 64),
+        (["--workers", "0"], "E101 error: --workers 0: at least 1 has to do the work", 64),
         (["--config", "nope.yaml"], "E102 error: nope.yaml", 66),
     ],
 )

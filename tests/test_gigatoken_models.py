@@ -79,3 +79,11 @@ def test_what_gigatoken_would_refuse_is_refused(change: dict[str, Any], why: str
         sentencepiece_to_tokenizer_json(refused)
     with pytest.raises(Unsupported, match=why):
         json_of_sentencepiece(refused)
+
+
+def test_a_piece_that_is_not_utf8() -> None:
+    damaged = model([TYPES(piece="ab")]).replace(b"ab", b"\xff\xfe")
+    with pytest.raises(UnicodeDecodeError):
+        sentencepiece_to_tokenizer_json(damaged)
+    with pytest.raises(Unsupported, match="a piece of the model is not UTF-8"):
+        json_of_sentencepiece(damaged)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import orjson
 import pytest
-from commands import BIN, ROOT, SHARED, corpus_bytes, luigi, needs_shared, pack, write_chats
+from commands import BIN, ROOT, SHARED, command, corpus_bytes, luigi, needs_shared, pack, write_chats
 
 from tasks.verify import verify
 
@@ -371,6 +371,24 @@ def test_ctrl_c_stops_at_once_and_is_resumed(folder: Path, workers: str) -> None
     before = token_files(folder)
     verify(pack(folder, "--config", "corpus.yaml"))
     assert before.items() <= token_files(folder).items()
+
+
+def test_tokens_of_rejected_conversations_are_told(folder: Path) -> None:
+    """They are encoded, and then nothing to train on is left of them within a row."""
+    long = orjson.dumps({"prompt": "and then " * 4000, "completion": "yes"})
+    (folder / "long.jsonl").write_bytes(long + b"\n")
+    set_config(folder, sources="[chats.jsonl, long.jsonl]", max_rejects=0.5)
+    done = luigi(folder, "--config", "corpus.yaml")
+    assert "of all tokens were of conversations that were rejected" in done.stderr, done.stderr
+    tokens = orjson.loads((folder / done.stdout.split()[-1]).read_bytes())["ledger"]["tokens"]
+    assert tokens["rejected"] > 400
+    shown = command(folder, str(BIN / "packcorpus"), "inspect")
+    assert f"besides, of rejected ones {tokens['rejected']:,}" in " ".join(shown.stdout.split())
+    page = command(folder, str(BIN / "packcorpus"), "report")
+    assert page.returncode == 0, page.stderr
+    said = Path(folder / page.stdout.split()[-1]).read_text()
+    assert f"of rejected conversations: {tokens['rejected']:,}" in said
+    assert f"{tokens['rejected']:,} of rejected conversations." in said
 
 
 def test_it_works_from_any_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -508,6 +508,8 @@ def test_the_commands(copy: Copy, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "nothing to mend: every file is as it was recorded\n")
     done = command(copy.root, tool, "verify", "--config", "corpus.yaml", manifest)
     assert (done.returncode, done.stderr.splitlines()[0]) == (64, "E101 error: --config goes with --rebuild")
+    done = command(copy.root, tool, "verify", "--rebuild", "--config", "nosuch.yaml", manifest)
+    assert (done.returncode, done.stderr[:12]) == (66, "E102 error: ")  # which says nothing of the corpus
     (copy.root / "chat.jsonl").write_bytes(b'{"messages": []}\n')
     done = command(copy.root, tool, "verify", "--rebuild", manifest)
     assert done.returncode == 104

@@ -298,3 +298,31 @@ def test_the_parent_alone_is_told(tmp_path: Path, number: signal.Signals) -> Non
     assert run.returncode == 75
     assert said.endswith(SAID)
     assert not list((tmp_path / "data").rglob("*.tmp"))
+
+
+# -- before there is a run --------------------------------------------------------------------------------------------
+
+
+def code(imported: str) -> str:
+    """Python that is interrupted while it imports a library."""
+    return (
+        "import sys\ndef stop(*_): raise KeyboardInterrupt\n"
+        f"find = lambda name, *_: stop() if name == '{imported}' else None\n"
+        "sys.meta_path.insert(0, type('Finder', (), {'find_spec': staticmethod(find)}))\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (code("typer") + "import tasks.cli", "nothing had begun"),
+        (code("numpy") + "import pipeline", "nothing had begun"),
+        (
+            code("") + "import tasks.cli as c; c.find_manifest = stop; sys.argv[1:] = ['verify', 'x']; c.main()",
+            "nothing was changed but what was said",
+        ),
+    ],
+)
+def test_an_interrupt_without_a_run(words: str, said: str) -> None:
+    done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (75, f"E713 interrupted; {said}\n")
