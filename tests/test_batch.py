@@ -132,7 +132,7 @@ def test_all_ranks_choose_the_same(
     rows: int, one: list[float], other: list[float], limit: float, other_limit: float, foresee: bool
 ) -> None:
     """Two ranks of other speed and other memory, each in a thread, that meet wherever they agree."""
-    meet = threading.Barrier(2, timeout=10)
+    meet = threading.Barrier(2, timeout=60)
     told: list[list[float]] = [[], []]
     found: list[Choice | None] = [None, None]
 

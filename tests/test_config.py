@@ -216,9 +216,9 @@ def test_a_yaml_bomb_is_refused_at_once(tmp_path: Path) -> None:
     bomb = 'a: &a ["lol", "lol"]\n' + "".join(
         f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefghij", "bcdefghijk", strict=True)
     )
-    started = time.monotonic()
+    started = time.process_time()
     assert "line 2, column 8: aliases are not allowed here; write it out" in refusal(tmp_path, bomb)
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_a_byte_order_mark_is_skipped_and_a_date_is_text(tmp_path: Path) -> None:

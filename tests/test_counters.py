@@ -54,7 +54,10 @@ def test_who_is_killed_while_it_counts_holds_up_nobody() -> None:
     for number in range(20):
         counters.know(f"part {number}", "TokenizePart")
         child = forked(lambda task=f"part {number}": count_for_ever(task))
-        time.sleep(0.01)
+        deadline = time.monotonic() + 60
+        while not counters.of_task(f"part {number}", "tokens"):
+            assert time.monotonic() < deadline, "it does not count"
+        time.sleep(0.001)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         counters.put(f"part {number}", done=1)

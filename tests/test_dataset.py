@@ -197,7 +197,7 @@ def test_shards_in_memory_at_a_time_are_bounded(made: Path, monkeypatch: pytest.
         with lock:
             now[0] += 1
             most[0] = max(most[0], now[0])
-        time.sleep(0.02)
+        time.sleep(0.2)
         with lock:
             now[0] -= 1
         return read(*words, **named)

@@ -116,7 +116,9 @@ def test_a_picture_that_cannot_be_drawn_ends_nothing(monkeypatch: pytest.MonkeyP
     counters.put(finished=0)
     drawing = display._Drawing("a", "lines", 1)
     drawing.start()
+    deadline = time.monotonic() + 60
     while len(tries) < 3:
+        assert time.monotonic() < deadline, "nothing is drawn"
         time.sleep(0.01)
     drawing.stop()
     assert not drawing.is_alive()
@@ -200,11 +202,13 @@ def scheduler(tmp_path: Path) -> Iterator[int]:
         port = free.getsockname()[1]
     words = [BIN / "luigid", "--address", "127.0.0.1", "--port", str(port), "--state-path", str(tmp_path / "state")]
     daemon = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
+    deadline = time.monotonic() + 60
+    while True:
         with suppress(OSError):
             ask(port, "task_list", status="DONE", upstream_status="")
             break
+        assert daemon.poll() is None, "luigid has ended; another process may have taken its port"
+        assert time.monotonic() < deadline, "luigid does not answer"
         time.sleep(0.05)
     yield port
     daemon.kill()

@@ -91,7 +91,8 @@ def test_a_worker_that_is_killed_is_spoken_of(tmp_path: Path) -> None:
     run = faults.start(tmp_path, faults.words(workers=2))
     deadline = time.monotonic() + 60
     children: list[int] = []
-    while not children and time.monotonic() < deadline:
+    while not children:
+        assert time.monotonic() < deadline, "no task begins"
         children = [int(child) for child in Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()]
     os.kill(children[0], signal.SIGKILL)
     done = faults.finish(run)

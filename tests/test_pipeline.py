@@ -361,11 +361,12 @@ def test_ctrl_c_stops_at_once_and_is_resumed(folder: Path, workers: str) -> None
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", workers]
     run = subprocess.Popen(words, cwd=folder, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
     deadline = time.monotonic() + 60
-    while not list((folder / "data").glob("tokens/*/*.json")) and time.monotonic() < deadline:
+    while not list((folder / "data").glob("tokens/*/*.json")):
+        assert time.monotonic() < deadline, "no part is done"
         time.sleep(0.05)
     os.killpg(run.pid, signal.SIGINT)
-    _, said = run.communicate(timeout=10)
-    assert run.returncode != 0
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 75
     assert "interrupted; the same command goes on from here" in said
     assert "Traceback" not in said
     before = token_files(folder)
@@ -398,7 +399,7 @@ def test_it_works_from_any_folder(folder: Path, tmp_path_factory: pytest.TempPat
     for config, code in (("corpus.yaml", 0), ("nowhere.yaml", 66)):
         place = tmp_path_factory.mktemp("any")
         done = subprocess.run(
-            [*words, str(folder / config)], cwd=place, env=env, capture_output=True, text=True, check=False, timeout=50
+            [*words, str(folder / config)], cwd=place, env=env, capture_output=True, text=True, check=False, timeout=300
         )
         assert done.returncode == code, done.stderr
         assert len(list(place.glob("manifests/*.json"))) == (code == 0)
