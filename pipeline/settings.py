@@ -21,7 +21,11 @@ CENTRAL_OPTIONS = ("--scheduler-host", "--scheduler-port", "--scheduler-url")
 
 
 def apply() -> None:
-    """Set what is unset; whoever names a central scheduler gets it, also from the command line."""
+    """Set what is unset; whoever names a central scheduler gets it, also from the command line.
+
+    And --help shows --workers.
+    """
+    core.workers.always_in_help = True
     theirs, ours = get_config(), ConfigParser(interpolation=None)
     ours.read(OURS)
     if any(word.partition("=")[0] in CENTRAL_OPTIONS for word in sys.argv[1:]):
