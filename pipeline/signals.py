@@ -42,6 +42,7 @@ _is_forking = False
 _waits = 0  # how many blocks there are, one in the other, in which signals wait
 _came: list[tuple[int, int]] = []  # process and number of those that wait
 _last: int = signal.SIGINT
+_is_due = False  # a signal comes again
 
 
 def begin() -> None:
@@ -110,10 +111,12 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 def _come_again(number: int) -> None:
     """As if nothing had come, and in a moment as if it came now."""
-    global _is_leaving, _deadline
-    _is_leaving, _deadline = False, 0.0
+    global _is_leaving, _deadline, _is_due
+    _is_leaving, _deadline, _is_due = False, 0.0, True
 
     def again(*_: object) -> None:
+        global _is_due
+        _is_due = False
         signal.signal(signal.SIGALRM, handler)
         signal.setitimer(signal.ITIMER_REAL, *timer)
         signal.raise_signal(number)
@@ -154,8 +157,12 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    global _is_leaving
-    _is_leaving = True
+    """All is said. Python does the rest with the handlers of the system, but leaves alone what is ignored."""
+    if _is_due:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    for number in _STOP:
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, signal.SIG_IGN)
 
 
 # Where what a signal raises would go nowhere

@@ -300,6 +300,30 @@ def test_the_parent_alone_is_told(tmp_path: Path, number: signal.Signals) -> Non
     assert not list((tmp_path / "data").rglob("*.tmp"))
 
 
+LATE = """
+import os, signal, sys, threading
+from pipeline import signals
+
+signals.begin()
+
+class Last:
+    def __del__(self):
+        os.kill(os.getpid(), NUMBER)
+
+sys.late = Last()  # is taken away after all else
+if NUMBER == signal.SIGINT:
+    thread = threading.Thread(target=lambda: (threading.main_thread().join(), os.kill(os.getpid(), NUMBER)))
+    thread.start()
+"""
+
+
+@pytest.mark.parametrize("number", STOP)
+def test_when_all_is_said_a_signal_changes_nothing(number: signal.Signals) -> None:
+    words = LATE.replace("NUMBER", f"{number:d}")
+    done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 # -- before there is a run --------------------------------------------------------------------------------------------
 
 
