@@ -307,8 +307,11 @@ from pipeline import signals
 signals.begin()
 
 class Last:
+    def __init__(self):
+        self.kill, self.process = os.kill, os.getpid()
+
     def __del__(self):
-        os.kill(os.getpid(), NUMBER)
+        self.kill(self.process, NUMBER)
 
 sys.late = Last()  # is taken away after all else
 if NUMBER == signal.SIGINT:
