@@ -88,8 +88,9 @@ def use_own_exit_codes() -> None:
 def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     display.stop()
     if issubclass(kind, KeyboardInterrupt):
-        tell(Interrupted("interrupted", "interrupted; the same command goes on from here"))
         signals.end_children()
+        if counters.of_run("exit_code") != Interrupted.exit_code:  # a training has said so, with the step
+            tell(Interrupted("interrupted", "interrupted; the same command goes on from here"))
         os._exit(Interrupted.exit_code)
     elif is_on(DEBUG) or not isinstance(error, Exception):
         sys.__excepthook__(kind, error, trace)

@@ -17,6 +17,7 @@ from types import FrameType
 
 import orjson
 
+from pipeline import counters
 from tasks.codes import EXITS
 from tasks.errors import Interrupted, PackError
 from tasks.messages import JSON
@@ -65,15 +66,21 @@ def train(words: tuple[str, ...]) -> None:
         if process:
             process.terminate()  # not SIGINT: a terminal sends that to all its processes, and the second ends a step
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    both = (signal.SIGTERM, signal.SIGINT)
+    for number in both:
         signal.signal(number, tell)
+    # The new process begins with both held back, until it can say that it was told to stop.
+    signal.pthread_sigmask(signal.SIG_BLOCK, both)
     process = subprocess.Popen(words)  # noqa: S603 - the same words
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
     if told:
         process.terminate()
     code = process.wait()
-    if code == Interrupted.exit_code:
-        # A worker would show a KeyboardInterrupt with its traceback; the training has said what happened.
-        raise SystemExit(code) if multiprocessing.parent_process() else KeyboardInterrupt
+    if told and (code == Interrupted.exit_code or (code and code not in EXITS)):
+        if code == Interrupted.exit_code:
+            counters.put(exit_code=code)  # the training has said so, and nobody says it again
+        # A worker would show a KeyboardInterrupt with its traceback.
+        raise SystemExit(Interrupted.exit_code) if multiprocessing.parent_process() else KeyboardInterrupt
     if code:
         # One of our codes: the training has told its error, and there is one message for one error.
         said = "" if code in EXITS else f"the training ended with exit code {code}, without a message of its own"

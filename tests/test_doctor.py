@@ -118,7 +118,7 @@ def test_attention_backends_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_what_training_needs_is_what_the_project_says() -> None:
-    needs = doctor.training_needs()
+    needs = machine.training_needs()
     assert {"torch", "transformers", "trl", "peft", "bitsandbytes"} <= needs.keys()
     assert {"luigi", "pytest", "ruff"} & needs.keys() == set()
     assert all(re.fullmatch(r"<[\d.]+,>=[\d.]+", wanted) for wanted in needs.values())

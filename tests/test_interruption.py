@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tasks.errors import Interrupted
+from train import signals
 from train.interruption import Interruption
 
 
@@ -45,14 +46,51 @@ def test_a_signal_stops_after_the_step(number: int) -> None:
     assert step(interruption)
 
 
-def test_before_the_first_step_and_after_the_last_a_signal_ends_the_run_at_once() -> None:
-    interruption = Interruption()
-    with pytest.raises(Interrupted, match="outside the steps"):
-        signal.raise_signal(signal.SIGTERM)
-    interruption.on_train_begin(None, None, None)
+def test_before_the_first_step_and_after_the_last_a_signal_ends_the_run_at_once(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "_exit", ended := Ended())
+    monkeypatch.setattr(signals, "_exit_code", None)
+    for moment in ("before", "after"):
+        monkeypatch.setattr(signals, "_is_ending", False)
+        interruption = Interruption() if moment == "before" else begin()
+        if moment == "after":
+            interruption.on_train_end(None, None, None)
+        with pytest.raises(SystemExit):
+            signal.raise_signal(signal.SIGTERM)
+        assert capfd.readouterr().err == "E713 interrupted outside the steps; the same command goes on from here\n"
+    assert ended.codes == [75, 75]
+
+
+class Ended:
+    """Instead of `os._exit`."""
+
+    def __init__(self) -> None:
+        self.codes: list[int] = []
+
+    def __call__(self, code: int) -> None:
+        self.codes.append(code)
+        raise SystemExit(code)
+
+
+def test_when_the_last_word_is_said_a_signal_adds_none(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "_exit", ended := Ended())
+    Interruption()
+    monkeypatch.setattr(signals, "_exit_code", None)
+    signals.leave(65)
+    with pytest.raises(SystemExit):
+        signal.raise_signal(signal.SIGINT)
+    assert (ended.codes, capfd.readouterr().err) == ([65], "")
+
+
+def test_a_run_that_stopped_after_a_step_says_so_itself() -> None:
+    interruption = begin()
+    signal.raise_signal(signal.SIGTERM)
+    assert step(interruption)
     interruption.on_train_end(None, None, None)
-    with pytest.raises(Interrupted, match="outside the steps"):
-        signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_step_and_a_second_sigterm_does() -> None:
@@ -62,6 +100,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step_and_a_second_sigterm_does() 
     signal.raise_signal(signal.SIGINT)
     with pytest.raises(Interrupted, match="interrupted twice"):
         signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)  # while that is told
 
 
 def test_a_rank_stops_when_its_launcher_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,6 +89,11 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
         RunFolder(tmp_path, TrainingConfig(output=str(tmp_path)), CORPUS).check()
 
 
+def test_a_run_that_was_ended_while_it_wrote_its_first_file_goes_on(tmp_path: Path) -> None:
+    (tmp_path / ".run.json.a1b2c3.tmp").write_text("{")
+    RunFolder(tmp_path, TrainingConfig(output=str(tmp_path)), CORPUS).check()
+
+
 def test_a_folder_that_another_process_trains_in_is_refused(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, TrainingConfig(output=str(tmp_path / "run")), CORPUS)
     (tmp_path / "run").mkdir()

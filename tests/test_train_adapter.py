@@ -6,12 +6,15 @@ import fcntl
 import os
 import signal
 import subprocess
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
+import psutil
 import pytest
 import torch
-from commands import BIN, ROOT, command, write_chats
+from commands import BIN, ROOT, command, luigi, write_chats
 from transformers import LlamaConfig, LlamaForCausalLM
 
 CONFIG = "name: chats\nsources: [{path: chats.jsonl}]\nsequence_length: 128\nvocab_size: 400\n"
@@ -78,6 +81,7 @@ def test_a_signal_leaves_a_checkpoint_from_which_the_same_command_goes_on(
     assert "stopping after this step, with a checkpoint" in said
     assert "Traceback" not in said
     assert "error" not in said
+    assert said.count("E713") == 1
     (checkpoint,) = folder.glob("data/adapters/*/checkpoint-*")
     assert (checkpoint / "complete.json").exists(), said
     with (checkpoint.parent / "run.lock").open() as lock:
@@ -86,3 +90,44 @@ def test_a_signal_leaves_a_checkpoint_from_which_the_same_command_goes_on(
         done = command(folder, *wanted)
         assert done.returncode == 0, done.stderr
         assert f"after {checkpoint.name}" in done.stderr
+        assert f"training goes on after step {checkpoint.name.removeprefix('checkpoint-')}; loading" in done.stderr
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.5])
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, "2"), (signal.SIGINT, "1"), (signal.SIGTERM, "2")])
+def test_a_signal_before_the_first_step_is_told_once(folder: Path, number: int, workers: str, seconds: float) -> None:
+    """While the new process begins, and while it loads torch."""
+    assert luigi(folder, "--config", "corpus.yaml").returncode == 0
+    environment = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
+    process = subprocess.Popen(
+        [*words(OPTIONS), "--workers", workers],
+        cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr
+    while not training_of(process.pid):
+        time.sleep(0.005)
+    time.sleep(seconds)
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    said = process.stderr.read()
+    assert process.wait(timeout=120) == 75, said
+    assert said.count("E713") == 1, said
+    assert not any(word in said for word in ("Traceback", "error:", "ignored", "step 1/")), said
+
+
+def training_of(pid: int) -> bool:
+    """Whether a run has a process of `python -m train`, the one that asks where its record will lie aside."""
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.Error):
+            given = process.cmdline()
+            if "train" in given and "--where" not in given:
+                return True
+    return False
+
+
+def test_without_the_extras_it_is_said_what_is_missing(folder: Path) -> None:
+    (folder / "hidden").mkdir()
+    (folder / "hidden" / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    done = command(folder, *words(OPTIONS), PYTHONPATH=f"{folder / 'hidden'}:{os.environ.get('PYTHONPATH', '')}")
+    assert done.returncode == 69, done.stderr
+    assert "E721 error: training needs torch, not installed here; install with: make extras" in done.stderr
+    assert done.stderr.count(" error: ") == 1

@@ -3,8 +3,8 @@
     python -m train --manifest MANIFEST [--config FILE] [--learning-rate 1e-4 …]
     python -m train doctor
 
-Everything that can be refused without torch is refused before torch is loaded. The last line on standard output is the
-path of the training record.
+Everything that can be refused without torch is refused before torch is loaded, and what loads slowly is loaded once
+Ctrl-C is seen to. The last line on standard output is the path of the training record.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated, Literal, NoReturn, get_args, get_origin
-
-from pydantic.fields import FieldInfo
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, get_args, get_origin
 
 from tasks.errors import Interrupted, UsageError
 from tasks.messages import DEBUG, foreseen, is_on, told
-from train.config import DEFAULT, TrainingConfig, load_training_config
+from train import signals
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
 
 
 class _Parser(argparse.ArgumentParser):
@@ -31,6 +32,8 @@ class _Parser(argparse.ArgumentParser):
 
 def parser() -> argparse.ArgumentParser:
     """An option for each setting of TrainingConfig, named after it."""
+    from train.config import DEFAULT, TrainingConfig
+
     ours = _Parser(
         prog="python -m train",
         description="Train a QLoRA adapter on a corpus. `python -m train doctor` looks at the machine instead.",
@@ -80,15 +83,18 @@ def main(arguments: list[str]) -> int:
         if "--debug" in arguments or is_on(DEBUG):
             traceback.print_exc()
         failed = foreseen(error)
+        signals.leave(failed.exit_code)
         rank = os.environ.get("RANK", "0")
         failed.facts |= {"rank": int(rank)} if rank != "0" else {}
-        if str(failed):
+        if str(failed) and not (isinstance(failed, Interrupted) and signals.is_rank()):
             print(told(failed), file=sys.stderr)
         return failed.exit_code
+    signals.leave(0)
     return 0
 
 
 def _run(options: argparse.Namespace, arguments: list[str]) -> None:
+    from train.config import TrainingConfig, load_training_config
     from train.corpus import open_corpus
     from train.run_folder import RunFolder
 
@@ -107,6 +113,10 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it speaks while it is imported
     from train import launch, machine
 
+    machine.check_libraries()
+    if not signals.is_rank():
+        begins = f"goes on after step {done}" if (done := folder.steps_done()) else "begins"
+        print(f"training {begins}; loading torch and the model", file=sys.stderr, flush=True)
     ranks = machine.ranks(config)
     if ranks > 1 and "RANK" not in os.environ:
         launch.launch(ranks, arguments)
@@ -123,4 +133,5 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    signals.begin()
     sys.exit(main(sys.argv[1:]))

@@ -18,8 +18,7 @@ from transformers import TrainerCallback
 
 from tasks.errors import DataError
 from tasks.files import read_json, sha256_of, to_json, write_bytes
-
-COMPLETE = "complete.json"
+from train.run_folder import COMPLETE, by_step
 
 
 class Checkpoints(TrainerCallback):
@@ -34,7 +33,7 @@ class Checkpoints(TrainerCallback):
         if args.process_index == 0:
             folder = Path(args.output_dir)
             seal(folder / f"checkpoint-{state.global_step}", self._facts | {"step": state.global_step})
-            for old in _by_step(folder)[: -self._keep]:
+            for old in by_step(folder)[: -self._keep]:
                 shutil.rmtree(old)
 
 
@@ -55,7 +54,7 @@ def newest_complete(folder: Path, corpus_key: str) -> Path | None:
 
     Raises DataError where a file of the checkpoint is not what was written, or where it was made on another corpus.
     """
-    for checkpoint in reversed(_by_step(folder)):
+    for checkpoint in reversed(by_step(folder)):
         if not (checkpoint / COMPLETE).exists():
             shutil.rmtree(checkpoint)
             continue
@@ -75,8 +74,3 @@ def newest_complete(folder: Path, corpus_key: str) -> Path | None:
                 )
         return checkpoint
     return None
-
-
-def _by_step(folder: Path) -> list[Path]:
-    found = [p for p in folder.glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdecimal() and p.is_dir()]
-    return sorted(found, key=lambda p: int(p.name.removeprefix("checkpoint-")))

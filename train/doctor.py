@@ -103,7 +103,7 @@ def _python() -> Finding:
 def _libraries() -> Iterator[Finding]:
     """The versions of what training needs, in one finding, and one more for each that is missing or out of range."""
     good = []
-    for package, wanted in training_needs().items():
+    for package, wanted in machine.training_needs().items():
         version = machine.version_of(package)
         if version is None:
             yield Finding("problem", package, f"is not installed; {wanted} is needed", INSTALL)
@@ -113,17 +113,6 @@ def _libraries() -> Iterator[Finding]:
             yield Finding("problem", package, f"{version} is not {wanted}", INSTALL)
     if good:
         yield Finding("ok", "libraries", ", ".join(good))
-
-
-def training_needs() -> dict[str, str]:
-    """What the extra `train` asks for, as {"torch": ">=2.8", …}."""
-    found = {}
-    for line in metadata.requires("packcorpus") or ():
-        requirement, _, condition = line.partition(";")
-        match = re.fullmatch(r"([\w.-]+)\s*(.*)", requirement.strip())
-        if match and re.fullmatch(r"""\s*extra == ["']train["']\s*""", condition):
-            found[match[1]] = match[2]
-    return found
 
 
 def in_range(version: str, wanted: str) -> bool:

@@ -19,6 +19,7 @@ import torch
 from transformers import TrainerCallback
 
 from tasks.errors import Interrupted
+from train.signals import NUMBERS, end_at_once, is_rank
 
 
 class Interruption(TrainerCallback):
@@ -28,18 +29,18 @@ class Interruption(TrainerCallback):
         self.stopped = False
         self._asked = self._pressed = 0  # signals of any kind, and Ctrl-C
         self._training = False
-        self._launcher = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
-        for number in (signal.SIGTERM, signal.SIGINT):
+        self._launcher = os.getppid() if is_rank() else None
+        for number in NUMBERS:
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if not self._training:
+            if not self.stopped:  # else it is about to end, and says after which step
+                end_at_once(number, frame)
+            return
         self._asked += 1
         self._pressed += number == signal.SIGINT
-        if not self._training:
-            raise Interrupted(
-                "interrupted", "interrupted outside the steps; the same command goes on from the newest checkpoint"
-            )
-        if self._pressed > 1:
+        if self._pressed == 2:  # once: another one would come from where the first is being told
             raise Interrupted(
                 "interrupted", "interrupted twice: stopped in the middle of a step; the same command goes on"
             )

@@ -17,6 +17,7 @@ import subprocess
 import warnings
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -89,6 +90,33 @@ def ranks(config: TrainingConfig) -> int:
             "no_gpu", f"gpus: {config.gpus}: torch sees {count} here; set gpus: auto or a number up to {count}"
         )
     return config.gpus
+
+
+def check_libraries() -> None:
+    """Raises PartMissing where what the extra `train` installs is not there."""
+    missing = [name for name in training_needs() if version_of(name) is None or not _is_found(name)]
+    if missing:
+        raise PartMissing(
+            "library_missing", f"training needs {', '.join(missing)}, not installed here; install with: make extras"
+        )
+
+
+def _is_found(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+def training_needs() -> dict[str, str]:
+    """What the extra `train` asks for, as {"torch": ">=2.8", …}."""
+    found = {}
+    for line in metadata.requires("packcorpus") or ():
+        requirement, _, condition = line.partition(";")
+        match = re.fullmatch(r"([\w.-]+)\s*(.*)", requirement.strip())
+        if match and re.fullmatch(r"""\s*extra == ["']train["']\s*""", condition):
+            found[match[1]] = match[2]
+    return found
 
 
 def check_reporting(config: TrainingConfig) -> None:

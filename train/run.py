@@ -37,7 +37,7 @@ from train.feed import Feed, open_feed
 from train.interruption import Interruption
 from train.machine import check_reporting
 from train.ranks import main_first, together
-from train.run_folder import RunFolder
+from train.run_folder import RunFolder, step_of
 from train.trainer import arguments
 
 # Fewer optimizer steps than this leave a model that has hardly learned, however full the rows are.
@@ -95,7 +95,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path)
     trainer.remove_callback(PrinterCallback)
 
     steps = _steps(trainer, config)
-    done = int(resume.name.removeprefix("checkpoint-")) if resume else 0
+    done = step_of(resume) if resume else 0
     with together():
         changed = _check_resumed(resume, folder.choices(), choices)
     if main:

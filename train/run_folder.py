@@ -26,6 +26,7 @@ from train.corpus import Corpus
 
 VERSION = 1
 LOCK = "run.lock"
+COMPLETE = "complete.json"
 
 
 class RunFolder:
@@ -47,7 +48,9 @@ class RunFolder:
     def check(self) -> None:
         """Refuse a folder that holds a run of another corpus or of other settings. Raises DataError or UsageError."""
         if not self._run.exists():
-            if self.path.is_dir() and any(path.name != LOCK for path in self.path.iterdir()):
+            # A run that was ended while it wrote run.json leaves that half-written.
+            half = f".{self._run.name}."
+            if self.path.is_dir() and any(p.name != LOCK and not p.name.startswith(half) for p in self.path.iterdir()):
                 raise UsageError(
                     "run_folder_taken", f"{self.path}: holds other files than a training run's; name another `output`"
                 )
@@ -77,10 +80,25 @@ class RunFolder:
         """What an earlier start of this run measured and chose; {} at the first."""
         return read_json(self._run).get("choices", {}) if self._run.exists() else {}
 
+    def steps_done(self) -> int:
+        """Optimizer steps that this run need not make again; 0 where it is the first start."""
+        sealed = [path for path in by_step(self.path) if (path / COMPLETE).exists()]
+        return step_of(sealed[-1]) if sealed else 0
+
     def begin(self, choices: dict[str, Any]) -> None:
         """Write what the run is. A resumed run then takes the same choices, and its losses are the same."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_bytes(self._run, to_json({"key": self.key, **self.identity, "choices": choices}))
+
+
+def by_step(folder: Path) -> list[Path]:
+    """The checkpoints of a run, sealed or not, the newest last."""
+    found = [p for p in folder.glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdecimal() and p.is_dir()]
+    return sorted(found, key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
 def _digest_of_model(base_model: str | None) -> str | None:
