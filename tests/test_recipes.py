@@ -99,6 +99,8 @@ def loss_alone(model: Any, batch: dict[str, Any]) -> float:
 @pytest.mark.parametrize("heading", ["transformers.Trainer", "trl.SFTTrainer", "A bare PyTorch loop"])
 def test_a_recipe_trains_on_every_conversation_as_if_it_were_alone(project: Path, heading: str) -> None:
     values, batches = run(heading, project)
+    if heading == "transformers.Trainer":
+        assert len(values["trainer"].eval_dataset) > 0
     model = values["model"].eval()
     assert len(batches) == 3
     for batch in batches:
@@ -112,6 +114,14 @@ def test_a_recipe_trains_on_every_conversation_as_if_it_were_alone(project: Path
             leaking = float(model(**packed | {"position_ids": None}, use_cache=False).loss)
         assert loss == pytest.approx(loss_alone(model, packed), rel=1e-5)
         assert abs(leaking - loss) > 1e-4 * loss, "a leak would show"
+
+
+def test_the_trainer_takes_a_corpus_without_a_validation_split(tmp_path: Path) -> None:
+    corpus = folder_of(pack_small(tmp_path, sequence_length=256, validation=0.0))
+    tiny_model(adapter=False).save_pretrained(tmp_path / "model")
+    shutil.copytree(corpus, tmp_path / "corpus")
+    values, batches = run("transformers.Trainer", tmp_path)
+    assert (values["trainer"].eval_dataset, len(batches)) == (None, 3)
 
 
 def test_trl_makes_the_positions_of_the_corpus(project: Path) -> None:
