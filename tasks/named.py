@@ -45,7 +45,7 @@ def find_file(path: Path | None, wanted: str = "file") -> Path:
         return path
     if os.path.isfile(path / "manifest.json"):
         return path / "manifest.json"
-    if named := _by_name(str(path)):
+    if named := by_name(str(path)):
         return named
     if os.path.isdir(path):
         raise InputMissing("manifest_missing", f"{path}: is no corpus folder (it holds no manifest.json)")
@@ -73,7 +73,7 @@ def find_damaged(path: Path | None) -> Path:
         _check_kind(path)
         return path
     # Of a published manifest that is gone its corpus may have the other copy.
-    return path if os.path.isdir(path) else _by_name(str(path)) or path
+    return path if os.path.isdir(path) else by_name(str(path)) or path
 
 
 def newest_manifest(tell: bool = True) -> Path | None:
@@ -109,7 +109,7 @@ def _manifests() -> list[Path]:
     return sorted(MANIFESTS.glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
 
 
-def _by_name(text: str) -> Path | None:
+def by_name(text: str) -> Path | None:
     """The manifest of this file name, corpus name (the newest of them, which is told) or begin of a key."""
     found = _manifests()
     for path in found:

@@ -44,7 +44,7 @@ def refused(path: Path, kind: type[PackError] = DataError, **settings: Any) -> s
     return message
 
 
-def test_every_way_to_name_a_corpus_gives_the_same(made: Path) -> None:
+def test_every_way_to_name_a_corpus_gives_the_same(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(made)
     published, own, whole = map(open_corpus, (made, folder / "manifest.json", folder))
     assert published == own == whole == open_corpus(str(made))
@@ -52,6 +52,10 @@ def test_every_way_to_name_a_corpus_gives_the_same(made: Path) -> None:
     assert (published.name, published.folder, published.notes) == ("small", folder, ())
     assert published.manifest is not None
     assert published.key == published.manifest.key
+    monkeypatch.chdir(made.parent.parent)
+    (made.parent.parent / "small").mkdir(exist_ok=True)  # such as a folder of its sources
+    for name in ("small", made.stem, published.key[:12]):
+        assert open_corpus(name).key == published.key
     for split, facts in published.manifest.splits.items():
         assert published.rows(split) == facts.rows > 0
         assert [dataclasses.asdict(s) for s in published.splits[split]] == [s.model_dump() for s in facts.shards]
@@ -260,7 +264,7 @@ def test_a_shard_that_was_cut_is_refused_also_between_two_batches(tmp_path: Path
 
 
 def test_what_is_no_corpus_is_refused(tmp_path: Path, made: Path) -> None:
-    assert "PackCorpus" in refused(tmp_path / "gone.json", InputMissing)
+    assert "no such manifest" in refused(tmp_path / "gone.json", InputMissing)
     assert "train-00000-of-00001.arrow" in refused(tmp_path)
     assert str(folder_of(made)) in refused(shards_of(made)[0], UsageError)
     (tmp_path / NAME).write_bytes(b"ARROW1\0\0" + bytes(64))

@@ -39,7 +39,12 @@ def parser() -> argparse.ArgumentParser:
         description="Train a QLoRA adapter on a corpus. `python -m train doctor` looks at the machine instead.",
         allow_abbrev=False,
     )
-    ours.add_argument("--manifest", type=Path, required=True, help="a manifest, a corpus folder or a folder of shards")
+    ours.add_argument(
+        "--manifest",
+        type=Path,
+        required=True,
+        help="a manifest (file, name or key), a corpus folder or a folder of shards",
+    )
     ours.add_argument("--config", type=Path, default=DEFAULT, help="settings, a YAML file (default: train/qlora.yaml)")
     ours.add_argument("--root", type=Path, default=Path(), help="data/ is written below it (default: here)")
     ours.add_argument("--where", action="store_true", help="print where the record of the run will lie, and stop")

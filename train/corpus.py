@@ -1,8 +1,8 @@
 """What was given: a manifest, a corpus folder, or a folder of shards without a manifest → Corpus. Loads no torch.
 
-manifests/x.json, CORPUS/manifest.json, CORPUS ─load_manifest─▶ key, length, digests ─┐
-a folder of shards alone ─their names, schema metadata────────▶ key, length ──────────┤
-every shard ─schema: version, key, length, columns────────────────────────────────────┴─▶ Corpus
+x, KEY, manifests/x.json, CORPUS/manifest.json, CORPUS ─load_manifest─▶ key, length, digests ─┐
+a folder of shards alone ─their names, schema metadata────────────────▶ key, length ──────────┤
+every shard ─schema: version, key, length, columns────────────────────────────────────────────┴─▶ Corpus
 Corpus + shard ─read_verified─▶ its bytes, SHA-256 as recorded
 """
 
@@ -21,6 +21,7 @@ from tasks.errors import DataError, InputMissing, UsageError
 from tasks.files import read_json, sha256_of
 from tasks.keys import FORMAT_VERSION
 from tasks.manifest import Manifest, corpus_folder, load_manifest, mend
+from tasks.named import by_name, find_manifest
 from tasks.recipe import SPLITS
 from tasks.shards import conversation_schema, row_schema
 
@@ -70,8 +71,10 @@ def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
     packed rows have no position_ids, unless `allow_unisolated`. Digests are checked later, by `read_verified`.
     """
     path = Path(path)
+    inside = path / "manifest.json"
+    if not path.is_file() and not inside.is_file() and not any(path.glob("*.arrow")):
+        path = by_name(str(path)) or path
     if path.is_dir():
-        inside = path / "manifest.json"
         if not inside.is_file():
             return _from_shards(path, allow_unisolated)
         if not _is_ours(read_json(inside)):
@@ -79,9 +82,7 @@ def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
             return _from_shards(path, allow_unisolated, note)
         path = inside
     elif not path.exists():
-        raise InputMissing(
-            "manifest_missing", f"{path}: no such manifest or folder; make one with: luigi --module pipeline PackCorpus"
-        )
+        path = find_manifest(path)  # it says what is near
     elif path.suffix == ".arrow":
         raise UsageError("one_file", f"{path}: is one file of a corpus; name the manifest, or the folder {path.parent}")
     return _from_manifest(path, allow_unisolated)
