@@ -533,12 +533,15 @@ class TokenizerFiles:
 def find_tokenizer(path: Path) -> TokenizerFiles:
     """The files of the tokenizer at `path`. Raises InputMissing or UsageError, saying what was looked for."""
     if os.path.isdir(path):  # not path.is_dir(), which raises where a name is too long
-        files = tuple(path / name for name in TOKENIZER_FILES if (path / name).is_file())
-        for name in ("tokenizer.json", "tokenizer.model"):
+        models = sorted(found.name for found in path.glob("*.model") if found.is_file())
+        only = models[0] if len(models) == 1 else "tokenizer.model"
+        files = tuple(path / name for name in dict.fromkeys((*TOKENIZER_FILES, only)) if (path / name).is_file())
+        for name in ("tokenizer.json", only):
             if path / name in files:
                 kept = tuple(f for f in files if f.suffix != ".model" or f.name == name)
                 return TokenizerFiles(path / name, kept)
-        raise InputMissing("tokenizer_missing", f"{path}: holds neither tokenizer.json nor tokenizer.model")
+        several = f"; of {', '.join(models)} name one" if models else ""
+        raise InputMissing("tokenizer_missing", f"{path}: holds neither tokenizer.json nor tokenizer.model{several}")
     if not os.path.isfile(path):
         raise InputMissing(
             "tokenizer_missing",

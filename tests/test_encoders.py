@@ -293,6 +293,20 @@ def test_a_folder_is_its_files_and_its_digest_follows_them(tmp_path: Path) -> No
     assert changed.sha256() != files.sha256()
 
 
+def test_a_folder_with_one_model_of_another_name_is_that_model(tmp_path: Path) -> None:
+    source = kind_path("sp_bpe_chatml")
+    (tmp_path / "mine.model").write_bytes(source.read_bytes())
+    found = find_tokenizer(tmp_path)
+    assert (found.main, found.sha256()) == (tmp_path / "mine.model", find_tokenizer(source).sha256())
+    (tmp_path / "tokenizer_config.json").write_text("{}")
+    assert [file.name for file in find_tokenizer(tmp_path).files] == ["tokenizer_config.json", "mine.model"]
+    (tmp_path / "other.model").write_bytes(source.read_bytes())
+    with pytest.raises(InputMissing, match=r"holds neither .*; of mine\.model, other\.model name one$"):
+        find_tokenizer(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(source.read_bytes())
+    assert find_tokenizer(tmp_path).main.name == "tokenizer.model"
+
+
 def test_a_folder_with_a_sentencepiece_model_is_read_with_its_settings(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.model").write_bytes(kind_path("sp_bpe_chatml").read_bytes())
     (tmp_path / "tokenizer_config.json").write_text('{"eos_token": {"content": "<|im_end|>"}}')

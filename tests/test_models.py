@@ -253,6 +253,10 @@ def test_the_same_tokenizer_is_accepted(tmp_path: Path, manifest: Manifest) -> N
     assert find_tokenizer(base).main.suffix == ".json"
     assert "the same" in check_tokenizer(manifest, TrainingConfig(), base)
     assert "the same" in check_tokenizer(manifest, TrainingConfig(tokenizer=str(MODEL)), "owner/model")
+    named = folder_with(tmp_path / "named", model=MODEL.read_bytes())
+    (named / "tokenizer.model").rename(named / "mine.model")
+    (named / "tokenizer_config.json").write_text("{}")
+    assert "the same" in check_tokenizer(manifest, TrainingConfig(tokenizer=str(named)), base)
 
 
 def test_another_tokenizer_is_refused(tmp_path: Path, manifest: Manifest) -> None:

@@ -210,7 +210,7 @@ def _tokenizers(path: Path, kind: str) -> list[TokenizerFiles]:
     suffix = ".model" if kind == "sentencepiece" else ".json"
     if path.is_file():
         return [files] if files.main.suffix == suffix else []
-    main = path / f"tokenizer{suffix}"
+    main = files.main if files.main.suffix == suffix else path / f"tokenizer{suffix}"
     if not main.is_file():
         return []
     alone = TokenizerFiles(main, (main,))
