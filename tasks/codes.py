@@ -184,6 +184,8 @@ _ALL = [
          "files of another kind, or without a format that can be told", "name the files that hold them"),
     Code("E323", "bomb", DATA, "A source unpacks to far more than its size lets expect.",
          "it is damaged, repeats one thing, or was made to harm", "leave it out, or name it unpacked, as JSONL"),
+    Code("E324", "wrong_format", DATA, "The records are of another format than the config says.",
+         "format: names one whose keys they do not have", "leave format: out, or name theirs"),
 
     Code("E401", "tokenizer_missing", MISSING, "The tokenizer is not there.",
          "the path is mistyped, or names a hub", "name a .model, a tokenizer.json or a folder with one"),

@@ -50,7 +50,7 @@ from tasks.sources import HASH_THREADS, Part, find_files
 from tasks.templates import full_text, trained_turns
 from tasks.token_files import SCHEMA, WHOLE_SCHEMA, TokenColumns
 from tasks.tokenization import add_records
-from tasks.trained_tokenizer import cut_sentence, train_model
+from tasks.trained_tokenizer import Unread, cut_sentence, train_model
 
 BUDGET = 8 << 20  # bytes of the sources; gigatoken and all around it take 0.7 s for them
 SLOWER = 4  # times less, where the tokenizer's own library encodes: 1 to 2 s
@@ -186,29 +186,29 @@ def _train(recipe: Recipe, samples: list[Sample], folder: Path) -> Recipe:
     """With a tokenizer that is trained on the sample, as the run trains one on all."""
     config = recipe.config
     sentences: list[str] = []
-    rejects: list[str] = []
+    unread = Unread()
     left = TRAINING
-    for text in chain.from_iterable(_said(sample, rejects) for sample in samples):
+    for text in chain.from_iterable(_said(sample, unread) for sample in samples):
         left -= len(text)
         if left < 0:
             break
         sentences += cut_sentence(text)
     path = folder / "tokenizer.model"
-    path.write_bytes(train_model(sentences, config.template, config.vocab_size, rejects))
+    path.write_bytes(train_model(sentences, config.template, config.vocab_size, unread))
     recipe = replace(recipe, config=config.model_copy(update={"tokenizer": str(path)}))
     _ = recipe.encoder  # read while it is there
     return recipe
 
 
-def _said(sample: Sample, rejects: list[str]) -> Iterator[str]:
-    """The texts of all messages. Where and why there are no more of them goes to `rejects`."""
+def _said(sample: Sample, unread: Unread) -> Iterator[str]:
+    """The texts of all messages. Where and why there are no more of them goes to `unread`."""
     for place, value in sample.records:
         try:
             if isinstance(value, Reject):
                 raise value
             conversation = read_record(value, sample.file.format, dict(sample.file.columns))
         except Reject as reject:
-            rejects.append(f"{place}: {reject.message}")
+            unread.add(reject, value, sample.file, place)
             continue
         yield from map(full_text, conversation.messages)
 

@@ -227,10 +227,12 @@ def _check_spec(spec: SourceSpec) -> None:
         raise UsageError(
             "bad_setting", f"{spec.path}: format {shown(spec.format)} is not known{_nearest(spec.format, FORMATS)}"
         )
-    for ours, _ in spec.columns:
+    for ours, theirs in spec.columns:
         if ours not in COLUMNS:
+            turned = f"; ours stands on the left: columns: {{{theirs}: {_plain(ours)}}}" if theirs in COLUMNS else ""
             raise UsageError(
-                "bad_setting", f"{spec.path}: columns: {shown(ours)} is not a name of ours{_nearest(ours, COLUMNS)}"
+                "bad_setting",
+                f"{spec.path}: columns: {shown(ours)} is not a name of ours{turned or _nearest(ours, COLUMNS)}",
             )
 
 
@@ -338,6 +340,7 @@ def _tell_format(path: Path, name: str, container: str, compression: str, column
     keys: list[str] = []
     reject: Reject | None = None
     columned: dict[str, str] = {}
+    bare: str | None = None
     count = 0
     for record in islice(_sample(path, name, container, compression, columns), _SAMPLE):
         count += 1
@@ -347,6 +350,7 @@ def _tell_format(path: Path, name: str, container: str, compression: str, column
         if isinstance(record, dict):
             keys += [key for key in record if key not in keys]
             columned = columned or guess_columns(record)
+            bare = bare or detect(record)
         elif isinstance(record, Reject):
             reject = reject or record
     if not count:
@@ -357,6 +361,12 @@ def _tell_format(path: Path, name: str, container: str, compression: str, column
         if reject and container in TEXT_CONTAINERS:
             _tell_text(path, name, container, compression, reject)
         found = f"none is an object{f' ({reject})' if reject else ''}"
+    if keys and (lacking := [(ours, theirs) for ours, theirs in columns.items() if theirs not in keys]):
+        said = "; ".join(
+            f"columns: {ours}: no key `{_plain(theirs)}`{_near_key(theirs, keys)}" for ours, theirs in lacking
+        )
+        advice = f"; without columns it is read as {bare}: leave columns out" if bare else ""
+        raise DataError("unknown_format", f"{name}: {said}; {found}{advice}")
     if columned:
         paste = f"columns: {{{', '.join(f'{ours}: {_plain(key)}' for ours, key in columned.items())}}}"
         raise DataError("unknown_format", f"{name}: has other names than a format; {found}; is it  {paste}  ?")
@@ -365,6 +375,11 @@ def _tell_format(path: Path, name: str, container: str, compression: str, column
         f"{name}: the format cannot be told from its first {f'{count} records' if count > 1 else 'record'}; {found}; "
         f"formats tried: {', '.join(FORMATS)}; name one with format:, or say with columns: which key holds what",
     )
+
+
+def _near_key(name: str, keys: Sequence[str]) -> str:
+    near = get_close_matches(name, keys, n=1)
+    return f"; did you mean `{_plain(near[0])}`?" if near else ""
 
 
 def _plain(key: str) -> str:

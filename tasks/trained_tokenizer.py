@@ -8,14 +8,15 @@ of the template become control tokens of the model, and so does nothing else.
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.conversations import read_record
+from tasks.conversations import detect, read_record
 from tasks.errors import DataError, Reject
 from tasks.files import write_bytes
-from tasks.sources import Part, place_of, read_part
+from tasks.sources import Part, SourceFile, place_of, read_part
 from tasks.templates import MARKERS, full_text
 
 # The trainer keeps all of its text in memory; more than this adds nothing to a vocabulary of the sizes allowed.
@@ -23,14 +24,35 @@ MOST_CHARACTERS = 100_000_000
 LONGEST_SENTENCE = 16_384
 
 
+@dataclass(slots=True)
+class Unread:
+    """Records that gave no text: how many, and of the first of them where it is and what it says."""
+
+    count: int = 0
+    first: str = ""
+    wrong: str = ""  # what to say where its keys are those of another format than it was to be read as
+
+    def add(self, reject: Reject, value: object, file: SourceFile, place: str) -> None:
+        self.count += 1
+        if self.count > 1:
+            return
+        self.first = f"{place}: {reject.message}"
+        found = detect(value, dict(file.columns))
+        if found not in (None, file.format):
+            self.wrong = (
+                f"{place}: does not fit format: {file.format} ({reject.message}); its keys are those of {found}: "
+                "leave format: out"
+            )
+
+
 def train_tokenizer(parts: tuple[Part, ...], template: str, vocab_size: int, max_record_bytes: int, path: Path) -> None:
     """Train on what the messages say and write the model. Raises what `train_model` and reading raise."""
-    rejects: list[str] = []
-    write_bytes(path, train_model(_sentences(parts, max_record_bytes, rejects), template, vocab_size, rejects))
+    unread = Unread()
+    write_bytes(path, train_model(_sentences(parts, max_record_bytes, unread), template, vocab_size, unread))
 
 
-def train_model(sentences: Iterable[str], template: str, vocab_size: int, rejects: Sequence[str] = ()) -> bytes:
-    """The model that is trained on `sentences`. `rejects` are why there are no more of them.
+def train_model(sentences: Iterable[str], template: str, vocab_size: int, unread: Unread) -> bytes:
+    """The model that is trained on `sentences`. `unread` is why there are no more of them.
 
     Raises DataError where there is no text or vocab_size is too small for its characters.
     """
@@ -77,7 +99,9 @@ def train_model(sentences: Iterable[str], template: str, vocab_size: int, reject
         if failures:
             raise failures[0] from None
         if not said:
-            first = f" (the first of {len(rejects):,} rejects: {rejects[0]})" if rejects else ""
+            if unread.wrong:
+                raise DataError("wrong_format", unread.wrong) from None
+            first = f" (the first of {unread.count:,} rejects: {unread.first})" if unread.count else ""
             raise DataError(
                 "untrainable_tokenizer", f"the sources hold no text to train a tokenizer on{first}; mend them"
             ) from None
@@ -89,8 +113,8 @@ def train_model(sentences: Iterable[str], template: str, vocab_size: int, reject
     return model.getvalue()
 
 
-def _sentences(parts: tuple[Part, ...], max_record_bytes: int, rejects: list[str]) -> Iterator[str]:
-    """What the messages say, in source order, in pieces that the trainer takes. Reasons of rejects go to `rejects`."""
+def _sentences(parts: tuple[Part, ...], max_record_bytes: int, unread: Unread) -> Iterator[str]:
+    """What the messages say, in source order, in pieces that the trainer takes. What has no text goes to `unread`."""
     left = MOST_CHARACTERS
     for part in parts:
         columns = dict(part.file.columns)
@@ -100,8 +124,7 @@ def _sentences(parts: tuple[Part, ...], max_record_bytes: int, rejects: list[str
                     raise value
                 conversation = read_record(value, part.file.format, columns)
             except Reject as reject:
-                # Of all but the first none is told where it is.
-                rejects.append(reject.message if rejects else f"{place_of(part, record)}: {reject.message}")
+                unread.add(reject, value, part.file, "" if unread.count else place_of(part, record))
                 continue
             for text in map(full_text, conversation.messages):
                 left -= len(text)

@@ -779,6 +779,8 @@ def test_bad_settings(tmp_path: Path) -> None:
         parts_of(tmp_path / "a.jsonl", format="alpacka")
     with pytest.raises(UsageError, match='columns: "instructions" is not a name of ours; did you mean instruction'):
         parts_of(tmp_path / "a.jsonl", columns=(("instructions", "x"),))
+    with pytest.raises(UsageError, match=r'"frage" is .*; ours stands on the left: columns: \{question: frage\}$'):
+        parts_of(tmp_path / "a.jsonl", columns=(("frage", "question"),))
     with pytest.raises(UsageError, match="part_size is 0"):
         parts_of(tmp_path / "a.jsonl", part_size=0)
 
@@ -919,3 +921,29 @@ def test_why_a_format_cannot_be_told(tmp_path: Path, content: bytes, reason: str
     with pytest.raises(DataError, match=told) as error:
         parts_of(tmp_path / "a.jsonl")
     assert error.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        (
+            {"prompt": "user_query", "completion": "bot_replies"},
+            "a.jsonl: columns: completion: no key `bot_replies`; did you mean `bot_reply`?; "
+            "keys found: user_query, bot_reply",
+        ),
+        ({"messages": "msgs"}, "a.jsonl: columns: messages: no key `msgs`; keys found: user_query, bot_reply"),
+    ],
+)
+def test_a_column_that_is_not_there_is_named(tmp_path: Path, columns: dict[str, str], told: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"user_query": "x", "bot_reply": "y"}\n')
+    with pytest.raises(DataError) as error:
+        parts_of(tmp_path / "a.jsonl", columns=tuple(columns.items()))
+    assert (error.value.reason, str(error.value)) == ("unknown_format", told)
+
+
+def test_columns_of_a_file_that_needs_none_are_to_be_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"messages": []}\n')
+    with pytest.raises(
+        DataError, match=r"no key `msgs`; .*; without columns it is read as messages: leave columns out$"
+    ):
+        parts_of(tmp_path / "a.jsonl", columns=(("messages", "msgs"),))

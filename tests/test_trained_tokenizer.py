@@ -110,6 +110,17 @@ def test_the_template_s_markers_are_its_control_tokens(template: str, tmp_path: 
         )
 
 
+def test_a_format_that_does_not_fit_is_told(tmp_path: Path) -> None:
+    parts = parts_of(tmp_path, ['{"messages": [{"role": "user", "content": "x"}]}'] * 2, "sharegpt")
+    said = (
+        r"chat\.jsonl:1: does not fit format: sharegpt \(conversations is missing; the keys found are: messages\); its "
+        "keys are those of messages: leave format: out$"
+    )
+    with pytest.raises(DataError, match=said) as error:
+        train_tokenizer(parts, "chatml", 400, 1 << 20, tmp_path / "x.model")
+    assert error.value.reason == "wrong_format"
+
+
 def test_no_text_is_told_with_the_first_reason(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, ['{"text": ""}'] * 2, "text")
     with pytest.raises(DataError, match="the sources hold no text to train a tokenizer on"):
@@ -156,10 +167,10 @@ def test_what_reading_raises_comes_through(tmp_path: Path, monkeypatch: pytest.M
 def test_only_so_much_text_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [{"text": f"word {i} " * 10} for i in range(100)]
     monkeypatch.setattr(trained_tokenizer, "MOST_CHARACTERS", 1000)
-    read = list(trained_tokenizer._sentences(parts_of(tmp_path, texts, "text"), 1 << 20, []))
+    read = list(trained_tokenizer._sentences(parts_of(tmp_path, texts, "text"), 1 << 20, trained_tokenizer.Unread()))
     assert 900 < sum(map(len, read)) <= 1000
     assert read == [text["text"] for text in texts[: len(read)]]
     monkeypatch.setattr(trained_tokenizer, "LONGEST_SENTENCE", 7)
-    cut = list(trained_tokenizer._sentences(parts_of(tmp_path, texts, "text"), 1 << 20, []))
+    cut = list(trained_tokenizer._sentences(parts_of(tmp_path, texts, "text"), 1 << 20, trained_tokenizer.Unread()))
     assert max(map(len, cut)) == 7
     assert "".join(cut) == "".join(read)
