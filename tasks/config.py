@@ -2,11 +2,12 @@
 
     corpus.yaml ──load_config──▶ Config ──settings()──▶ what the manifest repeats and the corpus key covers
 
-Paths in a config are relative to the folder of the config file.
+Paths in a config are relative to the folder of the config file; ~ is the home folder.
 """
 
 from __future__ import annotations
 
+import os
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -149,6 +150,11 @@ class Config(BaseModel):
     def settings(self) -> dict[str, Any]:
         """Every setting that affects the output, in the order of the fields."""
         return self.model_dump(exclude=WITHOUT_EFFECT)
+
+
+def path_in(folder: Path, named: str) -> Path:
+    """What a config in `folder` names."""
+    return folder / os.path.expanduser(named)
 
 
 def load_config(path: Path, sequence_length: str = "") -> Config:

@@ -22,11 +22,12 @@ from tasks.errors import DataError, InputMissing
 
 
 def locate(pattern: str, folder: Path) -> list[tuple[Path, str]]:
-    """(absolute path, name) of every file that `pattern` means: a file, glob or folder, relative to `folder`.
+    """(absolute path, name) of every file that `pattern` means: a file, glob or folder, relative to `folder`, or `~`.
 
     Files of a glob or folder come in the byte order of their names. All have a known extension. Raises InputMissing
     or DataError with the name of what is missing or cannot be told.
     """
+    pattern = os.path.expanduser(pattern)
     path = (folder / pattern).absolute()
     name = PurePath(pattern).as_posix()
     if path.is_dir():

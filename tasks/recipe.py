@@ -17,7 +17,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks.config import Config, load_config
+from tasks.config import Config, load_config, path_in
 from tasks.encoders import Encoder, TokenizerFiles, find_tokenizer, open_encoder
 from tasks.errors import InputMissing, UsageError
 from tasks.jinja_templates import JinjaTemplate
@@ -78,7 +78,7 @@ class Recipe:
     def tokenizer_files(self) -> TokenizerFiles:
         if self.tokenizer_key is not None:
             return find_tokenizer(self.layout.tokenizer(self.tokenizer_key))
-        return find_tokenizer(self.folder / str(self.config.tokenizer))
+        return find_tokenizer(path_in(self.folder, str(self.config.tokenizer)))
 
     @cached_property
     def tokenizer_digest(self) -> str:
@@ -107,7 +107,7 @@ class Recipe:
                     f"template of its own; take one of {', '.join(BUILT_IN)} or a Jinja file",
                 )
             return source
-        file = self.folder / name
+        file = path_in(self.folder, name)
         if not os.path.isfile(file):  # not file.is_file(), which raises where a name is too long
             near = get_close_matches(name, (*BUILT_IN, "tokenizer"), 1)
             hint = f'; did you mean "{near[0]}"?' if near else ""

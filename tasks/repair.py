@@ -25,6 +25,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from tasks.card import CARD, dataset_card
+from tasks.config import path_in
 from tasks.corpus import copies_beside, write_planned_shard
 from tasks.corpus_files import check_listed, check_nothing_besides, open_tokenizer
 from tasks.encoders import find_tokenizer
@@ -177,8 +178,8 @@ class _Places:
         try:
             config, folder = config_for(self.manifest, self.folder, self.config_file)
             if name == "template.jinja":
-                return [folder / config.template]
-            return [*find_tokenizer(folder / config.tokenizer).files] if config.tokenizer else []
+                return [path_in(folder, config.template)]
+            return [*find_tokenizer(path_in(folder, config.tokenizer)).files] if config.tokenizer else []
         except PackError:
             return []
 

@@ -22,7 +22,7 @@ import yaml
 
 from tasks.codes import CODES
 from tasks.corpus_files import find_listed, reading, report_beside
-from tasks.errors import DataError, PartMissing
+from tasks.errors import DataError, PartMissing, StorageError
 from tasks.files import write_bytes
 from tasks.manifest import Manifest, MixtureFacts, SourceFacts, corpus_folder, load_manifest
 from tasks.mixture_table import mixture_table
@@ -53,6 +53,8 @@ def write_report(path: Path, output: Path | None) -> tuple[Path, int]:
     output = output or report_beside(folder)
     if output.resolve().is_relative_to(folder.resolve()):
         raise DataError("foreign_file", f"{output}: would lie in the corpus folder, which holds its own files alone")
+    if not output.parent.is_dir():
+        raise StorageError("cannot_write", f"{output}: there is no folder {output.parent}; make it, or name another")
     page = next(page for page in _pages(manifest, folder) if len(page) <= MOST_BYTES)
     return output, write_bytes(output, page)["bytes"]
 

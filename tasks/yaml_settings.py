@@ -122,6 +122,8 @@ def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
     names, inner = _follow(model, item["loc"])
     where = re.sub(r"\.(\d+)", r"[\1]", ".".join(names))
     if item["type"] == "extra_forbidden":
+        if within := _within(inner, names[-1]):
+            return where, f"unknown key here; {within}", ""
         known = list(inner.model_fields)
         near = difflib.get_close_matches(names[-1], known, 1, 0.5)
         hint = f"did you mean `{near[0]}`?" if near else "known keys: " + ", ".join(known)
@@ -130,6 +132,20 @@ def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
         return where, "is missing", ""
     message = item["msg"].removeprefix("Value error, ")
     return where, message, f", found {item['input']!r:.80}" if where else ""
+
+
+def _within(model: type[BaseModel], key: str) -> str:
+    """Where a key belongs that stands a level too high; "" where it is not known there either."""
+    for name, field in model.model_fields.items():
+        entry = _model_in(field.annotation)
+        if entry and key in entry.model_fields:
+            return f"it belongs to a {entry.__name__.lower()}, an entry of `{name}`"
+    return ""
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    kinds = [kind for kind in (*get_args(annotation), annotation) if isinstance(kind, type)]
+    return next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
 
 
 def _follow(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel]]:
@@ -144,8 +160,7 @@ def _follow(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[st
             model = inner
             field = model.model_fields.get(part)
             annotation = field.annotation if field else None
-            kinds = [kind for kind in (*get_args(annotation), annotation) if isinstance(kind, type)]
-            inner = next((kind for kind in kinds if issubclass(kind, BaseModel)), None)
+            inner = _model_in(annotation)
             keyed = get_origin(annotation) is dict
         elif keyed:
             names.append(part)

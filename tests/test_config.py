@@ -124,6 +124,7 @@ def test_the_command_line_goes_over_the_file(tmp_path: Path) -> None:
         ("sequence_lenght: 5", "sequence_lenght: unknown key; did you mean `sequence_length`?"),
         ("overlap: 5", "overlap: unknown key; did you mean `overlong`?"),
         ("zzz: 5", "zzz: unknown key; known keys: name, sources, tokenizer,"),
+        ("weight: 5", "weight: unknown key here; it belongs to a source, an entry of `sources`"),
         ("1: 2", "1: Keys should be strings, found 1"),
         ("sequence_length: 0", "sequence_length: Input should be greater than or equal to 8, found 0"),
         ("sequence_length: '512'", "sequence_length: Input should be a valid integer, found '512'"),

@@ -152,6 +152,21 @@ def test_places_change_no_key(tmp_path: Path) -> None:
     assert (renamed.corpus_key, token_keys(renamed)) == (before.corpus_key, token_keys(before))
 
 
+def test_the_home_folder_can_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.setenv("HOME", str(home))
+    (home / "chats.jsonl").write_text('{"text": "a"}\n')
+    (home / "mine.jinja").write_text("{{ messages }}")
+    (home / "mine.model").write_bytes(b"x")
+    for path in ("~/chats.jsonl", "~/*.jsonl"):
+        made = recipe(tmp_path, sources=[{"path": path}], tokenizer="~/mine.model", template="~/mine.jinja")
+        assert [file.path for file in made.files] == [home / "chats.jsonl"]
+        assert made.tokenizer_files.main == home / "mine.model"
+        assert made.template_source == "{{ messages }}"
+        assert made.config.sources[0].path == path
+
+
 def test_places_change_no_key_of_a_trained_tokenizer(tmp_path: Path) -> None:
     before = recipe(tmp_path / "a", tokenizer=None, template="own.jinja")
     (tmp_path / "b").mkdir()

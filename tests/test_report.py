@@ -27,7 +27,7 @@ from small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import report, report_plots, report_rows
 from tasks.corpus_files import open_tokenizer
-from tasks.errors import DataError, InputMissing, PackError, PartMissing
+from tasks.errors import DataError, InputMissing, PackError, PartMissing, StorageError
 from tasks.manifest import load_manifest
 from tasks.report import MOST_BYTES, count_groups, pad_groups, write_report
 from tasks.report_figures import read_figures
@@ -412,6 +412,12 @@ def test_without_the_extra_one_line_says_what_to_install(
 def test_nothing_is_put_into_the_corpus_folder(made: dict[str, Path]) -> None:
     with pytest.raises(DataError, match="holds its own files alone"):
         write_report(made["truncate"], folder_of(made["truncate"]) / "report.html")
+
+
+def test_a_folder_that_is_not_there_is_not_made(made: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"there is no folder .*/gone; make it, or name another"):
+        write_report(made["truncate"], tmp_path / "gone" / "x.html")
+    assert not (tmp_path / "gone").exists()
 
 
 @pytest.mark.parametrize("name", ["index.arrow", "rejects.jsonl", "train-00000-of-00001.arrow"])
