@@ -2,7 +2,7 @@
 
 PackError in a task ─reporting─▶ one message, its exit code ─▶ kept in the counters ─▶ what luigi exits with
 what Luigi raises at a command line that it cannot read ─▶ the same, as E101
-Ctrl-C, SIGTERM ─signals─▶ KeyboardInterrupt, in the parent alone ─▶ one message, and the last children are ended
+Ctrl-C, SIGTERM ─signals─▶ KeyboardInterrupt, in the parent alone ─▶ one message, when all children have left
 """
 
 from __future__ import annotations

@@ -66,16 +66,20 @@ def train(words: tuple[str, ...]) -> None:
         if process:
             process.terminate()  # not SIGINT: a terminal sends that to all its processes, and the second ends a step
 
-    both = (signal.SIGTERM, signal.SIGINT)
-    for number in both:
-        signal.signal(number, tell)
-    # The new process begins with both held back, until it can say that it was told to stop.
-    signal.pthread_sigmask(signal.SIG_BLOCK, both)
-    process = subprocess.Popen(words)  # noqa: S603 - the same words
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
-    if told:
-        process.terminate()
-    code = process.wait()
+    handlers = {number: signal.signal(number, tell) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        # The new process begins with both held back, until it can say that it was told to stop.
+        signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
+        try:
+            process = subprocess.Popen(words)  # noqa: S603 - the same words
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
+        if told:
+            process.terminate()
+        code = process.wait()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
     if told and (code == Interrupted.exit_code or (code and code not in EXITS)):
         if code == Interrupted.exit_code:
             counters.put(exit_code=code)  # the training has said so, and nobody says it again

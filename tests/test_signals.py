@@ -19,7 +19,7 @@ from commands import BIN, ROOT, write_chats
 from luigi.scheduler import RUNNING, Scheduler
 from luigi.worker import TaskProcess
 
-from pipeline import counters, progress, signals
+from pipeline import counters, progress, signals, training
 from pipeline.graph import PackCorpus
 
 fork = multiprocessing.get_context("fork")
@@ -219,6 +219,14 @@ def test_what_a_program_does_with_signals_is_its_own() -> None:
         os._exit(0 if heard == [signal.SIGTERM] and ignored == 0 else 1)
 
     assert exit_code(work) == 0
+
+
+def test_a_training_gives_back_what_it_hears() -> None:
+    before = [signal.getsignal(number) for number in STOP]
+    training.train((sys.executable, "-c", ""))
+    with pytest.raises(training.TrainingFailed, match="exit code 5"):
+        training.train((sys.executable, "-c", "raise SystemExit(5)"))
+    assert [signal.getsignal(number) for number in STOP] == before
 
 
 # Tasks that hear no signal, as one that waits for a lock in C does not. One of them may not be killed.
