@@ -1,8 +1,9 @@
-"""Files → a commented config that runs as it is: what `packcorpus init` writes.
+"""Files → a commented config: what `packcorpus init` writes.
 
     paths ─look─▶ entries of `sources`, each with its format ─┐
-    folders nearby ─look─▶ tokenizer ─▶ template ─────────────┴─▶ Config ─predict─▶ figures for the comments ─▶ YAML
+    folders here ─look─▶ tokenizer ─▶ template ───────────────┴─▶ Config ─predict─▶ figures for the comments ─▶ YAML
 
+It runs as it is, unless records cannot be used: these are named, to be mended, and no `max_rejects` lets them pass.
 What cannot be read stands in the config as a comment that says why. Every setting of the model is written, with its
 default and what it means, so that one that is new there is in the next config, too.
 """
@@ -45,9 +46,12 @@ BUDGET = 2 << 20  # bytes of the sources that are looked at
 WIDTH = 110
 SCHEMA = Path(__file__).resolve().parent.parent / "docs" / "config.schema.json"
 
-# Where a tokenizer is looked for: folders below those of the sources and the current one, and files that may be one.
+# How far below the folders of the sources and the current one a tokenizer is looked for, and files that may be one.
 DEPTH, MOST_FOLDERS, LARGEST = 2, 500, 64 << 20
 OTHERS = 4  # further tokenizers that are named
+
+NO_TOKENIZER = "none found here: one is trained on the sources; for your model, name its own"
+OF_YOUR_MODEL = "it must be that of your model"
 
 # By these a tokenizer is told to be made for a template.
 TELLING = {name: markers[:2] for name, markers in MARKERS.items() if not markers[0].startswith("<tool")}
@@ -88,19 +92,15 @@ class Draft:
         size = in_bytes(self.found.bytes)
         told = [
             f"{counted(self.found.files, 'file')}, {size}, {about(read, self.found)} conversations",
-            f"tokenizer: {self.tokenizer or 'none found nearby: one is trained on the sources'}",
+            f"tokenizer: {self.tokenizer or NO_TOKENIZER}{f'; {OF_YOUR_MODEL}' * bool(self.tokenizer)}",
             f"template: {self.template} ({self.template_note})",
         ]
         told += [f"left out: {_one_line(str(entry.path))}: {entry.problem}" for entry in self.entries if entry.problem]
         if "max_rejects" in self.values:
-            rejects = self.found.rejects.values()
-            first = next(iter(rejects))
             usual = Config.model_fields["max_rejects"].default
-            told.append(
-                f"max_rejects: {self.values['max_rejects']:g} instead of {usual:g}: "
-                f"{sum(reject.looked_at for reject in rejects):,} of what was looked at cannot be used, "
-                f"such as {first.place.removeprefix(f'{Path.cwd()}/')}: {_one_line(first.message)}"
-            )
+            told.append(f"max_rejects: {self.values['max_rejects']:g} instead of {usual:g}: {_cut_off(self.found)}")
+        if broken := _broken(self.found):
+            told += [f"{broken[0]}:", *(f"  {line}" for line in broken[1:])]
         if self.skipped:
             told.append(f"skipped, written by packcorpus: {_some(self.skipped)}")
         if self.left_out:
@@ -133,7 +133,7 @@ def make_draft(paths: Sequence[Path], output: Path) -> tuple[Draft, str]:
         problem = next((entry.problem for entry in entries), f"no file with a known extension: {_some(left_out)}")
         raise DataError("nothing_to_draft", f"{', '.join(map(str, paths))}: {problem}")
     folder = output.parent
-    tokenizer, others = _find_tokenizer([file.path.parent for entry in usable for file in entry.files], folder)
+    tokenizer, others = _find_tokenizer([file.path.parent for entry in usable for file in entry.files])
     # As they are named from here: the folder of the config need not be there yet.
     values: dict[str, Any] = {"sources": [_source(str(entry.path), entry) for entry in usable]}
     if tokenizer:
@@ -145,9 +145,9 @@ def make_draft(paths: Sequence[Path], output: Path) -> tuple[Draft, str]:
         values["tokenizer"] = _path_in(folder, tokenizer)
     values["template"] = template
     read = sum(source.conversations for source in found.sources)
-    if rejected := sum(source.rejected for source in found.sources):
-        # A fifth more, for it is an estimate.
-        values["max_rejects"] = min(1.0, math.ceil(120 * rejected / read) / 100)
+    if found.cut_off.looked_at:
+        # No fault of the data. A fifth more, for it is an estimate.
+        values["max_rejects"] = min(1.0, math.ceil(120 * found.cut_off.expected / read) / 100)
     draft = Draft(entries, left_out, tokenizer, others, template, note, values, found, skipped)
     return draft, "".join(f"{line}\n" for line in _lines(draft, output))
 
@@ -260,11 +260,13 @@ def _guess_columns(path: Path) -> dict[str, str]:
 # -- tokenizer and template ------------------------------------------------------------------------------------------
 
 
-def _find_tokenizer(folders: Sequence[Path], output: Path) -> tuple[Path | None, list[Path]]:
-    """The nearest that can be loaded, and the next ones: beside the sources, in the folder above, and here."""
-    starts = [*folders, output, Path(), *(folder.parent for folder in folders)]
+def _find_tokenizer(folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
+    """The nearest that can be loaded, and the next ones: in the folders of the sources and here, and below these.
+
+    Never beside or above them: what lies there is of another project, maybe of another person.
+    """
     found: list[Path] = []
-    for start in dict.fromkeys(folder.resolve() for folder in starts):
+    for start in dict.fromkeys(folder.resolve() for folder in (*folders, Path())):
         found += [candidate for candidate in _candidates(start) if candidate not in found]
     outputs = Layout(Path()).outputs()
     found = [path for path in found if not any(path.resolve().is_relative_to(output) for output in outputs)]
@@ -291,6 +293,8 @@ def _candidates(start: Path) -> Iterator[Path]:
             except OSError:
                 continue
             names = {entry.name for entry in entries}
+            if names & {"manifest.json", "index.arrow"}:  # a corpus: its tokenizer is a copy of its own
+                continue
             if names & {"tokenizer.json", "tokenizer.model"}:
                 yield folder
             else:
@@ -403,22 +407,44 @@ def _note(name: str, draft: Draft) -> str:
     found = draft.found
     if name == "tokenizer":
         if draft.tokenizer is None:
-            return "None was found nearby. For your model, name its own."
+            return "None was found here. For your model, name its own."
         encoder = found.encoder
         others = f"; also found: {_some(list(map(str, draft.other_tokenizers)))}" if draft.other_tokenizers else ""
-        return f"Found: {encoder.kind}, {encoder.vocab_size:,} tokens{others}. It must be that of your model."
+        return f"Found: {encoder.kind}, {encoder.vocab_size:,} tokens{others}. {OF_YOUR_MODEL.capitalize()}."
     if name == "template":
         return f"Chosen: {draft.template_note}."
     if name == "sequence_length":
         share = 100 * found.too_long / max(found.packed + found.dropped["too_long"], 1)
         return f"{share:.1f} % of the conversations that were looked at are longer than this."
-    if name == "max_rejects" and found.rejects:
-        reasons = "; ".join(
-            f"{CODES[reason].code} {reason}, {reject.looked_at:,}, the first at {reject.place}: {reject.message}"
-            for reason, reject in sorted(found.rejects.items())
-        )
-        return f"As many as were found in what was looked at, so that the run goes on: {reasons}"
+    if name == "max_rejects":
+        notes = [f"Raised: {_cut_off(found)}."] * bool(found.cut_off.looked_at)
+        if broken := _broken(found):
+            notes.append(f"{broken[0]}: {'; '.join(broken[1:])}")
+        return " ".join(notes)
     return ""
+
+
+def _cut_off(found: Prediction) -> str:
+    """What `max_rejects` is raised for: the over-long policy leaves conversations that are no fault of the data."""
+    config = found.config
+    return (
+        f"{about(found.cut_off.expected, found)} conversations ({CODES['no_trained_tokens'].code}) have no trained "
+        f"token within {config.sequence_length:,} tokens; a larger sequence_length keeps them"
+    )
+
+
+def _broken(found: Prediction) -> list[str]:
+    """How many records cannot be used as they are, then for each reason its code, how many, and the first of them."""
+    told, total = [], 0
+    for reason, reject in sorted(found.rejects.items()):
+        count = reject.looked_at - (found.cut_off.looked_at if reason == "no_trained_tokens" else 0)
+        if count:
+            total += count
+            place = reject.place.removeprefix(f"{Path.cwd()}/")
+            told.append(f"{CODES[reason].code} {reason}, {count:,}: {place} {_one_line(reject.message)}")
+    looked_at = sum(len(source.sample.records) for source in found.sources)
+    head = f"{total:,} of {looked_at:,} records looked at cannot be used; mend them, or raise max_rejects"
+    return [head, *told] if told else []
 
 
 def _comment(text: str, later: str = "# ", first: str = "# ") -> list[str]:

@@ -115,6 +115,8 @@ class Prediction:
     bytes: int
     whole: bool
     rejects: dict[str, Rejects] = field(default_factory=dict)
+    # Of these, those that the over-long policy left without a trained token.
+    cut_off: Rejects = field(default_factory=lambda: Rejects(0, 0.0, "", ""))
     noticed: dict[str, int] = field(default_factory=dict)
     packed: float = 0.0  # conversations
     too_long: float = 0.0  # than a row
@@ -353,6 +355,8 @@ def _show_and_reject(found: Prediction, source: Source, inside: slice, late: np.
     message = f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong})"
     for record in records[late[inside]].tolist():
         _reject(found, source, Reject("no_trained_tokens", message), record)
+        found.cut_off.looked_at += 1
+        found.cut_off.expected += float(source.sample.weights[record])
 
 
 def _count(

@@ -44,7 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-ALPACA = [{"instruction": f"Count to {n}.", "output": " ".join(map(str, range(n)))} for n in range(60)]
+ALPACA = [{"instruction": f"Count to {n}.", "output": " ".join(map(str, range(n)))} for n in range(1, 61)]
 
 
 # -- what is written --------------------------------------------------------------------------------------------------
@@ -64,20 +64,18 @@ def test_every_setting_is_written_with_its_meaning_and_the_schema_is_named(here:
 
 
 def test_what_is_written_runs_as_it_is(here: Path) -> None:
-    wrong = [{"messages": [{"role": "assistent", "content": "x"}]}, {"other": 1}]
-    write(here / "chats" / "a.jsonl", [*conversations(200), *wrong])
+    write(here / "chats" / "a.jsonl", conversations(200))
     write(here / "alpaca.jsonl", ALPACA)
     found, config, text = draft(here, "chats", "alpaca.jsonl", name="mine/corpus.yaml")
     assert [(source.path, source.format) for source in config.sources] == [
         ("../chats/a.jsonl", "messages"),
         ("../alpaca.jsonl", "alpaca"),
     ]
-    assert 0 < config.max_rejects < 0.03
-    assert "E207 bad_role" in text
-    assert "messages: 201 of 202 records looked at" in text
-    assert "202 conversations (counted)" in text
+    assert config.max_rejects == 0
+    assert "messages: all 200 records looked at" in text
+    assert "200 conversations (counted)" in text
     manifest = pack(here, "--config", "mine/corpus.yaml")
-    assert json.loads(manifest.read_bytes())["ledger"]["conversations"]["read"] == 262
+    assert json.loads(manifest.read_bytes())["ledger"]["conversations"]["read"] == 260
     assert found.found.whole
 
 
@@ -105,10 +103,41 @@ def test_what_init_changes_and_passes_over_is_told(here: Path) -> None:
     assert [source.path for source in config.sources] == ["chats.jsonl", "data/mine/a.jsonl"]
     told = "\n".join(found.summary())
     assert "skipped, written by packcorpus: data/corpora/, data/tokens/, manifests/" in told
-    begin = "max_rejects: 0.02 instead of 0: 2 of what was looked at cannot be used, such as chats"
-    assert re.search(rf"^{begin}\.jsonl:61: ", told, re.M), told
     assert found.found.files == 2
     resolve(here / "corpus.yaml", here)
+
+
+def test_records_that_cannot_be_used_are_named_to_be_mended(here: Path) -> None:
+    """A limit that lets them pass would let all pass."""
+    wrong = [{"messages": [{"role": "assistent", "content": "x"}]}] * 3
+    write(here / "chats.jsonl", [*conversations(2), *wrong, {"messages": 1}, {"other": 1}])
+    found, config, text = draft(here, "chats.jsonl")
+    assert config.max_rejects == 0
+    told = found.summary()
+    head = "5 of 7 records looked at cannot be used; mend them, or raise max_rejects"
+    place = told.index(f"{head}:")
+    named = {line.partition(": ")[0]: line.partition(": ")[2] for line in told[place + 1 :]}
+    assert named["  E207 bad_role, 3"].startswith('chats.jsonl:3 messages[0].role "assistent" is not a role')
+    assert len(named) == len(told) - place - 1 == 3, told
+    comment = " ".join(re.sub(r"^# ?", "", line) for line in text.splitlines() if line.startswith("#"))
+    assert f"{head}: " in comment
+    assert named["  E207 bad_role, 3"] in comment
+
+
+def test_what_a_row_is_too_short_for_is_no_fault_of_the_data(here: Path) -> None:
+    long = [
+        {"messages": [{"role": "user", "content": "at 9 " * 1500}, {"role": "assistant", "content": f"{n}"}]}
+        for n in range(2)
+    ]
+    write(here / "chats.jsonl", [*conversations(58), *long])
+    shutil.copy(kind_path("sp_bpe_chatml"), here / "near.model")
+    found, config, text = draft(here, "chats.jsonl")
+    assert config.max_rejects == 0.04
+    told = "\n".join(found.summary())
+    assert "max_rejects: 0.04 instead of 0: 2 conversations (E236) have no trained token within 1,024 tokens" in told
+    assert "cannot be used" not in told
+    assert "Raised: 2 conversations (E236) have" in text
+    make_stages(resolve(here / "corpus.yaml", here))
 
 
 def test_an_old_config_is_not_written_over(here: Path) -> None:
@@ -196,6 +225,24 @@ def test_the_nearest_tokenizer_is_found_and_its_template(here: Path) -> None:
     _, config, text = draft(here, "chats/a.jsonl", overwrite=True)
     assert (config.tokenizer, config.template) == ("models/far.model", "alpaca")
     assert "no control tokens of a chat template" in text
+
+
+def test_a_tokenizer_of_another_project_is_not_taken(here: Path) -> None:
+    """Neither from beside nor from above, and no copy that a corpus has of its own."""
+    write(here / "chats" / "a.jsonl", ALPACA)
+    corpus = here / "moved"
+    for folder in (here.parent, here.parent / "other", here / "chats" / ".." / ".." / "else", corpus / "tokenizer"):
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(kind_path("sp_bpe_chatml"), folder / "tokenizer.model")
+    (corpus / "index.arrow").write_bytes(b"")
+    found, config, _ = draft(here, "chats/a.jsonl")
+    assert config.tokenizer is None
+    told = "tokenizer: none found here: one is trained on the sources; for your model, name its own"
+    assert told in found.summary()
+    shutil.copy(kind_path("sp_bpe_chatml"), here / "own.model")
+    found, config, _ = draft(here, "chats/a.jsonl", overwrite=True)
+    assert config.tokenizer == "own.model"
+    assert f"tokenizer: {here / 'own.model'}; it must be that of your model" in found.summary()
 
 
 def test_a_chat_template_of_the_tokenizer_is_taken_where_it_works(here: Path) -> None:
