@@ -1,25 +1,31 @@
 """The files of a corpus as they lie: found, checked against the manifest, opened.
 
 manifest ─find_listed─▶ a file of the corpus, of the size that is recorded ─check_digest─▶ with its content
+manifest ─wrong_files, foreign_files─▶ all that is not as recorded ─refuse─▶ one error that names it
 manifest ─open_tokenizer─▶ Encoder, from the corpus's own copy
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
 
 from tasks.encoders import Encoder, TokenizerFiles, open_encoder
-from tasks.errors import DataError, InputMissing, StorageError
+from tasks.errors import DataError, InputMissing, PackError, StorageError
 from tasks.files import sha256_of
 from tasks.manifest import FileFacts, Manifest, Shard, load_manifest, mend
 
 # What lies in a corpus folder and is not listed with a digest: the manifest itself, and the record of one run.
 UNLISTED = {"manifest.json", "run.json"}
+
+SHOWN = 20  # files that one error names
+THREADS = 8  # files that are digested at a time, outside of Python's lock
 
 
 def report_beside(folder: Path) -> Path:
@@ -66,14 +72,58 @@ def check_listed(folder: Path, file: Shard | FileFacts) -> None:
     check_digest(where, found, file.sha256, folder)
 
 
-def check_nothing_besides(manifest: Manifest, folder: Path) -> None:
-    """Raises DataError where the corpus folder holds what the manifest does not list."""
-    known = {file.path for file in manifest.listed()} | UNLISTED
+def check_unchanged(folder: Path, file: Shard | FileFacts) -> None:
+    """As check_listed, but read again only where the file was changed since: for those that are asked for often."""
+    where = find_listed(folder, file.path, file.bytes)
+    facts = where.stat()
+    check_digest(where, _digest(where, facts.st_ino, facts.st_mtime_ns), file.sha256, folder)
+
+
+@cache
+def _digest(where: Path, _inode: int, _changed: int) -> str:
+    with reading(where):
+        return sha256_of(where)
+
+
+def wrong_files(folder: Path, files: Sequence[Shard | FileFacts]) -> list[PackError]:
+    """What `check_listed` says of each file that is not as recorded, in their order. Several are read at a time."""
+
+    def wrong(file: Shard | FileFacts) -> PackError | None:
+        try:
+            check_listed(folder, file)
+        except PackError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
+        return [error for error in threads.map(wrong, files) if error]
+
+
+def foreign_files(manifest: Manifest, folder: Path) -> list[PackError]:
+    """An error for each file in the corpus folder that the manifest does not list, by name."""
+    listed = [Path(file.path) for file in manifest.listed()]
+    # A folder of listed files that is a link is said of these.
+    known = {path.as_posix() for file in listed for path in (file, *file.parents)} | UNLISTED
     found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
-    if found - known:
-        raise DataError(
-            "foreign_file", f"{folder / min(found - known)}: does not belong to this corpus; move it elsewhere"
-        )
+    return [
+        DataError("foreign_file", f"{folder / name}: does not belong to this corpus; move it elsewhere")
+        for name in sorted(found - known)
+    ]
+
+
+def refuse(wrong: Sequence[PackError], folder: Path) -> None:
+    """Raises the error, where there is one; of several the first, which names them all."""
+    if len(wrong) < 2:
+        for error in wrong:
+            raise error
+        return
+    first, advice = wrong[0], mend(folder)
+    shown = [f"  {str(error).partition('; mend it with')[0]}" for error in wrong[:SHOWN]]
+    shown += [f"  … and {len(wrong) - SHOWN:,} more"] * (len(wrong) > SHOWN)
+    mendable = any(error.reason != "foreign_file" for error in wrong)
+    head = f"{folder}: {len(wrong):,} files are not as they should be{f'; {advice}' * mendable}"
+    told = [{"code": error.code, "reason": error.reason, "message": str(error)} for error in wrong[:SHOWN]]
+    raise type(first)(first.reason, "\n".join([head, *shown]), files=told)
 
 
 @contextmanager

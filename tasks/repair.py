@@ -27,7 +27,7 @@ import pyarrow as pa
 from tasks.card import CARD, dataset_card
 from tasks.config import path_in
 from tasks.corpus import copies_beside, write_planned_shard
-from tasks.corpus_files import check_listed, check_nothing_besides, open_tokenizer
+from tasks.corpus_files import check_listed, foreign_files, open_tokenizer, refuse
 from tasks.encoders import find_tokenizer
 from tasks.errors import Busy, DataError, InputMissing, PackError
 from tasks.files import CHUNK, atomic_file, lock, read_json, sha256_of, write_bytes
@@ -70,7 +70,7 @@ def repair(path: Path, config_file: Path | None = None) -> Iterator[Mended]:
     for copy, why in given.wrong.items():
         write_bytes(copy, given.content)
         yield Mended(copy, why, "the other copy")
-    check_nothing_besides(manifest, folder)
+    refuse(foreign_files(manifest, folder), folder)
 
 
 # -- what is damaged -------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import orjson
 import yaml
 
 from tasks.codes import CODES
-from tasks.corpus_files import find_listed, reading, report_beside
+from tasks.corpus_files import find_listed, reading, refuse, report_beside, wrong_files
 from tasks.errors import DataError, PartMissing, StorageError
 from tasks.files import write_bytes
 from tasks.manifest import Manifest, MixtureFacts, SourceFacts, corpus_folder, load_manifest
@@ -55,6 +55,7 @@ def write_report(path: Path, output: Path | None) -> tuple[Path, int]:
         raise DataError("foreign_file", f"{output}: would lie in the corpus folder, which holds its own files alone")
     if not output.parent.is_dir():
         raise StorageError("cannot_write", f"{output}: there is no folder {output.parent}; make it, or name another")
+    refuse(wrong_files(folder, manifest.listed()), folder)  # nobody is to be shown damaged text as data
     page = next(page for page in _pages(manifest, folder) if len(page) <= MOST_BYTES)
     return output, write_bytes(output, page)["bytes"]
 

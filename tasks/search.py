@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from tasks.corpus_files import open_tokenizer
+from tasks.corpus_files import check_unchanged, open_tokenizer
 from tasks.encoders import Encoder
 from tasks.errors import UsageError
 from tasks.lookup import mapped, objects
@@ -56,6 +56,7 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
     vocabulary = pa.array([encoder.token_bytes(token) for token in range(encoder.vocab_size)], pa.binary())
     for split, number, shard in shards:
         at = 0
+        check_unchanged(folder, shard)
         with mapped(folder, shard.path, shard.bytes) as reader:
             for batch in reader:
                 step = max(1, _TOKENS // manifest.sequence_length)
@@ -93,6 +94,7 @@ def _in_rows(batch: pa.RecordBatch, vocabulary: pa.Array, needle: bytes) -> Iter
 
 def _in_texts(folder: Path, split: str, number: int, shard: Shard, text: str) -> Iterator[Hit]:
     at = 0
+    check_unchanged(folder, shard)
     with mapped(folder, shard.path, shard.bytes) as reader:
         for batch in reader:
             for row, found in enumerate(objects(batch.select(["text"]))):

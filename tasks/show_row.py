@@ -16,7 +16,7 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
-from tasks.corpus_files import open_tokenizer
+from tasks.corpus_files import check_unchanged, open_tokenizer
 from tasks.encoders import Encoder
 from tasks.errors import DataError, UsageError
 from tasks.lookup import Place, find_row, kept_in_place_of, mapped, objects, origin, pieces_in_row, row_number
@@ -195,10 +195,11 @@ def place_as_object(manifest: Manifest, place: Place) -> dict[str, Any]:
 
 
 def read_row(manifest: Manifest, folder: Path, shard: Shard, at: int) -> dict[str, Any]:
-    """The columns of one row; only the pages that it lies on are read. Raises DataError or InputMissing."""
+    """The columns of one row. Raises DataError or InputMissing, also where another row of its shard was damaged."""
     packed = manifest.packing_metadata.enabled
     schema = (row_schema if packed else conversation_schema)(manifest.sequence_length, manifest.key)
     path = folder / shard.path
+    check_unchanged(folder, shard)
     with mapped(folder, shard.path, shard.bytes) as reader:
         if not reader.schema.equals(schema, check_metadata=True):
             raise DataError(

@@ -389,8 +389,12 @@ def test_a_folder_in_a_files_place_and_what_does_not_belong_are_left_alone(copy:
     (copy.folder / "mine.txt").write_text("mine")
     with pytest.raises(DataError, match=r"mine.txt: does not belong to this corpus; move it elsewhere"):
         list(repair(copy.path))
+    (copy.folder / "yours.txt").write_text("yours")
+    with pytest.raises(DataError, match=r"2 files are not as they should be\n.*mine.txt: .*\n.*yours.txt: "):
+        list(repair(copy.path))
     assert (copy.folder / "mine.txt").read_text() == "mine"
     (copy.folder / "mine.txt").unlink()
+    (copy.folder / "yours.txt").unlink()
     verify(copy.path)
 
 

@@ -23,7 +23,7 @@ from commands import BIN, ROOT, SHARED, command, needs_shared
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packed_rows import folder_of, shards_of
-from small_corpus import conversations, make_recipe, pack_corpus
+from small_corpus import conversations, flip, make_recipe, pack_corpus
 
 from tasks import report, report_plots, report_rows
 from tasks.corpus_files import open_tokenizer
@@ -421,7 +421,7 @@ def test_a_folder_that_is_not_there_is_not_made(made: dict[str, Path], tmp_path:
 
 
 @pytest.mark.parametrize("name", ["index.arrow", "rejects.jsonl", "train-00000-of-00001.arrow"])
-@pytest.mark.parametrize("damage", ["gone", "cut", "noise"])
+@pytest.mark.parametrize("damage", ["gone", "cut", "noise", "a bit"])
 def test_a_damaged_corpus_is_refused_by_name(made: dict[str, Path], tmp_path: Path, name: str, damage: str) -> None:
     shutil.copytree(made["drop"].parent.parent, tmp_path / "copy")
     path = tmp_path / "copy" / "manifests" / made["drop"].name
@@ -429,10 +429,13 @@ def test_a_damaged_corpus_is_refused_by_name(made: dict[str, Path], tmp_path: Pa
     data = file.read_bytes()
     if damage == "gone":
         file.unlink()
+    elif damage == "a bit":
+        flip(file)
     else:
         file.write_bytes(data[:-1] if damage == "cut" else b"\xff" * len(data))
-    with pytest.raises((DataError, InputMissing), match=re.escape(name)):
-        write_report(path, None)
+    with pytest.raises((DataError, InputMissing), match=f"{re.escape(name)}: .*; mend it with: packcorpus repair "):
+        write_report(path, tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
 
 
 @pytest.mark.parametrize("kind", ["truncate", "whole"])

@@ -23,6 +23,7 @@ from rich.console import Console
 from tasks import lookup, printable, show, show_row
 from tasks.config import Config
 from tasks.errors import DataError, InputMissing, UsageError
+from tasks.files import sha256_of
 from tasks.manifest import Manifest, Shard, Split, load_manifest
 from tasks.shards import row_schema
 
@@ -226,7 +227,7 @@ def test_rows_are_counted_over_all_shards_and_batches(manifest: Path, tmp_path: 
                 rows = [dict.fromkeys(schema.names, [number] * length) for number in numbers]
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=schema))
         count = sum(map(len, batches))
-        shards.append(Shard(path=name, rows=count, bytes=file.stat().st_size, sha256="0" * 64))
+        shards.append(Shard(path=name, rows=count, bytes=file.stat().st_size, sha256=sha256_of(file)))
     facts = facts.model_copy(update={"splits": {"train": Split(rows=5, shards=shards)}, "sequence_length": length})
     for number in range(5):
         place, shard, at = lookup.find_row(facts, number, "train")

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from small_corpus import conversations, make_recipe, pack_corpus
+from small_corpus import conversations, flip, make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
 from tasks import shards
@@ -721,6 +721,44 @@ def test_a_folder_that_is_a_link(truncated: Tampered, tmp_path: Path) -> None:
     shutil.move(folder, tmp_path / "outside")
     folder.symlink_to(tmp_path / "outside")
     assert "is a link; a corpus holds its files itself" in truncated.refused()
+
+
+def test_all_files_that_are_not_as_they_should_be_are_told_at_once(truncated: Tampered) -> None:
+    """None hides another, and what they hold is not looked at."""
+    t = truncated
+    lost, stray, copy = t.folder / "index.arrow", t.folder / "mine.txt", t.folder / "manifest.json"
+    flip(t.shard)
+    lost.unlink()
+    stray.write_text("mine")
+    copy.write_bytes(copy.read_bytes().replace(b"small", b"large"))
+    with pytest.raises(DataError) as caught:
+        verify(t.path)
+    head, *told = str(caught.value).splitlines()
+    assert head == (f"{t.folder}: 4 files are not as they should be; mend it with: packcorpus repair {t.folder}")
+    assert told[0].startswith(f"  {copy}: ")
+    assert told[1:] == [
+        f"  {t.shard}: does not have the SHA-256 that was recorded",
+        f"  {lost}: is missing",
+        f"  {stray}: does not belong to this corpus; move it elsewhere",
+    ]
+    assert [file["code"] for file in caught.value.facts["files"]] == ["E503", "E510", "E508", "E511"]
+
+
+def test_of_many_strays_twenty_are_named(truncated: Tampered) -> None:
+    for number in range(25):
+        (truncated.folder / f"x{number:02}").write_text("")
+    head, *told = truncated.refused().splitlines()
+    assert head == f"{truncated.folder}: 25 files are not as they should be"
+    assert len(told) == 21
+    assert told[0] == f"  {truncated.folder}/x00: does not belong to this corpus; move it elsewhere"
+    assert told[-1] == "  … and 5 more"
+
+
+def test_a_folder_that_is_a_link_is_said_of_its_files(truncated: Tampered, tmp_path: Path) -> None:
+    inside = truncated.folder / "tokenizer"
+    inside.rename(tmp_path / "outside")
+    inside.symlink_to(tmp_path / "outside")
+    assert truncated.refused().startswith(f"{inside / 'tiny.model'}: is a link; ")
 
 
 def test_two_manifests_that_differ(truncated: Tampered) -> None:
