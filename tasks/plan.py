@@ -71,7 +71,8 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     rejects = _rejects(receipts, bases, accepted, tokens, recipe)
     write_rejects(folder / "rejects.jsonl", rejects, recipe)
     read = sum(receipt["conversations"] for receipt in receipts)
-    check_rejects(rejects, read, recipe, folder / "rejects.jsonl")
+    cut_off = int(np.count_nonzero(accepted.why == REJECTED))
+    check_rejects(rejects, cut_off, read, recipe, folder / "rejects.jsonl")
     stays = accepted.why == 0
     hold_out_at_least_one(accepted.held_out, stays, lambda: tokens.column("digest"), config.validation)
     pieces = mix(pieces, tokens, recipe)

@@ -43,6 +43,7 @@ from tasks.pieces import DROPS, REJECTED, Pieces, cut_overlong, why
 from tasks.placement import hold_out_at_least_one
 from tasks.plan import read_columns
 from tasks.recipe import SPLITS, Recipe, specs_of, split_names
+from tasks.rejects import advice
 from tasks.sampling import Sample, sample_files
 from tasks.segments import segments_of
 from tasks.shares import entries_of, shares
@@ -464,10 +465,12 @@ def _warn(found: Prediction) -> None:
     config = found.recipe.config
     read = sum(source.conversations for source in found.sources)
     rejected = sum(source.rejected for source in found.sources)
+    cut_off = found.cut_off.expected
     if rejected and rejected / max(read, 1) > config.max_rejects:
         found.warnings.append(
             f"{100 * rejected / read:.2f} % of the conversations are rejected, max_rejects allows "
-            f"{100 * config.max_rejects:.2f} %: the run will fail; mend them, or raise max_rejects"
+            f"{100 * config.max_rejects:.2f} %: the run will fail; the first of each reason is named under Rejects; "
+            f"{advice(rejected, cut_off, read)}"
         )
         found.fails = True
     if config.overlong == "error" and found.too_long:

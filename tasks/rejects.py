@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +14,7 @@ from tasks.errors import DataError
 from tasks.files import write_bytes
 from tasks.recipe import Recipe
 
-SHOWN = 20
+TOLD = 20  # rejects that a machine is told
 
 
 class Rejected(NamedTuple):
@@ -35,25 +37,38 @@ def write_rejects(path: Path, rejects: list[Rejected], recipe: Recipe) -> None:
     write_bytes(path, b"".join(lines))
 
 
-def check_rejects(rejects: list[Rejected], read: int, recipe: Recipe, path: Path) -> None:
-    """Raises DataError, showing the first of them, where more were rejected than max_rejects allows."""
+def check_rejects(rejects: list[Rejected], cut_off: int, read: int, recipe: Recipe, path: Path) -> None:
+    """Raises DataError, showing the first of each reason, where more were rejected than max_rejects allows.
+
+    Of `cut_off` no trained token is left within a row. `path` is that of rejects.jsonl, which is written.
+    """
     limit = recipe.config.max_rejects
     # The quotient, since 0.29 * 100 is less than 29.
     if not rejects or len(rejects) / read <= limit:
         return
-    first = [{"place": _place(reject, recipe), **_told(reject)} for reject in rejects[:SHOWN]]
-    shown = ["  {code} {place} {message}".format_map(reject) for reject in first]
-    if len(rejects) > len(shown):
-        shown.append(f"  … and {len(rejects) - len(shown):,} more")
+    first = [{"place": _place(reject, recipe), **_told(reject)} for reject in rejects[:TOLD]]
+    shown = first_of_each(path, Counter(reject.reason for reject in rejects))
     raise DataError(
         "too_many_rejects",
         f"{len(rejects):,} of {read:,} conversations were rejected ({100 * len(rejects) / read:.2f} %), max_rejects "
         f"allows {100 * limit:.2f} %{_template(rejects, recipe)}\n"
         + "\n".join(shown)
-        + f"\nall of them are in {path}\n"
-        "mend the data, or raise max_rejects in the config to go on without them",
+        + f"\nthey are listed in {path}\n{advice(len(rejects), cut_off, read)}",
         rejects=first,
         all_rejects=str(path),
+    )
+
+
+def advice(rejected: float, cut_off: float, read: float) -> str:
+    """What helps where `rejected` of `read` conversations are too many; `cut_off` of them a row is too short for."""
+    enough = min(1.0, math.ceil(10_000 * rejected / read) / 10_000)
+    told = f"max_rejects: {enough:g} would let them pass"
+    if 2 * cut_off <= rejected:
+        return told
+    most = "most" if cut_off < rejected else "all"
+    return (
+        f"{most} of them have no trained token left in a row: a larger sequence_length keeps them, overlong: drop "
+        f"leaves them out with all that are longer than a row; {told}"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -405,12 +406,14 @@ def test_one_reject_too_many(good: int, bad: int, limit: float) -> None:
             make_plan(recipe, recipe.plan_folder)
         message = str(caught.value)
         assert f"{bad} of {good + bad} conversations were rejected" in message
-        assert f"E207 s0.x:{good + 1} why bad_role" in message
-        assert ("… and" in message) == (bad > 20)
+        assert f"\n  E207 bad_role, {bad}: s0.x:{good + 1} why bad_role\n" in message
+        [enough] = re.findall(r"\nmax_rejects: (\S+) would let them pass$", message)
         listed = recipe.plan_folder / "rejects.jsonl"
         assert str(listed) in message
         assert len(listed.read_bytes().splitlines()) == bad
         assert not (recipe.plan_folder / "plan.json").exists(), "a failed plan left its receipt"
+    with recipe_of(rejected(good, bad), max_rejects=float(enough)) as recipe:
+        make_plan(recipe, recipe.plan_folder)
 
 
 def refusal(part: PartInput, **values: Any) -> str:
@@ -422,7 +425,15 @@ def refusal(part: PartInput, **values: Any) -> str:
 def test_late_rejects_count_towards_the_limit() -> None:
     message = refusal(PartInput({0: GOOD, 2: ([~5] * 20, False)}, {}, 3))
     assert "1 of 2 conversations were rejected (50.00 %), max_rejects allows 0.00 %" in message
-    assert "E236 s0.x:3 no trained token is left within 8 tokens (overlong: truncate)" in message
+    assert "E236 no_trained_tokens, 1: s0.x:3 no trained token is left within 8 tokens (overlong: truncate)" in message
+    assert message.endswith(
+        "\nall of them have no trained token left in a row: a larger sequence_length keeps them, overlong: drop leaves "
+        "them out with all that are longer than a row; max_rejects: 0.5 would let them pass"
+    )
+    mixed = PartInput({0: GOOD, 2: ([~5] * 20, False), 3: ([~5] * 20, False)}, {4: "bad_role"}, 5)
+    assert "\nmost of them have no trained token left" in refusal(mixed)
+    other = PartInput({0: GOOD, 2: ([~5] * 20, False)}, {4: "bad_role"}, 5)
+    assert refusal(other).endswith("\nmax_rejects: 0.6667 would let them pass")
 
 
 def test_a_damaged_token_file_is_refused_by_name() -> None:
