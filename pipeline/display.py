@@ -67,6 +67,11 @@ def begin() -> None:
 # What is said once
 
 
+def room() -> int:
+    """Columns that a line may have; where nothing is drawn, as many as it needs."""
+    return (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1 if mode() == "live" else 10_000
+
+
 def say(message: str, **facts: Any) -> None:
     """A line for a person; to a machine the `facts`, where there are any."""
     how = mode()

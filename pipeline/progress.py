@@ -23,7 +23,7 @@ from tasks.corpus_files import report_beside
 from tasks.encoders import Encoder
 from tasks.errors import Busy
 from tasks.manifest import Manifest, load_manifest
-from tasks.mixture_table import mixture_table
+from tasks.mixture_table import limited_by, mixture_table, narrowed
 from tasks.parity import Verdict
 from tasks.printable import aligned, counted
 from tasks.recipe import Recipe
@@ -174,8 +174,7 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
             display.say(line)
     if further := [f"{count:,} {reason}" for reason, count in conversations.dropped.items() if reason != "too_long"]:
         display.say(f"dropped by filters, limits and weights: {', '.join(further)}")
-    for line in aligned(mixture_table(manifest.mixture, manifest.config.get("weighting"))):
-        display.say(line)
+    _tell_mixture(manifest, Path(path).parent.parent / manifest.corpus)
     lost = {
         "dropped, of conversations longer than a row": tokens.dropped * (not further),
         "cut off, of conversations longer than a row": tokens.truncated,
@@ -186,6 +185,21 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         if share > NOTEWORTHY:
             display.say(f"note: {100 * share:.1f} % of all tokens were {how}")
     print(path, flush=True)
+
+
+def _tell_mixture(manifest: Manifest, folder: Path) -> None:
+    weighting = manifest.config.get("weighting")
+    table = narrowed(mixture_table(manifest.mixture, weighting), display.room())
+    if table:
+        display.say(f"mixture ({weighting}), in one pass over the training split:")
+    for line in aligned(table):
+        display.say(line)
+    left_out = manifest.ledger.conversations.dropped.get("weight", 0)
+    if weighting == "token_share" and left_out:
+        from tasks.lookup import giving_all
+
+        if limited := limited_by(giving_all(manifest, folder), left_out, manifest.ledger.conversations.packed):
+            display.say(limited)
 
 
 # What Luigi tells

@@ -136,6 +136,17 @@ def kept_in_place_of(manifest: Manifest, folder: Path, duplicate: Place) -> Plac
     return None if first["dropped"] == "duplicate" else first
 
 
+def giving_all(manifest: Manifest, folder: Path) -> list[str]:
+    """The entries of `sources` of which the mixture took every conversation."""
+    left_out: set[int] = set()
+    with open_index(manifest, folder) as reader:
+        for batch in reader:
+            by_weight = pc.equal(batch.column("dropped").cast(pa.string()), "weight")
+            left_out.update(pc.unique(batch.column("source").filter(by_weight)).to_pylist())
+    less = {manifest.sources[source].entry for source in left_out}
+    return [m.path for entry, m in enumerate(manifest.mixture) if entry not in less and m.conversations]
+
+
 def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
     """FILE:LINE → its source's place in the manifest's sources, and the record. FILE may be the end of a path.
 

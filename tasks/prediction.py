@@ -38,6 +38,7 @@ from tasks.gigatoken_models import Unsupported
 from tasks.jinja_templates import JinjaTemplate
 from tasks.keys import Layout
 from tasks.manifest import MixtureFacts
+from tasks.mixture_table import limited_by
 from tasks.parity import HARD, LONGEST, difference
 from tasks.pieces import DROPS, REJECTED, Pieces, cut_overlong, why
 from tasks.placement import hold_out_at_least_one
@@ -130,6 +131,7 @@ class Prediction:
     pieces: float = 0.0
     mixture: list[MixtureFacts] = field(default_factory=list)
     empty_shares: str = ""  # sources without a token for their share
+    giving_all: list[str] = field(default_factory=list)  # sources that limit the others, by token_share
     efficiency: float | None = None
     disk: dict[str, float] = field(default_factory=dict)
     memory: float = 0.0
@@ -330,6 +332,10 @@ def _plan(found: Prediction, made: list[_Tokens]) -> np.ndarray:
     found.empty_shares = chosen.empty
     dropped["limit"] = float((stays - chosen.within) @ weights)
     dropped["weight"] = float((chosen.within - chosen.packed) @ weights)
+    if config.weighting == "token_share":
+        entries, sources = entries_of(pieces, recipe), config.sources
+        within, packed = (np.bincount(entries, each, len(sources)) for each in (chosen.within, chosen.packed))
+        found.giving_all = [sources[e].path for e in np.flatnonzero((within > 0) & np.isclose(within, packed))]
     found.dropped = {reason: count for reason, count in dropped.items() if count >= 0.5 or reason == "too_long"}
     found.packed = float(chosen.packed @ weights)
     cut = np.unique(pieces.cut_of)
@@ -488,6 +494,8 @@ def _warn(found: Prediction) -> None:
             "have no share of the tokens (weighting: token_share): the run will fail; figures are those of the others"
         )
         found.fails = True
+    if limited := limited_by(found.giving_all, found.dropped.get("weight", 0.0), found.packed):
+        found.warnings.append(limited)
     if config.duplicates == "drop" and not found.whole:
         found.warnings.append(
             "duplicates: drop: conversations that say the same are told within the sample alone; of all, the run may "

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from tasks.errors import InputMissing
 from tasks.manifest import Manifest, MixtureFacts, SourceFacts, corpus_folder, load_manifest
-from tasks.mixture_table import mixture_table
+from tasks.mixture_table import mixture_table, narrowed
 from tasks.printable import common_folder, counted, printable
 from tasks.tables import grid, heading, in_bytes, indented, single, whole
 
@@ -43,6 +43,7 @@ LOST = {
     "weight": "by the weight of its source",
     "no_trained_tokens": "no token to train on",
 }
+BEFORE_MIXTURE = "share: of the tokens that were read, before the mixture"
 TRAINED_TURNS = {"assistant": "assistant turns", "last": "the last assistant turn", "all": "all turns"}
 
 
@@ -99,6 +100,7 @@ def _print_sources(manifest: Manifest, console: Console) -> None:
     folder = common_folder([source.path for source in sources])
     notes = [f"below {printable(folder)}"] * bool(folder)
     notes += ["trained: in all rows, further copies too"] * bool(manifest.ledger.tokens.repeated)
+    notes += [BEFORE_MIXTURE] * bool(mixture_table(manifest.mixture, manifest.config.get("weighting")))
     heading(console, "Sources", "; ".join(notes))
     wide = console.width >= 100
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", footer_style="bold")
@@ -127,7 +129,7 @@ def _print_sources(manifest: Manifest, console: Console) -> None:
 
 
 def print_mixture(mixture: Sequence[MixtureFacts], weighting: object, console: Console) -> None:
-    lines = mixture_table(mixture, weighting)
+    lines = narrowed(mixture_table(mixture, weighting), console.width - 2)
     if not lines:
         return
     heading(console, "Mixture", f"{weighting}, of one pass over the training split")

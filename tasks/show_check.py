@@ -16,10 +16,11 @@ from rich.text import Text
 
 from tasks.codes import CODES
 from tasks.marks import Run, print_conversation_head, print_hanging, print_legend, runs_of, text_of
+from tasks.mixture_table import mixture_table
 from tasks.prediction import Prediction, Shown, about, in_a_row, steps
 from tasks.printable import common_folder, counted, printable
 from tasks.shards import IGNORED
-from tasks.show import BATCH_ROWS, FEW_STEPS, NOTICED, SHOWN_SOURCES, TRAINED_TURNS, print_mixture
+from tasks.show import BATCH_ROWS, BEFORE_MIXTURE, FEW_STEPS, NOTICED, SHOWN_SOURCES, TRAINED_TURNS, print_mixture
 from tasks.tables import grid, heading, in_bytes, indented, single
 
 SHOWN_CONVERSATIONS = 12
@@ -76,8 +77,10 @@ def _number(value: float, found: Prediction) -> str:
 
 def _print_sources(found: Prediction, console: Console) -> None:
     folder = common_folder([source.sample.file.name for source in found.sources])
-    heading(console, "Sources", f"below {printable(folder)}" if folder else "")
+    notes = [f"below {printable(folder)}"] * bool(folder)
     wide = console.width >= 120
+    notes += [BEFORE_MIXTURE] * (wide and bool(mixture_table(found.mixture, found.config.weighting)))
+    heading(console, "Sources", "; ".join(notes))
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("file", overflow="fold")
     names = ("format", "looked at", "conversations", "rejected", "tokens", "trained", "share")

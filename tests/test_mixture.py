@@ -12,14 +12,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import yaml
+from commands import BIN, command, luigi
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from small_corpus import conversations, pack_corpus, write_project
 
 from tasks import mixture
 from tasks.errors import DataError
-from tasks.manifest import Manifest, load_manifest
+from tasks.lookup import giving_all
+from tasks.manifest import Manifest, MixtureFacts, load_manifest
+from tasks.mixture_table import limited_by, mixture_table, narrowed
 from tasks.pieces import Pieces, why
+from tasks.prediction import predict
+from tasks.printable import aligned
 from tasks.rebuild import rebuild
 from tasks.recipe import Recipe, resolve
 from tasks.verify import verify
@@ -250,3 +255,63 @@ def test_a_token_share_of_one_source_is_all_of_it(tmp_path: Path) -> None:
     manifest, _ = packed(project(tmp_path, [{"path": "few.jsonl", "weight": 7}], weighting="token_share"))
     assert manifest.mixture[0].trained_tokens_percent == 100
     assert manifest.ledger.conversations.packed == 30
+
+
+# -- what is shown of it ---------------------------------------------------------------------------------------------
+
+
+def facts(path: str, **values: Any) -> MixtureFacts:
+    usual = {"weight": 1, "limit": None, "conversations": 7473, "copies": 7473, "tokens": 1_385_220}
+    usual |= {"trained_tokens": 902_114, "tokens_percent": 12.345, "trained_tokens_percent": 23.456}
+    return MixtureFacts(path=path, **(usual | values))
+
+
+LONG_NAME = "chats/llamafactory_glaive_toolcall_en_demo.json"
+
+
+def test_a_table_of_a_mixture_fits_a_terminal(tmp_path: Path) -> None:
+    mixture = [facts("chats/a.jsonl"), facts(LONG_NAME, weight=0.25)]
+    table = mixture_table(mixture, "token_share")
+    wide = narrowed(table, 10_000)
+    assert wide[0] == ["source", "weight", "packed", "tokens", "%", "trained", "%"]
+    assert wide[2][0] == "llamafactory_glaive_toolcall_en_demo.json"
+    narrow = narrowed(table, 78)
+    assert max(map(len, aligned(narrow))) == 78
+    assert narrow[2][0].startswith("llamafactory")
+    assert narrow[2][0].endswith("demo.json")
+    assert len(narrow[0]) == 7
+    everything = [facts(LONG_NAME, limit=123_456, copies=18_000, tokens=10**8, trained_tokens=10**8) for _ in range(2)]
+    shown = narrowed(mixture_table(everything, "repeat"), 78)
+    assert shown[0] == ["source", "limit", "packed", "copies", "tokens", "trained", "%"]
+    assert max(map(len, aligned(shown))) <= 78
+    assert len(mixture_table(everything, "repeat")[0]) == 9, "a page and a card have all columns"
+    assert narrowed([], 78) == []
+
+
+def test_the_source_that_limits_the_others_is_named(tmp_path: Path) -> None:
+    sources = [{"path": "few.jsonl", "weight": 9}, {"path": "many.jsonl"}]
+    recipe = project(tmp_path, sources, weighting="token_share")
+    manifest, index = packed(recipe)
+    left_out = sum(place["dropped"] == "weight" for place in index)
+    share = round(100 * left_out / manifest.ledger.conversations.read)
+    assert share > 50
+    said = f"few.jsonl gives all it has, and so limits the others (token_share): {share} % of the conversations are "
+    assert giving_all(manifest, recipe.corpus_folder) == ["few.jsonl"]
+    assert said in limited_by(["few.jsonl"], left_out, manifest.ledger.conversations.packed)
+    [warning] = predict(recipe.config, tmp_path, tmp_path).warnings
+    assert warning.startswith(said)
+    shown = luigi(tmp_path, "--config", "corpus.yaml").stderr
+    assert "mixture (token_share), in one pass over the training split:\nsource" in shown
+    assert said in shown
+    assert limited_by(["a", "b"], 0, 7) == limited_by([], 7, 7) == ""
+    assert "a and b give all they have, and so limit the others" in limited_by(["a", "b"], 1, 1)
+
+
+def test_a_share_of_what_was_read_is_told_from_one_of_a_pass(tmp_path: Path) -> None:
+    remark = "share: of the tokens that were read, before the mixture"
+    for number, sources in enumerate(([{"path": "few.jsonl", "weight": 2}], [{"path": "few.jsonl"}])):
+        recipe = project(tmp_path / str(number), sources)
+        packed(recipe)
+        for words in (["inspect"], ["check", "corpus.yaml"]):
+            done = command(tmp_path / str(number), str(BIN / "packcorpus"), *words, COLUMNS="200")
+            assert (remark in done.stdout) == (number == 0), (words, done.stderr)
