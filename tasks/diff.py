@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tasks.corpus_files import open_tokenizer
 from tasks.encoders import Encoder
@@ -40,11 +41,15 @@ class Change(NamedTuple):
 
 
 class Moved(NamedTuple):
-    """A conversation that is packed on one side alone: its place there, and the begin of what it says."""
+    """A conversation that is packed on one side alone: its place there, and the begin of what it says.
+
+    `why` is the reason for which the other side dropped it, where it did.
+    """
 
     source: str
     record: int
     text: str
+    why: str
 
 
 @dataclass(slots=True)
@@ -87,8 +92,8 @@ def compare(before: Path, after: Path) -> Difference:
         return found
     before_side, after_side = (_Side(*side) for side in zip((one, other), folders, strict=True))
     found.compared = True
-    found.went = before_side.moved(_without(before_side.digest, after_side.digest))
-    found.came = after_side.moved(_without(after_side.digest, before_side.digest))
+    found.went = before_side.moved(_without(before_side.digest, after_side.digest), after_side)
+    found.came = after_side.moved(_without(after_side.digest, before_side.digest), before_side)
     return found
 
 
@@ -182,7 +187,9 @@ class _Side:
         with open_index(manifest, folder) as reader:
             table = reader.read_all()
             table.validate(full=True)
-        table = table.filter(table.column("row").is_valid())  # what was dropped stands nowhere
+        placed = table.column("row").is_valid()
+        self.dropped = table.select(["digest", "dropped"]).filter(pc.invert(placed))
+        table = table.filter(placed)  # what was dropped stands nowhere
         keys = ("first", "record", "source")
         order = np.lexsort([table.column(name).to_numpy() for name in keys])
         pairs = np.stack([table.column(name).to_numpy()[order] for name in keys[1:]])
@@ -191,17 +198,24 @@ class _Side:
         self.table = table.take(pa.array(order[heads]))
         self.digest = self.table.column("digest").to_numpy()
 
-    def moved(self, numbers: np.ndarray) -> list[Moved]:
+    def moved(self, numbers: np.ndarray, other: _Side) -> list[Moved]:
         """As they are told."""
+        reasons = other.reasons(self.digest[numbers])
         texts = [""] * len(numbers)
         rows = self.table.take(pa.array(numbers)).to_pylist()
         if self.manifest.format_version == "3.0":
             with suppress(PackError):  # a shard that is gone is not what was asked about
                 texts = [self._text(row) for row in rows[:EXCERPTS]] + texts[EXCERPTS:]
         return [
-            Moved(self.manifest.sources[row["source"]].path, row["record"], text)
+            Moved(self.manifest.sources[row["source"]].path, row["record"], text, reasons.get(row["digest"], ""))
             for row, text in zip(rows, texts, strict=True)
         ]
+
+    def reasons(self, digests: np.ndarray) -> dict[int, str]:
+        """Why conversations were dropped here, by their digests; those that were not are left out."""
+        asked = pc.is_in(self.dropped.column("digest"), pa.array(digests, self.dropped.schema.field("digest").type))
+        found = self.dropped.filter(asked)
+        return dict(zip(found.column("digest").to_pylist(), found.column("dropped").to_pylist(), strict=True))
 
     def _text(self, place: dict[str, Any]) -> str:
         """How a conversation begins."""

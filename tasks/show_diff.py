@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rich.text import Text
 
 from tasks.diff import Change, Difference, Moved
 from tasks.printable import common_folder, counted, printable
+from tasks.show import LOST
 from tasks.tables import grid, heading, indented, whole
 
 SHOWN = 20  # conversations, settings or figures
@@ -37,19 +39,27 @@ def _print_sources(found: Difference, console: Console) -> None:
     heading(console, "Sources")
     table = grid(False, False, True, False)
     for source in found.removed:
-        table.add_row(Text("−", "red"), printable(source.path), f"{source.conversations:,}", "conversations")
+        table.add_row(Text("−", "red"), printable(source.path), *_conversations(source.conversations))
     for source in found.added:
-        table.add_row(Text("+", "green"), printable(source.path), f"{source.conversations:,}", "conversations")
+        table.add_row(Text("+", "green"), printable(source.path), *_conversations(source.conversations))
     for before, after in found.changed:
         more = after.conversations - before.conversations
-        told = f"conversations ({more:+,}), {after.bytes - before.bytes:+,} bytes"
+        count, noun = _conversations(after.conversations)
+        told = f"{noun} ({more:+,}), {after.bytes - before.bytes:+,} bytes"
         if (before.format, before.columns) != (after.format, after.columns):
             told += f", read as {after.format}, not {before.format}"
-        table.add_row(Text("≠", "yellow"), printable(after.path), f"{after.conversations:,}", told)
+        table.add_row(Text("≠", "yellow"), printable(after.path), count, told)
     indented(console, table)
 
 
+def _conversations(count: int) -> list[str]:
+    """The number and its noun."""
+    return counted(count, "conversation").split()
+
+
 def _print_changes(title: str, changes: list[Change], console: Console) -> None:
+    if title == "Figures":
+        changes = [named for change in changes for named in _in_words(change)]
     if not changes:
         return
     heading(console, title)
@@ -67,9 +77,46 @@ def _print_changes(title: str, changes: list[Change], console: Console) -> None:
     _print_rest(len(changes) - SHOWN * 2, console)
 
 
+# Figures as `inspect` names them, by how the manifest does. What stands for nothing is said by another.
+WORDS = {
+    "ledger.conversations": "conversations",
+    "ledger.conversations.rejected": "rejected:",
+    "ledger.conversations.dropped": "dropped:",
+    "ledger.pieces.packed": "pieces",
+    "ledger.pieces": "pieces",
+    "ledger.tokens.separators": "separators",
+    "ledger.tokens.repeated": "tokens of further copies",
+    "ledger.tokens.padding": "padding",
+    "ledger.tokens": "tokens",
+    "packing.rows": "",
+    "packing.lower_bound_rows": "lower bound",
+    "packing.above_lower_bound_percent": "above the bound, %",
+    "packing.packing_efficiency": "efficiency, %",
+    "packing.avg_conversations_per_sequence": "conversations per row",
+    "packing.compression_ratio": "",
+    "rows": "rows of",
+    "shards": "shards of",
+    "noticed": "noticed:",
+}
+
+
+def _in_words(change: Change) -> list[Change]:
+    """A figure under the name that `inspect` has for it; nothing where another says the same."""
+    name, before, after = change
+    if name.startswith("ledger."):  # a reason that is not listed took none
+        before, after = before or 0, after or 0
+    if name in WORDS:
+        return [Change(WORDS[name], before, after)] * bool(WORDS[name])
+    group, _, last = name.rpartition(".")
+    words = LOST.get(last) or last.replace("_", " ") * (group != "rows" and group != "shards") or last
+    return [Change(f"{WORDS[group]} {words}" if group in WORDS else name, before, after)]
+
+
 def _value(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, str) and (digest := re.fullmatch(r"((?:trained:)?[0-9a-f]{12})[0-9a-f]{52}", value)):
+        return digest[1]
     text = f"{value:,}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
     return _cut(text)
 
@@ -92,10 +139,15 @@ def _print_conversations(found: Difference, console: Console) -> None:
             table.add_row(printable(name.removeprefix(folder)), *_signed(counts[0][name], counts[1][name]))
         whole(console, table)
         _print_rest(len(names) - SHOWN, console)
-    for sign, colour, moved in (("−", "red", found.went), ("+", "green", found.came)):
+    for sign, colour, when, moved in (("−", "red", "now", found.went), ("+", "green", "before", found.came)):
         table = grid(False, False, False)
         for one in moved[:SHOWN]:
-            table.add_row(Text(sign, colour), printable(f"{one.source}:{one.record}"), Text(_cut(one.text), "dim"))
+            text = Text()
+            if one.why:
+                text.append(f"dropped {when}: {LOST.get(one.why, printable(one.why))}", "yellow")
+                text.append(" · " * bool(one.text), "dim")
+            text.append(_cut(one.text), "dim")
+            table.add_row(Text(sign, colour), printable(f"{one.source}:{one.record}"), text)
         if moved:
             indented(console, table)
             _print_rest(len(moved) - SHOWN, console)

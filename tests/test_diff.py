@@ -112,6 +112,10 @@ def test_conversations_that_are_dropped_or_rejected_on_one_side_went(
     dropped = load_manifest(before).ledger.conversations.packed - len(found.went)
     assert 0 < dropped < 60
     assert not found.came
+    assert {one.why for one in found.went} == {"too_long"}
+    assert shown(found).count("dropped now: longer than a row · ") == min(20, len(found.went))
+    back = compare(made(tmp_path, records, sequence_length=32, overlong="drop"), before)
+    assert "dropped before: longer than a row · " in shown(back)
 
 
 def test_with_another_template_conversations_are_known_by_what_they_say(
@@ -216,6 +220,23 @@ def shown(found: Difference, terminal: bool = False, width: int = 100) -> str:
     console = Console(file=file, width=width, force_terminal=terminal, markup=False, emoji=False, highlight=False)
     show_diff.show(found, Path("a.json"), Path("b.json"), console)
     return file.getvalue()
+
+
+def test_figures_have_the_names_that_inspect_has(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    before, records = base
+    (tmp_path / "one.jsonl").write_text(json.dumps(chat("one")) + "\n")
+    long = {"messages": [{"role": "user", "content": "x " * 200}, {"role": "assistant", "content": "4"}]}
+    sources = [{"path": "chat.jsonl"}, {"path": "one.jsonl"}]
+    page = shown(compare(before, made(tmp_path, [*records, long], sources=sources, template="plain")))
+    assert "ledger." not in page
+    assert "compression_ratio" not in page
+    assert "packing." not in page
+    for line in (
+        r"conversations read +60 +62 +\+2", r"rejected: no token to train on +0 +1 +\+1", r"tokens packed +[\d,]+ .*",
+        r"conversations per row +[\d.]+ .*", r"rows of train +\d+ .*", r"  \+ +one.jsonl +1 +conversation",
+        r"  template's content +[0-9a-f]{12} +[0-9a-f]{12}",
+    ):  # fmt: skip
+        assert re.search(rf"^ *{line}$", page, re.M), (line, page)
 
 
 def test_what_is_shown_is_capped_and_shown_as_text(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
