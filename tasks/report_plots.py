@@ -8,6 +8,7 @@ it is small, it can be read out and searched, and its size follows the page's. E
 from __future__ import annotations
 
 import io
+import math
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ INK, ONE, TWO, FAINT = COLOURS
 WIDTH = 4.2  # inches: a page on a phone is about as wide, so that text keeps its size there
 # A bar with its label above it: inches, and height and place of these within the step to the next.
 BAR_INCHES, BAR, LABEL = 0.4, 0.42, 0.28
+# Points: the axis below bars, at least, and a character of its labels with the widest of usual fonts.
+AXIS, CHARACTER, BETWEEN = 235, 5.1, 6
 SHOWN_SOURCES = 12
 LONGEST_NAME = 36
 
@@ -121,14 +124,19 @@ def bars(name: str, groups: Sequence[tuple[str, int]], xlabel: str) -> str:
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
         axes.bar(range(len(groups)), [count for _, count in groups], width=0.8, color=ONE, linewidth=0)
-        shown = max(1, -(-len(groups) // 10))
-        ticks = range(0, len(groups), shown)
+        ticks = range(0, len(groups), labelled([group for group, _ in groups]))
         axes.set_xticks(ticks, [groups[place][0] for place in ticks], fontsize=8)
         axes.yaxis.set_major_formatter(_thousands)
         axes.set_xlabel(xlabel)
         axes.set_ylabel("rows")
 
     return _svg(name, 2.5, draw)
+
+
+def labelled(names: Sequence[str]) -> int:
+    """Every how manyth group has its name below it, so that none touches the next."""
+    longest = max(map(len, names), default=0) * CHARACTER + BETWEEN
+    return max(1, math.ceil(longest * len(names) / AXIS))
 
 
 def _percent(share: float) -> str:

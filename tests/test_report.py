@@ -457,6 +457,19 @@ def test_a_flipped_bit_gives_rows_or_an_error_and_no_traceback(
         file.write_bytes(whole)
 
 
+def test_labels_below_bars_do_not_touch(browser: Any) -> None:
+    pads = report.pad_groups(np.array([0, 1, 5, 300, 4095]))
+    many = report.count_groups(np.array([4, 115]))
+    few = [("1", 7), ("2", 9)]
+    for groups in (pads[:10], pads, many, report.count_groups(np.array([1, 30])), few, []):
+        page = browser.new_page(viewport={"width": 1100, "height": 500})
+        page.set_content(f"<figure style='width: 29rem'>{report_plots.bars('fill', groups, 'pads')}</figure>")
+        assert page.evaluate(TOUCHING) == []
+        page.close()
+    assert report_plots.labelled([name for name, _ in few]) == 1
+    assert report_plots.labelled([name for name, _ in pads]) == 3
+
+
 # -- plots -----------------------------------------------------------------------------------------------------------
 
 
@@ -523,6 +536,15 @@ def browser() -> Iterator[Any]:
         opened.close()
 
 
+# Labels of a picture that stand on one line and are less than 2 pixels apart.
+TOUCHING = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
+  const boxes = [...svg.querySelectorAll('text')].map(one => [one.textContent, one.getBoundingClientRect()]);
+  return boxes.flatMap(([name, box], n) => boxes.slice(n + 1).filter(([, other]) =>
+    Math.abs(box.top - other.top) < 1 && Math.abs(box.height - other.height) < 1
+    && box.left < other.right + 2 && other.left < box.right + 2).map(([other]) => name + ' | ' + other));
+})"""
+
+
 @pytest.mark.parametrize("kind", ["truncate", "whole"])
 def test_a_browser_asks_for_nothing_and_complains_of_nothing(browser: Any, written: dict[str, Path], kind: str) -> None:
     address = written[kind].resolve().as_uri()
@@ -542,6 +564,10 @@ def test_a_browser_asks_for_nothing_and_complains_of_nothing(browser: Any, writt
         assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 23, 27)"}[scheme], "the style is allowed"
         bar = page.evaluate("getComputedStyle(document.querySelector('figure .fill-one')).fill")
         assert bar == {"light": "rgb(125, 167, 217)", "dark": "rgb(70, 115, 168)"}[scheme]
+        touching = page.evaluate(TOUCHING)
+        assert not touching, touching
+        captions = "[...document.querySelectorAll('caption')].map(one => one.getBoundingClientRect().right)"
+        assert max(page.evaluate(captions)) <= width, "a table scrolls below its caption"
         page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
         assert not told
         context.close()
