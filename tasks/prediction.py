@@ -137,8 +137,12 @@ class Prediction:
     memory: float = 0.0
     seconds: float = 0.0
     workers: int = 1
+    failures: list[str] = field(default_factory=list)  # why the run will fail, by what was looked at
     warnings: list[str] = field(default_factory=list)
-    fails: bool = False  # the run, by what was looked at
+
+    @property
+    def fails(self) -> bool:
+        return bool(self.failures)
 
 
 @dataclass(slots=True)
@@ -473,27 +477,23 @@ def _warn(found: Prediction) -> None:
     rejected = sum(source.rejected for source in found.sources)
     cut_off = found.cut_off.expected
     if rejected and rejected / max(read, 1) > config.max_rejects:
-        found.warnings.append(
+        found.failures.append(
             f"{100 * rejected / read:.2f} % of the conversations are rejected, max_rejects allows "
             f"{100 * config.max_rejects:.2f} %: the run will fail; the first of each reason is named under Rejects; "
             f"{advice(rejected, cut_off, read)}"
         )
-        found.fails = True
     if config.overlong == "error" and found.too_long:
-        found.warnings.append(
+        found.failures.append(
             f"{about(found.too_long, found)} conversations are longer than a row: with overlong: error the run stops; "
             "truncate, drop or split goes on (figures are those of truncate)"
         )
-        found.fails = True
     if not found.rows["train"]:
-        found.warnings.append("no conversation of the sample is left to train on: the run will fail")
-        found.fails = True
+        found.failures.append("no conversation of the sample is left to train on: the run will fail")
     elif found.empty_shares:
-        found.warnings.append(
+        found.failures.append(
             f"{found.empty_shares}: no conversation of it in the sample is left in the training split, so that it can "
             "have no share of the tokens (weighting: token_share): the run will fail; figures are those of the others"
         )
-        found.fails = True
     if limited := limited_by(found.giving_all, found.dropped.get("weight", 0.0), found.packed):
         found.warnings.append(limited)
     if config.duplicates == "drop" and not found.whole:

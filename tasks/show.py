@@ -177,7 +177,7 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
     if manifest.packing_metadata.enabled:
         rows, length = manifest.packing_metadata.rows, manifest.sequence_length
         _line(right, "+", "padding", tokens.padding)
-        _line(right, "=", f"{rows:,} rows × {length:,}", tokens.packed + tokens.padding, "bold")
+        _line(right, "=", f"{counted(rows, 'row')} × {length:,}", tokens.packed + tokens.padding, "bold")
     heading(console, "Ledger")
     if console.width >= 76:
         both = grid(False, False, padding=4)

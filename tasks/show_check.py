@@ -28,6 +28,8 @@ SHOWN_CONVERSATIONS = 12
 BEGIN, END, RUNS = 60, 25, 40
 # The gradient of fewer tokens is that of a handful of answers. 65,536 tokens a step are usual, a third of them trained.
 FEW_TRAINED = 1000
+# Nobody would train on the same more often, for want of steps.
+MOST_EPOCHS = 10
 
 
 def show(found: Prediction, config_file: Path, batches: list[int], console: Console) -> None:
@@ -44,6 +46,8 @@ def show(found: Prediction, config_file: Path, batches: list[int], console: Cons
         ),
         soft_wrap=True,
     )
+    for failure in found.failures:
+        indented(console, single(Text(printable(failure), "bold yellow")))
     trained_here = config.tokenizer is None
     name = "trained on the sources, here on the sample" if trained_here else recipe.tokenizer_files.main.name
     facts = [
@@ -176,7 +180,8 @@ def _print_rejects(found: Prediction, console: Console) -> None:
 
 
 def _print_figures(found: Prediction, console: Console) -> None:
-    heading(console, "Prediction", "as the run will have it" if found.whole else "estimated from the sample")
+    remark = "as the run will have it" if found.whole else "estimated from the sample"
+    heading(console, "Prediction", "of a run that does not fail" if found.fails else remark)
     config = found.config
     rejected = sum(source.rejected for source in found.sources)
     table = grid(False, True, False)
@@ -256,11 +261,13 @@ def step_warnings(found: Prediction, batches: list[int]) -> list[str]:
         count, trained = steps(found, rows)
         if 0 < count < FEW_STEPS:
             alone = math.ceil(held * found.rows["train"] / rows)
-            apart = f" One conversation a row would give {alone:,}." if held > 1.05 else ""
-            fewer = max(1, found.rows["train"] // FEW_STEPS)
+            apart = f" One conversation a row would give {alone:,}." if held > 1.05 and alone > count else ""
+            fewer, epochs = found.rows["train"] // FEW_STEPS, -(-FEW_STEPS // count)
+            ways = [f"{counted(fewer, 'row')} a step"] * (fewer > 0) + [f"{epochs} epochs"] * (epochs <= MOST_EPOCHS)
+            advice = f"Take {', or '.join(ways)}." if ways else "Only more conversations make more of them."
             said.append(
-                f"An epoch at {rows:,} rows a step is {counted(count, 'step')}, fewer than {FEW_STEPS}.{apart} "
-                f"Take {counted(fewer, 'row')} a step, or {counted(-(-FEW_STEPS // count), 'epoch')}."
+                f"An epoch at {counted(rows, 'row')} a step is {counted(count, 'step')}, fewer than {FEW_STEPS}."
+                f"{apart} {advice}"
             )
         if 0 < trained < FEW_TRAINED:
             more = -(-rows * FEW_TRAINED // max(1, round(trained)))
@@ -312,7 +319,7 @@ def as_object(found: Prediction, config_file: Path, batches: list[int]) -> dict[
             for count, trained in [steps(found, rows)]
         ],
         "run_fails": found.fails,
-        "warnings": found.warnings + step_warnings(found, batches),
+        "warnings": found.failures + found.warnings + step_warnings(found, batches),
     }
 
 

@@ -50,10 +50,13 @@ def show_source(path: Path, line: int | None, text: str | None, limit: int, cons
         _print_record(file, line, record_of(file, line), console)
         return
     if text is not None:
-        found = list(islice(_containing(file, text), limit))
-        for number, record in found:
+        found, shown = _containing(file, text), 0
+        for number, record in islice(found, limit):
             _print_record(file, number, record, console)
-        console.print(Text(f"{counted(len(found), 'conversation')}{' at least' * (len(found) == limit)}", "dim"))
+            shown += 1
+        more = shown == limit and next(found, None) is not None
+        told = f"the first {limit:,}; more with --limit" if more else counted(shown, "conversation")
+        console.print(Text(told, "dim"))
         return
     console.print(Text.assemble((printable(file.name), "bold"), ("  " + _facts(file), "dim")), soft_wrap=True)
     records = list(islice(_records(file), _LOOKED_AT))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -204,7 +205,7 @@ def test_a_share_of_nothing_and_duplicates_beyond_the_sample_are_warned_of(tmp_p
     settings = {"weighting": "token_share", "sources": mixture(1, 1), "duplicates": "drop"}
     config = write_project(tmp_path, conversations(400), **settings)
     found = predicted(config)
-    assert [warning for warning in found.warnings if "other.jsonl: no conversation of it" in warning]
+    assert [warning for warning in found.failures if "other.jsonl: no conversation of it" in warning]
     assert found.rows["train"], "of what the other source gives"
     assert not [warning for warning in found.warnings if "duplicates" in warning]
     [warning] = [text for text in predicted(config, budget=20_000).warnings if "duplicates" in text]
@@ -220,8 +221,8 @@ def test_of_many_conversations_few_are_looked_at_and_rejects_are_found_in_propor
     assert sum(len(source.sample.records) for source in found.sources) < 4000
     assert found.rejects["bad_role"].expected == pytest.approx(1200, rel=0.15)
     assert found.rejects["bad_role"].place == "chat.jsonl:1"
-    assert "10." in found.warnings[0]
-    assert "the run will fail" in found.warnings[0]
+    assert "10." in found.failures[0]
+    assert "the run will fail" in found.failures[0]
     again = predicted(config, budget=300_000)
     assert figures(again) == figures(found)
 
@@ -266,6 +267,25 @@ def test_steps_are_told_for_the_batch_that_is_asked_for_and_few_are_warned_of(tm
     assert f"{count:,}" in shown(config, [16])
 
 
+def test_what_is_advised_against_few_steps_can_be_done(tmp_path: Path) -> None:
+    alone = predicted(write_project(tmp_path, conversations(2)))
+    [told, *_] = show_check.step_warnings(alone, [8])
+    assert told == "An epoch at 8 rows a step is 1 step, fewer than 100. Only more conversations make more of them."
+    many = predicted(write_project(tmp_path, conversations(300), sequence_length=64))
+    assert 200 < many.rows["train"] < 400, "the corpus of this test lacks what it is for"
+    [told, *_] = show_check.step_warnings(many, [16])
+    assert re.search(r"Take [23] rows a step, or \d epochs\.$", told), told
+
+
+def test_that_a_run_will_fail_is_said_first(tmp_path: Path) -> None:
+    page = shown(write_project(tmp_path, [*conversations(9), {"messages": 1}]), [])
+    failure = "10.00 % of the conversations are rejected"
+    assert page.count(failure) == 1
+    assert page.index(failure) < page.index("config ") < page.index("Sources")
+    assert "as the run will have it" not in page
+    assert "Prediction  of a run that does not fail" in page
+
+
 def test_the_command_writes_nothing_and_gives_one_object(tmp_path: Path) -> None:
     config = write_project(tmp_path, conversations(50), sequence_length=64)
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
@@ -306,7 +326,7 @@ def test_mixture_and_what_is_dropped_are_shown_as_in_a_run(tmp_path: Path) -> No
 
 def test_over_long_conversations_that_would_stop_the_run_are_warned_of(tmp_path: Path) -> None:
     config = write_project(tmp_path, conversations(50), sequence_length=24, overlong="error")
-    [warning] = [text for text in predicted(config).warnings if "overlong: error" in text]
+    [warning] = [text for text in predicted(config).failures if "overlong: error" in text]
     assert "the run stops" in warning
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
+from small_corpus import conversations, make_recipe, pack_corpus
 from test_show import HOSTILE, REJECTED, SHOWN, pack, packcorpus, records, rows
 
 from tasks import lookup, marks, search, show_source
@@ -135,6 +136,12 @@ def test_a_place_is_the_end_of_one_source(
             lookup.parse_place(facts, text)
 
 
+def test_a_single_row_is_one_row(tmp_path: Path) -> None:
+    page = shown(pack_corpus(make_recipe(tmp_path, conversations(1))))
+    assert "1 row × 128" in page
+    assert "1 rows" not in page
+
+
 # Text that is searched for
 
 
@@ -241,6 +248,8 @@ def test_a_source_is_shown_by_line_and_by_text(manifest: Path) -> None:
     assert "日本語 é 👩‍👩‍👧 [red]x[/red]" in page
     assert "E207 bad_role" in shown(source, line=REJECTED + 1)
     assert [found["record"] for found in as_object(source, search="日本語")["records"]] == [4]
+    assert shown(source, search="日本語", limit=1).endswith("\n1 conversation\n"), "there is no other"
+    assert shown(source, search="a", limit=1).endswith("\nthe first 1; more with --limit\n")
     for line in (0, 41, 10_000):
         with pytest.raises(UsageError):
             shown(source, line=line)
