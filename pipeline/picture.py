@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.display import State, duration
+from pipeline.state import State, duration
 from tasks.printable import printable
 
 _BAR_CELLS = 24

@@ -19,6 +19,7 @@ import luigi
 import luigi.interface
 
 from pipeline import counters, display, exits, signals
+from pipeline.state import duration
 from tasks.corpus_files import report_beside
 from tasks.encoders import Encoder
 from tasks.errors import Busy
@@ -234,7 +235,7 @@ def _on_present(task: luigi.Task) -> None:
 def _on_success(task: luigi.Task) -> None:
     if type(task).__name__ == "PackCorpus":
         display.stop()
-        news = f"packed in {display.duration(counters.elapsed())}"
+        news = f"packed in {duration(counters.elapsed())}"
         _finish(load_manifest(task.recipe.published), task.output().path, news)
 
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from screenshots import on_terminal
 
 from pipeline import counters, display
-from pipeline.display import Stage, State
+from pipeline.state import Stage, State, duration
 
 CONFIG = "name: chats\nsources: [chats.jsonl]\nsequence_length: 128\nvocab_size: 400\npart_size: 20000\n"
 HOSTILE = "\x1b[31m[bold]a[/bold]\x07<b>&\u202e"
@@ -148,7 +148,7 @@ DURATIONS = {0: "0.0 s", 9.94: "9.9 s", 59.4: "59 s", 60: "1 min 00 s", 3599: "5
 
 @pytest.mark.parametrize(("seconds", "said"), DURATIONS.items())
 def test_durations_read_well(seconds: float, said: str) -> None:
-    assert display.duration(seconds) == said
+    assert duration(seconds) == said
 
 
 def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
