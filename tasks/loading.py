@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from types import TracebackType
+from typing import TYPE_CHECKING
 
-from tasks.errors import Interrupted
-from tasks.messages import told
+if TYPE_CHECKING:
+    from types import TracebackType
 
 _hook = sys.excepthook
 
@@ -16,6 +16,10 @@ def _on_uncaught(kind: type[BaseException], error: BaseException, trace: Traceba
     if not issubclass(kind, KeyboardInterrupt):
         _hook(kind, error, trace)
         return
+    # Not before there is something to say: while these are loaded, too, Ctrl-C may come.
+    from tasks.errors import Interrupted
+    from tasks.messages import told
+
     print(told(Interrupted("interrupted", "interrupted; nothing had begun")), file=sys.stderr, flush=True)
     os._exit(Interrupted.exit_code)
 
