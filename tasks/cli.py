@@ -14,7 +14,7 @@ Arrow, numpy and the tokenizers are imported by the commands that need them, so 
 
 from __future__ import annotations
 
-from tasks import loading  # noqa: F401 - before all else
+from tasks import loading  # before all else
 
 # isort: split
 import json
@@ -352,6 +352,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     arguments = sys.argv[1:]
+    loading.is_over()
     try:
         code = app(standalone_mode=False)
         if code != _INTERRUPTED:

@@ -1,27 +1,33 @@
-"""Ctrl-C while a command still loads its modules: one line, as later, and no traceback. To be imported first."""
+"""Ctrl-C while a command of ours still loads its modules: one line, and the process ends at once. To be imported first.
+
+Nothing is raised there: libraries in C make a fault of their own of what is raised while they are loaded.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from typing import TYPE_CHECKING
+from types import FrameType
 
-if TYPE_CHECKING:
-    from types import TracebackType
-
-_hook = sys.excepthook
+COMMANDS = ("luigi", "packcorpus")
+INTERRUPTED = b"E713 interrupted; nothing had begun\n"
 
 
-def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    if not issubclass(kind, KeyboardInterrupt):
-        _hook(kind, error, trace)
-        return
-    # Not before there is something to say: while these are loaded, too, Ctrl-C may come.
-    from tasks.errors import Interrupted
-    from tasks.messages import told
-
-    print(told(Interrupted("interrupted", "interrupted; nothing had begun")), file=sys.stderr, flush=True)
-    os._exit(Interrupted.exit_code)
+def _end(number: int, frame: FrameType | None) -> None:
+    os.write(2, INTERRUPTED)
+    os._exit(75)
 
 
-sys.excepthook = _on_uncaught
+def is_over() -> None:
+    """Ctrl-C raises KeyboardInterrupt again."""
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# Whoever imports this into a program of his own keeps his Ctrl-C.
+if (
+    os.path.basename((sys.argv or [""])[0]) in COMMANDS
+    and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+):
+    signal.signal(signal.SIGINT, _end)

@@ -21,6 +21,9 @@ from luigi.worker import TaskProcess
 
 from pipeline import counters, progress, signals, training
 from pipeline.graph import PackCorpus
+from tasks import loading
+from tasks.errors import Interrupted
+from tasks.messages import told
 
 fork = multiprocessing.get_context("fork")
 STOP = [signal.SIGINT, signal.SIGTERM]
@@ -338,26 +341,51 @@ def test_when_all_is_said_a_signal_changes_nothing(number: signal.Signals) -> No
 # -- before there is a run --------------------------------------------------------------------------------------------
 
 
-def code(imported: str) -> str:
-    """Python that is interrupted while it imports a library."""
-    return (
-        "import sys\ndef stop(*_): raise KeyboardInterrupt\n"
-        f"find = lambda name, *_: stop() if name == '{imported}' else None\n"
-        "sys.meta_path.insert(0, type('Finder', (), {'find_spec': staticmethod(find)}))\n"
-    )
+# Python that is interrupted while it imports a library, and makes nothing of an exception there.
+IMPORTING = """
+import os, signal, sys
+sys.argv[:] = ["/usr/bin/COMMAND", "verify", "x"]
+def find(name, *_):
+    if name == "LIBRARY":
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError from None
+sys.meta_path.insert(0, type("Finder", (), {"find_spec": staticmethod(find)}))
+"""
+STOPPED = """
+import tasks.cli
+def stop(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+tasks.cli.find_manifest = stop
+tasks.cli.main()
+"""
+LOADING = loading.INTERRUPTED.decode()
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("command", "library", "words", "said"),
     [
-        (code("typer") + "import tasks.cli", "nothing had begun"),
-        (code("numpy") + "import pipeline", "nothing had begun"),
-        (
-            code("") + "import tasks.cli as c; c.find_manifest = stop; sys.argv[1:] = ['verify', 'x']; c.main()",
-            "nothing was changed but what was said",
-        ),
+        ("packcorpus", "typer", "import tasks.cli", LOADING),
+        ("luigi", "numpy", "import pipeline", LOADING),
+        ("packcorpus", "", STOPPED, "E713 interrupted; nothing was changed but what was said\n"),
+        ("luigi", "", "import pipeline; os.kill(os.getpid(), signal.SIGINT)", SAID),
     ],
 )
-def test_an_interrupt_without_a_run(words: str, said: str) -> None:
-    done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (75, f"E713 interrupted; {said}\n")
+def test_an_interrupt_without_a_run(command: str, library: str, words: str, said: str) -> None:
+    importing = IMPORTING.replace("COMMAND", command).replace("LIBRARY", library)
+    done = subprocess.run(
+        [sys.executable, "-c", importing + words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (75, said)
+
+
+def test_who_imports_the_package_keeps_ctrl_c() -> None:
+    importing = IMPORTING.replace("COMMAND", "notebook").replace("LIBRARY", "numpy")
+    words = "try:\n    import pipeline\nexcept ImportError:\n    raise SystemExit(3)"
+    assert subprocess.run([sys.executable, "-c", importing + words], cwd=ROOT, check=False).returncode == 3
+
+
+def test_what_is_said_while_modules_load_has_the_form_of_the_others() -> None:
+    assert told(Interrupted("interrupted", "interrupted; nothing had begun")) + "\n" == LOADING
+    assert Interrupted.exit_code == 75
