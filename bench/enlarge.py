@@ -20,11 +20,11 @@ from typing import Any
 import orjson
 
 from tasks.config import load_config
-from tasks.conversations import Conversation, Message, read_record
-from tasks.errors import Reject
+from tasks.conversations.formats import Conversation, Message, read_record
+from tasks.core.errors import Reject
 from tasks.recipe import resolve
-from tasks.sources import Part, read_part
-from tasks.templates import full_text
+from tasks.sources.source_files import Part, read_part
+from tasks.templates.built_in import full_text
 
 
 def conversations(part: Part) -> Iterator[Conversation]:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from tasks.config import Config, load_config, path_in
-from tasks.encoders import Encoder, TokenizerFiles, find_tokenizer, open_encoder
-from tasks.errors import InputMissing, UsageError
-from tasks.jinja_templates import JinjaTemplate
-from tasks.keys import Layout, corpus_key, key_of
-from tasks.sources import Part, SourceFile, SourceSpec, find_parts
-from tasks.templates import BUILT_IN, MARKERS, BuiltIn, Template, built_in_sha256
+from tasks.core.errors import InputMissing, UsageError
+from tasks.encoders.encoder import Encoder, TokenizerFiles, find_tokenizer, open_encoder
+from tasks.sources.source_files import Part, SourceFile, SourceSpec, find_parts
+from tasks.storage.keys import Layout, corpus_key, key_of
+from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, Template, built_in_sha256
+from tasks.templates.jinja_template import JinjaTemplate
 
 SPLITS = ("train", "validation")
 ANEW = "train_epoch_"  # and the number of a pass: a split with the conversations of train in other rows
