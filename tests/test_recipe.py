@@ -17,14 +17,17 @@ import pytest
 import yaml
 
 from tasks.config import WITHOUT_EFFECT, Config
-from tasks.conversations.formats import Conversation, Message, ToolCall
+from tasks.conversations.model import Conversation, Message, ToolCall
 from tasks.core.errors import InputMissing, PackError, UsageError
 from tasks.encoders.encoder import Encoded, Encoder
 from tasks.recipe import Recipe, resolve
-from tasks.sources.source_files import SourceSpec, find_parts
-from tasks.storage.keys import VERSIONS, Layout, key_of
-from tasks.storage.token_files import SCHEMA
-from tasks.templates.built_in import BUILT_IN, BuiltIn, trained_turns
+from tasks.sources.model import SourceSpec
+from tasks.sources.parts import find_parts
+from tasks.storage.keys import VERSIONS, key_of
+from tasks.storage.paths import Layout
+from tasks.storage.schemas import SCHEMA
+from tasks.templates.built_in import BUILT_IN, BuiltIn
+from tasks.templates.spans import trained_turns
 from tasks.tokenization.tokenize_part import tokenize_part
 
 LINES = [

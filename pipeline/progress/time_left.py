@@ -16,7 +16,7 @@ from heapq import heapify, heapreplace
 import numpy as np
 
 from tasks.dry_run.cost_model import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
-from tasks.sources.source_files import Part
+from tasks.sources.model import Part
 
 # A byte of a compressed file is as much work as these bytes of a plain one, on chats.
 UNPACKED = 3.5

@@ -28,6 +28,7 @@ import typer
 from tasks.core.error_codes import DATA
 from tasks.core.error_messages import DEBUG, JSON, as_json, as_text, foreseen, is_on
 from tasks.core.errors import Interrupted, UsageError
+from tasks.inspection import manifests
 from tasks.inspection.manifests import (
     MANIFESTS,
     complete_file,
@@ -300,7 +301,7 @@ def list_manifests(as_object: JsonOption = False) -> None:
     from tasks.cli import list_view
     from tasks.cli.console import open_console
 
-    found = list_view.find_manifests(MANIFESTS)
+    found = manifests.find_manifests(MANIFESTS)
     if as_object:
         _print_object(list_view.as_object(found))
     elif found:

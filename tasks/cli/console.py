@@ -66,11 +66,3 @@ def single(text: Text) -> Table:
     table = grid(False)
     table.add_row(text)
     return table
-
-
-def in_bytes(count: int) -> str:
-    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while value >= 1000 and len(units) > 1:
-        value /= 1000
-        units.pop(0)
-    return f"{value:,.1f} {units[0]}" if value < 100 and units[0] != "B" else f"{value:,.0f} {units[0]}"

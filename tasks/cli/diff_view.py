@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.cli.console import grid, heading, indented, whole
-from tasks.cli.corpus_view import LOST
 from tasks.core.printable import common_folder, counted, printable
 from tasks.inspection.diff import Change, Difference, Moved
+from tasks.inspection.labels import LOST
 
 SHOWN = 20  # conversations, settings or figures
 CUT = 72  # characters of a value or text

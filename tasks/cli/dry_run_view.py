@@ -14,22 +14,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasks.cli.console import grid, heading, in_bytes, indented, single
-from tasks.cli.corpus_view import (
-    BATCH_ROWS,
-    BEFORE_MIXTURE,
-    FEW_STEPS,
-    NOTICED,
-    SHOWN_SOURCES,
-    TRAINED_TURNS,
-    print_mixture,
-)
-from tasks.cli.token_text import Run, print_conversation_head, print_hanging, print_legend, runs_of, text_of
+from tasks.cli.console import grid, heading, indented, single
+from tasks.cli.corpus_view import SHOWN_SOURCES, print_mixture
+from tasks.cli.token_text import print_conversation_head, print_hanging, print_legend, text_of
 from tasks.core.error_codes import CODES
-from tasks.core.printable import common_folder, counted, printable
+from tasks.core.printable import common_folder, counted, in_bytes, printable
 from tasks.corpus.mixture_table import mixture_table
-from tasks.corpus.shards import IGNORED
-from tasks.dry_run.dry_run import Prediction, Shown, about, in_a_row, steps
+from tasks.dry_run.model import Prediction, Shown, about, in_a_row, steps
+from tasks.inspection.labels import BATCH_ROWS, BEFORE_MIXTURE, FEW_STEPS, NOTICED, TRAINED_TURNS
+from tasks.inspection.token_runs import Run, runs_of
+from tasks.storage.schemas import IGNORED
 
 SHOWN_CONVERSATIONS = 12
 # Of a longer run of text its begin and its end are shown, in tokens; and of more runs the first and the last.

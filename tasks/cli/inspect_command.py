@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rich.console import Console
 
 from tasks.cli import corpus_view, row_view, search_view, source_view
 from tasks.core.errors import UsageError
+from tasks.inspection import kinds, rows, search, sources
+from tasks.inspection.kinds import Kind, kind_of
 from tasks.inspection.lookup import Place, parse_place, pieces_of_number, pieces_of_record
-from tasks.storage.manifest import corpus_folder, load_manifest
-
-Kind = Literal["manifest", "shard", "source", "config"]
+from tasks.storage.corpus_folder import corpus_folder
+from tasks.storage.manifest import load_manifest
 
 # What can be asked of each; of every one nothing, too.
 _TAKES: dict[Kind, tuple[str, ...]] = {
@@ -68,17 +69,8 @@ class Asked:
 class View:
     """Something to look at, made when it is asked for."""
 
-    corpus_view: Callable[[Console], None]
+    show: Callable[[Console], None]
     as_object: Callable[[], dict[str, Any]]
-
-
-def kind_of(path: Path) -> Kind:
-    """What a file is, by its name and where that does not tell by how it begins; a manifest where nothing else."""
-    if path.suffix.lower() in (".yaml", ".yml"):
-        return "config"
-    if source_view.is_shard(path):
-        return "shard"
-    return "source" if source_view.is_source(path) else "manifest"
 
 
 def view(path: Path, asked: Asked, manifests: Path) -> View:
@@ -88,32 +80,30 @@ def view(path: Path, asked: Asked, manifests: Path) -> View:
         takes = ", ".join(_TAKES[kind]) or "no such option"
         raise UsageError("bad_command_line", f"{path}: is a {kind}, which takes {takes}, and not {only}")
     if kind == "config":
-        return _view(source_view.show_config, source_view.config_as_object, path, manifests)
+        return _view(source_view.show_config, sources.config_as_object, path, manifests)
     if kind == "source":
-        return _view(source_view.show_source, source_view.source_as_object, path, asked.line, asked.search, asked.limit)
+        return _view(source_view.show_source, sources.source_as_object, path, asked.line, asked.search, asked.limit)
     split, row = asked.split or "train", asked.row
     if kind == "shard":
         if row is None:
-            return _view(source_view.show_shard, source_view.shard_as_object, path)
-        path, split, row = source_view.row_of_shard(path, row)
+            return _view(source_view.show_shard, kinds.shard_as_object, path)
+        path, split, row = kinds.row_of_shard(path, row)
     if row is not None:
-        return View(
-            partial(row_view.show_row, path, row, split, asked.ids), partial(row_view.as_object, path, row, split)
-        )
+        return View(partial(row_view.show_row, path, row, split, asked.ids), partial(rows.as_object, path, row, split))
     if only in ("--conversation", "--at"):
         places = _find_conversation(path, asked)
         return View(
             partial(row_view.show_conversation, path, places, asked.ids),
-            partial(row_view.conversation_as_object, path, places),
+            partial(rows.conversation_as_object, path, places),
         )
     if asked.search is not None:
-        return _view(search_view.show_found, search_view.found_as_object, path, asked.search, asked.limit)
+        return _view(search_view.show_found, search.found_as_object, path, asked.search, asked.limit)
     if asked.rejects:
         return View(
             partial(search_view.show_rejects, path, asked.limit),
-            lambda: {"manifest": str(path), "rejects": list(islice(search_view.rejects(path), asked.limit))},
+            lambda: {"manifest": str(path), "rejects": list(islice(search.rejects(path), asked.limit))},
         )
-    return View(partial(corpus_view.inspect, path), lambda: row_view.as_object(path, None, split))
+    return View(partial(corpus_view.inspect, path), lambda: rows.as_object(path, None, split))
 
 
 def _view(shown: Callable[..., None], as_object: Callable[..., dict[str, Any]], *given: Any) -> View:

@@ -6,8 +6,7 @@ manifests/*.json ─find_manifests─▶ Listed(name, length, rows, efficiency, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -15,41 +14,8 @@ from rich.text import Text
 
 from tasks.cli.console import whole
 from tasks.core.error_codes import CODES
-from tasks.core.errors import PackError
 from tasks.core.printable import printable
-from tasks.storage.files import read_json
-from tasks.storage.manifest import Manifest, corpus_folder, load_manifest
-
-
-class Listed(NamedTuple):
-    """One manifest, or the `problem` with it. `finished`: when its run ended, in UTC; "" where no record says so."""
-
-    path: Path
-    manifest: Manifest | None
-    finished: str
-    problem: PackError | None
-
-
-def find_manifests(folder: Path) -> list[Listed]:
-    """Every manifest in `folder`, by name; one that cannot be read is listed with its problem."""
-    return [_read(path) for path in sorted(folder.glob("*.json"))]
-
-
-def _read(path: Path) -> Listed:
-    try:
-        manifest = load_manifest(path)
-    except PackError as error:
-        return Listed(path, None, "", error)
-    return Listed(path, manifest, _finished(manifest, path), None)
-
-
-def _finished(manifest: Manifest, path: Path) -> str:
-    try:
-        record = read_json(corpus_folder(manifest, path) / "run.json")
-    except PackError:
-        return ""
-    finished = record.get("finished") if isinstance(record, dict) else None
-    return finished if isinstance(finished, str) else ""
+from tasks.inspection.manifests import Listed
 
 
 def show(found: Sequence[Listed], console: Console) -> None:

@@ -16,24 +16,14 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli.corpus_view import LOST
-from tasks.cli.token_text import print_conversation_head, print_hanging, print_legend, runs_of, styled, text_of
-from tasks.core.errors import DataError, UsageError
+from tasks.cli.token_text import print_conversation_head, print_hanging, print_legend, styled, text_of
 from tasks.core.printable import CONTROL, counted, printable
-from tasks.corpus.shards import IGNORED, conversation_schema, row_schema
 from tasks.encoders.encoder import Encoder
-from tasks.inspection.lookup import (
-    Place,
-    find_row,
-    kept_in_place_of,
-    mapped,
-    objects,
-    origin,
-    pieces_in_row,
-    row_number,
-)
-from tasks.storage.corpus_folder import check_unchanged, open_tokenizer
-from tasks.storage.manifest import Manifest, Shard, corpus_folder, load_manifest
+from tasks.inspection.lookup import Place, find_row, origin, pieces_in_row, row_number
+from tasks.inspection.rows import encoder_for_row, open_shard, read_row, why_dropped
+from tasks.inspection.token_runs import runs_of
+from tasks.storage.manifest import Manifest
+from tasks.storage.schemas import IGNORED
 
 # Rows that are named beside the first one in which a conversation stands.
 SHOWN_COPIES = 10
@@ -44,7 +34,7 @@ def show_row(path: Path, number: int, split: str, ids: bool, console: Console) -
 
     Raises UsageError where there is no such row, DataError or InputMissing where a file is not what it was.
     """
-    manifest, folder = _open(path, ids)
+    manifest, folder = open_shard(path, ids)
     place, shard, at = find_row(manifest, number, split)
     rows = manifest.splits[split].rows
     console.print(
@@ -57,7 +47,7 @@ def show_row(path: Path, number: int, split: str, ids: bool, console: Console) -
         console.print()
         _print_messages(manifest, "1/1", places[0] if places else None, row, console)
         return
-    encoder = _encoder(manifest, folder, row)
+    encoder = encoder_for_row(manifest, folder, row)
     positions, labels = row["position_ids"], row["labels"]
     filled = int(row["attention_mask"].sum())
     starts = np.flatnonzero(positions[:filled] == 0).tolist()
@@ -84,7 +74,7 @@ def show_conversation(path: Path, places: Sequence[Place], ids: bool, console: C
 
     Raises as show_row does.
     """
-    manifest, folder = _open(path, ids)
+    manifest, folder = open_shard(path, ids)
     first = places[0]
     pieces: dict[int, list[Place]] = {}
     for place in places:
@@ -114,7 +104,7 @@ def show_conversation(path: Path, places: Sequence[Place], ids: bool, console: C
         else:
             start, end = place["start"], place["start"] + place["length"]
             label += f", places {start:,} to {end - 1:,}"
-            encoder = encoder or _encoder(manifest, folder, row)
+            encoder = encoder or encoder_for_row(manifest, folder, row)
             _print_piece(manifest, encoder, label, place, row, start, end, ids, console)
         if others:
             print_hanging(console, Text(_also(manifest, others), "dim"))
@@ -129,115 +119,6 @@ def _also(manifest: Manifest, places: Sequence[Place]) -> str:
     ]
     more = f" and {len(places) - SHOWN_COPIES:,} more" if len(places) > SHOWN_COPIES else ""
     return f"also in {', '.join(told)}{more}"
-
-
-def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
-    """Why a conversation is in no row, with the numbers that decided. Raises DataError or InputMissing."""
-    reason, config = place["dropped"], manifest.config
-    if reason == "too_long":
-        return f"its {place['length']:,} tokens are more than a row of {manifest.sequence_length:,} (overlong: drop)"
-    if reason in ("min_tokens", "max_tokens", "min_turns", "max_turns"):
-        counts = counted(place["length"], "token") if reason.endswith("tokens") else counted(place["turns"], "turn")
-        return f"it has {counts}, {reason} is {config.get(reason):,}"
-    if reason == "duplicate":
-        kept = kept_in_place_of(manifest, folder, place)
-        if kept is None:
-            return "it says what one before it says, which was rejected"
-        return f"it says what {origin(manifest, kept)} (#{kept['number']:,}) says"
-    entry = manifest.mixture[manifest.sources[place["source"]].entry]
-    if reason == "limit":
-        return f"it is over the limit of its source ({printable(entry.path)}: {entry.limit or 0:,}), chosen by the seed"
-    if reason == "weight":
-        weight = f"{printable(entry.path)}: {entry.weight:g}, weighting: {config.get('weighting')}"
-        return f"left out by the weight of its source ({weight}), chosen by the seed"
-    return LOST.get(reason, printable(str(reason)))
-
-
-def as_object(path: Path, number: int | None, split: str) -> dict[str, Any]:
-    """The manifest, or row `number` of a split as it stands in its shard, with what index.arrow says of it; for JSON.
-
-    Raises what `show_row` raises.
-    """
-    manifest = load_manifest(path)
-    found: dict[str, Any] = {"manifest": str(path)}
-    if number is None:
-        return found | {"content": manifest.model_dump(mode="json")}
-    folder = corpus_folder(manifest, path)
-    place, shard, at = find_row(manifest, number, split)
-    columns = read_row(manifest, folder, shard, at)
-    pieces = pieces_in_row(manifest, folder, split, place, at)
-    return found | {
-        "split": split,
-        "row": number,
-        "shard": shard.path,
-        "row_of_shard": at,
-        "columns": {
-            name: getattr(values, "tolist", lambda values=values: values)() for name, values in columns.items()
-        },
-        "conversations": [place_as_object(manifest, piece) for piece in pieces],
-    }
-
-
-def conversation_as_object(path: Path, places: Sequence[Place]) -> dict[str, Any]:
-    """A conversation with the tokens and labels of each of its pieces, or its messages; for JSON."""
-    manifest, folder = _open(path, False)
-    pieces = []
-    for place in places:
-        found = place_as_object(manifest, place)
-        if place["row"] is None:
-            found["why"] = why_dropped(manifest, folder, place)
-        else:
-            row = read_row(manifest, folder, manifest.splits[place["split"]].shards[place["shard"]], place["row"])
-            if manifest.format_version == "2.0":
-                found |= row
-            else:
-                inside = slice(place["start"], place["start"] + place["length"])
-                found |= {name: row[name][inside].tolist() for name in ("input_ids", "labels")}
-                found["text"] = _encoder(manifest, folder, row).decode(found["input_ids"])
-        pieces.append(found)
-    return {"manifest": str(path), "conversation": places[0]["number"], "pieces": pieces}
-
-
-def place_as_object(manifest: Manifest, place: Place) -> dict[str, Any]:
-    """A place with the row as `--row` takes it, and with its source by name."""
-    return place | {"row_of_split": row_number(manifest, place), "origin": origin(manifest, place)}
-
-
-def read_row(manifest: Manifest, folder: Path, shard: Shard, at: int) -> dict[str, Any]:
-    """The columns of one row. Raises DataError or InputMissing, also where another row of its shard was damaged."""
-    packed = manifest.packing_metadata.enabled
-    schema = (row_schema if packed else conversation_schema)(manifest.sequence_length, manifest.key)
-    path = folder / shard.path
-    check_unchanged(folder, shard)
-    with mapped(folder, shard.path, shard.bytes) as reader:
-        if not reader.schema.equals(schema, check_metadata=True):
-            raise DataError(
-                "foreign_shard",
-                f"{path}: belongs to another corpus (its schema or its key differ); make the corpus again",
-            )
-        for batch in reader:
-            if at < batch.num_rows:
-                row = batch.slice(at, 1)
-                if not packed:
-                    return objects(row)[0]
-                return {name: row.column(name).flatten().to_numpy() for name in batch.schema.names}
-            at -= batch.num_rows
-    raise DataError("wrong_count", f"{path}: holds fewer rows than the manifest says; make the corpus again")
-
-
-def _open(path: Path, ids: bool) -> tuple[Manifest, Path]:
-    manifest = load_manifest(path)
-    if ids and manifest.format_version == "2.0":
-        raise UsageError("bad_command_line", "--ids: a corpus of format 2.0 holds text, no tokens; leave --ids out")
-    return manifest, corpus_folder(manifest, path)
-
-
-def _encoder(manifest: Manifest, folder: Path, row: dict[str, Any]) -> Encoder:
-    """The corpus's own tokenizer, which must have all ids of the row."""
-    encoder = open_tokenizer(manifest, folder)
-    if row["input_ids"].min() < 0 or row["input_ids"].max() >= encoder.vocab_size:
-        raise DataError("bad_row", "the row holds ids that the tokenizer does not have; packcorpus verify says where")
-    return encoder
 
 
 def _print_piece(

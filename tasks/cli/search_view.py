@@ -5,23 +5,23 @@ text ─search─▶ hits ─▶ a line each: where, and what stands around it  
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli.row_view import place_as_object, read_row
-from tasks.cli.token_text import HEADING_STYLE, print_hanging, runs_of, styled, text_of
+from tasks.cli.token_text import HEADING_STYLE, print_hanging, styled, text_of
 from tasks.core.error_codes import CODES
 from tasks.core.printable import counted, printable
+from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
-from tasks.inspection.lookup import Place, find_row, origin, pieces_in_row, read_rejects, row_number
-from tasks.inspection.search import Hit, search
-from tasks.storage.corpus_folder import open_tokenizer
-from tasks.storage.manifest import Manifest, corpus_folder, load_manifest
+from tasks.inspection.lookup import find_row, origin
+from tasks.inspection.rows import read_row
+from tasks.inspection.search import Hit, find_text, rejects, row_of
+from tasks.inspection.token_runs import runs_of
+from tasks.storage.corpus_folder import corpus_folder
+from tasks.storage.manifest import Manifest, load_manifest
 
 # Tokens that are shown on either side of what was found.
 AROUND = 16
@@ -32,10 +32,10 @@ def show_found(path: Path, text: str, limit: int, console: Console) -> None:
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
     encoder = open_tokenizer(manifest, folder) if manifest.format_version == "3.0" else None
-    hits = _found(manifest, folder, text, encoder)
+    hits = find_text(manifest, folder, text, encoder)
     shown = 0
     for hit, place in islice(hits, limit):
-        row = _row_of(manifest, hit)
+        row = row_of(manifest, hit)
         where = f"  row {row:,} of {hit.split}" + (f"  #{place['number']:,}" if place else "")
         facts = "  trained on" if hit.trained else ""
         console.print(
@@ -54,39 +54,9 @@ def show_found(path: Path, text: str, limit: int, console: Console) -> None:
         console.print(Text(f"{counted(shown, 'conversation')}", "dim"))
 
 
-def found_as_object(path: Path, text: str, limit: int) -> dict[str, Any]:
-    """The same for JSON."""
-    manifest = load_manifest(path)
-    folder = corpus_folder(manifest, path)
-    found = []
-    for hit, place in islice(_found(manifest, folder, text), limit):
-        if place:
-            found.append(place_as_object(manifest, place) | {"trained_on": hit.trained})
-    return {"manifest": str(path), "search": text, "limit": limit, "conversations": found}
-
-
-def _found(
-    manifest: Manifest, folder: Path, text: str, encoder: Encoder | None = None
-) -> Iterator[tuple[Hit, Place | None]]:
-    """The first copy of each piece that contains `text`, and what the index says of it."""
-    seen = set()
-    for hit in search(manifest, folder, text, encoder):
-        places = pieces_in_row(manifest, folder, hit.split, hit.shard, hit.row)
-        place = next((place for place in places if place["start"] == hit.start), None)
-        piece = place and (place["source"], place["record"], place["first"])
-        if piece not in seen:
-            yield hit, place
-        if piece:
-            seen.add(piece)
-
-
-def _row_of(manifest: Manifest, hit: Hit) -> int:
-    return int(row_number(manifest, {"split": hit.split, "shard": hit.shard, "row": hit.row}) or 0)
-
-
 def _excerpt(manifest: Manifest, folder: Path, hit: Hit, encoder: Encoder, text: str) -> Text:
     """The tokens around what was found, on one line of text."""
-    _, shard, at = find_row(manifest, _row_of(manifest, hit), hit.split)
+    _, shard, at = find_row(manifest, row_of(manifest, hit), hit.split)
     row = read_row(manifest, folder, shard, at)
     positions = row["position_ids"]
     end = hit.last + 1
@@ -100,16 +70,6 @@ def _excerpt(manifest: Manifest, folder: Path, hit: Hit, encoder: Encoder, text:
     return Text.assemble(
         "… " if begin > hit.start else "", line, " …" if end < len(positions) and positions[end] else ""
     )
-
-
-# Rejects
-
-
-def rejects(path: Path) -> Iterator[dict[str, Any]]:
-    """The rejected conversations, as rejects.jsonl has them. Raises DataError or InputMissing."""
-    manifest = load_manifest(path)
-    folder = corpus_folder(manifest, path)
-    yield from read_rejects(manifest, folder)
 
 
 def show_rejects(path: Path, limit: int, console: Console) -> None:

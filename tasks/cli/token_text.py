@@ -9,42 +9,18 @@ without colours and by those who do not tell them apart; in the data these symbo
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-import numpy as np
 from rich.console import Console
 from rich.text import Text
 
 from tasks.core.printable import BOUNDARY, CONTROL, MARKS, TRAINED, escaped, is_plain, printable
-from tasks.corpus.shards import IGNORED
 from tasks.encoders.encoder import Encoder
+from tasks.inspection.token_runs import Run
 
 TRAINED_STYLE, UNTRAINED_STYLE, ESCAPED_STYLE, HEADING_STYLE = "bold green", "dim", "magenta", "bold cyan"
+
+
 BOUNDARY_STYLE = "blue"
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Neighbouring tokens of one kind: text, or control tokens, that are trained on or not."""
-
-    ids: list[int]
-    trained: bool
-    control: bool
-
-
-def runs_of(encoder: Encoder, ids: np.ndarray, labels: np.ndarray) -> list[Run]:
-    """Tokens of one conversation, cut where training begins or ends and around every control token."""
-    found: list[Run] = []
-    marks = encoder.control_strings
-    for token, label in zip(ids.tolist(), labels.tolist(), strict=True):
-        trained = label != IGNORED
-        control = token in marks or token == encoder.unk_id
-        last = found[-1] if found else None
-        if last is None or control or (last.trained, last.control) != (trained, control):
-            found.append(Run([token], trained, control))
-        else:
-            last.ids.append(token)
-    return found
 
 
 def text_of(encoder: Encoder, runs: Sequence[Run], as_ids: bool = False, boundaries: bool = False) -> Text:

@@ -14,7 +14,7 @@ from itertools import chain, islice, repeat
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from tasks.conversations.formats import ROLES_OF
+from tasks.conversations.chat import ROLES_OF
 
 
 class Turns(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 
@@ -56,3 +57,29 @@ def common_folder(paths: Sequence[str]) -> str:
         return ""
     common = os.path.commonpath(folders) if all(folders) else ""
     return f"{common.rstrip('/')}/" if common else ""
+
+
+_KINDS: dict[type, str] = {
+    **{str: "a string", int: "a number", float: "a number", bool: "a boolean", type(None): "null"},
+    **{list: "a list", dict: "an object"},
+}
+
+
+def kind(value: object) -> str:
+    """What a value is, in JSON's words."""
+    return _KINDS.get(type(value)) or f"a value of type {type(value).__name__}"
+
+
+def shown(value: object) -> str:
+    """A value of the data within a message: short, and with every character that a terminal could obey escaped."""
+    if not isinstance(value, str):
+        return kind(value)
+    return json.dumps(value if len(value) <= 60 else value[:60] + "…")
+
+
+def in_bytes(count: int) -> str:
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:,.1f} {units[0]}" if value < 100 and units[0] != "B" else f"{value:,.0f} {units[0]}"

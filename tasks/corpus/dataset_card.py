@@ -15,8 +15,8 @@ import yaml
 
 from tasks.core.printable import counted, printable
 from tasks.corpus.mixture_table import mixture_table
-from tasks.recipe import ANEW
 from tasks.storage.manifest import Manifest, SourceFacts
+from tasks.storage.splits import ANEW
 
 CARD = "README.md"
 

@@ -14,12 +14,13 @@ import pyarrow as pa
 
 from tasks.core.errors import Busy, PackError
 from tasks.corpus.dataset_card import CARD, dataset_card
+from tasks.corpus.manifest_builder import build_manifest, publish, with_file
 from tasks.corpus.shards import write_conversations, write_shard
 from tasks.encoders.encoder import Encoder
 from tasks.recipe import Recipe
 from tasks.storage.arrow import to_numpy
 from tasks.storage.files import lock, read_json, sync_folder, to_json, write_bytes
-from tasks.storage.manifest import FileFacts, build_manifest, load_manifest, publish, with_file
+from tasks.storage.manifest import FileFacts, load_manifest
 from tasks.storage.token_files import TokenFiles
 
 

@@ -20,73 +20,11 @@ import pyarrow as pa
 from tasks.encoders.encoder import Encoder
 from tasks.storage.arrow import to_arrow, to_numpy
 from tasks.storage.files import atomic_file
+from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
 from tasks.storage.token_files import TokenFiles
-
-IGNORED = -100
 
 # Tokens in a record batch: 13 MB of columns, far from Arrow's 32-bit limits whatever the sequence length.
 BATCH_TOKENS = 1 << 20
-
-# What a plan says of every piece of a conversation; a conversation that fits a row is one piece.
-PLAN_SCHEMA = pa.schema(
-    [
-        ("row", pa.int32()),  # within the shard
-        ("start", pa.int32()),  # first token within the row
-        ("part", pa.int32()),  # number of the token file
-        ("conversation", pa.int32()),  # row of the token file
-        ("first", pa.int32()),  # first token of the conversation that stands here
-        ("taken", pa.int32()),  # how many stand here
-        ("closed", pa.bool_()),  # an untrained EOS follows, since the conversation was cut
-    ]
-)
-
-
-def row_schema(sequence_length: int, key: str) -> pa.Schema:
-    """Schema of a shard of rows, with its metadata."""
-
-    def fixed(value: pa.DataType) -> pa.DataType:
-        return pa.list_(pa.field("item", value, nullable=False), sequence_length)
-
-    fields = [
-        pa.field("input_ids", fixed(pa.int32()), nullable=False),
-        pa.field("attention_mask", fixed(pa.int8()), nullable=False),
-        pa.field("labels", fixed(pa.int32()), nullable=False),
-        pa.field("position_ids", fixed(pa.int32()), nullable=False),
-    ]
-    return pa.schema(fields, metadata(sequence_length, key, "3.0"))
-
-
-def metadata(sequence_length: int, key: str, format_version: str) -> dict[str, str]:
-    return {"format_version": format_version, "manifest_key": key, "sequence_length": str(sequence_length)}
-
-
-MESSAGE = pa.struct(
-    [
-        ("role", pa.string()),
-        ("content", pa.string()),
-        ("name", pa.string()),
-        (
-            "tool_calls",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("id", pa.string()),
-                        ("type", pa.string()),
-                        ("function", pa.struct([("name", pa.string()), ("arguments", pa.string())])),
-                    ]
-                )
-            ),
-        ),
-        ("tool_call_id", pa.string()),
-        ("weight", pa.int8()),
-    ]
-)
-
-
-def conversation_schema(sequence_length: int, key: str) -> pa.Schema:
-    """Schema of format 2.0: one conversation a row, for a trainer that tokenises itself."""
-    fields = [("messages", pa.list_(MESSAGE)), ("tools", pa.string()), ("text", pa.large_string())]
-    return pa.schema(fields, metadata(sequence_length, key, "2.0"))
 
 
 @dataclass(frozen=True, slots=True)

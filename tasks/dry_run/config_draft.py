@@ -24,34 +24,41 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from tasks.cli.console import in_bytes
 from tasks.config import Config, Source, load_config
 from tasks.conversations.column_guesses import guess_columns
 from tasks.conversations.formats import detect
 from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PackError, Reject, UsageError
-from tasks.core.printable import counted, printable
+from tasks.core.printable import counted, in_bytes, printable
 from tasks.core.yaml_settings import check_settings, parse_settings
-from tasks.dry_run.dry_run import Prediction, about, predict
-from tasks.encoders.encoder import Encoder, TokenizerFiles, find_tokenizer, open_encoder
-from tasks.readers.record_reader import container_of
+from tasks.dry_run.dry_run import predict
+from tasks.dry_run.find_tokenizer import tokenizer_near
+from tasks.dry_run.model import Prediction, about
+from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
+from tasks.readers.containers import container_of
 from tasks.sources.locate import locate
+from tasks.sources.model import SourceFile, SourceSpec
 from tasks.sources.sample_files import sample_files
-from tasks.sources.source_files import SourceFile, SourceSpec, find_files
+from tasks.sources.source_files import find_files
 from tasks.storage.files import write_bytes
-from tasks.storage.keys import Layout
+from tasks.storage.paths import Layout
 from tasks.templates.built_in import MARKERS
 
 BUDGET = 2 << 20  # bytes of the sources that are looked at
+
+
 WIDTH = 110
+
+
 SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "config.schema.json"
 
-# How far below the folders of the sources and the current one a tokenizer is looked for, and files that may be one.
-DEPTH, MOST_FOLDERS, LARGEST = 2, 500, 64 << 20
-OTHERS = 4  # further tokenizers that are named
 
 NO_TOKENIZER = "none found here: one is trained on the sources; for your model, name its own"
+
+
 OF_YOUR_MODEL = "it must be that of your model"
+
 
 # By these a tokenizer is told to be made for a template.
 TELLING = {name: markers[:2] for name, markers in MARKERS.items() if not markers[0].startswith("<tool")}
@@ -133,7 +140,7 @@ def make_draft(paths: Sequence[Path], output: Path) -> tuple[Draft, str]:
         problem = next((entry.problem for entry in entries), f"no file with a known extension: {_some(left_out)}")
         raise DataError("nothing_to_draft", f"{', '.join(map(str, paths))}: {problem}")
     folder = output.parent
-    tokenizer, others = _find_tokenizer([file.path.parent for entry in usable for file in entry.files])
+    tokenizer, others = tokenizer_near([file.path.parent for entry in usable for file in entry.files])
     # As they are named from here: the folder of the config need not be there yet.
     values: dict[str, Any] = {"sources": [_source(str(entry.path), entry) for entry in usable]}
     if tokenizer:
@@ -154,9 +161,6 @@ def make_draft(paths: Sequence[Path], output: Path) -> tuple[Draft, str]:
 
 def _source(path: str, entry: Entry) -> dict[str, Any]:
     return {"path": path, "format": entry.format} | ({"columns": entry.columns} if entry.columns else {})
-
-
-# -- sources ---------------------------------------------------------------------------------------------------------
 
 
 def _entries(path: Path, left_out: list[str], skipped: list[str]) -> Iterator[Entry]:
@@ -257,58 +261,6 @@ def _guess_columns(path: Path) -> dict[str, str]:
     return guess_columns(record)
 
 
-# -- tokenizer and template ------------------------------------------------------------------------------------------
-
-
-def _find_tokenizer(folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
-    """The nearest that can be loaded, and the next ones: in the folders of the sources and here, and below these.
-
-    Never beside or above them: what lies there is of another project, maybe of another person.
-    """
-    found: list[Path] = []
-    for start in dict.fromkeys(folder.resolve() for folder in (*folders, Path())):
-        found += [candidate for candidate in _candidates(start) if candidate not in found]
-    outputs = Layout(Path()).outputs()
-    found = [path for path in found if not any(path.resolve().is_relative_to(output) for output in outputs)]
-    for number, candidate in enumerate(found):
-        try:
-            open_encoder(find_tokenizer(candidate))
-        except PackError:
-            continue
-        return candidate, found[number + 1 :][:OTHERS]
-    return None, []
-
-
-def _candidates(start: Path) -> Iterator[Path]:
-    """Folders and files that may be a tokenizer, the nearest first."""
-    level, seen = [start], 0
-    for _ in range(DEPTH + 1):
-        below = []
-        for folder in level:
-            seen += 1
-            if seen > MOST_FOLDERS:
-                return
-            try:
-                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-            except OSError:
-                continue
-            names = {entry.name for entry in entries}
-            if names & {"manifest.json", "index.arrow"}:  # a corpus: its tokenizer is a copy of its own
-                continue
-            if names & {"tokenizer.json", "tokenizer.model"}:
-                yield folder
-            else:
-                yield from (
-                    Path(entry.path)
-                    for entry in entries
-                    if entry.name.endswith(".model") and entry.is_file() and 0 < entry.stat().st_size <= LARGEST
-                )
-            below += [
-                Path(entry.path) for entry in entries if entry.is_dir() and not entry.name.startswith((".", "__"))
-            ]
-        level = below
-
-
 def _choose_template(values: dict[str, Any], tokenizer: Path | None) -> tuple[str, str, Prediction]:
     """The template, why it is this one, and what the config gives with it."""
     if not tokenizer:
@@ -349,9 +301,6 @@ def _built_in(encoder: Encoder) -> tuple[str, str]:
 
 def _predict(values: dict[str, Any]) -> Prediction:
     return predict(Config.model_validate(values | {"max_rejects": 1.0}), Path(), Path(), budget=BUDGET)
-
-
-# -- the text --------------------------------------------------------------------------------------------------------
 
 
 def _lines(draft: Draft, output: Path) -> Iterator[str]:

@@ -13,8 +13,9 @@ import numpy as np
 
 from tasks.core.errors import DataError
 from tasks.packing.mixture import is_mixed, mix
-from tasks.packing.pieces import Pieces, why
+from tasks.packing.pieces import Pieces
 from tasks.recipe import Recipe
+from tasks.storage.schemas import why
 from tasks.storage.token_files import TokenColumns
 
 

@@ -25,8 +25,9 @@ from typing import Any
 import numpy as np
 import orjson
 
-from tasks.encoders.encoder import Encoded, Encoder, SentencePieceEncoder
+from tasks.encoders.encoder import Encoded, Encoder
 from tasks.encoders.gigatoken_model import Unsupported, json_of_sentencepiece
+from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
 from tasks.storage.arrow import offsets_of
 
 # gigatoken keeps every word that it has seen: 40 MB for the first 25 MB of chats, 8 MB for each MB of random numbers.

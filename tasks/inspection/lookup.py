@@ -22,9 +22,9 @@ import pyarrow.compute as pc
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import printable
-from tasks.packing.index_writer import INDEX_SCHEMA
 from tasks.storage.corpus_folder import find_listed, reading
 from tasks.storage.manifest import Manifest, Shard, mend
+from tasks.storage.schemas import INDEX_SCHEMA
 
 MOST_RECORDS = (1 << 63) - 1  # what the index can hold
 

@@ -14,8 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
+from typing import NamedTuple
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
+from tasks.storage.corpus_folder import corpus_folder
+from tasks.storage.files import read_json
+from tasks.storage.manifest import Manifest, load_manifest
 
 MANIFESTS = Path("manifests")
 SHORTEST_KEY = 4  # characters of a key that are taken for one
@@ -130,8 +134,8 @@ def by_name(text: str) -> Path | None:
 
 def _check_kind(path: Path) -> None:
     """Raises DataError where a file is a config, a shard or a source, by the rules of `inspect`."""
-    from tasks.cli.inspect_command import kind_of
-    from tasks.cli.source_view import corpora_of
+    from tasks.inspection.kinds import kind_of
+    from tasks.inspection.sources import corpora_of
 
     kind = kind_of(path)
     if kind == "manifest":
@@ -152,3 +156,34 @@ def _check_kind(path: Path) -> None:
     elif kind == "shard" and (beside := path.parent / "manifest.json").is_file():
         advice = f"its manifest: {beside}"
     raise DataError("bad_manifest", f"{path}: is a {kind}, not a manifest; {advice}")
+
+
+class Listed(NamedTuple):
+    """One manifest, or the `problem` with it. `finished`: when its run ended, in UTC; "" where no record says so."""
+
+    path: Path
+    manifest: Manifest | None
+    finished: str
+    problem: PackError | None
+
+
+def find_manifests(folder: Path) -> list[Listed]:
+    """Every manifest in `folder`, by name; one that cannot be read is listed with its problem."""
+    return [_read(path) for path in sorted(folder.glob("*.json"))]
+
+
+def _read(path: Path) -> Listed:
+    try:
+        manifest = load_manifest(path)
+    except PackError as error:
+        return Listed(path, None, "", error)
+    return Listed(path, manifest, _finished(manifest, path), None)
+
+
+def _finished(manifest: Manifest, path: Path) -> str:
+    try:
+        record = read_json(corpus_folder(manifest, path) / "run.json")
+    except PackError:
+        return ""
+    finished = record.get("finished") if isinstance(record, dict) else None
+    return finished if isinstance(finished, str) else ""

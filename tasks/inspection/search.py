@@ -9,18 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import UsageError
-from tasks.corpus.shards import IGNORED
+from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
-from tasks.inspection.lookup import mapped, objects
-from tasks.recipe import ANEW
-from tasks.storage.corpus_folder import check_unchanged, open_tokenizer
-from tasks.storage.manifest import Manifest, Shard
+from tasks.inspection.lookup import Place, mapped, objects, pieces_in_row, read_rejects, row_number
+from tasks.inspection.rows import place_as_object
+from tasks.storage.corpus_folder import check_unchanged, corpus_folder
+from tasks.storage.manifest import Manifest, Shard, load_manifest
+from tasks.storage.schemas import IGNORED
+from tasks.storage.splits import ANEW
 
 # Tokens that are turned to bytes at once: 4 to 5 bytes each.
 _TOKENS = 1 << 22
@@ -101,3 +105,40 @@ def _in_texts(folder: Path, split: str, number: int, shard: Shard, text: str) ->
                 if text in found["text"]:
                     yield Hit(split, number, at + row, 0, 0, 0, False)
             at += batch.num_rows
+
+
+def found_as_object(path: Path, text: str, limit: int) -> dict[str, Any]:
+    """The same for JSON."""
+    manifest = load_manifest(path)
+    folder = corpus_folder(manifest, path)
+    found = []
+    for hit, place in islice(find_text(manifest, folder, text), limit):
+        if place:
+            found.append(place_as_object(manifest, place) | {"trained_on": hit.trained})
+    return {"manifest": str(path), "search": text, "limit": limit, "conversations": found}
+
+
+def find_text(
+    manifest: Manifest, folder: Path, text: str, encoder: Encoder | None = None
+) -> Iterator[tuple[Hit, Place | None]]:
+    """The first copy of each piece that contains `text`, and what the index says of it."""
+    seen = set()
+    for hit in search(manifest, folder, text, encoder):
+        places = pieces_in_row(manifest, folder, hit.split, hit.shard, hit.row)
+        place = next((place for place in places if place["start"] == hit.start), None)
+        piece = place and (place["source"], place["record"], place["first"])
+        if piece not in seen:
+            yield hit, place
+        if piece:
+            seen.add(piece)
+
+
+def row_of(manifest: Manifest, hit: Hit) -> int:
+    return int(row_number(manifest, {"split": hit.split, "shard": hit.shard, "row": hit.row}) or 0)
+
+
+def rejects(path: Path) -> Iterator[dict[str, Any]]:
+    """The rejected conversations, as rejects.jsonl has them. Raises DataError or InputMissing."""
+    manifest = load_manifest(path)
+    folder = corpus_folder(manifest, path)
+    yield from read_rejects(manifest, folder)

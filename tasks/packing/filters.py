@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from tasks.config import Config
-from tasks.packing.pieces import Accepted, why
+from tasks.packing.pieces import Accepted
+from tasks.storage.schemas import why
 from tasks.storage.token_files import TokenColumns
 
 

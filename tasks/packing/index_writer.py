@@ -16,32 +16,14 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.packing.ledger import source_numbers
-from tasks.packing.pieces import DROPS, REJECTED, Pieces
+from tasks.packing.pieces import Pieces
 from tasks.packing.placement import Placed
-from tasks.recipe import Recipe, split_names
+from tasks.recipe import Recipe
 from tasks.storage.arrow import strings, to_arrow
 from tasks.storage.files import atomic_file
+from tasks.storage.schemas import DROPS, INDEX_SCHEMA, REJECTED
+from tasks.storage.splits import split_names
 from tasks.storage.token_files import TokenColumns
-
-INDEX_SCHEMA = pa.schema(
-    [
-        ("source", pa.int32()),  # place in the manifest's sources
-        ("record", pa.int64()),  # line or record number within the source, from 1
-        ("split", pa.dictionary(pa.int8(), pa.string())),
-        ("shard", pa.int32()),  # number within the split
-        ("row", pa.int32()),  # within the shard
-        ("start", pa.int32()),  # first place within the row
-        ("length", pa.int32()),  # places in the row, the separator included
-        ("first", pa.int32()),  # first token of the conversation that stands here; above 0 only where it was split
-        ("trained", pa.int32()),  # tokens
-        ("separator", pa.bool_()),  # the last place is an EOS that was added behind the template's tokens
-        ("truncated", pa.bool_()),
-        ("closed", pa.bool_()),  # cut off here, truncated or split: the EOS behind it is not trained
-        ("turns", pa.int32()),  # messages of the conversation other than system ones
-        ("digest", pa.uint64()),  # hash of what the conversation says
-        ("dropped", pa.dictionary(pa.int8(), pa.string())),  # why it is in no row
-    ]
-)
 
 # Conversations, or pieces, of a record batch, which is put together at once.
 _BATCH = 1 << 16

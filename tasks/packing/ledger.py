@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from tasks.config import Config
-from tasks.core.errors import DataError
-from tasks.packing.pieces import CHUNK, DROPS, REJECTED, Accepted, Pieces, pieces_of
+from tasks.packing.pieces import CHUNK, Accepted, Pieces, pieces_of
 from tasks.packing.placement import Placed
 from tasks.packing.rejects import Rejected
 from tasks.recipe import Recipe
+from tasks.storage.manifest import check_ledger
+from tasks.storage.schemas import DROPS, REJECTED
 from tasks.storage.token_files import TokenColumns
 
 
@@ -130,20 +131,6 @@ def make_ledger(
     }
     check_ledger(ledger)
     return ledger
-
-
-def check_ledger(ledger: dict[str, Any]) -> None:
-    """Raises DataError where conversations or tokens do not add up: something was lost, and the run must not pass."""
-    conversations, tokens = ledger["conversations"], ledger["tokens"]
-    ended = conversations["packed"] + sum(conversations["rejected"].values()) + sum(conversations["dropped"].values())
-    if conversations["read"] != ended:
-        raise DataError(
-            "open_ledger", f"the ledger does not close: {conversations['read']:,} conversations read, {ended:,} ended"
-        )
-    gone_in = tokens["encoded"] + tokens["separators"] + tokens["repeated"]
-    come_out = tokens["packed"] + tokens["truncated"] + tokens["dropped"]
-    if gone_in != come_out:
-        raise DataError("open_ledger", f"the ledger does not close: {gone_in:,} tokens went in, {come_out:,} came out")
 
 
 def packing_metadata(config: Config, sums: Tally, placed: list[Placed], algorithm: str) -> dict[str, Any]:

@@ -16,10 +16,11 @@ import numpy as np
 
 from tasks.config import Config
 from tasks.core.errors import DataError, UsageError
-from tasks.packing.pieces import Pieces, why
+from tasks.packing.pieces import Pieces
 from tasks.packing.placement import hold_out_at_least_one
 from tasks.packing.seeded_order import order_of_contents
 from tasks.recipe import Recipe
+from tasks.storage.schemas import why
 from tasks.storage.token_files import TokenColumns
 
 MOST_PIECES = (1 << 31) - 1

@@ -20,18 +20,10 @@ import numpy as np
 
 from tasks.core.errors import DataError
 from tasks.recipe import Recipe
+from tasks.storage.schemas import REJECTED, why
 from tasks.storage.token_files import TokenColumns
 
-# Why an accepted conversation is in no row: the ledger's reasons, and the names that the index has for them.
-DROPS = ("too_long", "min_tokens", "max_tokens", "min_turns", "max_turns", "duplicate", "limit", "weight")
-REJECTED = 255  # in Accepted.why: no trained token is left
-
 CHUNK = 1 << 18  # conversations or pieces that are handled at a time
-
-
-def why(reason: str) -> int:
-    """The number that stands in Accepted.why for a reason of DROPS; 0 stands for a conversation that stays."""
-    return DROPS.index(reason) + 1
 
 
 @dataclass(slots=True)

@@ -20,7 +20,7 @@ from tasks.config import Config
 from tasks.packing import bin_packing
 from tasks.packing.row_companions import Companions
 from tasks.packing.seeded_order import shuffle
-from tasks.recipe import SPLITS
+from tasks.storage.splits import SPLITS
 
 
 @dataclass(slots=True)

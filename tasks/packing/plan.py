@@ -25,20 +25,21 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError, StorageError
-from tasks.corpus.shards import PLAN_SCHEMA
 from tasks.packing import bin_packing
 from tasks.packing.filters import filter_conversations
 from tasks.packing.index_writer import index_writer
 from tasks.packing.ledger import Lost, count_lost, make_ledger, mixture_facts, packing_metadata, source_facts, tally
 from tasks.packing.mixture import mix
-from tasks.packing.pieces import CHUNK, REJECTED, Accepted, Pieces, cut_overlong
+from tasks.packing.pieces import CHUNK, Accepted, Pieces, cut_overlong
 from tasks.packing.placement import Placed, hold_out_at_least_one, place, place_anew
 from tasks.packing.rejects import Rejected, check_rejects, write_rejects
 from tasks.packing.row_companions import Companions
-from tasks.recipe import ANEW, Recipe
-from tasks.sources.source_files import Part
+from tasks.recipe import Recipe
+from tasks.sources.model import Part
 from tasks.storage.arrow import to_arrow
 from tasks.storage.files import atomic_file, digest_of, read_json, sha256_of, to_json, write_bytes
+from tasks.storage.schemas import PLAN_SCHEMA, REJECTED
+from tasks.storage.splits import ANEW
 from tasks.storage.token_files import TokenColumns
 from tasks.tokenization.token_batch import NOTICED
 

@@ -1,6 +1,6 @@
 """One file in its container → records, one after another.
 
-    b'{"text":"a"}\\n\\n{"text":"b"}\\n{"tex'  →  (0, {"text": "a"}), (2, {"text": "b"}), (3, Reject("bad_json", …))
+    b'{"text":"a"}\n\n{"text":"b"}\n{"tex'  →  (0, {"text": "a"}), (2, {"text": "b"}), (3, Reject("bad_json", …))
 
 | container | what is one record                        | how it is read                            | its number      |
 |-----------|-------------------------------------------|-------------------------------------------|-----------------|
@@ -17,68 +17,52 @@ duplicate_key, big_integer, too_long_record, bad_csv, bad_value. A file that can
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.ipc
 import pyarrow.parquet as pq
 
-from tasks.conversations.fields import big_integer, duplicate_key
-from tasks.conversations.fields import shown as quoted
 from tasks.core.errors import DataError, Reject
-from tasks.readers.compression import BOM, CHUNK, TOO_LONG, Read, byte_range, line_blocks, unpacked
+from tasks.core.printable import shown as quoted
+from tasks.readers.compression import unpacked
+from tasks.readers.csv_rows import csv_record
+from tasks.readers.json_array import array_blocks, array_elements, read_whole
+from tasks.readers.lines import TOO_LONG, Read, byte_range, line_blocks
 from tasks.readers.memory_limit import bomb, bounded_table
-
-EXTENSIONS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".csv": "csv",
-    ".tsv": "tsv",
-}
-COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
-TEXT_CONTAINERS = ("jsonl", "json", "csv", "tsv")
+from tasks.readers.strict_json import big_integer, count_keys, key_ends, parse_record
+from tasks.readers.tables import first_line, rows_of
 
 MAX_RECORD_BYTES = 16_000_000
-ARRAY_LIMIT = 2 << 30  # bytes of a JSON array that has to be in memory as a whole
-_LOOKED_AT = 16 << 20  # bytes of an array, without an end of an element that is like the first one's
+
+
 _BATCH_ROWS = 1000
+
+
 _BATCH_BYTES = 32 << 20
+
+
 # A row above this number needs a byte of the file, or the file is a bomb.
 _BOMB_ROWS = 200_000
+
 
 # What is made of records in columns stays in the cache, mostly.
 _BLOCK, _BLOCK_BYTES = 256, 1 << 20
 
+
 # Numbers of records, and the records.
 Block = tuple[Sequence[int], list[Any]]
+
+
 # The same, and how many bytes they are, about.
 _Read = tuple[Sequence[int], list[Any], int]
 
+
 _ARROW_FILE_MAGIC = b"ARROW1"
-_KEY_END = np.uint16(int.from_bytes(b'":', "little"))
-_JSON_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},"]', re.DOTALL)
-_NOT_A_NUMBER = re.compile(r"-?(?:NaN|Infinity|inf)\b", re.IGNORECASE)
-
-
-def container_of(name: str) -> tuple[str, str] | None:
-    """(container, compression) by the extension of `name`, compression "" for none; None if it is not known."""
-    stem, compression = name.lower(), ""
-    for extension, known in COMPRESSIONS.items():
-        if stem.endswith(extension):
-            stem, compression = stem.removesuffix(extension), known
-    container = EXTENSIONS.get(Path(stem).suffix)
-    return None if container is None else (container, compression)
 
 
 class RecordReader:
@@ -143,7 +127,7 @@ class RecordReader:
                 try:  # a block at once, which is three times as fast as its lines one by one
                     records = list(map(orjson.loads, lines))
                     block = b"\n".join(lines)
-                    exact = _key_ends(block) == _count_keys(records) and not big_integer(block)
+                    exact = key_ends(block) == count_keys(records) and not big_integer(block)
                 except orjson.JSONDecodeError:
                     exact = False
                 if exact:
@@ -166,7 +150,7 @@ class RecordReader:
                     records: Any = orjson.loads(text)
                 except orjson.JSONDecodeError:
                     break
-                if _key_ends(text) != _count_keys(records) or big_integer(text):
+                if key_ends(text) != count_keys(records) or big_integer(text):
                     records = [parse_record(element, False) for element in array_elements(text, self.name)]
                 yield range(number, number + len(records)), records, len(text)
                 number += len(records)
@@ -228,7 +212,7 @@ class RecordReader:
                         twice = next(name for name in header if header.count(name) > 1)
                         raise DataError("bad_csv_file", f"{self.name}: line 1: two columns are named {quoted(twice)}")
                 elif row:
-                    yield _csv_record(header, row, damaged), sum(map(len, row))
+                    yield csv_record(header, row, damaged), sum(map(len, row))
                 damaged.clear()
 
     def _csv_lines(self, read: Read, damaged: list[int]) -> Iterator[str]:
@@ -309,193 +293,3 @@ class RecordReader:
 
     def _wanted(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if name in self.columns] or list(names)
-
-
-# -- JSON -----------------------------------------------------------------------------------------------------------
-
-
-def read_whole(read: Read, name: str, begun: bytes = b"") -> bytes:
-    """`begun` and all bytes that follow it, without a byte order mark. Raises DataError beyond `ARRAY_LIMIT`."""
-    chunks, size = [begun], len(begun)
-    while size <= ARRAY_LIMIT and (chunk := read(CHUNK)):
-        chunks.append(chunk)
-        size += len(chunk)
-    if size > ARRAY_LIMIT:
-        raise DataError(
-            "too_large_json",
-            f"{name}: JSON that is not one record a line has to be in memory as a whole, and this is over "
-            f"{ARRAY_LIMIT:,} bytes; write one record a line, with  jq -c '.[]' FILE.json > FILE.jsonl",
-        )
-    return b"".join(chunks).removeprefix(BOM)
-
-
-def array_blocks(read: Read, name: str) -> Iterator[bytes]:
-    """The array as several, one after another, so that it need not be in memory as a whole.
-
-    A block ends where the bytes are those that stand between the first two elements, the first key of the second
-    included. Nothing says that such a place is not inside an element; but then the block is not valid JSON, which
-    whoever parses it will see. An array whose elements do not look alike comes out as a whole from there on.
-    """
-    text = between = b""
-    while not between and len(text) < _LOOKED_AT and (chunk := read(max(CHUNK, 3 * len(text)))):
-        text = (text + chunk).removeprefix(BOM).lstrip()
-        between = between_elements(text, name)
-    while between:
-        end = text.rfind(between)
-        if end > 0:
-            yield text[: end + 1] + b"]"
-            text = b"[" + text[end + 1 :].lstrip().removeprefix(b",")
-        chunk = read(CHUNK)
-        if not chunk or len(text) > _LOOKED_AT:
-            between = b""
-        text += chunk
-    yield read_whole(read, name, text)
-
-
-def between_elements(text: bytes, name: str) -> bytes:
-    """From the last byte of the first element through the first string of the second; nothing if there are not two."""
-    try:
-        first, second = islice(array_elements(text, name), 2)
-    except (DataError, ValueError):
-        return b""
-    begin = text.index(first) + len(first)
-    end = text.index(second, begin)
-    through = second.find(b'"', second.find(b'"') + 1) + 1
-    return text[begin - 1 : end + through]
-
-
-def array_elements(data: bytes, name: str) -> Iterator[bytes]:
-    """The text of every element of a JSON array, found by its brackets, commas and strings alone.
-
-    So one bad element costs one record and not the file. Raises DataError when the array does not close, or when
-    something follows it.
-    """
-    depth, begin, count = 0, 0, 0
-    for token in _JSON_TOKEN.finditer(data):
-        at = token.start()
-        byte = data[at : at + 1]
-        if byte == b'"':
-            if token.end() == at + 1:
-                break
-        elif byte in b"[{":
-            depth += 1
-            if depth == 1:
-                begin = at + 1
-        elif byte == b"," and depth == 1:
-            yield data[begin:at].strip()
-            begin, count = at + 1, count + 1
-        elif byte in b"]}":
-            depth -= 1
-            if depth == 0:
-                last = data[begin:at].strip()
-                if count or last:
-                    yield last
-                rest = data[at + 1 :].lstrip()
-                if rest:
-                    raise DataError(
-                        "bad_json_array", f"{name}: byte {len(data) - len(rest):,}: something follows the JSON array"
-                    )
-                return
-    raise DataError(
-        "bad_json_array", f"{name}: the JSON array does not close after record {count + 1:,} begins: truncated?"
-    )
-
-
-def parse_record(text: bytes, unterminated: bool) -> object:
-    """The record in `text`, or why there is none. `unterminated`: the file ends with it, and without a line end.
-
-    A byte order mark is skipped wherever a line begins with it, as in files that were put together: if only the first
-    of a file were, it would matter whether a part begins there.
-    """
-    text = text.removeprefix(BOM)
-    try:
-        record = orjson.loads(text)
-    except orjson.JSONDecodeError as error:
-        return _reject(text, error, unterminated)
-    if big := big_integer(text):
-        return Reject("big_integer", big)
-    twice = duplicate_key(text) if _key_ends(text) != _count_keys(record) else ""
-    return Reject("duplicate_key", twice) if twice else record
-
-
-def _key_ends(text: bytes) -> int:
-    """How often `":` stands in `text`. As 16-bit numbers, 15 times as fast as bytes.count."""
-    found = 0
-    for at in range(0, len(text) - 1, CHUNK):
-        for start in (at, at + 1):
-            pairs = np.frombuffer(text, "<u2", min(CHUNK, len(text) - start) // 2, start)
-            found += int(np.count_nonzero(pairs == _KEY_END))
-    return found
-
-
-def _count_keys(value: object) -> int:
-    """How often `":` stands in compact JSON of `value`, after keys and within strings; -1 where that cannot be told.
-
-    orjson keeps the last of two equal keys without a word. To find that out, count `":` in the text and in what was
-    read from it: they differ when a key was lost, and also when the text has a space before a colon or writes a quote
-    as \\u0022, which `duplicate_key` then sorts out. This costs half as much as parsing; a parser that reports them
-    costs five times as much. (Where a lost key and a spaced colon make up for each other, it is not seen.)
-    """
-    try:
-        return _key_ends(orjson.dumps(value))
-    except orjson.JSONEncodeError:  # nested deeper than orjson writes
-        return -1
-
-
-def _reject(text: bytes, error: orjson.JSONDecodeError, unterminated: bool) -> Reject:
-    """Why `text` is no JSON. `unterminated`: it is the last line of its file and has no line end."""
-    try:
-        decoded = text.decode()
-    except UnicodeDecodeError as bad:
-        return Reject("bad_utf8", f"byte 0x{text[bad.start]:02x} at offset {bad.start} of the record is not UTF-8")
-    if b"\0" in text:
-        return Reject("nul", f"the record holds a NUL byte at offset {text.index(0)}")
-    place = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} of the record, column {error.colno}"
-    if "surrogate" in error.msg:
-        return Reject("lone_surrogate", f"{place}: half of a surrogate pair, which is no character ({error.msg})")
-    if "depth" in error.msg or "recursion" in error.msg.lower():
-        return Reject("too_deep", f"{place}: the record is nested too deeply")
-    if match := _NOT_A_NUMBER.match(decoded, error.pos):
-        return Reject("bad_json", f"{place}: {match.group()} is not JSON")
-    if "infinity" in error.msg:
-        return Reject("bad_json", f"{place}: a number that large would be rounded; write it as a string")
-    if unterminated:
-        return Reject("bad_json", f"{place}: {error.msg}; the last line ends early: truncated?")
-    return Reject("bad_json", f"{place}: {error.msg}")
-
-
-# -- rows -----------------------------------------------------------------------------------------------------------
-
-
-def _csv_record(header: list[str], row: list[str], damaged: list[int]) -> object:
-    if len(row) > len(header):
-        return Reject("bad_csv", f"the row has {len(row)} cells, the header has {len(header)}")
-    if damaged:
-        return Reject("bad_utf8", f"a byte at offset {damaged[0]} of its line is not UTF-8")
-    row += [""] * (len(header) - len(row))
-    return dict(zip(header, row, strict=True))
-
-
-def rows_of(batch: Any) -> list[object]:
-    """The rows of an Arrow batch; one that Python cannot hold is a Reject.
-
-    Times become text: as values they would depend on whether pandas is installed (Python has no nanoseconds).
-    """
-    for index, field in enumerate(batch.schema):
-        if pa.types.is_timestamp(field.type) or pa.types.is_time(field.type):
-            batch = batch.set_column(index, field.name, batch.column(index).cast(pa.string()))
-    try:
-        rows: list[object] = batch.to_pylist()
-        return rows
-    except UnicodeDecodeError as error:
-        reject = Reject("bad_utf8", f"a string is not UTF-8 at byte {error.start}")
-    except (ValueError, OverflowError) as error:
-        reject = Reject("bad_value", first_line(error))
-    if batch.num_rows == 1:
-        return [reject]
-    return [row for index in range(batch.num_rows) for row in rows_of(batch.slice(index, 1))]
-
-
-def first_line(error: BaseException) -> str:
-    """What a library says, without the lines of advice that follow."""
-    return (str(error).splitlines() or [type(error).__name__])[0]

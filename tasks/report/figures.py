@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError
-from tasks.recipe import ANEW
 from tasks.storage.corpus_folder import find_listed, reading
 from tasks.storage.manifest import Manifest
+from tasks.storage.splits import ANEW
 
 COLUMNS = ["source", "record", "split", "shard", "row", "start", "length", "trained", "truncated"]
 

@@ -20,17 +20,17 @@ import numpy as np
 import orjson
 import yaml
 
-from tasks.cli.corpus_view import BATCH_ROWS, FEW_STEPS, LOST, NOTICED, TRAINED_TURNS
 from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PartMissing, StorageError
 from tasks.core.printable import common_folder, counted, printable
 from tasks.corpus.mixture_table import mixture_table
-from tasks.recipe import ANEW
+from tasks.inspection.labels import BATCH_ROWS, FEW_STEPS, LOST, NOTICED, TRAINED_TURNS
 from tasks.report.figures import Figures, read_figures
 from tasks.report.rows import HUES, samples
-from tasks.storage.corpus_folder import find_listed, reading, refuse, report_beside, wrong_files
+from tasks.storage.corpus_folder import corpus_folder, find_listed, reading, refuse, report_beside, wrong_files
 from tasks.storage.files import write_bytes
-from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts, corpus_folder, load_manifest
+from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts, load_manifest
+from tasks.storage.splits import ANEW
 
 MOST_BYTES = 500_000
 ROWS = 20

@@ -20,16 +20,17 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from tasks.cli.token_text import runs_of
 from tasks.conversations.formats import read_record
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import printable
-from tasks.corpus.shards import IGNORED, conversation_schema, row_schema
+from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
+from tasks.inspection.token_runs import runs_of
 from tasks.report.figures import Figures
-from tasks.storage.corpus_folder import find_listed, open_tokenizer, reading
+from tasks.storage.corpus_folder import find_listed, reading
 from tasks.storage.manifest import Manifest, Shard
-from tasks.templates.built_in import trained_turns
+from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
+from tasks.templates.spans import trained_turns
 
 # Shapes of a strip: no finer than can be seen, or a row of 100,000 tokens would take megabytes.
 COLUMNS = 400

@@ -18,7 +18,7 @@ from pathlib import Path, PurePath
 import orjson
 
 from tasks.core.errors import DataError, InputMissing
-from tasks.readers.record_reader import COMPRESSIONS, EXTENSIONS, container_of
+from tasks.readers.containers import COMPRESSIONS, EXTENSIONS, container_of
 
 
 def locate(pattern: str, folder: Path) -> list[tuple[Path, str]]:

@@ -12,19 +12,42 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, PackError, StorageError
-from tasks.encoders.encoder import Encoder, TokenizerFiles, open_encoder
 from tasks.storage.files import sha256_of
 from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, mend
+
+
+def corpus_folder(manifest: Manifest, path: Path) -> Path:
+    """The corpus that a manifest belongs to: its own folder, or the one it names below the project's root.
+
+    `path` is <corpus>/manifest.json or <root>/manifests/<name>.json. Raises InputMissing where the folder is gone.
+    """
+    folder = path.resolve().parent
+    root = folder.parent if folder.name == "manifests" else folder
+    candidates = [root / manifest.corpus, folder, Path.cwd() / manifest.corpus]
+    if path.name == "manifest.json":
+        candidates.insert(0, folder)
+    for candidate in candidates:
+        if os.path.isfile(candidate / "manifest.json"):
+            return candidate
+        if candidate.is_dir() and candidate.name == PurePosixPath(manifest.corpus).name:
+            raise InputMissing("file_missing", f"{candidate / 'manifest.json'}: is missing; {mend(path)}")
+    raise InputMissing(
+        "corpus_missing", f"{path}: its corpus folder {root / manifest.corpus} is gone; make the corpus again"
+    )
+
 
 # What lies in a corpus folder and is not listed with a digest: the manifest itself, and the record of one run.
 UNLISTED = {"manifest.json", "run.json"}
 
+
 SHOWN = 20  # files that one error names
+
+
 THREADS = 8  # files that are digested at a time, outside of Python's lock
 
 
@@ -135,21 +158,3 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(
             "unreadable_file", f"{path}: cannot be read as what it should be: {error}; make it again"
         ) from error
-
-
-def find_tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
-    """The corpus's own copy of its tokenizer, digests checked. Raises DataError or InputMissing, naming the file."""
-    listed = [file for file in manifest.files if file.path.startswith("tokenizer/")]
-    files = tuple(find_listed(folder, file.path, file.bytes) for file in listed)
-    for file in listed:
-        check_listed(folder, file)
-    main = folder / manifest.tokenizer.path
-    if main not in files:
-        raise DataError("unreadable_file", f"{main}: the tokenizer is not among the files of the manifest")
-    return TokenizerFiles(main, files)
-
-
-def open_tokenizer(manifest: Manifest, folder: Path) -> Encoder:
-    """Raises as find_tokenizer_files does."""
-    files = find_tokenizer_files(manifest, folder)
-    return open_encoder(files, manifest.config.get("eos_token"), manifest.config.get("pad_token"))

@@ -16,13 +16,15 @@ Each stage has a version in its keys. Whoever changes what a stage writes raises
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
 from typing import Any
 
 import orjson
 
 VERSIONS = {"tokenizer": 1, "tokens": 5, "engine": 2, "plan": 4, "corpus": 4}
+
+
 FORMAT_VERSION = {True: "3.0", False: "2.0"}  # by config.packing
+
 
 # Settings that say where something lies or what it is called: what lies there is in the corpus key by its digest, and
 # no byte of a shard depends on the name.
@@ -61,44 +63,3 @@ def _mixture(settings: dict[str, Any], entries: list[int]) -> list[list[Any]]:
     found = [[n, float(s.get("weight", 1)), s.get("limit")] for n, s in zip(entries, given, strict=True)]
     plain = settings.get("weighting") != "token_share" and all(rest == [1.0, None] for _, *rest in found)
     return [] if plain else found
-
-
-class Layout:
-    """Paths of all artefacts below the project's root. Nothing here reads or writes a file."""
-
-    def __init__(self, root: Path):
-        self.root = root
-
-    def outputs(self) -> list[Path]:
-        """Folders that hold nothing but what a run wrote, links resolved."""
-        written = ("data/tokenizers", "data/tokens", "data/engines", "data/plans", "data/corpora", "manifests")
-        return [(self.root / folder).resolve() for folder in written]
-
-    def tokenizer(self, key: str) -> Path:
-        return self.root / "data" / "tokenizers" / key[:12] / "tokenizer.model"
-
-    def token_file(self, key: str) -> Path:
-        return self.root / "data" / "tokens" / key[:2] / f"{key}.arrow"
-
-    def token_receipt(self, key: str) -> Path:
-        return self.token_file(key).with_suffix(".json")
-
-    def engine(self, key: str) -> Path:
-        return self.root / "data" / "engines" / f"{key}.json"
-
-    def plan_folder(self, key: str) -> Path:
-        return self.root / "data" / "plans" / key[:12]
-
-    def lock(self, name: str, key: str) -> Path:
-        return self.root / "data" / "plans" / f"{name}-{key[:12]}.lock"
-
-    def corpus(self, name: str, key: str) -> Path:
-        return self.root / self.corpus_name(name, key)
-
-    @staticmethod
-    def corpus_name(name: str, key: str) -> str:
-        """The corpus folder, from the project's root."""
-        return f"data/corpora/{name}-{key[:12]}"
-
-    def published(self, name: str, key: str) -> Path:
-        return self.root / "manifests" / f"{name}-{key[:12]}.json"

@@ -28,18 +28,7 @@ import pyarrow as pa
 
 from tasks.core.errors import StorageError
 from tasks.storage.arrow import to_numpy
-
-SCHEMA = pa.schema(
-    [
-        ("record", pa.int64()),
-        ("digest", pa.uint64()),
-        ("turns", pa.int32()),
-        ("trained", pa.int32()),
-        ("separator", pa.bool_()),
-        ("tokens", pa.large_list(pa.int32())),
-    ]
-)
-WHOLE_SCHEMA = pa.schema([*SCHEMA, *(pa.field(name, pa.large_string()) for name in ("messages", "tools", "text"))])
+from tasks.storage.schemas import SCHEMA
 
 
 class TokenFiles:

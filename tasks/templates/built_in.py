@@ -18,59 +18,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
 
 import orjson
 
-from tasks.conversations.formats import ROLES, Conversation, Message
+from tasks.conversations.model import Conversation, Message, full_text
 from tasks.encoders.encoder import Encoder
-
-TrainOn = Literal["assistant", "all", "last"]
-
-TEXT = -1
+from tasks.templates.spans import TEXT, Span, TrainOn
 
 # In the digest of every built-in template: raise it when the spans of any of them change.
 VERSION = 1
-
-
-class Span(NamedTuple):
-    """A control token (`token` is its id and `text` its string) or text (`token` is -1)."""
-
-    text: str
-    token: int
-    trained: bool
-    role: str
-    start: bool = False  # text behind a control token that begins a string of its own in use
-
-
-class Template(Protocol):
-    """What `tokenization` needs of a template, built-in or Jinja."""
-
-    name: str
-    markers_as_text: tuple[str, ...]
-
-    def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
-        """Raises Reject where the conversation cannot be written with this template."""
-        ...
-
-
-def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:
-    """Which messages are trained on. A turn that says nothing and one of weight 0 never are; plain text always is."""
-    messages = conversation.messages
-    roles = ROLES if train_on == "all" else ("assistant", "text")
-    flags = [
-        m.role in roles and bool(m.weight and (m.tool_calls or m.content.strip() or m.context.strip()))
-        for m in messages
-    ]
-    if train_on == "last":
-        last = max((index for index, message in enumerate(messages) if message.role in roles), default=-1)
-        return [flag and index == last for index, flag in enumerate(flags)]
-    return flags
-
-
-def full_text(message: Message) -> str:
-    """Content and context as one text, for templates that do not set them apart."""
-    return "\n\n".join(filter(None, (message.content, message.context)))
 
 
 def call_text(message: Message) -> list[str]:
@@ -320,10 +276,15 @@ _ONE_BY_ONE: dict[str, Callable[[_Writer, Turns], None]] = {
     "alpaca": _alpaca,
     "plain": _plain,
 }
+
+
 BUILT_IN = (*_ONE_BY_ONE, "mistral")
+
 
 # Every marker that a template may write; what a tokenizer lacks of them is written as text.
 _CALLS = ("<tool_call>", "</tool_call>")
+
+
 MARKERS: dict[str, tuple[str, ...]] = {
     "chatml": ("<|im_start|>", "<|im_end|>", *_CALLS),
     "llama2": _CALLS,

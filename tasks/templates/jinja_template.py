@@ -28,14 +28,19 @@ from typing import Any
 
 import orjson
 
-from tasks.conversations.formats import Conversation, Message
+from tasks.conversations.model import Conversation
+from tasks.conversations.openai import as_openai
 from tasks.core.errors import DataError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
-from tasks.templates.built_in import TEXT, Span, TrainOn, full_text, plain_text
+from tasks.templates.built_in import plain_text
 from tasks.templates.jinja_sandbox import Renderer, Rendering
+from tasks.templates.spans import TEXT, Span, TrainOn
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+
 
 Ranges = list[tuple[int, int]]
 
@@ -67,7 +72,7 @@ class JinjaTemplate:
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         if conversation.messages[0].role == "text":
             return plain_text(conversation, trained, self._encoder)
-        messages: list[Any] = [_as_openai(message) for message in conversation.messages]
+        messages: list[Any] = [as_openai(message) for message in conversation.messages]
         tools: Any = [orjson.loads(tool) for tool in conversation.tools] or None
         try:
             breaker = self._breaker(messages, tools)
@@ -232,30 +237,9 @@ class _Ends:
 
 
 _OUR_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments"}
+
+
 _ROLE_WORDS = {"system", "user", "assistant", "tool"}
-
-
-def _as_openai(message: Message) -> dict[str, Any]:
-    """The message in OpenAI's form, which chat templates are written for."""
-    found: dict[str, Any] = {"role": message.role, "content": full_text(message)}
-    if message.name is not None:
-        found["name"] = message.name
-    if message.tool_call_id is not None:
-        found["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
-        found["tool_calls"] = [
-            {"type": "function", "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
-            | ({"id": call.id} if call.id else {})
-            for call in message.tool_calls
-        ]
-    return found
-
-
-def _arguments(text: str) -> Any:
-    try:
-        return orjson.loads(text)
-    except orjson.JSONDecodeError:
-        return text
 
 
 def _escaped(character: str) -> str:

@@ -20,17 +20,19 @@ from itertools import compress, islice
 
 import numpy as np
 
-from tasks.conversations.fields import shown
 from tasks.conversations.formats import read_record
 from tasks.core.errors import PackError, Reject, UsageError
+from tasks.core.printable import shown
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
 from tasks.recipe import Recipe
-from tasks.sources.source_files import Part, SourceFile, head, read_part
+from tasks.sources.identify import head
+from tasks.sources.model import Part, SourceFile
+from tasks.sources.parts import read_part
 from tasks.storage.files import read_json, to_json, write_bytes
 from tasks.storage.keys import key_of
-from tasks.templates.built_in import trained_turns
+from tasks.templates.spans import trained_turns
 from tasks.tokenization.frames import Frames
 from tasks.tokenization.segments import segments_of
 

@@ -21,11 +21,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tasks.conversations.formats import Conversation, Message, content_digest, said_of, turns_of, usual_order
+from tasks.conversations.content import content_digest, said_of
+from tasks.conversations.model import Conversation, Message, turns_of, usual_order
 from tasks.conversations.plain_records import Turns, any_blank, grouped, plain_turns, role_of, turn_columns
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
-from tasks.templates.built_in import BuiltIn, Template, TrainOn, trained_turns
+from tasks.templates.built_in import BuiltIn
+from tasks.templates.spans import Template, TrainOn, trained_turns
 from tasks.tokenization.segments import segments_of
 
 # Kept at a time; conversations of more shapes (roles, and which of them are trained on) go the longer way.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
-from tasks.templates.built_in import TEXT, Span
+from tasks.templates.spans import TEXT, Span
 
 
 class Segments(NamedTuple):

@@ -13,22 +13,26 @@ from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
-import orjson
 import pyarrow as pa
 
-from tasks.conversations.formats import Conversation, content_digest, said, turns_of, usual_order
+from tasks.conversations.content import content_digest, said
+from tasks.conversations.model import Conversation, turns_of, usual_order
+from tasks.conversations.openai import tools_json, turns_json
 from tasks.encoders.encoder import Encoded, Encoder
 from tasks.storage.arrow import offsets_of, to_arrow
-from tasks.templates.built_in import TEXT, full_text
+from tasks.templates.spans import TEXT
 from tasks.tokenization.frames import Frame, Framed
 from tasks.tokenization.segments import Segments
 
 # Characters gathered for one encode call: large enough to spread its overhead, small enough to stay in the cache.
 BATCH_CHARACTERS = 1 << 21
 
+
 # Handled, but a user may want to know: conversations with a control string as text, with a character that comes back
 # as another, unknown tokens, conversations whose turns stand in an unusual order.
 NOTICED = ("control_text_seen", "not_round_trip", "unknown_tokens", "unusual_order")
+
+
 COUNTS = ("accepted", "tokens", *NOTICED)
 
 
@@ -99,7 +103,7 @@ class Batch:
         self._texts += segments.texts
         self.characters += len(what_is_said)
         if rendered is not None:
-            self._whole.append((_turns_json(conversation), _tools_json(conversation), rendered))
+            self._whole.append((turns_json(conversation), tools_json(conversation), rendered))
 
     def encode(self, schema: pa.Schema) -> pa.RecordBatch:
         """All of the batch as one record batch of the token file."""
@@ -164,29 +168,3 @@ def _labelled(
     flips[offsets[:-1]] = -1
     values ^= flips
     return values, offsets, counts
-
-
-def _turns_json(conversation: Conversation) -> str:
-    """The messages as format 2.0 has them; null for the format `text`, which has no turns."""
-    plain = conversation.messages[0].role == "text"
-    return orjson.dumps(None if plain else [as_row(message) for message in conversation.messages]).decode()
-
-
-def _tools_json(conversation: Conversation) -> str | None:
-    return f"[{','.join(conversation.tools)}]" if conversation.tools else None
-
-
-def as_row(message: Any) -> dict[str, Any]:
-    """A message as format 2.0 has it: OpenAI's form, tool arguments as JSON text."""
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in message.tool_calls
-    ]
-    return {
-        "role": message.role,
-        "content": full_text(message),
-        "name": message.name,
-        "tool_calls": calls or None,
-        "tool_call_id": message.tool_call_id,
-        "weight": message.weight,
-    }

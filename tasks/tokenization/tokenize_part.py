@@ -20,10 +20,11 @@ from tasks.config import Config
 from tasks.conversations.formats import read_record
 from tasks.core.errors import PackError, Reject
 from tasks.encoders.encoder import Encoder
-from tasks.sources.source_files import Part, SourceFile, place_of, read_part
+from tasks.sources.model import Part, SourceFile
+from tasks.sources.parts import place_of, read_part
 from tasks.storage.files import atomic_file, to_json, write_bytes
-from tasks.storage.token_files import SCHEMA, WHOLE_SCHEMA
-from tasks.templates.built_in import Template, trained_turns
+from tasks.storage.schemas import SCHEMA, WHOLE_SCHEMA
+from tasks.templates.spans import Template, trained_turns
 from tasks.tokenization.frames import Framed, Frames
 from tasks.tokenization.segments import segments_of
 from tasks.tokenization.token_batch import BATCH_CHARACTERS, COUNTS, Batch

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from tasks.conversations.formats import detect, read_record
+from tasks.conversations.model import full_text
 from tasks.core.errors import DataError, Reject
-from tasks.sources.source_files import Part, SourceFile, place_of, read_part
+from tasks.sources.model import Part, SourceFile
+from tasks.sources.parts import place_of, read_part
 from tasks.storage.files import write_bytes
-from tasks.templates.built_in import MARKERS, full_text
+from tasks.templates.built_in import MARKERS
 
 # The trainer keeps all of its text in memory; more than this adds nothing to a vocabulary of the sizes allowed.
 MOST_CHARACTERS = 100_000_000

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.core.errors import DataError
-from tasks.packing.pieces import DROPS
 from tasks.storage.manifest import Manifest
+from tasks.storage.schemas import DROPS
 
 Conversations = dict[str, np.ndarray]
 

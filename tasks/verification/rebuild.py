@@ -17,8 +17,9 @@ from tasks.core.errors import DataError, InputMissing, NotReproducible, PackErro
 from tasks.corpus.publish import has_artefact, publish_corpus, write_shard_of
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe, recipe_of
+from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import digest_of, read_json
-from tasks.storage.manifest import Manifest, corpus_folder, load_manifest
+from tasks.storage.manifest import Manifest, load_manifest
 from tasks.tokenization.engine_check import encoder_of
 from tasks.tokenization.tokenize_part import tokenize_part
 from tasks.tokenization.train_tokenizer import train_tokenizer

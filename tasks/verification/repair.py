@@ -28,12 +28,13 @@ from tasks.config import path_in
 from tasks.core.errors import Busy, DataError, InputMissing, PackError
 from tasks.corpus.dataset_card import CARD, dataset_card
 from tasks.corpus.publish import copies_beside, write_planned_shard
-from tasks.encoders.encoder import find_tokenizer
+from tasks.encoders.corpus_tokenizer import open_tokenizer
+from tasks.encoders.tokenizer_files import find_tokenizer
 from tasks.recipe import Recipe
-from tasks.storage.corpus_folder import check_listed, foreign_files, open_tokenizer, refuse
+from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, refuse
 from tasks.storage.files import CHUNK, atomic_file, lock, read_json, sha256_of, write_bytes
-from tasks.storage.keys import Layout
-from tasks.storage.manifest import FileFacts, Manifest, Shard, corpus_folder, load_manifest
+from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest
+from tasks.storage.paths import Layout
 from tasks.verification.rebuild import config_for, is_whole, make_stages, recipe_for
 
 Content = Path | bytes

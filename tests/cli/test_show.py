@@ -24,10 +24,11 @@ from tasks.cli import corpus_view, row_view
 from tasks.config import Config
 from tasks.core import printable
 from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.corpus.shards import row_schema
 from tasks.inspection import lookup
+from tasks.inspection import rows as rows_module
 from tasks.storage.files import sha256_of
 from tasks.storage.manifest import Manifest, Shard, Split, load_manifest
+from tasks.storage.schemas import row_schema
 
 ROOT = Path(__file__).parents[2]
 SEQUENCE_LENGTH = 128
@@ -234,7 +235,7 @@ def test_rows_are_counted_over_all_shards_and_batches(manifest: Path, tmp_path: 
     for number in range(5):
         place, shard, at = lookup.find_row(facts, number, "train")
         assert shard is shards[place]
-        row = row_view.read_row(facts, tmp_path, shard, at)
+        row = rows_module.read_row(facts, tmp_path, shard, at)
         assert row["input_ids"].tolist() == [number] * length
 
 

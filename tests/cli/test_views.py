@@ -17,15 +17,17 @@ from rich.text import Text
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from test_show import HOSTILE, REJECTED, SHOWN, pack, packcorpus, records, rows
 
-from tasks.cli import source_view, token_text
-from tasks.cli.inspect_command import Asked, kind_of, view
+from tasks.cli import token_text
+from tasks.cli.inspect_command import Asked, view
 from tasks.core.errors import UsageError
 from tasks.core.printable import BOUNDARY
+from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
-from tasks.inspection import lookup, search
-from tasks.packing.index_writer import INDEX_SCHEMA
-from tasks.storage.corpus_folder import open_tokenizer
-from tasks.storage.manifest import FileFacts, Manifest, Split, corpus_folder, load_manifest
+from tasks.inspection import lookup, search, sources
+from tasks.inspection.kinds import kind_of
+from tasks.storage.corpus_folder import corpus_folder
+from tasks.storage.manifest import FileFacts, Manifest, Split, load_manifest
+from tasks.storage.schemas import INDEX_SCHEMA
 
 SETTINGS = {"whole": "", "split": "overlong: split\n", "unpacked": "packing: false\n"}
 
@@ -267,7 +269,7 @@ def test_lines_are_counted_as_the_corpus_counts_them(
     path.write_text("\n".join(lines) + "\n" * ended)
     monkeypatch = pytest.MonkeyPatch()
     with monkeypatch.context() as patched:
-        patched.setattr(source_view, "_BLOCK", data.draw(st.integers(1, 40)))
+        patched.setattr(sources, "_BLOCK", data.draw(st.integers(1, 40)))
         for number, line in enumerate(lines, 1):
             if line:
                 assert as_object(path, line=number)["records"][0]["messages"][0]["content"] == f"n{number - 1}"

@@ -11,18 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tasks.conversations.formats import (
-    COLUMNS,
-    FORMATS,
-    ROLES,
-    Conversation,
-    Message,
-    ToolCall,
-    content_digest,
-    detect,
-    read_record,
-    said,
-)
+from tasks.conversations.content import content_digest, said
+from tasks.conversations.formats import COLUMNS, FORMATS, detect, read_record
+from tasks.conversations.model import ROLES, Conversation, Message, ToolCall
 from tasks.core.errors import Reject
 
 SYSTEM, USER, ASSISTANT = Message("system", "Be brief."), Message("user", "2+2?"), Message("assistant", "4")

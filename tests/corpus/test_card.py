@@ -21,9 +21,9 @@ from test_mixture import project
 
 from tasks.core.errors import DataError
 from tasks.corpus.dataset_card import CARD, dataset_card, size_category, split_name
-from tasks.corpus.shards import row_schema
 from tasks.storage.keys import VERSIONS
 from tasks.storage.manifest import Split, load_manifest
+from tasks.storage.schemas import row_schema
 from tasks.verification import repair as repair_module
 from tasks.verification.repair import repair
 from tasks.verification.verify import verify

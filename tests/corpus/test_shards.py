@@ -18,9 +18,10 @@ from support.small_corpus import EOS, PAD, Tokens, make_recipe, pack_corpus, tok
 
 from tasks.core.errors import StorageError
 from tasks.corpus import shards
-from tasks.corpus.shards import IGNORED, PLAN_SCHEMA, Rows, build_rows, row_schema, write_shard
+from tasks.corpus.shards import Rows, build_rows, write_shard
 from tasks.storage.files import sha256_of
 from tasks.storage.keys import VERSIONS
+from tasks.storage.schemas import IGNORED, PLAN_SCHEMA, row_schema
 from tasks.storage.token_files import TokenFiles
 
 COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")

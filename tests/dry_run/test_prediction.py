@@ -24,7 +24,8 @@ from support.small_corpus import conversations, make_recipe, pack_corpus, write_
 from tasks.cli import dry_run_view
 from tasks.config import Config, load_config
 from tasks.core.errors import DataError
-from tasks.dry_run.dry_run import Prediction, predict, scaled, steps
+from tasks.dry_run.dry_run import predict, scaled
+from tasks.dry_run.model import Prediction, steps
 from tasks.recipe import recipe_of
 from tasks.storage.files import read_json
 from tasks.storage.manifest import Manifest, load_manifest

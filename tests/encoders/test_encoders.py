@@ -29,7 +29,9 @@ from support.tokenizer_kinds import (
 
 import tasks.encoders.encoder
 from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.encoders.encoder import Encoder, SentencePieceEncoder, find_tokenizer, open_encoder
+from tasks.encoders.encoder import Encoder
+from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 
 FEW = settings(max_examples=60, deadline=None)
 

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from support.tokenizer_kinds import SENTENCES, control_strings, hostile, kind_path, open_kind, ordinary
 
 from tasks.encoders import gigatoken_encoder
-from tasks.encoders.encoder import Encoder, find_tokenizer, open_encoder
+from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.tokenization.engine_check import HARD
 
 FAST = ("sp_bpe_chatml", "sp_bpe_user_defined", "hf_byte_level", "hf_metaspace", "hf_legacy", "mistral_v3")

@@ -20,6 +20,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus, write_
 from tasks.cli import diff_view, list_view
 from tasks.cli.console import UNBOUNDED, open_console
 from tasks.core.errors import DataError
+from tasks.inspection import manifests
 from tasks.inspection.diff import Change, Difference, _entries, compare
 from tasks.storage.files import read_json, to_json, write_bytes
 from tasks.storage.manifest import load_manifest
@@ -208,7 +209,7 @@ def test_figures_and_names_of_manifests_never_wrap(
     assert "123,456,789,012" in page
     file = StringIO()
     console = Console(file=file, width=30, markup=False, emoji=False, highlight=False)
-    list_view.show(list_view.find_manifests(base[0].parent), console)
+    list_view.show(manifests.find_manifests(base[0].parent), console)
     assert base[0].name in file.getvalue()
 
 
@@ -271,7 +272,7 @@ def project(base: tuple[Path, list[Any]], tmp_path: Path) -> Path:
 
 
 def test_all_manifests_are_listed_the_damaged_ones_with_their_code(project: Path) -> None:
-    found = list_view.find_manifests(project / "manifests")
+    found = manifests.find_manifests(project / "manifests")
     problems = {one.path.name: one.problem.code for one in found if one.problem}
     assert problems == {"edited[bold].json": "E503", "no.json": "E502"}
     [whole] = [one for one in found if one.manifest]
@@ -283,7 +284,7 @@ def test_all_manifests_are_listed_the_damaged_ones_with_their_code(project: Path
     assert "edited[bold].json" in page
     assert "E502" in page
     (project / "data" / "corpora" / whole.manifest.corpus.split("/")[-1] / "run.json").unlink()  # type: ignore[union-attr]
-    assert next(one.finished for one in list_view.find_manifests(project / "manifests") if one.manifest) == ""
+    assert next(one.finished for one in manifests.find_manifests(project / "manifests") if one.manifest) == ""
 
 
 def test_the_commands_take_names_and_folders_and_give_one_object(project: Path) -> None:

@@ -23,9 +23,10 @@ from tasks.corpus.mixture_table import limited_by, mixture_table, narrowed
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.lookup import giving_all
 from tasks.packing import mixture
-from tasks.packing.pieces import Pieces, why
+from tasks.packing.pieces import Pieces
 from tasks.recipe import Recipe, resolve
 from tasks.storage.manifest import Manifest, MixtureFacts, load_manifest
+from tasks.storage.schemas import why
 from tasks.verification.rebuild import rebuild
 from tasks.verification.verify import verify
 

@@ -17,7 +17,8 @@ from support.small_corpus import Tokens, token_file, tokens_of
 from tasks.config import Config, Source
 from tasks.core.errors import DataError
 from tasks.packing.ledger import Lost, count_lost
-from tasks.packing.pieces import REJECTED, Accepted, Columns, cut_overlong
+from tasks.packing.pieces import Accepted, Columns, cut_overlong
+from tasks.storage.schemas import REJECTED
 from tasks.storage.token_files import TokenColumns
 
 

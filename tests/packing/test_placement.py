@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tasks.config import Config, Source
 from tasks.packing.placement import Placed, hold_out_at_least_one, place, place_anew
 from tasks.packing.row_companions import Companions
-from tasks.recipe import SPLITS
+from tasks.storage.splits import SPLITS
 
 Stands = list[tuple[int, int, int]]  # shard, row within it, start
 

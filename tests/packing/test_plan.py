@@ -23,13 +23,13 @@ from support.small_corpus import EOS, PAD, Tokens, flip, ids_of, token_file, tok
 
 from tasks.config import Config, Source
 from tasks.core.errors import DataError, StorageError
-from tasks.corpus.shards import PLAN_SCHEMA, write_shard
-from tasks.packing.index_writer import INDEX_SCHEMA
-from tasks.packing.ledger import check_ledger
+from tasks.corpus.shards import write_shard
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
-from tasks.sources.source_files import Part, SourceFile
-from tasks.storage.keys import Layout
+from tasks.sources.model import Part, SourceFile
+from tasks.storage.manifest import check_ledger
+from tasks.storage.paths import Layout
+from tasks.storage.schemas import INDEX_SCHEMA, PLAN_SCHEMA
 from tasks.storage.token_files import TokenFiles
 
 ENCODER: Any = SimpleNamespace(eos_id=EOS, pad_id=PAD)

@@ -23,8 +23,10 @@ from support.tokenizer_kinds import CHATML_JINJA, KINDS, LOSSLESS, check_row, co
 from test_jinja_templates import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
 
 from tasks.conversations.formats import read_record
-from tasks.templates.built_in import BUILT_IN, BuiltIn, Template, TrainOn, full_text, trained_turns
+from tasks.conversations.model import full_text
+from tasks.templates.built_in import BUILT_IN, BuiltIn
 from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.spans import Template, TrainOn, trained_turns
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 

@@ -22,11 +22,14 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from tasks.config import Config, load_config
-from tasks.conversations.formats import FORMATS, content_digest, read_record, said
+from tasks.conversations.content import content_digest, said
+from tasks.conversations.formats import FORMATS, read_record
 from tasks.core.errors import PackError, Reject
-from tasks.sources.source_files import SourceSpec, find_parts, read_part
+from tasks.sources.model import SourceSpec
+from tasks.sources.parts import find_parts, read_part
+from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import to_json
-from tasks.storage.manifest import Manifest, corpus_folder, load_manifest, manifest_digest
+from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
 
 MANY = settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 

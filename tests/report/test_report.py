@@ -25,15 +25,15 @@ from support.commands import BIN, ROOT, SHARED, command, needs_shared
 from support.packed_rows import folder_of, shards_of
 from support.small_corpus import conversations, flip, make_recipe, pack_corpus
 
-from tasks.cli.corpus_view import LOST
 from tasks.core.errors import DataError, InputMissing, PackError, PartMissing, StorageError
-from tasks.corpus.shards import IGNORED
+from tasks.encoders.corpus_tokenizer import open_tokenizer
+from tasks.inspection.labels import LOST
 from tasks.report import plots, report, rows
 from tasks.report.figures import read_figures
 from tasks.report.report import MOST_BYTES, count_groups, pad_groups, write_report
 from tasks.report.rows import choose, samples
-from tasks.storage.corpus_folder import open_tokenizer
 from tasks.storage.manifest import load_manifest
+from tasks.storage.schemas import IGNORED
 
 NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;{{ 7 * 7 }}[red]\x1b[31m⟦⟧$\\frac{1}{2}$"
 SOURCE = "a<b>&$x$ 日.jsonl"

@@ -24,8 +24,12 @@ from hypothesis import strategies as st
 
 from tasks.core.errors import DataError, Reject
 from tasks.sources import sample_files as sampler
-from tasks.sources.sample_files import Sample, places, sample_files
-from tasks.sources.source_files import SourceFile, SourceSpec, find_files
+from tasks.sources import sample_streams, sample_windows
+from tasks.sources.model import SourceFile, SourceSpec
+from tasks.sources.sample import Sample
+from tasks.sources.sample_files import sample_files
+from tasks.sources.sample_windows import places
+from tasks.sources.source_files import find_files
 
 LIMIT = 1 << 20
 
@@ -142,12 +146,12 @@ def test_windows_side_by_side_give_every_record_once(sizes: list[int], cuts: lis
         data = {"jsonl": lines, "json": orjson.dumps, "csv": as_csv}[kind](written)
         file = file_of(Path(name), f"a.{kind}", data)
         with file.path.open("rb") as source:
-            window: Any = sampler._CsvWindow(file, LIMIT) if kind == "csv" else sampler._jsonl_window
+            window: Any = sample_windows.CsvWindow(file, LIMIT) if kind == "csv" else sample_windows.jsonl_window
             if kind == "json":
-                between = sampler._between(source, file.name)
+                between = sample_windows.find_separator(source, file.name)
                 if not between:
                     return
-                window = sampler._ArrayWindow(between)
+                window = sample_windows.ArrayWindow(between)
             # At and beside the places where records end.
             ends = [end.end() for end in re.finditer(rb"\n|\},", data)] or [1]
             near = (ends[number % len(ends)] + off for number, off in cuts)
@@ -212,7 +216,7 @@ def test_of_a_large_file_little_is_read(tmp_path: Path, name: str) -> None:
 def test_a_stream_that_is_too_long_is_left_in_time_and_says_how_far_it_was_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "STREAM", 1 << 22)
+    monkeypatch.setattr(sample_streams, "STREAM", 1 << 22)
     source = random.Random(1)
     written = [{"instruction": source.randbytes(250).hex(), "output": "b"} for _ in range(20_000)]
     for name in ("a.jsonl.gz", "a.csv.gz"):

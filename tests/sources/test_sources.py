@@ -31,12 +31,15 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.conversations.formats import Conversation, read_record
+from tasks.conversations.formats import read_record
+from tasks.conversations.model import Conversation
 from tasks.core.errors import DataError, InputMissing, PackError, Reject, StorageError, UsageError
-from tasks.readers import record_reader
-from tasks.readers.compression import BOMB_BYTES, CHUNK
-from tasks.sources import source_files
-from tasks.sources.source_files import Part, SourceFile, SourceSpec, find_parts, place_of, read_part
+from tasks.readers import containers, json_array, record_reader, strict_json
+from tasks.readers.compression import BOMB_BYTES
+from tasks.readers.lines import CHUNK
+from tasks.sources import parts, source_files
+from tasks.sources.model import Part, SourceFile, SourceSpec
+from tasks.sources.parts import find_parts, place_of, read_part
 
 CORPORA = Path(__file__).parents[3] / "shared" / "corpora"
 ALPACA = [
@@ -299,7 +302,7 @@ def test_one_file_that_cannot_be_read_ends_the_digests_of_the_others(
 
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n')
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n' * 2000)
-    monkeypatch.setattr(source_files, "_HASH_CHUNK", 1)
+    monkeypatch.setattr(parts, "_HASH_CHUNK", 1)
     monkeypatch.setattr(source_files, "sha256", Slow)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     with pytest.raises(StorageError, match=r"a\.jsonl: cannot be read: Input/output error"):
@@ -369,7 +372,7 @@ def test_parts_across_the_chunks_of_hashing(tmp_path: Path, monkeypatch: pytest.
     path = write(tmp_path / "a.jsonl", data)
     expected = parts_of(path, 10_000)
     assert len(expected[1]) == len(data) // 10_000 + 1
-    monkeypatch.setattr(source_files, "_HASH_CHUNK", 777)
+    monkeypatch.setattr(parts, "_HASH_CHUNK", 777)
     assert parts_of(path, 10_000) == expected
 
 
@@ -542,7 +545,7 @@ def test_utf16_is_refused_with_the_way_out(tmp_path: Path, name: str, encoding: 
         subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
         [made] = tmp_path.glob("*.utf8.*")
         assert made.read_bytes() == GOOD
-        assert record_reader.container_of(made.name)
+        assert containers.container_of(made.name)
 
 
 @pytest.mark.parametrize(
@@ -609,7 +612,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_ends_of_keys_are_counted_as_bytes_counts_them(text: bytes, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(record_reader, "CHUNK", chunk)
-        assert record_reader._key_ends(text) == text.count(b'":')
+        assert strict_json.key_ends(text) == text.count(b'":')
 
 
 SAID = st.sampled_from(["a", '},{"text"', '"},{"text":"', "},\n  {", "[", "]", '"', "\\"]) | st.text(max_size=3)
@@ -657,7 +660,7 @@ def test_a_large_array_is_not_held_as_a_whole(tmp_path: Path) -> None:
 
 
 def test_an_array_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_reader, "ARRAY_LIMIT", 1000)
+    monkeypatch.setattr(json_array, "ARRAY_LIMIT", 1000)
     assert "jq -c '.[]'" in fails(tmp_path / "a.json", b'[{"text":"' + b"x" * 1000 + b'"}]')
 
 

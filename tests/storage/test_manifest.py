@@ -17,11 +17,13 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
 from tasks.core.errors import DataError, InputMissing, PackError
+from tasks.corpus.manifest_builder import build_manifest, publish
 from tasks.corpus.publish import is_published
 from tasks.storage import manifest as manifest_module
+from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import sha256_of, to_json
 from tasks.storage.keys import VERSIONS
-from tasks.storage.manifest import Manifest, build_manifest, corpus_folder, load_manifest, manifest_digest, publish
+from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
 
 Corpus = tuple[Path, Path]  # the project's root and the published manifest
 

@@ -21,7 +21,7 @@ from support.tokenizer_kinds import kind_path
 
 from tasks.recipe import Recipe, resolve
 from tasks.storage.files import digest_of, to_json, write_bytes
-from tasks.storage.token_files import SCHEMA
+from tasks.storage.schemas import SCHEMA
 from tasks.verification.rebuild import make_corpus
 
 EOS, PAD = 2, 0

@@ -24,10 +24,13 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tasks.config import Config, Source
-from tasks.encoders.encoder import Encoder, find_tokenizer, open_encoder
-from tasks.sources.source_files import SourceSpec, find_parts
+from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from tasks.sources.model import SourceSpec
+from tasks.sources.parts import find_parts
 from tasks.storage.token_files import TokenFiles
-from tasks.templates.built_in import TEXT, BuiltIn, Span, Template
+from tasks.templates.built_in import BuiltIn
+from tasks.templates.spans import TEXT, Span, Template
 from tasks.tokenization.tokenize_part import tokenize_part
 
 SENTENCES = [

@@ -30,9 +30,10 @@ from support.tokenizer_kinds import (
 import tasks.templates.jinja_sandbox
 from tasks.conversations.formats import read_record
 from tasks.core.errors import DataError, PartMissing, Reject, UsageError
-from tasks.encoders.encoder import Encoder, find_tokenizer, open_encoder
-from tasks.templates.built_in import TEXT, Span, TrainOn, trained_turns
+from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.spans import TEXT, Span, TrainOn, trained_turns
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 from transformers.utils.chat_template_utils import _compile_jinja_template

@@ -21,10 +21,12 @@ from support.tokenizer_kinds import (
     tokenize,
 )
 
-from tasks.conversations.formats import Conversation, Message, ToolCall, read_record
+from tasks.conversations.formats import read_record
+from tasks.conversations.model import Conversation, Message, ToolCall
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
-from tasks.templates.built_in import BUILT_IN, MARKERS, TEXT, BuiltIn, Span, TrainOn, built_in_sha256, trained_turns
+from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
+from tasks.templates.spans import TEXT, Span, TrainOn, trained_turns
 
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 

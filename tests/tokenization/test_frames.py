@@ -11,18 +11,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.tokenizer_kinds import BUILT, hostile, open_kind
 
-from tasks.conversations.formats import (
-    COLUMNS,
-    Conversation,
-    Message,
-    content_digest,
-    read_record,
-    said,
-    turns_of,
-    usual_order,
-)
+from tasks.conversations.content import content_digest, said
+from tasks.conversations.formats import COLUMNS, read_record
+from tasks.conversations.model import Conversation, Message, turns_of, usual_order
 from tasks.core.errors import Reject
-from tasks.templates.built_in import BUILT_IN, BuiltIn, TrainOn, trained_turns
+from tasks.templates.built_in import BUILT_IN, BuiltIn
+from tasks.templates.spans import TrainOn, trained_turns
 from tasks.tokenization.frames import Framed, Frames
 from tasks.tokenization.segments import Segments, segments_of
 

@@ -21,8 +21,9 @@ from support.tokenizer_kinds import hostile, kind_path, open_kind, records
 from pipeline import events
 from pipeline.graph import TokenizePart, _resolved
 from tasks.core.errors import UsageError
-from tasks.encoders.encoder import Encoded, Encoder, find_tokenizer, open_encoder
+from tasks.encoders.encoder import Encoded, Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.recipe import Recipe
 from tasks.storage.manifest import load_manifest
 from tasks.tokenization import engine_check

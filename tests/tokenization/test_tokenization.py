@@ -26,12 +26,16 @@ from support.tokenizer_kinds import (
 import tasks.readers.record_reader
 import tasks.tokenization.tokenize_part
 from tasks.config import Config, Source
-from tasks.conversations.formats import content_digest, read_record, said
+from tasks.conversations.content import content_digest, said
+from tasks.conversations.formats import read_record
 from tasks.core.errors import DataError, Reject, StorageError
-from tasks.sources.source_files import Part, SourceSpec, find_parts
-from tasks.storage.token_files import SCHEMA, WHOLE_SCHEMA, TokenFiles
-from tasks.templates.built_in import TEXT, BuiltIn, Span, Template, TrainOn, trained_turns
+from tasks.sources.model import Part, SourceSpec
+from tasks.sources.parts import find_parts
+from tasks.storage.schemas import SCHEMA, WHOLE_SCHEMA
+from tasks.storage.token_files import TokenFiles
+from tasks.templates.built_in import BuiltIn
 from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.spans import TEXT, Span, Template, TrainOn, trained_turns
 from tasks.tokenization.tokenize_part import COUNTS, tokenize_part
 
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])

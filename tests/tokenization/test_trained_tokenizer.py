@@ -19,8 +19,9 @@ from sentencepiece import SentencePieceProcessor
 from support.small_corpus import conversations
 
 from tasks.core.errors import DataError
-from tasks.encoders.encoder import find_tokenizer, open_encoder
-from tasks.sources.source_files import Part, SourceSpec, find_parts
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from tasks.sources.model import Part, SourceSpec
+from tasks.sources.parts import find_parts
 from tasks.templates.built_in import BUILT_IN, MARKERS
 from tasks.tokenization import train_tokenizer as trainer_module
 from tasks.tokenization.train_tokenizer import train_tokenizer

@@ -23,11 +23,10 @@ from support.small_corpus import conversations, flip, make_recipe, pack_corpus
 from tasks import recipe as recipe_module
 from tasks.core.errors import DataError, InputMissing, PackError
 from tasks.corpus import shards
-from tasks.corpus.shards import row_schema
-from tasks.packing.index_writer import INDEX_SCHEMA
 from tasks.storage.corpus_folder import UNLISTED, reading
 from tasks.storage.files import sha256_of, to_json
 from tasks.storage.manifest import manifest_digest
+from tasks.storage.schemas import INDEX_SCHEMA, row_schema
 from tasks.verification.verify import verify
 
 LENGTH = 128

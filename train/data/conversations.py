@@ -25,17 +25,18 @@ import pyarrow.compute as pc
 from datasets import Dataset
 from transformers import PreTrainedTokenizerFast
 
-from tasks.conversations.formats import Conversation, read_record
+from tasks.conversations.formats import read_record
+from tasks.conversations.model import Conversation
 from tasks.core.errors import DataError, Reject
-from tasks.corpus.shards import IGNORED, conversation_schema
+from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_tokenizer
 from tasks.encoders.encoder import Encoder
-from tasks.packing.index_writer import INDEX_SCHEMA
 from tasks.packing.pieces import cut_conversation
-from tasks.storage.corpus_folder import check_listed, find_tokenizer_files, open_tokenizer, reading
+from tasks.storage.corpus_folder import check_listed, reading
 from tasks.storage.manifest import Manifest
-from tasks.storage.token_files import SCHEMA
-from tasks.templates.built_in import BUILT_IN, BuiltIn, Span, Template, built_in_sha256, trained_turns
+from tasks.storage.schemas import IGNORED, INDEX_SCHEMA, SCHEMA, conversation_schema
+from tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
 from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.spans import Span, Template, trained_turns
 from tasks.tokenization.segments import segments_of
 from tasks.tokenization.token_batch import BATCH_CHARACTERS, COUNTS, Batch
 from train.data.corpus import Corpus, Shard, read_verified

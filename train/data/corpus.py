@@ -17,13 +17,13 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.corpus.shards import conversation_schema, row_schema
 from tasks.inspection.manifests import by_name, find_manifest
-from tasks.recipe import SPLITS
-from tasks.storage.corpus_folder import check_copies, check_digest, check_listed, find_listed, reading
+from tasks.storage.corpus_folder import check_copies, check_digest, check_listed, corpus_folder, find_listed, reading
 from tasks.storage.files import read_json, sha256_of
 from tasks.storage.keys import FORMAT_VERSION
-from tasks.storage.manifest import Manifest, corpus_folder, load_manifest, mend
+from tasks.storage.manifest import Manifest, load_manifest, mend
+from tasks.storage.schemas import conversation_schema, row_schema
+from tasks.storage.splits import SPLITS
 
 SHARD_NAME = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.arrow")
 KEY = re.compile(r"[0-9a-f]{64}")

@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 import torch
 
 from tasks.core.errors import DataError
-from tasks.corpus.shards import IGNORED
 from tasks.storage.corpus_folder import reading
+from tasks.storage.schemas import IGNORED
 from train.data.corpus import PACKED, Corpus, Shard, open_corpus, read_verified
 from train.machine.devices import cpus, free_memory, is_wsl
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tasks.recipe import ANEW
+from tasks.storage.splits import ANEW
 from train.config import TrainingConfig
 from train.data.corpus import PACKED, Corpus
 from train.data.dataset import PackedDataset, Passes

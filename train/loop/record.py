@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from tasks.encoders.encoder import TokenizerFiles
+from tasks.encoders.tokenizer_files import TokenizerFiles
 from tasks.storage.files import to_json, write_bytes
 
 LIBRARIES = ("packcorpus", "torch", "transformers", "peft", "bitsandbytes", "accelerate", "datasets", "trl", "numpy")

@@ -26,7 +26,7 @@ from transformers import PrinterCallback, TrainerState
 
 from tasks.core.errors import Interrupted, UsageError
 from tasks.core.printable import counted
-from tasks.storage.corpus_folder import find_tokenizer_files
+from tasks.encoders.corpus_tokenizer import find_tokenizer_files
 from train.config import TrainingConfig
 from train.data.corpus import PACKED, Corpus
 from train.loop import micro_batch, record

@@ -20,7 +20,7 @@ from safetensors.torch import save
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from tasks.core.errors import DataError, InputMissing
-from tasks.encoders.encoder import TOKENIZER_FILES, TokenizerFiles, find_tokenizer
+from tasks.encoders.tokenizer_files import TOKENIZER_FILES, TokenizerFiles, find_tokenizer
 from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest
 from train.config import TrainingConfig

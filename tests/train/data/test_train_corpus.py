@@ -17,7 +17,7 @@ from support.commands import ROOT
 from support.packed_rows import LENGTH, PACKED, folder_of, pack_small, random_rows, shards_of, sign, write_rows
 
 from tasks.core.errors import DataError, InputMissing, PackError, StorageError, UsageError
-from tasks.corpus.shards import row_schema
+from tasks.storage.schemas import row_schema
 from train.data.corpus import open_corpus, read_verified
 
 NAME = "train-00000-of-00001.arrow"

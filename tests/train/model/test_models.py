@@ -17,7 +17,7 @@ from support.tokenizer_kinds import kind_path
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from tasks.core.errors import DataError, InputMissing, StorageError
-from tasks.encoders.encoder import find_tokenizer
+from tasks.encoders.tokenizer_files import find_tokenizer
 from tasks.storage.manifest import Manifest, load_manifest
 from train.config import TrainingConfig
 from train.model import base_model as base_model_module
