@@ -34,7 +34,7 @@ import yaml
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
-from tasks.cli.corpus_view import NOTICED
+from tasks.inspection.labels import NOTICED
 from tasks.storage.files import to_json
 from tasks.storage.manifest import manifest_digest
 

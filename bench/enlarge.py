@@ -20,11 +20,12 @@ from typing import Any
 import orjson
 
 from tasks.config import load_config
-from tasks.conversations.formats import Conversation, Message, read_record
+from tasks.conversations.formats import read_record
+from tasks.conversations.model import Conversation, Message, full_text
 from tasks.core.errors import Reject
 from tasks.recipe import resolve
-from tasks.sources.source_files import Part, read_part
-from tasks.templates.built_in import full_text
+from tasks.sources.model import Part
+from tasks.sources.parts import read_part
 
 
 def conversations(part: Part) -> Iterator[Conversation]:

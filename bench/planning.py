@@ -26,10 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tasks.config import Config
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
-from tasks.sources.source_files import Part, SourceFile
+from tasks.sources.model import Part, SourceFile
 from tasks.storage.files import digest_of, to_json, write_bytes
-from tasks.storage.keys import Layout
-from tasks.storage.token_files import SCHEMA
+from tasks.storage.paths import Layout
+from tasks.storage.schemas import SCHEMA
 from tasks.tokenization.token_batch import NOTICED
 
 PART = 200_000
