@@ -29,7 +29,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent
-MARKER = re.compile(r"<!-- capture setup: (.*?) -->|<!-- capture:? ?(.*?) -->\n( *)```console\n(.*?)\n *```", re.S)
+MARKER = re.compile(
+    r"<!-- capture setup: ([^\n]*?) -->|<!-- capture(?:: ([^>\n]*?))? -->\n( *)```console\n(.*?)\n *```", re.S
+)
 ENVIRONMENT = {"COLUMNS": "88", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
 
 
@@ -76,7 +78,7 @@ def refresh(page: Path) -> str:
                 run(setup, folder)
                 return found[0]
             commands = [line.strip()[2:] for line in body.splitlines() if line.strip().startswith("$ ")]
-            selections = [*selection.split("|"), *([""] * len(commands))]
+            selections = [*(selection or "").split("|"), *([""] * len(commands))]
             lines: list[str] = []
             for command, chosen in zip(commands, selections, strict=False):
                 lines += [f"$ {command}", *select(run(command, folder), chosen)]
