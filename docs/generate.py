@@ -194,9 +194,9 @@ def config_page() -> str:
             "",
             "## Corpus",
             "",
-            "The config of a corpus is one YAML file. All paths in it are relative to the folder of the file; `~` is the",
-            "home folder. An unknown key is an error that suggests the closest known key. `packcorpus init` writes a",
-            "config with a comment for each key. There is also a [JSON Schema](config.schema.json) for editors.",
+            "The config of a corpus is one YAML file. All paths in it are relative to the folder of the file; `~` is",
+            "the home folder. An unknown key is an error that suggests the closest known key. `packcorpus init` writes",
+            "a config with a comment for each key. There is also a [JSON Schema](config.schema.json) for editors.",
             "",
             *settings_table(schema["properties"], schema.get("required", [])),
             *(aliases if "license" in schema["properties"] else [""]),
@@ -211,8 +211,8 @@ def config_page() -> str:
             "",
             "## Training",
             "",
-            "The settings of `packcorpus train` are in `train/qlora.yaml`. Each is also a command-line option, which takes",
-            "precedence: `learning_rate` becomes `--learning-rate`.",
+            "The settings of `packcorpus train` are in `train/qlora.yaml`. Each is also a command-line option, which",
+            "takes precedence: `learning_rate` becomes `--learning-rate`.",
             "",
             *settings_table(training["properties"], training.get("required", [])),
             "",
@@ -259,7 +259,7 @@ def luigi_options(task: str) -> str:
 def train_help() -> str:
     """Return the help of `python -m train`, which imports no training library."""
     environment = os.environ | {"COLUMNS": str(WIDTH + 2), "NO_COLOR": "1"}
-    done = subprocess.run(  # noqa: S603
+    done = subprocess.run(
         [sys.executable, "-m", "train", "--help"], cwd=ROOT, env=environment, text=True, capture_output=True, check=True
     )
     return done.stdout.rstrip()
@@ -303,8 +303,8 @@ def formats_page() -> str:
         "",
         "## Conversation formats",
         "",
-        "The format of a source is detected from the keys of its first records, or set with `format`. A key whose value",
-        "is null counts as absent.",
+        "The format of a source is detected from the keys of its first records, or set with `format`. A key whose",
+        "value is null counts as absent.",
         "",
         "| format | keys | notes |",
         "|---|---|---|",
@@ -343,8 +343,8 @@ def formats_page() -> str:
         lines.append(f"| `{name}` | {', '.join(code(marker) for marker in markers)} |")
     lines += [
         "",
-        "A control token that the tokenizer lacks is written as text and reported. EOS and BOS come from the tokenizer.",
-        "`template: tokenizer` uses the tokenizer's own chat template; any other value is the path of a",
+        "A control token that the tokenizer lacks is written as text and reported. EOS and BOS come from the",
+        "tokenizer. `template: tokenizer` uses the tokenizer's own chat template; any other value is the path of a",
         "[Jinja template](../guides/jinja-templates.md).",
         "",
         "What the built-in templates do if the choice is not obvious:",
