@@ -32,11 +32,11 @@ import pyarrow.parquet as pq
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from tokenizer_kinds import CHATML_JINJA, kind_path
+from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
-from tasks.files import to_json
-from tasks.manifest import manifest_digest
-from tasks.show import NOTICED
+from tasks.inspection.labels import NOTICED
+from tasks.storage.files import to_json
+from tasks.storage.manifest import manifest_digest
 
 ROOT = Path(__file__).resolve().parent.parent
 BIN = Path(sys.executable).parent

@@ -27,17 +27,17 @@ from typing import Any
 import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from small_corpus import conversations, pack_corpus, write_project
-from tokenizer_kinds import CHATML_JINJA, kind_path
+from support.small_corpus import conversations, pack_corpus, write_project
+from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
 from tasks import recipe as recipe_module
-from tasks.errors import PackError
-from tasks.files import to_json
-from tasks.manifest import load_manifest, manifest_digest
+from tasks.core.errors import PackError
 from tasks.recipe import resolve
-from tasks.verify import verify
-from train.corpus import PACKED, open_corpus
-from train.dataset import PackedDataset
+from tasks.storage.files import to_json
+from tasks.storage.manifest import load_manifest, manifest_digest
+from tasks.verification.verify import verify
+from train.data.corpus import PACKED, open_corpus
+from train.data.dataset import PackedDataset
 
 RECORDS = [*conversations(100), {"messages": [{"role": "assistent", "content": "x"}]}]
 SETTINGS: dict[str, Any] = {"tokenizer": "hf", "template": "own.jinja", "validation": 0.2, "max_rejects": 1.0}
@@ -62,7 +62,7 @@ def load(path: Path) -> None:
         if corpus.format_version == PACKED:
             PackedDataset(corpus, split, load="memory")
         else:
-            from train.conversations import sft_dataset
+            from train.data.conversations import sft_dataset
 
             sft_dataset(corpus, split)
 

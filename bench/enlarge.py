@@ -20,11 +20,12 @@ from typing import Any
 import orjson
 
 from tasks.config import load_config
-from tasks.conversations import Conversation, Message, read_record
-from tasks.errors import Reject
+from tasks.conversations.formats import read_record
+from tasks.conversations.model import Conversation, Message, full_text
+from tasks.core.errors import Reject
 from tasks.recipe import resolve
-from tasks.sources import Part, read_part
-from tasks.templates import full_text
+from tasks.sources.model import Part
+from tasks.sources.parts import read_part
 
 
 def conversations(part: Part) -> Iterator[Conversation]:

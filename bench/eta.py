@@ -4,7 +4,7 @@
 
 With --times the conversations are enlarged first (bench/enlarge.py). "done" is the share of the whole time that had
 passed; "off" is what was foretold for the whole run beside what it took. Then the largest error after the first tenth,
-and where it was; and the CPU seconds of what tasks/costs.py foretells, beside what they were.
+and where it was; and the CPU seconds of what tasks/dry_run/cost_model.py foretells, beside what they were.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 import orjson
 from enlarge import enlarge
 
-from tasks import costs
+from tasks.dry_run import cost_model
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -57,12 +57,12 @@ def spent(root: Path, cpu: float) -> Iterator[tuple[str, float, float]]:
     ledger, sources = manifest["ledger"], sum(source["bytes"] for source in manifest["sources"])
     shards = [shard["bytes"] for split in manifest["splits"].values() for shard in split["shards"]]
     pieces = max(ledger["pieces"]["packed"], ledger["conversations"]["read"])
-    plan = costs.plan_seconds(pieces, ledger["tokens"]["encoded"], manifest["config"]["epochs"])
+    plan = cost_model.plan_seconds(pieces, ledger["tokens"]["encoded"], manifest["config"]["epochs"])
     tasks = len(list((root / "data" / "tokens").rglob("*.arrow"))) + 1 + len(shards)
     yield f"tokens, {sources / 1e6:,.1f} MB (as each run measures)", math.nan, stages["TokenizePart"]
     yield f"plan, {pieces:,} pieces", plan, stages["PlanPacking"]
-    yield f"shards, {sum(shards) / 1e6:,.1f} MB", sum(shards) * costs.WRITTEN_BYTE, stages["WriteShard"]
-    rest = costs.START + tasks * costs.TASK + sources * costs.HASHED_BYTE + costs.COMMIT
+    yield f"shards, {sum(shards) / 1e6:,.1f} MB", sum(shards) * cost_model.WRITTEN_BYTE, stages["WriteShard"]
+    rest = cost_model.START + tasks * cost_model.TASK + sources * cost_model.HASHED_BYTE + cost_model.COMMIT
     yield f"start, {tasks} tasks, digests, commit", rest, cpu - sum(stages.values())
 
 

@@ -34,8 +34,8 @@ from pathlib import Path
 
 import orjson
 
-from tasks.errors import PackError
-from tasks.verify import verify
+from tasks.core.errors import PackError
+from tasks.verification.verify import verify
 
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = [str(Path(sys.executable).parent / "luigi"), "--module", "pipeline", "PackCorpus"]

@@ -22,15 +22,17 @@ from typing import Any
 
 import orjson
 
-from tasks.batch import BATCH_CHARACTERS
-from tasks.conversations import Conversation, read_record
-from tasks.errors import Reject
-from tasks.manifest import corpus_folder, load_manifest
-from tasks.parity import encoder_of
+from tasks.conversations.formats import read_record
+from tasks.conversations.model import Conversation
+from tasks.core.errors import Reject
 from tasks.recipe import Recipe, resolve
-from tasks.segments import segments_of
-from tasks.sources import read_part
-from tasks.templates import trained_turns
+from tasks.sources.parts import read_part
+from tasks.storage.corpus_folder import corpus_folder
+from tasks.storage.manifest import load_manifest
+from tasks.templates.spans import trained_turns
+from tasks.tokenization.engine_check import encoder_of
+from tasks.tokenization.segments import segments_of
+from tasks.tokenization.token_batch import BATCH_CHARACTERS
 
 
 def conversations(recipe: Recipe) -> Iterator[tuple[Any, Conversation]]:

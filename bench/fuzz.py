@@ -2,7 +2,7 @@
 
 content   10,000 conversations for each tokenizer and each template: none forges a control token
 hostile   each hostile input through the real command: CPU seconds, and memory beyond that of a usual run
-reader, config, manifest   atheris over the functions of tests/test_fuzz.py, guided by coverage
+reader, config, manifest   atheris over the functions of tests/properties/test_fuzz.py, guided by coverage
 
 python bench/fuzz.py [content] [hostile] [reader config manifest] [--seconds 60] [--seed 1]
 """
@@ -27,8 +27,8 @@ CONVERSATIONS = 10_000
 
 
 def content(seed: int, count: int) -> None:
+    from support.tokenizer_kinds import KINDS
     from test_content import TEMPLATES
-    from tokenizer_kinds import KINDS
 
     start = time.perf_counter()
     todo = [(kind, name, seed, count) for kind in KINDS for name in TEMPLATES]

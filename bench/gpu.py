@@ -59,14 +59,15 @@ def trl(manifest: Path, model: Path, length: int, steps: int, micro_batch: int, 
     from transformers import TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
-    from train import flops, machine, qlora
     from train.config import TrainingConfig
-    from train.conversations import padding_tokenizer, sft_dataset
-    from train.corpus import open_corpus
+    from train.data.conversations import padding_tokenizer, sft_dataset
+    from train.data.corpus import open_corpus
+    from train.machine import devices
+    from train.model import flops, qlora
 
     corpus, config = open_corpus(manifest), TrainingConfig()
-    device = machine.resolve(config)
-    attention = "flash2" if machine.version_of("flash-attn") else "sdpa"
+    device = devices.resolve(config)
+    attention = "flash2" if devices.version_of("flash-attn") else "sdpa"
     loaded = qlora.load_model(model, config, device.kind, device.bf16, attention)
     marks: list[float] = []
 

@@ -18,19 +18,19 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tasks import packing
+from tasks.packing import bin_packing
 
 
 def measure(lengths: np.ndarray, capacity: int) -> str:
     """One line of the table."""
     clock = [time.perf_counter()]
-    counts = packing.histogram(lengths, capacity)
-    patterns = packing.pack(counts, capacity)
+    counts = bin_packing.histogram(lengths, capacity)
+    patterns = bin_packing.pack(counts, capacity)
     clock.append(time.perf_counter())
-    packing.assign(lengths, patterns)
+    bin_packing.assign(lengths, patterns)
     clock.append(time.perf_counter())
-    bound, name = packing.lower_bound(counts, capacity)
-    plain = sum(copies for _, copies in packing.best_fit_decreasing(counts, capacity))
+    bound, name = bin_packing.lower_bound(counts, capacity)
+    plain = sum(copies for _, copies in bin_packing.best_fit_decreasing(counts, capacity))
     plan, assign = np.diff(clock)
     above, plain_above = (100 * (rows - bound) / max(1, bound) for rows in (patterns.rows, plain))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

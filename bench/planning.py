@@ -23,14 +23,14 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tasks.batch import NOTICED
 from tasks.config import Config
-from tasks.files import digest_of, to_json, write_bytes
-from tasks.keys import Layout
-from tasks.plan import make_plan
+from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
-from tasks.sources import Part, SourceFile
-from tasks.token_files import SCHEMA
+from tasks.sources.model import Part, SourceFile
+from tasks.storage.files import digest_of, to_json, write_bytes
+from tasks.storage.paths import Layout
+from tasks.storage.schemas import SCHEMA
+from tasks.tokenization.token_batch import NOTICED
 
 PART = 200_000
 BATCH = 8192

@@ -22,7 +22,7 @@ import orjson
 import yaml
 
 from tasks.config import Config, load_config
-from tasks.prediction import BUDGET, predict
+from tasks.dry_run.dry_run import BUDGET, predict
 
 ROOT = Path(__file__).resolve().parent.parent
 LUIGI = Path(sys.executable).parent / "luigi"
@@ -68,7 +68,7 @@ def alone(config: Path, folder: Path) -> list[tuple[str, Path]]:
     """(name, config) of all sources together and of each file of them alone; paths are absolute."""
     settings = yaml.safe_load(config.read_text())
     from tasks.recipe import specs_of
-    from tasks.sources import find_files
+    from tasks.sources.source_files import find_files
 
     loaded = load_config(config)
     files = find_files(specs_of(loaded), config.parent)

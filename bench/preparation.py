@@ -31,11 +31,12 @@ import orjson
 from enlarge import enlarge
 
 from tasks.config import load_config
-from tasks.conversations import read_record
-from tasks.errors import Reject
+from tasks.conversations.formats import read_record
+from tasks.conversations.model import full_text
+from tasks.core.errors import Reject
 from tasks.recipe import resolve
-from tasks.sources import read_part
-from tasks.templates import call_text, full_text
+from tasks.sources.parts import read_part
+from tasks.templates.built_in import call_text
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parent.parent

@@ -6,7 +6,7 @@
 Importing this package registers the tasks. It is the only one that imports luigi.
 """
 
-from tasks import loading  # before all else
+from tasks.core import startup  # before all else
 
 # isort: split
 from pipeline import exits, settings, signals
@@ -18,4 +18,4 @@ settings.apply()
 exits.use_own_exit_codes()
 exits.tell_unknown_options()
 signals.follow_forks()
-loading.is_over()
+startup.is_over()

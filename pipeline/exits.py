@@ -27,9 +27,10 @@ from luigi.cmdline_parser import CmdlineParser
 from luigi.parameter import ParameterException
 from luigi.task_register import TaskClassException
 
-from pipeline import counters, display, signals
-from tasks.errors import Interrupted, PackError, StorageError, UsageError
-from tasks.messages import DEBUG, foreseen, is_on, told
+from pipeline import signals
+from pipeline.progress import counters, display
+from tasks.core.error_messages import DEBUG, foreseen, is_on, told
+from tasks.core.errors import Interrupted, PackError, StorageError, UsageError
 
 _told: set[str] = set()
 

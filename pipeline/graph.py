@@ -20,15 +20,17 @@ from typing import Any
 
 import luigi
 
-from pipeline import counters, exits, progress, settings, training
-from pipeline.estimate import size_of
-from tasks import corpus, parity
+from pipeline import events, exits, settings, training
+from pipeline.progress import counters
+from pipeline.progress.time_left import size_of
 from tasks.config import load_config
-from tasks.errors import StorageError
-from tasks.plan import make_plan
+from tasks.core.errors import StorageError
+from tasks.corpus import publish
+from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe, resolve
-from tasks.tokenization import tokenize_part
-from tasks.trained_tokenizer import train_tokenizer
+from tasks.tokenization import engine_check
+from tasks.tokenization.tokenize_part import tokenize_part
+from tasks.tokenization.train_tokenizer import train_tokenizer
 
 # A child that is forked after the tokenizers library has used its threads hangs for ever.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -50,7 +52,7 @@ class _Step(luigi.Task):
         return _resolved(self.config, self.root)
 
     def run(self) -> None:
-        with progress.stage(self):
+        with events.stage(self):
             self.work()
             # Luigi would ask as well (check_complete_on_run), and answer with a traceback.
             if not self.complete():
@@ -94,8 +96,8 @@ class TrainTokenizer(_Step):
             recipe.parts, config.template, config.vocab_size, config.max_record_bytes, Path(self.output().path)
         )
         # Here, and not in each of the tasks that will encode.
-        progress.proven(parity.verdict_of(recipe), recipe.encoder)
-        progress.written(self)
+        events.proven(engine_check.verdict_of(recipe), recipe.encoder)
+        events.written(self)
 
 
 class TokenizePart(_Step):
@@ -119,19 +121,19 @@ class TokenizePart(_Step):
 
     def complete(self) -> bool:
         recipe = self.recipe
-        refused = "gigatoken" if parity.refused(recipe) else ""
-        return corpus.has_artefact(self.token_file, Path(self.output().path), refused)
+        refused = "gigatoken" if engine_check.refused(recipe) else ""
+        return publish.has_artefact(self.token_file, Path(self.output().path), refused)
 
     def work(self) -> None:
         recipe = self.recipe
         tokenize_part(
             recipe.parts[self.part],
-            parity.encoder_of(recipe),
+            engine_check.encoder_of(recipe),
             recipe.template,
             recipe.config,
             self.token_file,
             Path(self.output().path),
-            partial(progress.tokenized, self),
+            partial(events.tokenized, self),
         )
 
     @property
@@ -151,11 +153,11 @@ class PlanPacking(_Sized):
         return luigi.LocalTarget(self.recipe.plan_folder / "plan.json")
 
     def complete(self) -> bool:
-        return corpus.has_plan(self.recipe.plan_folder) and all(task.complete() for task in self.requires())
+        return publish.has_plan(self.recipe.plan_folder) and all(task.complete() for task in self.requires())
 
     def work(self) -> None:
-        parity.forget()  # this corpus has nothing left to encode; another one loads it again
-        progress.planned(self, make_plan(self.recipe, self.recipe.plan_folder))
+        engine_check.forget()  # this corpus has nothing left to encode; another one loads it again
+        events.planned(self, make_plan(self.recipe, self.recipe.plan_folder))
 
 
 class WriteShard(_Sized):
@@ -165,14 +167,14 @@ class WriteShard(_Sized):
         return self.clone_to(PlanPacking, sequence_length=self.sequence_length)
 
     def output(self) -> luigi.LocalTarget:
-        return luigi.LocalTarget(corpus.shard_receipt(self.recipe, self.shard))
+        return luigi.LocalTarget(publish.shard_receipt(self.recipe, self.shard))
 
     def complete(self) -> bool:
-        return corpus.has_artefact(corpus.shard_file(self.recipe, self.shard), Path(self.output().path))
+        return publish.has_artefact(publish.shard_file(self.recipe, self.shard), Path(self.output().path))
 
     def work(self) -> None:
-        corpus.write_shard_of(self.recipe, self.shard)
-        progress.written(self)
+        publish.write_shard_of(self.recipe, self.shard)
+        events.written(self)
 
 
 class PackCorpus(_Sized):
@@ -180,8 +182,8 @@ class PackCorpus(_Sized):
 
     def requires(self) -> Iterator[luigi.Task]:
         with exits.reporting():
-            corpus.claim(self.recipe)
-            progress.announce(self.recipe)
+            publish.claim(self.recipe)
+            events.announce(self.recipe)
             self._open_encoder()
             for shard in range(len(self.recipe.shard_names())):
                 yield self.clone_to(WriteShard, sequence_length=self.sequence_length, shard=shard)
@@ -191,8 +193,8 @@ class PackCorpus(_Sized):
         recipe = self.recipe
         parts = (self.clone_to(TokenizePart, part=part) for part in range(len(recipe.parts)))
         if recipe.has_tokenizer and not all(task.complete() for task in parts):
-            parity.encoder_of(recipe)
-            progress.proven(parity.verdict_of(recipe), recipe.encoder)
+            engine_check.encoder_of(recipe)
+            events.proven(engine_check.verdict_of(recipe), recipe.encoder)
 
     def output(self) -> luigi.LocalTarget:
         return luigi.LocalTarget(self.recipe.published)
@@ -201,16 +203,16 @@ class PackCorpus(_Sized):
         if not self._running:
             # Luigi asks once before it runs anything: the sources may have changed since this process last looked.
             _resolved.cache_clear()
-            progress.begin()
+            events.begin()
         with exits.reporting():
             settings.check_workers()
-            return corpus.is_published(self.recipe)
+            return publish.is_published(self.recipe)
 
     def work(self) -> None:
         self._running = True
-        engine = parity.verdict_of(self.recipe).engine
-        corpus.publish_corpus(self.recipe, counters.run_record() | {"engine": engine})
-        progress.published(self, Path(self.output().path))
+        engine = engine_check.verdict_of(self.recipe).engine
+        publish.publish_corpus(self.recipe, counters.run_record() | {"engine": engine})
+        events.published(self, Path(self.output().path))
 
 
 class TrainAdapter(_Sized):

@@ -13,7 +13,7 @@ from pathlib import Path
 from luigi.configuration import get_config
 from luigi.interface import core
 
-from tasks.errors import UsageError
+from tasks.core.errors import UsageError
 
 OURS = Path(__file__).resolve().parent.parent / "luigi.cfg"
 CENTRAL = ("scheduler_host", "scheduler_url", "default_scheduler_host", "default_scheduler_url")

@@ -17,10 +17,10 @@ from types import FrameType
 
 import orjson
 
-from pipeline import counters
-from tasks.codes import EXITS
-from tasks.errors import Interrupted, PackError
-from tasks.messages import JSON
+from pipeline.progress import counters
+from tasks.core.error_codes import EXITS
+from tasks.core.error_messages import JSON
+from tasks.core.errors import Interrupted, PackError
 
 
 class TrainingFailed(PackError):

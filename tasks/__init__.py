@@ -1,11 +1,10 @@
-"""The work of each step, as plain functions and values: from record to row.
+"""The work of each step, as plain functions and values. Imports no luigi, torch, or transformers.
 
-A conversation's way, ground floor first::
+    sources ─▶ readers ─▶ conversations ─▶ templates ─▶ encoders ─▶ tokenization ─▶ packing ─▶ corpus
+    files      records    Conversation     spans        ids         token files     plan       shards, manifest
 
-    sources → conversations → templates → encoders → tokenization   a part becomes a token file
-    tokenization → packing → plan                                   lengths become a plan
-    plan → shards → manifest                                        the plan becomes rows and a ledger
-    manifest → verify, show                                         what a person checks and looks at
-
-Nothing here imports luigi, torch or transformers when it is imported.
+This is the path of a conversation. `recipe` derives the parts, keys, and paths of a run from a `config`. `verification`
+checks a corpus, `dry_run` estimates a run, `inspection` looks up rows and conversations, `report` writes an HTML page,
+and `cli` is the `packcorpus` command. `storage` and `core` lie underneath. Imports run down the list of layers in
+`pyproject.toml`.
 """

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from tasks.errors import UsageError
-from tasks.yaml_settings import check_settings, read_settings
+from tasks.core.errors import UsageError
+from tasks.core.yaml_settings import check_settings, read_settings
 
 Format = Literal["auto", "messages", "sharegpt", "alpaca", "dolly", "oasst", "prompt_completion", "text"]
 

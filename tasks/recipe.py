@@ -18,26 +18,27 @@ from pathlib import Path
 from typing import Any
 
 from tasks.config import Config, load_config, path_in
-from tasks.encoders import Encoder, TokenizerFiles, find_tokenizer, open_encoder
-from tasks.errors import InputMissing, UsageError
-from tasks.jinja_templates import JinjaTemplate
-from tasks.keys import Layout, corpus_key, key_of
-from tasks.sources import Part, SourceFile, SourceSpec, find_parts
-from tasks.templates import BUILT_IN, MARKERS, BuiltIn, Template, built_in_sha256
-
-SPLITS = ("train", "validation")
-ANEW = "train_epoch_"  # and the number of a pass: a split with the conversations of train in other rows
+from tasks.core.errors import InputMissing, UsageError
+from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
+from tasks.sources.model import Part, SourceFile, SourceSpec
+from tasks.sources.parts import find_parts
+from tasks.storage.keys import corpus_key, key_of
+from tasks.storage.paths import Layout
+from tasks.storage.splits import split_names
+from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
+from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.spans import Template
 
 # About 100 MB a shard: a task costs 60 ms beside its work (fork, page faults, Luigi, syncs), and shards of 25 MB made a
 # corpus of 250 MB take a tenth longer. A smaller corpus is two, so that two workers can write it.
 SOURCE_BYTES_PER_SHARD = 32 << 20
+
+
 MOST_SHARDS = 256
+
+
 MOST_SHARDS_OF_EPOCHS = 768  # of all packings together
-
-
-def split_names(epochs: int) -> tuple[str, ...]:
-    """All splits, in the order of their shards. The training split is packed anew for each epoch after the first."""
-    return (*SPLITS, *(f"{ANEW}{epoch}" for epoch in range(2, epochs + 1)))
 
 
 @dataclass(frozen=True, eq=False)

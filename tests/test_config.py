@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.config import WITHOUT_EFFECT, Config, Source, load_config
-from tasks.errors import InputMissing, PackError, UsageError
+from tasks.core.errors import InputMissing, PackError, UsageError
 
 DEFAULTS = {
     "name": "corpus",

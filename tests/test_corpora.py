@@ -3,7 +3,8 @@
     source files ── read and rendered here, by hand ──▶ [(text, trained), …] of each conversation
          └ luigi … PackCorpus ▶ shards, index.arrow ── decoded here ──▶ the same, place by place
 
-Nothing here uses tasks.plan, tasks.shards or tasks.verify to count, except where `verify` itself is asked.
+Nothing here uses tasks.packing.plan, tasks.corpus.shards or tasks.verification.verify to count, except where `verify`
+itself is asked.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ import orjson
 import pyarrow as pa
 import pytest
 import yaml
-from commands import BIN, ROOT, SHARED, needs_shared, pack, write_chats
 from datasets import Dataset, disable_progress_bars, load_dataset
-from tokenizer_kinds import control_strings, everywhere, kind_path, open_kind, reference
+from support.commands import BIN, ROOT, SHARED, needs_shared, pack, write_chats
+from support.tokenizer_kinds import control_strings, everywhere, kind_path, open_kind, reference
 
-from tasks.verify import verify
+from tasks.verification.verify import verify
 
 COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")
 IGNORED = -100

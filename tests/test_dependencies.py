@@ -6,9 +6,9 @@ import re
 import tomllib
 from itertools import chain
 
-from commands import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+from support.commands import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PINNED = {

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import orjson
-from commands import ROOT
+from support.commands import ROOT
 
 from tasks.config import Config, Source
-from tasks.conversations import FORMATS
-from tasks.manifest import Manifest
-from tasks.templates import BUILT_IN
+from tasks.conversations.formats import FORMATS
+from tasks.storage.manifest import Manifest
+from tasks.templates.built_in import BUILT_IN
 
 README = (ROOT / "README.md").read_text()
 

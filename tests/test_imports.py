@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commands import ROOT
+from support.commands import ROOT
 
 import tasks
 import train

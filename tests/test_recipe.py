@@ -16,17 +16,19 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from tasks import templates
 from tasks.config import WITHOUT_EFFECT, Config
-from tasks.conversations import Conversation, Message, ToolCall
-from tasks.encoders import Encoded, Encoder
-from tasks.errors import InputMissing, PackError, UsageError
-from tasks.keys import VERSIONS, Layout, key_of
+from tasks.conversations.model import Conversation, Message, ToolCall
+from tasks.core.errors import InputMissing, PackError, UsageError
+from tasks.encoders.encoder import Encoded, Encoder
 from tasks.recipe import Recipe, resolve
-from tasks.sources import SourceSpec, find_parts
-from tasks.templates import BUILT_IN, BuiltIn, trained_turns
-from tasks.token_files import SCHEMA
-from tasks.tokenization import tokenize_part
+from tasks.sources.model import SourceSpec
+from tasks.sources.parts import find_parts
+from tasks.storage.keys import VERSIONS, key_of
+from tasks.storage.paths import Layout
+from tasks.storage.schemas import SCHEMA
+from tasks.templates.built_in import BUILT_IN, BuiltIn
+from tasks.templates.spans import trained_turns
+from tasks.tokenization.tokenize_part import tokenize_part
 
 LINES = [
     json.dumps({"messages": [{"role": "user", "content": f"{i} " * 200}, {"role": "assistant", "content": "b"}]})
@@ -378,8 +380,8 @@ def test_golden_spans(template: str) -> None:
         for conversation in GOLDEN_CONVERSATIONS:
             spans = built_in.spans(conversation, trained_turns(conversation, train_on))  # type: ignore[arg-type]
             digest.update(orjson.dumps([list(span) for span in spans]))
-    assert (templates.VERSION, digest.hexdigest()[:16]) == (1, SPANS[template]), (
-        f"the spans of {template} changed: raise VERSION in tasks/templates.py, then this digest"
+    assert (built_in.VERSION, digest.hexdigest()[:16]) == (1, SPANS[template]), (
+        f"the spans of {template} changed: raise VERSION in tasks/templates/built_in.py, then this digest"
     )
 
 
@@ -405,5 +407,5 @@ def test_golden_tokens(tmp_path: Path) -> None:
         counted = {name: value for name, value in receipt.items() if name not in NOT_COUNTED}
         digest.update(orjson.dumps([rows, counted]))
     assert (VERSIONS["tokens"], digest.hexdigest()[:16]) == (5, "529dfc00931d624e"), (
-        "what a token file holds changed: raise VERSIONS['tokens'] in tasks/keys.py, then this digest"
+        "what a token file holds changed: raise VERSIONS['tokens'] in tasks/storage/keys.py, then this digest"
     )

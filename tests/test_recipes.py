@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 import torch
-from commands import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_rows import folder_of, pack_small
-from tiny_training import tiny_model
-from tokenizer_kinds import kind_path
+from support.commands import ROOT
+from support.packed_rows import folder_of, pack_small
+from support.tiny_training import tiny_model
+from support.tokenizer_kinds import kind_path
 
-from tasks.errors import DataError
-from train import isolation
+from tasks.core.errors import DataError
+from train.model import isolation
 
 RECIPES = (ROOT / "docs" / "recipes.md").read_text()
 

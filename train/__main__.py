@@ -17,9 +17,9 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, get_args, get_origin
 
-from tasks.errors import Interrupted, UsageError
-from tasks.messages import DEBUG, foreseen, is_on, told
-from train import signals
+from tasks.core.error_messages import DEBUG, foreseen, is_on, told
+from tasks.core.errors import Interrupted, UsageError
+from train.machine import signals
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -100,8 +100,8 @@ def main(arguments: list[str]) -> int:
 
 def _run(options: argparse.Namespace, arguments: list[str]) -> None:
     from train.config import TrainingConfig, load_training_config
-    from train.corpus import open_corpus
-    from train.run_folder import RunFolder
+    from train.data.corpus import open_corpus
+    from train.loop.run_folder import RunFolder
 
     given = {name: getattr(options, f"set_{name}") for name in TrainingConfig.model_fields}
     config = load_training_config(options.config, {name: text for name, text in given.items() if text is not None})
@@ -116,18 +116,18 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> None:
         print(folder.record)
         return
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it speaks while it is imported
-    from train import launch, machine
+    from train.machine import devices, launch
 
-    machine.check_libraries()
+    devices.check_libraries()
     if not signals.is_rank():
         begins = f"goes on after step {done}" if (done := folder.steps_done()) else "begins"
         print(f"training {begins}; loading torch and the model", file=sys.stderr, flush=True)
-    ranks = machine.ranks(config)
+    ranks = devices.ranks(config)
     if ranks > 1 and "RANK" not in os.environ:
         launch.launch(ranks, arguments)
         return
-    from train import run
-    from train.ranks import leave
+    from train.loop import run
+    from train.machine.ranks import leave
 
     try:
         run.train(corpus, config, folder, options.root)

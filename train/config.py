@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tasks.yaml_settings import check_settings, parse_settings, read_settings
+from tasks.core.yaml_settings import check_settings, parse_settings, read_settings
 
 DEFAULT = Path(__file__).with_name("qlora.yaml")
 

@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasks.errors import PartMissing
-from train import machine
+from tasks.core.errors import PartMissing
+from train.machine import devices
 
 GIB = 1 << 30
 
@@ -57,15 +57,15 @@ def main(console: Console | None = None) -> int:
 def examine() -> list[Finding]:
     """All findings, the ground floor first. What needs torch is left out where torch is missing."""
     findings = [_python(), *_libraries()]
-    if machine.version_of("torch"):
+    if devices.version_of("torch"):
         try:
             findings += [*_gpus(), _quantization(), _attention(), _compile(), _several_gpus()]
         except (ImportError, OSError) as error:  # an installation that lacks a library of its own
             text = str(error).splitlines()[0]
             findings.append(Finding("problem", "libraries", f"cannot be loaded: {text}", f"install anew: {INSTALL}"))
-    if machine.is_wsl():
+    if devices.is_wsl():
         findings.append(_wsl())
-    return [*findings, _memory(), _disk(), Finding("ok", "CPU", f"{machine.cpus()} cores")]
+    return [*findings, _memory(), _disk(), Finding("ok", "CPU", f"{devices.cpus()} cores")]
 
 
 def show(findings: list[Finding], console: Console) -> None:
@@ -103,8 +103,8 @@ def _python() -> Finding:
 def _libraries() -> Iterator[Finding]:
     """The versions of what training needs, in one finding, and one more for each that is missing or out of range."""
     good = []
-    for package, wanted in machine.training_needs().items():
-        version = machine.version_of(package)
+    for package, wanted in devices.training_needs().items():
+        version = devices.version_of(package)
         if version is None:
             yield Finding("problem", package, f"is not installed; {wanted} is needed", INSTALL)
         elif in_range(version, wanted):
@@ -131,18 +131,18 @@ def _numbers(version: str) -> list[int]:
 
 
 def _gpus() -> Iterator[Finding]:
-    found = machine.gpus()
+    found = devices.gpus()
     for gpu in found:
         major, minor = gpu.capability
         yield Finding("ok", "GPU", f"{gpu.name}, {gpu.memory / GIB:.0f} GiB, compute capability {major}.{minor}")
     if found:
-        lacking = machine.why_no_bf16()
+        lacking = devices.why_no_bf16()
         if lacking:
             yield Finding("warning", "precision", f"fp32: {lacking}", "a GPU of 2020 or later is several times faster")
         else:
             yield Finding("ok", "precision", "bf16")
-    elif sign := machine.gpu_sign():
-        mend = f"{machine.why_no_gpu()}; or train without it: --device cpu"
+    elif sign := devices.gpu_sign():
+        mend = f"{devices.why_no_gpu()}; or train without it: --device cpu"
         yield Finding("problem", "GPU", f"is there ({sign}), and torch does not use it", mend)
     else:
         yield Finding("warning", "GPU", "none", "training runs on the CPU: enough for small models and for trying out")
@@ -150,18 +150,18 @@ def _gpus() -> Iterator[Finding]:
 
 
 def _quantization() -> Finding:
-    kind = "cuda" if machine.gpu_count() else "cpu"
-    if reason := machine.why_no_nf4(kind):
+    kind = "cuda" if devices.gpu_count() else "cpu"
+    if reason := devices.why_no_nf4(kind):
         return Finding("problem", "NF4", reason, "or train without it: --quantization none")
-    return Finding("ok", "NF4", f"bitsandbytes {machine.version_of('bitsandbytes')} computes on the {_called(kind)}")
+    return Finding("ok", "NF4", f"bitsandbytes {devices.version_of('bitsandbytes')} computes on the {_called(kind)}")
 
 
 def _attention() -> Finding:
     import torch
 
-    from train.attention import BACKENDS, why_not
+    from train.model.attention import BACKENDS, why_not
 
-    kind = "cuda" if machine.gpu_count() else "cpu"
+    kind = "cuda" if devices.gpu_count() else "cpu"
     reasons = {name: why_not(name, torch.device(kind)) for name in BACKENDS}
     usable = ", ".join(name for name, reason in reasons.items() if not reason)
     missing = "; ".join(dict.fromkeys(reason for reason in reasons.values() if reason))
@@ -172,19 +172,19 @@ def _attention() -> Finding:
 
 
 def _compile() -> Finding:
-    if path := machine.compiler():
+    if path := devices.compiler():
         return Finding("ok", "compiler", path)
     return Finding("warning", "compiler", "no C++ compiler; `compile: true` needs one", "sudo apt-get install g++")
 
 
 def _several_gpus() -> Finding:
-    count = machine.gpu_count()
+    count = devices.gpu_count()
     if count < 2:
         return Finding("ok", "processes", f"1, on the {_called('cuda' if count else 'cpu')}")
-    if machine.has_nccl():
+    if devices.has_nccl():
         return Finding("ok", "processes", f"{count}, one a GPU, over NCCL")
     return Finding(
-        "problem", "processes", f"{count} GPUs, and torch has no NCCL", f"{machine.CUDA_BUILDS}; or use one: --gpus 1"
+        "problem", "processes", f"{count} GPUs, and torch has no NCCL", f"{devices.CUDA_BUILDS}; or use one: --gpus 1"
     )
 
 
@@ -205,7 +205,7 @@ def _wsl() -> Finding:
 
 
 def _memory() -> Finding:
-    free = machine.free_memory()
+    free = devices.free_memory()
     if free < LITTLE_MEMORY:
         return Finding("warning", "memory", f"{free / GIB:.1f} GiB free", "end other programs, or take smaller models")
     return Finding("ok", "memory", f"{free / GIB:.1f} GiB free")
@@ -213,7 +213,7 @@ def _memory() -> Finding:
 
 def _disk() -> Finding:
     folder = Path("data")
-    free = machine.free_disk(folder)
+    free = devices.free_disk(folder)
     found = f"{free / GIB:.1f} GiB free in {folder}/"
     if free < LITTLE_DISK:
         return Finding("warning", "disk", found, "models and checkpoints need more: make room, or set `output`")

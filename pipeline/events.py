@@ -1,0 +1,253 @@
+"""What Luigi and the tasks tell of a run: counted, shown, and reported to Luigi's own page.
+
+Luigi's events, stage, tokenized, planned, … ─┬─▶ counters ─▶ display, run.json
+                                              ├─▶ what is said once, in words
+                                              └─▶ luigid: status, share done, link to the manifest
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import luigi
+import luigi.interface
+
+from pipeline import exits, signals
+from pipeline.progress import counters, display
+from pipeline.progress.state import duration
+from tasks.core.errors import Busy
+from tasks.core.printable import aligned, counted
+from tasks.corpus.mixture_table import limited_by, mixture_table, narrowed
+from tasks.encoders.encoder import Encoder
+from tasks.packing.rejects import first_of_each
+from tasks.recipe import Recipe
+from tasks.storage.corpus_folder import report_beside
+from tasks.storage.manifest import Manifest, load_manifest
+from tasks.tokenization.engine_check import Verdict
+
+# Share of the tokens that may go, by a policy that the user chose, without a word.
+NOTEWORTHY = 0.05
+# Seconds between two messages of a task to luigid: each is a request over the network.
+STATUS_EVERY = 2.0
+
+_said: set[str] = set()
+_status_at = 0.0
+
+
+def begin() -> None:
+    """A run begins: forget an earlier one of this process. A task that asks whether a corpus is there begins none."""
+    if signals.in_task():
+        return
+    display.stop()
+    display.begin()
+    exits.begin()
+    counters.begin()
+    _said.clear()
+
+
+# What tasks report
+
+
+@contextmanager
+def stage(task: luigi.Task) -> Iterator[None]:
+    """Time a task, and turn a PackError into its one message."""
+    counters.restart(task.task_id)
+    start, cpu = time.perf_counter(), time.process_time()
+    counters.put(task.task_id, cpu_before=cpu)
+    with exits.reporting():
+        yield
+    counters.put(
+        task.task_id,
+        seconds=time.perf_counter() - start,
+        cpu=time.process_time() - cpu,
+        peak=counters.peak_memory(),
+        done=1,
+    )
+
+
+def announce(recipe: Recipe) -> None:
+    """What a user should know before the work starts."""
+    if "announced" in _said:
+        return
+    _said.add("announced")
+    config = recipe.config
+    size = sum(file.bytes for file in recipe.files)
+    files, parts = counted(len(recipe.files), "file"), counted(len(recipe.parts), "part")
+    rows, shards = f"rows of {config.sequence_length:,} tokens", counted(len(recipe.shard_names()), "shard")
+    display.say(f"{config.name}: {files}, {size / 1e6:,.2f} MB, {parts} → {rows}, {shards}")
+    if recipe.tokenizer_key is None and recipe.template.markers_as_text:
+        markers = ", ".join(recipe.template.markers_as_text)
+        display.say(f"note: written as text, since the tokenizer has no such token: {markers}")
+
+
+def proven(verdict: Verdict, reference: Encoder) -> None:
+    """Say it where gigatoken failed the proof."""
+    message = f"note: {reference.engine} encodes all, since gigatoken gives other tokens for {verdict.differs}"
+    if verdict.differs and message not in _said:
+        _said.add(message)
+        display.say(message)
+
+
+def tokenized(task: luigi.Task, conversations: int, rejected: int, tokens: int, share: float) -> None:
+    """How far the task of a part is: counts since its begin, and the share of the part that is read."""
+    name = task.task_id
+    counters.put(name, conversations=conversations, rejected=rejected, tokens=tokens, share=share)
+    counters.put(name, cpu=time.process_time() - counters.of_task(name, "cpu_before"))
+    counters.put(name, told_seconds=time.time() - counters.of_task(name, "started"))
+    lost = f", {rejected:,} rejected" if rejected else ""
+    _status(task, f"{counted(conversations, 'conversation')}, {tokens / 1e6:,.2f} M tokens{lost}", share)
+
+
+def planned(task: luigi.Task, receipt: dict[str, Any]) -> None:
+    packing = receipt["packing_metadata"]
+    if not packing["enabled"]:
+        return
+    full = packing["packing_efficiency"]
+    counters.put(task.task_id, fill=full, rows=packing["rows"])
+    message = (
+        f"planned {counted(packing['rows'], 'row')}, {full:.2f} % full; "
+        f"no plan can do with fewer than {packing['lower_bound_rows']:,}"
+    )
+    display.say(
+        message, planned={"rows": packing["rows"], "fill": full, "lower_bound_rows": packing["lower_bound_rows"]}
+    )
+    _status(task, message, 1.0)
+
+
+def written(task: luigi.Task) -> None:
+    """A task of one file is done."""
+    _status(task, f"wrote {task.output().path}", 1.0)
+
+
+def published(task: luigi.Task, manifest: Path) -> None:
+    """For luigid's page: a link from the task to what it made."""
+    _status(task, f"the manifest is {manifest}", 1.0)
+    report = report_beside(_corpus_folder(task))
+    with suppress(Exception):
+        task.set_tracking_url((report if report.is_file() else manifest).resolve().as_uri())
+
+
+def _corpus_folder(task: luigi.Task) -> Path:
+    return Path(task.recipe.corpus_folder)
+
+
+def _status(task: luigi.Task, message: str, share: float) -> None:
+    """Tell Luigi's scheduler, at most every few seconds. A run does not fail because nobody listens."""
+    global _status_at
+    if not getattr(task, "set_status_message", None) or (share < 1 and time.monotonic() - _status_at < STATUS_EVERY):
+        return
+    _status_at = time.monotonic()
+    with suppress(Exception):
+        task.set_status_message(message)
+        task.set_progress_percentage(round(100 * share))
+
+
+def _finish(manifest: Manifest, path: str, news: str) -> None:
+    packing, ledger = manifest.packing_metadata, manifest.ledger
+    conversations, tokens = ledger.conversations, ledger.tokens
+    full = f", {packing.packing_efficiency:.2f} % full" if packing.packing_efficiency is not None else ""
+    ends = {
+        "packed": conversations.packed,
+        "rejected": sum(conversations.rejected.values()),
+        "dropped": sum(conversations.dropped.values()),
+    }
+    rows, kept = counted(packing.rows, "row"), counted(tokens.packed, "token")
+    facts = {
+        "manifest": path,
+        "rows": packing.rows,
+        "fill": packing.packing_efficiency,
+        "read": conversations.read,
+        **ends,
+    }
+    display.say(f"{news}: {rows}{full}; {kept}, {tokens.trained:,} trained on", done=facts)
+    display.say(
+        f"{counted(conversations.read, 'conversation')}: " + ", ".join(f"{n:,} {end}" for end, n in ends.items())
+    )
+    if ends["rejected"]:
+        listed = os.path.join(os.path.dirname(path), os.pardir, manifest.corpus, "rejects.jsonl")
+        display.say(f"each reject is in {manifest.corpus}/rejects.jsonl; the first of each reason:")
+        for line in first_of_each(Path(listed), conversations.rejected):
+            display.say(line)
+    if further := [f"{count:,} {reason}" for reason, count in conversations.dropped.items() if reason != "too_long"]:
+        display.say(f"dropped by filters, limits and weights: {', '.join(further)}")
+    _tell_mixture(manifest, Path(path).parent.parent / manifest.corpus)
+    lost = {
+        "dropped, of conversations longer than a row": tokens.dropped * (not further),
+        "cut off, of conversations longer than a row": tokens.truncated,
+        "of conversations that were rejected": tokens.rejected,
+    }
+    for how, count in lost.items():
+        share = count / max(1, tokens.encoded + tokens.rejected)
+        if share > NOTEWORTHY:
+            display.say(f"note: {100 * share:.1f} % of all tokens were {how}")
+    print(path, flush=True)
+
+
+def _tell_mixture(manifest: Manifest, folder: Path) -> None:
+    weighting = manifest.config.get("weighting")
+    table = narrowed(mixture_table(manifest.mixture, weighting), display.room())
+    if table:
+        display.say(f"mixture ({weighting}), in one pass over the training split:")
+    for line in aligned(table):
+        display.say(line)
+    left_out = manifest.ledger.conversations.dropped.get("weight", 0)
+    if weighting == "token_share" and left_out:
+        from tasks.inspection.lookup import giving_all
+
+        if limited := limited_by(giving_all(manifest, folder), left_out, manifest.ledger.conversations.packed):
+            display.say(limited)
+
+
+# What Luigi tells
+
+
+@luigi.Task.event_handler(luigi.Event.DEPENDENCY_DISCOVERED)
+def _on_discovered(task: luigi.Task, dependency: luigi.Task) -> None:
+    kind = type(dependency).__name__
+    if kind in counters.STAGES and "drawn" not in _said:
+        _said.add("drawn")
+        counters.put(copies=dependency.recipe.copies)
+        display.start(dependency.recipe.config.name, luigi.interface.core().workers)
+    if kind in counters.STAGES and counters.know(dependency.task_id, kind) and kind == "TokenizePart":
+        counters.put(dependency.task_id, size=dependency.size)
+
+
+@luigi.Task.event_handler(luigi.Event.DEPENDENCY_PRESENT)
+def _on_present(task: luigi.Task) -> None:
+    kind = type(task).__name__
+    if kind == "PackCorpus":
+        _finish(load_manifest(task.recipe.published), task.output().path, "already packed, nothing to do")
+    elif kind == "TrainAdapter":
+        display.say("already trained, nothing to do")
+        print(task.output().path, flush=True)
+    else:
+        counters.put(task.task_id, reused=1, done=1)
+        if kind == "TokenizePart":
+            counters.put(task.task_id, tokens_found=task.token_file.stat().st_size / 4)
+
+
+@luigi.Task.event_handler(luigi.Event.SUCCESS)
+def _on_success(task: luigi.Task) -> None:
+    if type(task).__name__ == "PackCorpus":
+        display.stop()
+        news = f"packed in {duration(counters.elapsed())}"
+        _finish(load_manifest(task.recipe.published), task.output().path, news)
+
+
+@luigi.Task.event_handler(luigi.Event.PROCESS_FAILURE)
+def _on_death(task: luigi.Task, message: str) -> None:
+    """Luigi would not say a word of a child that was killed."""
+    killed = re.search(r"exit code -(\d+)", message)
+    if killed:
+        name = type(task).__name__
+        exits.tell(
+            Busy(
+                "killed", f"{name} was killed by signal {killed[1]}; if memory ran out, run again with fewer --workers"
+            )
+        )

@@ -1,0 +1,183 @@
+"""What a person, or a script, sees of a run while it runs.
+
+    counters ─▶ State ─┬─ live    on a terminal: a few lines, drawn over and over by a thread of the parent
+                       ├─ lines   elsewhere: a line every few seconds
+                       ├─ json    PACKCORPUS_JSON=1, --json: {"progress": {…}}, {"note": …}, {"done": {…}}
+                       └─ quiet   PACKCORPUS_QUIET=1, --quiet: nothing
+    errors, notes, progress → standard error             path of the manifest → standard output, the last line
+
+After every drawing the cursor stands where the drawing begins. So whoever has something to say, in whatever process,
+clears from there to the end of the screen and writes; the next drawing is below it, and nobody need know its height.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any, Literal
+
+import luigi
+
+from pipeline.progress import counters
+from pipeline.progress.state import State, duration, state
+from tasks.core.error_messages import JSON, is_on
+from tasks.core.printable import printable
+
+QUIET = "PACKCORPUS_QUIET"
+Mode = Literal["live", "lines", "json", "quiet"]
+EVERY = {"live": 0.25, "lines": 5.0, "json": 1.0}  # seconds between two drawings
+
+_CLEAR = "\r\x1b[J"
+
+
+class output(luigi.Config):
+    """Options of every command line of ours."""
+
+    use_cmdline_section = False
+    quiet = luigi.BoolParameter(default=False, always_in_help=True, description="Show errors alone.")
+    json = luigi.BoolParameter(
+        default=False, always_in_help=True, description="Tell progress and errors as lines of JSON."
+    )
+
+
+def mode() -> Mode:
+    """How this run is shown."""
+    if is_on(JSON):
+        return "json"
+    if is_on(QUIET):
+        return "quiet"
+    return "live" if sys.stderr.isatty() and os.environ.get("TERM") != "dumb" else "lines"
+
+
+def begin() -> None:
+    """Take what the command line says of output. In the environment, it reaches every process of the run."""
+    asked = output()
+    for name, wanted in ((JSON, asked.json), (QUIET, asked.quiet)):
+        if wanted:
+            os.environ[name] = "1"
+
+
+# What is said once
+
+
+def room() -> int:
+    """Columns that a line may have; where nothing is drawn, as many as it needs."""
+    return (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1 if mode() == "live" else 10_000
+
+
+def say(message: str, **facts: Any) -> None:
+    """A line for a person; to a machine the `facts`, where there are any."""
+    how = mode()
+    if how == "json":
+        write(json.dumps(facts or {"note": message}, default=str))
+    elif how != "quiet":
+        write(printable(message))
+
+
+def write(text: str) -> None:
+    """Onto standard error, above what is drawn there."""
+    make_room()
+    print(text, file=sys.stderr, flush=True)
+
+
+def make_room() -> None:
+    """Clear what is drawn: something else is about to be written in its place."""
+    if mode() == "live":
+        print(_CLEAR, end="", file=sys.stderr, flush=True)
+
+
+# What is shown over and over
+
+
+def _line(now: State) -> str:
+    by_name = {stage.name: stage for stage in now.stages}
+    counts = [
+        f"{label} {by_name[name].done:,}/{by_name[name].tasks:,}"
+        for name, label in (("tokens", "parts"), ("shards", "shards"))
+        if name in by_name
+    ]
+    facts = [
+        f"{now.seconds:.1f} s",
+        f"{duration(now.seconds_left)} left" if now.seconds_left is not None else "",
+        *counts,
+        f"{now.conversations:,} conversations ({now.conversations_per_second:,.0f}/s)" if now.conversations else "",
+        f"{now.rejected:,} rejected" if now.rejected else "",
+        f"{now.tokens / 1e6:,.2f} M tokens ({now.tokens_per_second / 1e6:.2f} M/s)" if now.tokens else "",
+        f"{now.fill:.2f} % full" if now.fill else "",
+    ]
+    return "  ".join(filter(None, facts))
+
+
+def frame(now: State, how: Mode, width: int) -> str:
+    """What is written of one moment."""
+    if how == "json":
+        return json.dumps({"progress": asdict(now)}) + "\n"
+    if how == "lines":
+        return _line(now) + "\n"
+    from pipeline.progress.terminal import drawn  # rich takes 0.03 s, and a run that is not watched needs none of it
+
+    lines = drawn(now, width)
+    up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""  # terminals take 0 for 1
+    return _CLEAR + "\n".join(lines) + "\r" + up
+
+
+class _Drawing(threading.Thread):
+    """Draws until the run has ended. It takes no lock that a forked child could find taken: what it draws with is its
+    own, and it writes past Python's own buffers."""
+
+    def __init__(self, name: str, how: Mode, workers: int):
+        super().__init__(daemon=True)
+        self._of, self._how, self._workers = printable(name), how, workers
+        self._end = threading.Event()
+
+    def run(self) -> None:
+        while not self._end.wait(EVERY[self._how]) and not counters.of_run("finished"):
+            # A terminal that was closed, a task that was found between two numbers: no drawing is worth a traceback.
+            with suppress(Exception):
+                self._draw()
+        if self._how == "live":
+            with suppress(OSError):
+                os.write(sys.stderr.fileno(), _CLEAR.encode())
+
+    def _draw(self) -> None:
+        handle = sys.stderr.fileno()
+        # A new pseudo-terminal has no columns until somebody says how many.
+        width = (os.get_terminal_size(handle).columns or 80) - 1 if self._how == "live" else 0
+        os.write(handle, frame(state(self._of, self._workers), self._how, width).encode("utf-8", "replace"))
+
+    def stop(self) -> None:
+        self._end.set()
+        self.join()
+
+
+_drawing: _Drawing | None = None
+
+
+def start(name: str, workers: int) -> None:
+    """Draw from now on. For the parent of all tasks, once it knows what there is to do."""
+    global _drawing
+    stop()
+    how = mode()
+    if how == "quiet":
+        return
+    frame(state(name, workers), how, 80)  # what the thread needs is imported before it begins: a fork may come any time
+    counters.put(finished=0)
+    _drawing = _Drawing(name, how, workers)
+    _drawing.start()
+
+
+def stop() -> None:
+    """Draw no more, and leave nothing of it on the screen. In a child, whose parent draws, this tells the parent."""
+    global _drawing
+    counters.put(finished=1)
+    if _drawing and _drawing.is_alive():
+        _drawing.stop()
+    _drawing = None
+
+
+atexit.register(stop)

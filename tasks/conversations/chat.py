@@ -1,0 +1,208 @@
+"""Read the formats `messages` and `sharegpt`: lists of turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import NoReturn
+
+from tasks.conversations.fields import json_of, list_of, missing, optional_text, parsed, required, text_of
+from tasks.conversations.model import ROLES, Conversation, Message, ToolCall
+from tasks.core.errors import Reject
+from tasks.core.printable import kind, shown
+
+ROLE_NAMES = {
+    **{role: role for role in ("system", "user", "assistant", "tool")},
+    **{"developer": "system", "function": "tool"},
+}
+
+
+SHAREGPT_ROLE_NAMES = {
+    **ROLE_NAMES,
+    **{"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"},
+    **{"model": "assistant", "observation": "tool", "function_response": "tool", "function_call": "function_call"},
+}
+
+
+# What the records of a format call the roles; a call of a function is no turn of its own.
+ROLES_OF = {
+    "messages": ROLE_NAMES,
+    "sharegpt": {name: role for name, role in SHAREGPT_ROLE_NAMES.items() if role in ROLES},
+}
+
+
+def read_messages(record: dict[str, object]) -> Conversation:
+    return Conversation(tuple(messages_of(required(record, "messages"), "messages", ROLE_NAMES)), tools_of(record))
+
+
+def read_sharegpt(record: dict[str, object]) -> Conversation:
+    key = "conversation" if record.get("conversations") is None and "conversation" in record else "conversations"
+    messages = messages_of(required(record, key), key, SHAREGPT_ROLE_NAMES)
+    system = optional_text(record, "system")
+    if system and not (messages and messages[0].role == "system" and messages[0].content == system):
+        messages.insert(0, Message("system", system))
+    return Conversation(tuple(messages), tools_of(record))
+
+
+def messages_of(value: object, where: str, roles: Mapping[str, str]) -> list[Message]:
+    """A list of {role, content, …} or {from, value, …}; `where` is its place in the record."""
+    messages = []
+    for index, item in enumerate(list_of(value, where)):
+        if type(item) is not dict:
+            raise Reject("bad_type", f"{where}[{index}]: expected an object, found {kind(item)}")
+        if roles is SHAREGPT_ROLE_NAMES and item.get("from") is not None:
+            role_key, content_key = "from", "value"
+        else:
+            role_key, content_key = "role", "content"
+        raw_role = item.get(role_key)
+        role = roles.get(raw_role) if type(raw_role) is str else None
+        if role is None:
+            if raw_role is None:
+                missing(item, role_key, f"{where}[{index}]")
+            refuse_role(raw_role, f"{where}[{index}].{role_key}", roles)
+        content = item.get(content_key)
+        if len(item) == 2 and type(content) is str and role != "function_call":  # nearly every message
+            messages.append(Message(role, text_of(content, where, index, content_key)))
+        else:
+            messages.append(_message(item, role, content_key, f"{where}[{index}]"))
+    return messages
+
+
+def _message(item: dict[str, object], role: str, content_key: str, where: str) -> Message:
+    """One message that has more than a role and a string."""
+    tool_calls = _tool_calls(item, where)
+    content = item.get(content_key)
+    text = ""
+    if content is not None:
+        text = _content(content, f"{where}.{content_key}")
+    elif not tool_calls:
+        if content_key not in item:
+            missing(item, content_key, where)
+        raise Reject("bad_content", f"{where}.{content_key} is null; that is allowed only beside tool_calls")
+    if role == "function_call":
+        role = "assistant"
+        calls = _sharegpt_calls(text)
+        if calls:
+            tool_calls, text = tool_calls + calls, ""
+    if tool_calls and role != "assistant":
+        raise Reject("bad_tool_call", f"{where}.tool_calls: only the assistant calls tools, not {role}")
+    weight = item.get("weight")
+    if weight is None:
+        weight = 1
+    elif isinstance(weight, bool) or not isinstance(weight, (int, float)) or weight not in (0, 1):
+        found = repr(weight)[:40] if type(weight) in (int, float) else kind(weight)
+        raise Reject("bad_weight", f"{where}.weight is {found}; expected 0 or 1")
+    name, call_id = item.get("name"), item.get("tool_call_id")
+    return Message(
+        role,
+        text,
+        name=None if name is None else text_of(name, f"{where}.name"),
+        tool_calls=tool_calls,
+        tool_call_id=None if call_id is None else text_of(call_id, f"{where}.tool_call_id"),
+        weight=int(weight),
+    )
+
+
+def _content(value: object, where: str) -> str:
+    """A string, or a list of text parts, which are joined."""
+    if isinstance(value, str):
+        return text_of(value, where)
+    if not isinstance(value, list):
+        raise Reject("bad_content", f"{where}: expected a string, found {kind(value)}")
+    texts = []
+    for index, part in enumerate(value):
+        if not isinstance(part, dict):
+            raise Reject("bad_content", f"{where}[{index}]: expected a part with a type, found {kind(part)}")
+        if part.get("type") != "text":
+            found = shown(part.get("type"))
+            raise Reject("bad_content", f"{where}[{index}].type is {found}; only text parts can be packed")
+        if not isinstance(part.get("text"), str):
+            raise Reject("bad_content", f"{where}[{index}].text: expected a string, found {kind(part.get('text'))}")
+        texts.append(text_of(part["text"], f"{where}[{index}].text"))
+    return "".join(texts)
+
+
+def _tool_calls(item: dict[str, object], where: str) -> tuple[ToolCall, ...]:
+    """`tool_calls`, and the older `function_call`."""
+    calls = []
+    value = item.get("tool_calls")
+    if value is not None:
+        if not isinstance(value, list):
+            raise Reject("bad_tool_call", f"{where}.tool_calls: expected a list, found {kind(value)}")
+        for index, call in enumerate(value):
+            place = f"{where}.tool_calls[{index}]"
+            if not isinstance(call, dict):
+                raise Reject("bad_tool_call", f"{place}: expected an object, found {kind(call)}")
+            if call.get("type") not in (None, "function"):
+                raise Reject("bad_tool_call", f'{place}.type is {shown(call["type"])}; only "function" is known')
+            call_id = call.get("id")
+            if call_id is not None and not isinstance(call_id, str):
+                raise Reject("bad_tool_call", f"{place}.id: expected a string, found {kind(call_id)}")
+            # name and arguments without `function` around them are common in published data
+            function = call if call.get("function") is None else call["function"]
+            function_place = place if function is call else f"{place}.function"
+            call_id = None if call_id is None else text_of(call_id, f"{place}.id")
+            calls.append(_tool_call(function, function_place, call_id))
+    value = item.get("function_call")
+    if value is not None:
+        calls.append(_tool_call(value, f"{where}.function_call", None))
+    return tuple(calls)
+
+
+def _tool_call(function: object, where: str, call_id: str | None) -> ToolCall:
+    """{"name": …, "arguments": JSON text or object}. No arguments, or empty ones, are {}."""
+    if not isinstance(function, dict):
+        raise Reject("bad_tool_call", f"{where}: expected an object, found {kind(function)}")
+    name, arguments = function.get("name"), function.get("arguments")
+    if not isinstance(name, str) or not name:
+        found = "an empty string" if name == "" else kind(name)
+        raise Reject("bad_tool_call", f"{where}.name: expected a string, found {found}")
+    if arguments is None or arguments == "":
+        text = "{}"
+    elif isinstance(arguments, str):
+        text = text_of(arguments, f"{where}.arguments")
+        parsed(text, f"{where}.arguments", "bad_tool_call")
+    elif isinstance(arguments, dict):
+        text = json_of(arguments, f"{where}.arguments", "bad_tool_call")
+    else:
+        raise Reject("bad_tool_call", f"{where}.arguments: expected a JSON text or an object, found {kind(arguments)}")
+    return ToolCall(text_of(name, f"{where}.name"), text, call_id)
+
+
+def _sharegpt_calls(value: str) -> tuple[ToolCall, ...]:
+    """The calls in the value of a function_call turn; none where it is not the JSON of a call or of a list of calls."""
+    try:
+        calls = parsed(value, "", "")
+        return tuple(_tool_call(call, "", None) for call in (calls if isinstance(calls, list) else [calls]))
+    except Reject:
+        return ()
+
+
+def tools_of(record: dict[str, object]) -> tuple[str, ...]:
+    """`tools`: a list of schemas, or the JSON text of such a list; each schema as JSON text."""
+    value = record.get("tools")
+    if value is None or value == "":
+        return ()
+    if isinstance(value, str):
+        value = parsed(text_of(value, "tools"), "tools", "bad_tools")
+        if value is None:
+            return ()
+    if not isinstance(value, list):
+        raise Reject("bad_tools", f"tools: expected a list, found {kind(value)}")
+    tools = []
+    for index, tool in enumerate(value):
+        where = f"tools[{index}]"
+        if isinstance(tool, str):
+            tool = parsed(text_of(tool, where), where, "bad_tools")
+        if not isinstance(tool, dict):
+            raise Reject("bad_tools", f"{where}: expected an object, found {kind(tool)}")
+        tools.append(json_of(tool, where, "bad_tools"))
+    return tuple(tools)
+
+
+def refuse_role(role: object, where: str, roles: Mapping[str, str]) -> NoReturn:
+    if not isinstance(role, str):
+        raise Reject("bad_role", f"{where}: expected a string, found {kind(role)}")
+    near = get_close_matches(role.lower()[:100], roles, n=1)
+    advice = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(roles)}"
+    raise Reject("bad_role", f"{where} {shown(role)} is not a role; {advice}")

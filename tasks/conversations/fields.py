@@ -1,0 +1,110 @@
+"""One value of a record → the value, checked, or `Reject` with its place in the record.
+
+A value that is wrong comes out as an error that names its place::
+
+    text_of({"from": 5}["from"], "conversations", 2, "from")
+        → Reject("bad_type", "conversations[2].from: expected a string, found a number")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NoReturn
+
+import orjson
+
+from tasks.core.errors import Reject
+from tasks.core.printable import kind, shown
+from tasks.readers.strict_json import big_integer, duplicate_key
+
+# orjson writes a datetime as a string; here it is an error like every other value that JSON does not have
+_STRICT = orjson.OPT_PASSTHROUGH_DATETIME
+
+
+def text_of(value: object, where: str, index: int = -1, key: str = "") -> str:
+    """`value` if it is a string that can be encoded. The place is `where`, or `where[index].key`, put together only
+    for an error."""
+    if type(value) is str:
+        if "\0" not in value:
+            if value.isascii():
+                return value
+            try:
+                value.encode()
+                return value
+            except UnicodeEncodeError as error:
+                code, found, offset = "lone_surrogate", "a lone surrogate", error.start
+        else:
+            code, found, offset = "nul", "a NUL character", value.index("\0")
+        raise Reject(code, f"{_place(where, index, key)} holds {found} at character {offset}")
+    raise Reject("bad_type", f"{_place(where, index, key)}: expected a string, found {kind(value)}")
+
+
+def _place(where: str, index: int, key: str) -> str:
+    return where if index < 0 else f"{where}[{index}].{key}"
+
+
+def required(record: dict[str, object], key: str) -> object:
+    value = record.get(key)
+    if value is None:
+        if key in record:
+            raise Reject("missing_key", f"{key} is null")
+        missing(record, key, "")
+    return value
+
+
+def required_text(record: dict[str, object], key: str) -> str:
+    return text_of(required(record, key), key)
+
+
+def optional_text(record: dict[str, object], key: str) -> str:
+    value = record.get(key)
+    return "" if value is None else text_of(value, key)
+
+
+def list_of(value: object, where: str) -> list[object]:
+    if isinstance(value, list):
+        return value
+    raise Reject("bad_type", f"{where}: expected a list, found {kind(value)}")
+
+
+def json_of(value: object, where: str, code: str) -> str:
+    """Compact JSON text of `value`, its keys in their order."""
+    try:
+        return orjson.dumps(value, option=_STRICT).decode()
+    except orjson.JSONEncodeError as error:
+        raise Reject(code, f"{where} cannot be written as JSON: {error}") from None
+
+
+def parsed(text: str, where: str, code: str) -> object:
+    """The value of a JSON text within a record."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise Reject(code, f"{where} is not JSON: {error.msg} at column {error.colno}") from None
+    data = text.encode()
+    if big := big_integer(data):
+        raise Reject("big_integer", f"{where}: {big}")
+    # As for whole records (containers): a lost key shows in the count of what stands behind keys.
+    if data.count(b'":') != _key_ends(value) and (twice := duplicate_key(data)):
+        raise Reject("duplicate_key", f"{where}: {twice}")
+    return value
+
+
+def _key_ends(value: object) -> int:
+    try:
+        return orjson.dumps(value).count(b'":')
+    except orjson.JSONEncodeError:  # nested deeper than orjson writes
+        return -1
+
+
+def missing(record: Mapping[str, object], key: str, where: str) -> NoReturn:
+    found = ", ".join(_some_keys(record)) or "none"
+    raise Reject("missing_key", f"{where}{'.' if where else ''}{key} is missing; the keys found are: {found}")
+
+
+def _some_keys(record: Mapping[str, object]) -> Iterator[str]:
+    for index, key in enumerate(record):
+        if index == 12:
+            yield "…"
+            return
+        yield shown(key)[1:-1]

@@ -1,0 +1,58 @@
+"""Convert conversations to the OpenAI message format."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from tasks.conversations.model import Conversation, Message, full_text
+
+
+def turns_json(conversation: Conversation) -> str:
+    """The messages as format 2.0 has them; null for the format `text`, which has no turns."""
+    plain = conversation.messages[0].role == "text"
+    return orjson.dumps(None if plain else [as_row(message) for message in conversation.messages]).decode()
+
+
+def tools_json(conversation: Conversation) -> str | None:
+    return f"[{','.join(conversation.tools)}]" if conversation.tools else None
+
+
+def as_row(message: Any) -> dict[str, Any]:
+    """A message as format 2.0 has it: OpenAI's form, tool arguments as JSON text."""
+    calls = [
+        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+        for call in message.tool_calls
+    ]
+    return {
+        "role": message.role,
+        "content": full_text(message),
+        "name": message.name,
+        "tool_calls": calls or None,
+        "tool_call_id": message.tool_call_id,
+        "weight": message.weight,
+    }
+
+
+def as_openai(message: Message) -> dict[str, Any]:
+    """The message in OpenAI's form, which chat templates are written for."""
+    found: dict[str, Any] = {"role": message.role, "content": full_text(message)}
+    if message.name is not None:
+        found["name"] = message.name
+    if message.tool_call_id is not None:
+        found["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {"type": "function", "function": {"name": call.name, "arguments": _arguments(call.arguments)}}
+            | ({"id": call.id} if call.id else {})
+            for call in message.tool_calls
+        ]
+    return found
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text

@@ -1,0 +1,85 @@
+"""Text that is safe to show: what a terminal would obey, hide or reorder is escaped, and so are the marks of rows."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+# Marks that frame what is shown. In the data they are escaped, so that no text can pass for a mark.
+TRAINED = "⟦⟧"
+CONTROL = "▐▌"
+BOUNDARY = "▏"
+
+# Characters without a glyph that text needs all the same: joiners of Persian, of Indian scripts and of emoji.
+JOINERS = "\u200c\u200d"
+SPACES = "\u00a0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000"
+MARKS = frozenset(TRAINED + CONTROL + BOUNDARY)
+KEPT = frozenset("\n" + JOINERS + SPACES)
+
+
+def is_plain(char: str) -> bool:
+    return (char.isprintable() or char in KEPT) and char not in MARKS
+
+
+def escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode()
+
+
+def printable(text: str) -> str:
+    """`text` with every character escaped that a terminal would obey, hide or reorder; newlines stay."""
+    if text.isprintable() and MARKS.isdisjoint(text):
+        return text
+    return "".join(char if is_plain(char) else escaped(char) for char in text)
+
+
+def counted(count: int, noun: str) -> str:
+    """1 row, 1,234 rows"""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def aligned(table: list[list[str]]) -> list[str]:
+    """A head and its lines as text, the first column flush left and the others right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if at else cell.ljust(width)
+            for at, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in table
+    ]
+
+
+def common_folder(paths: Sequence[str]) -> str:
+    """The folder that all paths share, with a slash at its end; "" where there is none."""
+    folders = [os.path.dirname(path) for path in paths]
+    if len(paths) < 2 or len({os.path.isabs(path) for path in paths}) > 1:
+        return ""
+    common = os.path.commonpath(folders) if all(folders) else ""
+    return f"{common.rstrip('/')}/" if common else ""
+
+
+_KINDS: dict[type, str] = {
+    **{str: "a string", int: "a number", float: "a number", bool: "a boolean", type(None): "null"},
+    **{list: "a list", dict: "an object"},
+}
+
+
+def kind(value: object) -> str:
+    """What a value is, in JSON's words."""
+    return _KINDS.get(type(value)) or f"a value of type {type(value).__name__}"
+
+
+def shown(value: object) -> str:
+    """A value of the data within a message: short, and with every character that a terminal could obey escaped."""
+    if not isinstance(value, str):
+        return kind(value)
+    return json.dumps(value if len(value) <= 60 else value[:60] + "…")
+
+
+def in_bytes(count: int) -> str:
+    value, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while value >= 1000 and len(units) > 1:
+        value /= 1000
+        units.pop(0)
+    return f"{value:,.1f} {units[0]}" if value < 100 and units[0] != "B" else f"{value:,.0f} {units[0]}"

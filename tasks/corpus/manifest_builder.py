@@ -1,0 +1,111 @@
+"""Build the manifest of a corpus and publish it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tasks.core.errors import DataError
+from tasks.recipe import Recipe
+from tasks.storage.files import sync_folder, to_json, write_bytes
+from tasks.storage.keys import FORMAT_VERSION, VERSIONS
+from tasks.storage.manifest import FileFacts, Manifest, check_ledger, manifest_digest
+from tasks.tokenization.engine_check import verdict_of
+
+
+def build_manifest(
+    recipe: Recipe, plan: dict[str, Any], shards: list[dict[str, Any]], files: list[dict[str, Any]]
+) -> Manifest:
+    """Put the manifest together and check what must add up. Raises DataError, naming what does not."""
+    config, encoder, template = recipe.config, recipe.encoder, recipe.template
+    verdict = verdict_of(recipe)
+    compared = {"texts": verdict.texts, "bytes": verdict.bytes, "differs": verdict.differs, "reason": verdict.reason}
+    splits: dict[str, Any] = {}
+    described = list(zip(recipe.shard_names(), shards, strict=True))
+    for split, count in recipe.shards.items():
+        own, described = described[:count], described[count:]
+        listed = [
+            {"path": name, "rows": shard["rows"], "bytes": shard["bytes"], "sha256": shard["sha256"]}
+            for name, shard in own
+        ]
+        splits[split] = {"rows": sum(shard["rows"] for shard in listed), "shards": listed}
+    _check_shards(plan, shards, config.sequence_length)
+    values: dict[str, Any] = {
+        "format_version": FORMAT_VERSION[config.packing],
+        "name": config.name,
+        "key": recipe.corpus_key,
+        "key_version": VERSIONS["corpus"],
+        "corpus": recipe.layout.corpus_name(config.name, recipe.corpus_key),
+        "sequence_length": config.sequence_length,
+        "tokenizer": {
+            "kind": encoder.kind,
+            "path": f"tokenizer/{recipe.tokenizer_files.main.name}",
+            "sha256": recipe.tokenizer_files.sha256(),
+            "vocab_size": encoder.vocab_size,
+            "bos_token_id": encoder.bos_id,
+            "eos_token_id": encoder.eos_id,
+            "pad_token_id": encoder.pad_id,
+            "engine": verdict.engine,
+            "parity": None if config.engine == "reference" else compared,
+            "trained_here": recipe.tokenizer_key is not None,
+            "digest": recipe.tokenizer_digest,
+        },
+        "template": {
+            "name": config.template,
+            "sha256": recipe.template_sha256,
+            "markers_as_text": list(template.markers_as_text),
+            "leading_space": encoder.leading_space,
+        },
+        "train_on": config.train_on,
+        "seed": config.seed,
+        "sources": [
+            {"path": file.name, "container": file.container, "compression": file.compression, "format": file.format}
+            | {"columns": dict(file.columns)}
+            | facts
+            for file, facts in zip(recipe.files, plan["sources"], strict=True)
+        ],
+        "mixture": plan["mixture"],
+        "ledger": plan["ledger"],
+        "noticed": plan["noticed"],
+        "packing_metadata": plan["packing_metadata"],
+        "splits": splits,
+        "files": files,
+        "config": recipe.settings(),
+    }
+    return Manifest.model_validate(values | {"digest": manifest_digest(values)})
+
+
+def _check_shards(plan: dict[str, Any], shards: list[dict[str, Any]], length: int) -> None:
+    """The rows that were written must be those that were planned, token by token."""
+    tokens = plan["ledger"]["tokens"]
+    for name in ("packed", "trained"):
+        written = sum(shard[name] for shard in shards)
+        if written != tokens[name]:
+            raise DataError(
+                "open_ledger",
+                f"the ledger does not close: {tokens[name]:,} tokens planned as {name}, {written:,} written",
+            )
+    places = sum(shard["rows"] for shard in shards) * (plan["packing_metadata"]["enabled"] and length)
+    if places and tokens["packed"] + tokens["padding"] != places:
+        raise DataError(
+            "open_ledger", f"the ledger does not close: {places:,} places in the rows, not packed + padding"
+        )
+    if [shard["rows"] for shard in shards] != plan["rows_of_shards"]:
+        raise DataError("open_ledger", "the ledger does not close: shards hold other numbers of rows than planned")
+    check_ledger(plan["ledger"])
+
+
+def with_file(manifest: Manifest, file: FileFacts) -> Manifest:
+    """The manifest with one file more, signed anew."""
+    values = manifest.model_copy(update={"files": [*manifest.files, file]}).model_dump()
+    return Manifest.model_validate(values | {"digest": manifest_digest(values)})
+
+
+def publish(manifest: Manifest, corpus: Path, published: Path) -> None:
+    """The commit: the manifest into the corpus folder, then the same bytes to manifests/."""
+    data = to_json(manifest.model_dump())
+    write_bytes(corpus / "manifest.json", data)
+    # A run that was killed may have made folders without syncing them into the ones above: data/corpora/<corpus>.
+    for folder in corpus.absolute().parents[:3]:
+        sync_folder(folder)
+    write_bytes(published, data)

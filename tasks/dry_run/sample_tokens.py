@@ -1,0 +1,151 @@
+"""Tokenize the sample of a dry run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.config import Config
+from tasks.conversations.formats import read_record
+from tasks.conversations.model import full_text
+from tasks.core.errors import Reject
+from tasks.dry_run.model import Prediction, Rejects, Source, Tokens
+from tasks.encoders.encoder import Encoder
+from tasks.encoders.gigatoken_encoder import GigatokenEncoder
+from tasks.encoders.gigatoken_model import Unsupported
+from tasks.recipe import Recipe
+from tasks.sources.sample import Sample
+from tasks.storage.schemas import SCHEMA, WHOLE_SCHEMA
+from tasks.templates.spans import trained_turns
+from tasks.tokenization.engine_check import HARD, LONGEST, difference
+from tasks.tokenization.frames import Frames
+from tasks.tokenization.segments import segments_of
+from tasks.tokenization.token_batch import BATCH_CHARACTERS, COUNTS, NOTICED, Batch
+from tasks.tokenization.tokenize_part import add_records
+from tasks.tokenization.train_tokenizer import Unread, cut_sentence, train_model
+
+AT_ONCE = 256  # records that are made tokens of
+
+
+PROOF = 400  # texts that both encoders are given
+
+
+TRAINING = 1 << 20  # characters that a tokenizer is trained on, where the config names none: 1 s
+
+
+def train_on_sample(recipe: Recipe, samples: list[Sample], folder: Path) -> Recipe:
+    """With a tokenizer that is trained on the sample, as the run trains one on all."""
+    config = recipe.config
+    sentences: list[str] = []
+    unread = Unread()
+    left = TRAINING
+    for text in chain.from_iterable(_said(sample, unread) for sample in samples):
+        left -= len(text)
+        if left < 0:
+            break
+        sentences += cut_sentence(text)
+    path = folder / "tokenizer.model"
+    path.write_bytes(train_model(sentences, config.template, config.vocab_size, unread))
+    recipe = replace(recipe, config=config.model_copy(update={"tokenizer": str(path)}))
+    _ = recipe.encoder  # read while it is there
+    return recipe
+
+
+def _said(sample: Sample, unread: Unread) -> Iterator[str]:
+    """The texts of all messages. Where and why there are no more of them goes to `unread`."""
+    for place, value in sample.records:
+        try:
+            if isinstance(value, Reject):
+                raise value
+            conversation = read_record(value, sample.file.format, dict(sample.file.columns))
+        except Reject as reject:
+            unread.add(reject, value, sample.file, place)
+            continue
+        yield from map(full_text, conversation.messages)
+
+
+def fast_encoder(reference: Encoder, config: Config) -> Encoder:
+    if config.engine == "reference":
+        return reference
+    try:
+        return GigatokenEncoder(reference)
+    except Unsupported:
+        return reference
+
+
+def equal(fast: Encoder, reference: Encoder, recipe: Recipe, samples: list[Sample]) -> bool:
+    """Whether gigatoken gives the reference's ids for texts of the sample; a run proves it on more of them."""
+    texts: list[str] = []
+    for sample in samples:
+        own: list[str] = []
+        for _, value in sample.records[:: max(1, len(sample.records) // 50)]:
+            try:
+                if isinstance(value, Reject):
+                    continue
+                conversation = read_record(value, sample.file.format, dict(sample.file.columns))
+                trained = trained_turns(conversation, recipe.config.train_on)
+                own += segments_of(recipe.template.spans(conversation, trained), reference).texts
+            except Reject:
+                continue
+        texts += [text[:LONGEST] for text in own[: max(4, PROOF // len(samples))]]
+    return difference(fast, reference, [*HARD, *texts]) is None
+
+
+def thinned(sample: Sample, every: int) -> Sample:
+    """With every n-th of its records, a few at least; they stand for the same."""
+    every = max(1, min(every, len(sample.records) // 20))
+    return sample.thinned(every)
+
+
+def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder, found: Prediction) -> Tokens:
+    """Tokens of the sample of one file, as `tokenization` makes them; what it is goes to `found`."""
+    config, file = recipe.config, sample.file
+    source = Source(sample, sample.expected)
+    found.sources.append(source)
+    schema = SCHEMA if config.packing else WHOLE_SCHEMA
+    receipt: dict[str, Any] = dict.fromkeys(COUNTS, 0)
+    frames = Frames(recipe.template, encoder, config.train_on, file.format, bool(file.columns))
+    texts = [np.empty(0, np.int64)]
+    start = time.process_time()
+    batch, out = Batch(encoder, receipt), pa.BufferOutputStream()
+    with pa.ipc.new_file(out, schema) as writer:
+
+        def flush() -> None:
+            if batch.records:
+                encoded = batch.encode(schema)
+                writer.write_batch(encoded)
+                if not config.packing:
+                    offsets = encoded.column("text").buffers()[1]
+                    texts.append(np.diff(np.frombuffer(offsets, np.int64)[: encoded.num_rows + 1]))
+
+        for top in range(0, len(sample.records), AT_ONCE):
+            numbers = range(top, min(top + AT_ONCE, len(sample.records)))
+            values = [sample.records[number].value for number in numbers]
+            for number, reject in add_records(
+                batch, numbers, values, file, recipe.template, config, frames, lambda n: sample.records[n].place
+            ):
+                count_reject(found, source, reject, number)
+            if batch.characters >= BATCH_CHARACTERS:
+                flush()
+                batch = Batch(encoder, receipt)
+        flush()
+    seconds = time.process_time() - start
+    for name in NOTICED:
+        found.noticed[name] = found.noticed.get(name, 0) + receipt[name]
+    return Tokens(out.getvalue(), seconds, np.concatenate(texts))
+
+
+def count_reject(found: Prediction, source: Source, reject: Reject, number: int) -> None:
+    """`number` is that of the record in the sample."""
+    place, weight = source.sample.records[number].place, float(source.sample.weights[number])
+    known = found.rejects.setdefault(reject.reason, Rejects(0, 0.0, place, reject.message))
+    known.looked_at += 1
+    known.expected += weight
+    source.rejected += weight

@@ -1,0 +1,29 @@
+"""Open the tokenizer that a corpus folder contains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tasks.core.errors import DataError
+from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import TokenizerFiles, open_encoder
+from tasks.storage.corpus_folder import check_listed, find_listed
+from tasks.storage.manifest import Manifest
+
+
+def find_tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
+    """The corpus's own copy of its tokenizer, digests checked. Raises DataError or InputMissing, naming the file."""
+    listed = [file for file in manifest.files if file.path.startswith("tokenizer/")]
+    files = tuple(find_listed(folder, file.path, file.bytes) for file in listed)
+    for file in listed:
+        check_listed(folder, file)
+    main = folder / manifest.tokenizer.path
+    if main not in files:
+        raise DataError("unreadable_file", f"{main}: the tokenizer is not among the files of the manifest")
+    return TokenizerFiles(main, files)
+
+
+def open_tokenizer(manifest: Manifest, folder: Path) -> Encoder:
+    """Raises as find_tokenizer_files does."""
+    files = find_tokenizer_files(manifest, folder)
+    return open_encoder(files, manifest.config.get("eos_token"), manifest.config.get("pad_token"))

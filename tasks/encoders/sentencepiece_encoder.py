@@ -1,0 +1,90 @@
+"""Encode with a SentencePiece model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from tasks.core.errors import DataError
+from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, is_blank, special_id
+from tasks.storage.arrow import offsets_of
+
+
+class SentencePieceEncoder(Encoder):
+    """The reference for `.model` files, BPE and Unigram."""
+
+    kind = "sentencepiece"
+    engine = "sentencepiece"
+    leading_space: LeadingSpace = "template"
+    underline_is_space = True
+
+    def __init__(self, path: Path, eos_token: str | None = None, pad_token: str | None = None):
+        # Both are imported here: a run that uses one kind of tokenizer does not load the other.
+        from google.protobuf.message import DecodeError
+        from sentencepiece import SentencePieceProcessor
+        from sentencepiece import sentencepiece_model_pb2 as proto
+
+        model = proto.ModelProto()
+        try:
+            model.ParseFromString(path.read_bytes())
+        except DecodeError as error:
+            raise DataError(
+                "bad_tokenizer", f"{path}: is not a SentencePiece model, or is cut short: {error}"
+            ) from None
+        if not model.pieces or not model.HasField("trainer_spec"):
+            raise DataError("bad_tokenizer", f"{path}: is not a SentencePiece model, or is cut short")
+        # Lists: there are tens of thousands of pieces, and each look at one through protobuf takes as long as ten here.
+        types = proto.ModelProto.SentencePiece
+        control, by_user, byte = types.CONTROL, types.USER_DEFINED, types.BYTE
+        kinds = [piece.type for piece in model.pieces]
+        self._pieces = [piece.piece for piece in model.pieces]
+        self.controls = {}
+        self.has_unused = types.UNUSED in kinds
+        for token, (piece, kind) in enumerate(zip(self._pieces, kinds, strict=True)):
+            # Neither is ever content, even where the model has it as an ordinary piece.
+            named_here = piece in (eos_token, pad_token)
+            user_defined = kind == by_user and not is_blank(piece)
+            if kind == control or user_defined or named_here:
+                self.controls[piece] = token
+                # A control piece is never matched in text.
+                kinds[token] = model.pieces[token].type = control
+        named_kinds = list(zip(self._pieces, kinds, strict=True))
+        self.blanks = frozenset(piece for piece, kind in named_kinds if kind == by_user)
+        self._byte_pieces = {t: int(p[3:5], 16) for t, (p, kind) in enumerate(named_kinds) if kind == byte}
+        self.every_byte = len(self._byte_pieces) == 256
+        # SentencePiece allows no NUL in a piece; so what stands on both sides of one has nothing to do with each other.
+        looks_around = model.normalizer_spec.precompiled_charsmap or model.normalizer_spec.remove_extra_whitespaces
+        nul = next((token for token, byte in self._byte_pieces.items() if not byte), None)
+        self.nul_id = None if looks_around else nul
+        model.normalizer_spec.add_dummy_prefix = False
+        try:
+            self._processor = SentencePieceProcessor(model_proto=model.SerializeToString())
+        except RuntimeError as error:
+            raise DataError(
+                "bad_tokenizer", f"{path}: is not a SentencePiece model, or is cut short: {error}"
+            ) from None
+        self.vocab_size = len(self._pieces)
+        self.unk_id = self._processor.unk_id()
+        self.bos_id = None if self._processor.bos_id() < 0 else self._processor.bos_id()
+        self.adds_bos = self.bos_id is not None
+        named = {piece: token for token, piece in enumerate(self._pieces)}
+        self.eos_id = special_id("eos_token", eos_token, self._processor.eos_id(), named, path)
+        pad = self._processor.pad_id()
+        self.pad_id = special_id("pad_token", pad_token, pad if pad >= 0 else self.eos_id, named, path)
+
+    def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
+        arrays = self._processor.encode_as_numpy(list(texts)) if texts else []
+        ids = np.concatenate(arrays).astype(np.int32, copy=False) if arrays else np.empty(0, np.int32)
+        return Encoded(ids, offsets_of(list(map(len, arrays))))
+
+    def model(self) -> bytes:
+        model: bytes = self._processor.serialized_model_proto()
+        return model
+
+    def token_bytes(self, token: int) -> bytes:
+        if token in self._byte_pieces:
+            return bytes([self._byte_pieces[token]])
+        piece: str = self._pieces[token]
+        return (piece if token in self.control_strings else piece.replace("▁", " ")).encode()

@@ -1,0 +1,238 @@
+"""From a conversation to its row and back, through index.arrow.
+
+    number in the index      ─┐                              ┌─▶ source, record, number
+    source and line (record) ─┼─▶ Place(s) ◀── split, row ◀──┤
+    text in a row (search)   ─┘                              └─▶ split, shard, row, start, length
+
+The index is mapped, and of its columns only those are read that are asked about: ten million conversations are looked
+through in a tenth of a second, and none of them becomes an object of Python but those that are found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.core.errors import DataError, UsageError
+from tasks.core.printable import printable
+from tasks.storage.corpus_folder import find_listed, reading
+from tasks.storage.manifest import Manifest, Shard, mend
+from tasks.storage.schemas import INDEX_SCHEMA
+
+MOST_RECORDS = (1 << 63) - 1  # what the index can hold
+
+Place = dict[str, Any]
+"""A row of the index (index.INDEX_SCHEMA) with its `number`, from 0. Where the corpus has conversations that were
+split, `pieces` and `piece` (from 1) are added."""
+
+
+def find_row(manifest: Manifest, number: int, split: str) -> tuple[int, Shard, int]:
+    """Number of the shard within its split, the shard, and the row within it."""
+    if split not in manifest.splits:
+        raise UsageError(
+            "not_in_it", f"--split {split}: this corpus has {' and '.join(map(printable, manifest.splits))}"
+        )
+    chosen = manifest.splits[split]
+    if chosen.rows == 0:
+        raise UsageError("not_in_it", f"--split {split}: this corpus has no {split} rows")
+    if not 0 <= number < chosen.rows:
+        raise UsageError("not_in_it", f"--row {number}: {split} has {chosen.rows:,} rows, 0 to {chosen.rows - 1:,}")
+    at = number
+    for place, shard in enumerate(chosen.shards):
+        if at < shard.rows:
+            return place, shard, at
+        at -= shard.rows
+    raise DataError("wrong_count", f"the shards of {split} hold fewer rows than the manifest says ({chosen.rows:,})")
+
+
+def row_number(manifest: Manifest, place: Place) -> int | None:
+    """The row of a place within its split, over all shards, as `--row` takes it; None where it was dropped."""
+    if place["row"] is None:
+        return None
+    before = manifest.splits[place["split"]].shards[: place["shard"]]
+    return sum(shard.rows for shard in before) + int(place["row"])
+
+
+@contextmanager
+def mapped(folder: Path, name: str, size: int) -> Iterator[pa.RecordBatchReader]:
+    """An Arrow stream of the corpus, mapped. Raises DataError or InputMissing where it is not as the manifest says."""
+    path = find_listed(folder, name, size)
+    with reading(path), pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
+        yield reader
+
+
+def objects(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows of a batch as objects. A damaged offset, else a SystemError of Python's or worse, is a pa.ArrowInvalid."""
+    rows.validate(full=True)
+    return list(rows.to_pylist())
+
+
+def pieces_in_row(manifest: Manifest, folder: Path, split: str, shard: int, row: int) -> list[Place]:
+    """The conversations of a row, in their order within it."""
+    found = _search(manifest, folder, {"shard": shard, "row": row})
+    return sorted((place for place in found if place["split"] == split), key=lambda place: place["start"])
+
+
+def pieces_of_record(manifest: Manifest, folder: Path, source: int, record: int) -> list[Place]:
+    """The places of a record: its pieces, further copies of them, and all of them in further packings; one place
+    without a row where it was dropped. `source` is its place in the manifest's sources.
+
+    Raises UsageError where it is nowhere.
+    """
+    found = _search(manifest, folder, {"source": source, "record": record})
+    if not found:
+        raise UsageError("not_in_it", _why_not(manifest, folder, source, record))
+    return found
+
+
+def _why_not(manifest: Manifest, folder: Path, source: int, record: int) -> str:
+    """Why a record is no conversation of the corpus: it was rejected, the source ends before, or the line is blank."""
+    facts = manifest.sources[source]
+    where = f"{facts.path}:{record}"
+    for reject in read_rejects(manifest, folder):
+        if reject.get("source") == facts.path and reject.get("line", reject.get("record")) == record:
+            return f"{where}: was rejected: {reject['code']} {reject['message']}"
+    unit = "lines that hold one" if facts.container == "jsonl" else "records"
+    return f"{where}: no conversation of this corpus; the source had {facts.conversations:,} {unit}, counted from 1"
+
+
+def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
+    """The rejected conversations, as rejects.jsonl has them. Raises DataError or InputMissing."""
+    facts = next((file for file in manifest.files if file.path == "rejects.jsonl"), None)
+    if facts is None:
+        raise DataError("bad_manifest", f"{folder}: its manifest names no rejects.jsonl; {mend(folder)}")
+    where = find_listed(folder, facts.path, facts.bytes)
+    with where.open("rb") as lines:
+        for line in lines:
+            with reading(where):
+                reject = orjson.loads(line)
+            yield reject
+
+
+def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Place]:
+    """All places of the conversation that stands at `number` in the index. Raises UsageError where it ends earlier."""
+    seen = 0
+    with open_index(manifest, folder) as reader:
+        for batch in reader:
+            if 0 <= number - seen < batch.num_rows:
+                [place] = objects(batch.slice(number - seen, 1))
+                break
+            seen += batch.num_rows
+        else:
+            raise UsageError("not_in_it", f"--conversation {number}: the index of this corpus has 0 to {seen - 1:,}")
+    return pieces_of_record(manifest, folder, place["source"], place["record"])
+
+
+def kept_in_place_of(manifest: Manifest, folder: Path, duplicate: Place) -> Place | None:
+    """The first conversation that says what a duplicate says; None where it was rejected, for what was left of it."""
+    first = _search(manifest, folder, {"digest": duplicate["digest"]})[0]
+    return None if first["dropped"] == "duplicate" else first
+
+
+def giving_all(manifest: Manifest, folder: Path) -> list[str]:
+    """The entries of `sources` of which the mixture took every conversation."""
+    left_out: set[int] = set()
+    with open_index(manifest, folder) as reader:
+        for batch in reader:
+            by_weight = pc.equal(batch.column("dropped").cast(pa.string()), "weight")
+            left_out.update(pc.unique(batch.column("source").filter(by_weight)).to_pylist())
+    less = {manifest.sources[source].entry for source in left_out}
+    return [m.path for entry, m in enumerate(manifest.mixture) if entry not in less and m.conversations]
+
+
+def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
+    """FILE:LINE → its source's place in the manifest's sources, and the record. FILE may be the end of a path.
+
+    Raises UsageError where no source, or several, are meant.
+    """
+    name, _, line = text.rpartition(":")
+    if not name or not line.isdecimal():
+        raise UsageError("bad_command_line", f"--at {text}: expected FILE:LINE, such as chats.jsonl:12")
+    paths = [source.path for source in manifest.sources]
+    wanted = PurePosixPath(name).parts
+    found = [n for n, path in enumerate(paths) if path == name]
+    found = found or [n for n, path in enumerate(paths) if PurePosixPath(path).parts[-len(wanted) :] == wanted]
+    if len(found) == 1:
+        return found[0], int(line) if len(line) < 19 else MOST_RECORDS
+    if found:
+        raise UsageError("not_in_it", f"--at {text}: is the end of {len(found)} sources; write more of the path")
+    near = get_close_matches(name, [*paths, *(PurePosixPath(path).name for path in paths)], 1)
+    hint = f"; did you mean {near[0]}?" if near else f"; its sources: {', '.join(paths[:5])}{' …' * (len(paths) > 5)}"
+    raise UsageError("not_in_it", f"--at {text}: no source of this corpus{hint}")
+
+
+def origin(manifest: Manifest, place: Place | None) -> str:
+    if place is None or not 0 <= place["source"] < len(manifest.sources):
+        return "not in index.arrow (packcorpus verify says what is wrong)"
+    return f"{printable(manifest.sources[place['source']].path)}:{place['record']}"
+
+
+@contextmanager
+def open_index(manifest: Manifest, folder: Path) -> Iterator[pa.RecordBatchReader]:
+    """The index, mapped. Raises DataError or InputMissing where it is not as the manifest says."""
+    facts = next((file for file in manifest.files if file.path == "index.arrow"), None)
+    if facts is None:
+        raise DataError("bad_index", f"{folder}: the manifest names no index.arrow; {mend(folder)}")
+    with mapped(folder, facts.path, facts.bytes) as reader:
+        if not reader.schema.equals(INDEX_SCHEMA):
+            raise DataError("bad_index", f"{folder / facts.path}: has other columns than an index; {mend(folder)}")
+        yield reader
+
+
+def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Place]:
+    """All rows of the index with these values."""
+    found: list[Place] = []
+    seen = 0
+    with open_index(manifest, folder) as reader:
+        for batch in reader:
+            here = batch.column(0).is_valid()
+            for name, value in wanted.items():
+                column = batch.column(name)
+                here = pc.and_(here, pc.equal(column, pa.scalar(value, column.type)))
+            if here.true_count:
+                numbers = pc.indices_nonzero(here).to_pylist()
+                places = objects(batch.filter(here))
+                for place in places:
+                    _check(manifest, place)
+                found += [place | {"number": seen + n} for n, place in zip(numbers, places, strict=True)]
+            seen += batch.num_rows
+    if manifest.ledger.conversations.split:
+        with open_index(manifest, folder) as reader:
+            _number_pieces(reader, found)
+    return found
+
+
+def _check(manifest: Manifest, place: Place) -> None:
+    """Raises ValueError where the index speaks of what the manifest does not have: a bit of it was flipped."""
+    if not 0 <= place["source"] < len(manifest.sources):
+        raise ValueError(f"it speaks of source {place['source']}")
+    if place["row"] is not None:
+        if None in (place[name] for name in ("shard", "start", "length", "first", "trained")):
+            raise ValueError("a place lacks a number")
+        split = manifest.splits.get(place["split"])
+        shards = split.shards if split else []
+        if not 0 <= place["shard"] < len(shards) or not 0 <= place["row"] < shards[place["shard"]].rows:
+            raise ValueError("it speaks of rows that the manifest does not have")
+
+
+def _number_pieces(reader: pa.RecordBatchReader, found: list[Place]) -> None:
+    firsts: dict[tuple[int, int], list[int]] = {(place["source"], place["record"]): [] for place in found}
+    records = pa.array({record for _, record in firsts}, pa.int64())
+    for batch in reader:
+        near = batch.filter(pc.is_in(batch.column("record"), records))
+        for source, record, first in zip(
+            *(near.column(n).to_pylist() for n in ("source", "record", "first")), strict=True
+        ):
+            if (source, record) in firsts:
+                firsts[source, record].append(first)
+    for place in found:
+        pieces = sorted({*firsts[place["source"], place["record"]]})
+        place["pieces"] = len(pieces)
+        place["piece"] = pieces.index(place["first"]) + 1

@@ -1,0 +1,43 @@
+"""Which conversations are packed at all: by length, by turns, and each content once. What goes has its reason.
+
+    Accepted ─min_tokens, max_tokens, min_turns, max_turns─▶ ─duplicates: drop─▶ Accepted.why
+
+Nothing here depends on the sequence length, so the same conversations are left for every one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tasks.config import Config
+from tasks.packing.pieces import Accepted
+from tasks.storage.schemas import why
+from tasks.storage.token_files import TokenColumns
+
+
+def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Config) -> None:
+    """Set `accepted.why` of every conversation that is too short, too long or a duplicate."""
+    for name in ("tokens", "turns"):
+        least, most = getattr(config, f"min_{name}"), getattr(config, f"max_{name}")
+        if least is None and most is None:
+            continue
+        values = accepted.length if name == "tokens" else tokens.column("turns")
+        if least is not None:
+            accepted.why[(values < least) & (accepted.why == 0)] = why(f"min_{name}")
+        if most is not None:
+            accepted.why[(values > most) & (accepted.why == 0)] = why(f"max_{name}")
+    if config.duplicates == "drop":
+        _drop_duplicates(accepted, tokens)
+
+
+def _drop_duplicates(accepted: Accepted, tokens: TokenColumns) -> None:
+    """Of conversations that stay and say the same, the first stays.
+
+    Two of 10 million have the same 64 bits by chance in 3 of a million corpora, so the lengths are compared, too.
+    Validation is chosen by the same 64 bits: all of one content stand on one side of the split.
+    """
+    digests = tokens.column("digest")
+    order = np.lexsort((accepted.length, digests))  # stable: of equal ones, the first in source order comes first
+    order = order[accepted.why[order] == 0]
+    same = (digests[order[1:]] == digests[order[:-1]]) & (accepted.length[order[1:]] == accepted.length[order[:-1]])
+    accepted.why[order[1:][same]] = why("duplicate")

@@ -1,0 +1,111 @@
+"""index.arrow: where every accepted conversation stands. An Arrow IPC stream.
+
+A row for each piece of each conversation, one where nothing was split, in source order. A conversation that was dropped
+has nulls where a place would be, and the reason. Further copies follow, and then the further packings of the training
+split, each in source order.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.packing.ledger import source_numbers
+from tasks.packing.pieces import Pieces
+from tasks.packing.placement import Placed
+from tasks.recipe import Recipe
+from tasks.storage.arrow import strings, to_arrow
+from tasks.storage.files import atomic_file
+from tasks.storage.schemas import DROPS, INDEX_SCHEMA, REJECTED
+from tasks.storage.splits import split_names
+from tasks.storage.token_files import TokenColumns
+
+# Conversations, or pieces, of a record batch, which is put together at once.
+_BATCH = 1 << 16
+
+
+class Index:
+    """Writes the index, split by split."""
+
+    def __init__(self, out: pa.ipc.RecordBatchStreamWriter, tokens: TokenColumns, recipe: Recipe):
+        self._out, self._tokens, self._recipe = out, tokens, recipe
+        self._sources = source_numbers(recipe)
+        self._splits = split_names(recipe.config.epochs)
+
+    def write(self, pieces: Pieces, placed: Placed, with_dropped: bool) -> None:
+        """The pieces of one block, and, in their places, the conversations that were dropped."""
+        top, count = 0, len(pieces.accepted.length)
+        # Batches begin at the same conversations whatever the parts.
+        for first in range(0, count if with_dropped else 0, _BATCH):
+            last = min(first + _BATCH, count)
+            bottom = bisect_left(range(pieces.once), last, top, key=pieces.conversation)
+            why = pieces.accepted.why[first:last]
+            dropped = np.flatnonzero((why > 0) & (why != REJECTED)).astype(np.int32) + np.int32(first)
+            self._write(slice(top, bottom), dropped, pieces, placed)
+            top = bottom
+        for first in range(top, len(pieces), _BATCH):
+            self._write(slice(first, min(first + _BATCH, len(pieces))), np.empty(0, np.int32), pieces, placed)
+
+    def _write(self, chosen: slice, dropped: np.ndarray, pieces: Pieces, placed: Placed) -> None:
+        accepted, of = pieces.accepted, pieces.columns(chosen)
+        conversation = np.concatenate([of.conversation, dropped])
+        if not len(conversation):
+            return
+        order = np.argsort(conversation, kind="stable")
+        conversation, is_dropped = conversation[order], (order >= len(of.conversation))
+
+        def column(values: np.ndarray, of_dropped: np.ndarray | None = None) -> pa.Array:
+            """A column of the rows; null for what was dropped, unless it has a value there."""
+            rest = np.zeros(len(dropped), values.dtype) if of_dropped is None else of_dropped.astype(values.dtype)
+            full = np.concatenate([values, rest])[order]
+            return to_arrow(full, is_dropped if of_dropped is None else None)
+
+        def names(numbers: pa.Array, all_names: tuple[str, ...]) -> pa.Array:
+            return pa.DictionaryArray.from_arrays(numbers, strings(all_names))
+
+        first, last = int(conversation.min()), int(conversation.max()) + 1
+        record, turns, digest = (
+            self._tokens.column(name, first, last)[conversation - first] for name in ("record", "turns", "digest")
+        )
+        shard = placed.shard(chosen)
+        split, of_split = self._split_of(shard, placed)
+        none = np.zeros(len(dropped), np.int32)
+        truncated = of.closed & (self._recipe.config.overlong == "truncate")
+        why = to_arrow((accepted.why[conversation] - np.uint8(1)).astype(np.int8), ~is_dropped)
+        columns = [
+            to_arrow(self._sources[accepted.part(conversation)]),
+            to_arrow(record + 1),
+            names(column(split), self._splits),
+            column(of_split),
+            column((placed.row[chosen] - placed.edges[shard]).astype(np.int32)),
+            column(placed.start[chosen]),
+            column(of.length, accepted.length[dropped]),
+            column(of.first),
+            column(pieces.trained(chosen, self._tokens), none),
+            column(of.separator, none),
+            column(truncated, none),
+            column(of.closed, none),
+            to_arrow(turns),
+            to_arrow(digest),
+            names(why, DROPS),
+        ]
+        self._out.write_batch(pa.record_batch(columns, INDEX_SCHEMA))
+
+    def _split_of(self, shard: np.ndarray, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
+        """Number of the split, int8, and of the shard within it, int32."""
+        shards = [self._recipe.shards[split] for split in placed.rows_of_splits]
+        firsts = np.cumsum([0, *shards])
+        within = np.searchsorted(firsts[1:], shard, side="right")
+        numbers = np.array([self._splits.index(split) for split in placed.rows_of_splits], np.int8)
+        return numbers[within], (shard - firsts[within]).astype(np.int32)
+
+
+@contextmanager
+def index_writer(path: Path, tokens: TokenColumns, recipe: Recipe) -> Iterator[Index]:
+    with atomic_file(path) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), INDEX_SCHEMA) as writer:
+        yield Index(writer, tokens, recipe)

@@ -1,0 +1,216 @@
+"""The ledger: where every conversation and every token went. Where it does not close, the run fails.
+
+Accepted, Pieces ─tally─▶ what each source gave to each split, first copies and further ones apart ─▶ figures
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tasks.config import Config
+from tasks.packing.pieces import CHUNK, Accepted, Pieces, pieces_of
+from tasks.packing.placement import Placed
+from tasks.packing.rejects import Rejected
+from tasks.recipe import Recipe
+from tasks.storage.manifest import check_ledger
+from tasks.storage.schemas import DROPS, REJECTED
+from tasks.storage.token_files import TokenColumns
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over pieces, int64[sources, 2, 2] each: by source, held out or not, further copy or first.
+
+    For one packing of the training split: `times` turns them into sums over all of them.
+    """
+
+    pieces: np.ndarray
+    places: np.ndarray  # tokens, separators included
+    trained: np.ndarray
+    separators: np.ndarray
+    times: np.ndarray  # int64[2], packings of what is not held out, and of what is
+
+    def total(self, name: str) -> int:
+        """Over all rows of all splits."""
+        return int((getattr(self, name).sum(axis=(0, 2)) * self.times).sum())
+
+    def once(self, name: str) -> int:
+        """Over the first copies."""
+        return int(getattr(self, name)[:, :, 0].sum())
+
+    def of_sources(self, name: str) -> np.ndarray:
+        """int64[sources], over all rows of all splits."""
+        found: np.ndarray = getattr(self, name).sum(axis=2) @ self.times
+        return found
+
+
+def tally(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Tally:
+    """What each source gives. Memory: a constant."""
+    accepted, numbers = pieces.accepted, source_numbers(recipe)
+    sums = np.zeros((4, 4 * len(recipe.files)))
+    for further, (top, bottom) in enumerate(((0, pieces.once), (pieces.once, len(pieces)))):
+        for chunk in pieces.chunks(top, bottom):
+            found = pieces.columns(chunk)
+            group = 4 * numbers[accepted.part(found.conversation)]
+            group += 2 * accepted.held_out[found.conversation] + further
+            for at, values in enumerate((None, found.length, pieces.trained(chunk, tokens), found.separator)):
+                sums[at] += np.bincount(group, values, minlength=sums.shape[1])
+    count, places, trained, separators = sums.astype(np.int64).reshape(4, -1, 2, 2)
+    return Tally(count, places, trained, separators, np.array([recipe.config.epochs, 1]))
+
+
+@dataclass(slots=True)
+class Lost:
+    """What became of conversations that are not packed as they are. Tokens do not count separators."""
+
+    dropped: dict[str, int]  # conversations, by reason
+    truncated: int = 0  # conversations
+    split: int = 0  # conversations
+    pieces: int = 0  # pieces of split conversations without a trained token
+    tokens_dropped: int = 0
+    tokens_truncated: int = 0
+    tokens_rejected: int = 0
+
+
+def count_lost(pieces: Pieces, config: Config) -> Lost:
+    """What limits, filters and the over-long policy took away, once for a conversation however often it is packed."""
+    accepted = pieces.accepted
+    lost, ends = Lost({}), np.zeros(REJECTED + 1, np.int64)
+    for top in range(0, len(accepted.length), CHUNK):
+        chunk = slice(top, top + CHUNK)
+        encoded, why = accepted.encoded(chunk), accepted.why[chunk]
+        ends += np.bincount(why, minlength=len(ends))
+        lost.tokens_rejected += int(encoded[why == REJECTED].sum())
+        lost.tokens_dropped += int(encoded[(why > 0) & (why != REJECTED)].sum())
+    dropped = dict(zip(DROPS, ends[1:].tolist(), strict=False))
+    lost.dropped = {reason: count for reason, count in dropped.items() if count or reason == "too_long"}
+    stays = accepted.why[pieces.cut_of] == 0
+    of, (first, taken, closed, _) = pieces.cut_of[stays], pieces.cuts[stays].T
+    cut = np.unique(of)
+    separators = accepted.separator[of] & (first + taken == accepted.length[of])
+    gone = int(accepted.encoded(cut).sum()) - int(taken.sum()) + int(separators.sum())
+    if config.overlong == "split":
+        lost.split, lost.tokens_dropped = len(cut), lost.tokens_dropped + gone
+        lost.pieces = int(pieces_of(accepted.length[cut], config.sequence_length).sum()) - len(of)
+    else:
+        lost.truncated, lost.tokens_truncated = int(np.count_nonzero(closed)), gone
+    return lost
+
+
+def make_ledger(
+    receipts: list[dict[str, Any]], pieces: Pieces, sums: Tally, lost: Lost, rejects: list[Rejected], places: int
+) -> dict[str, Any]:
+    """The manifest's ledger; `places` is rows × sequence_length, or 0 without packing. Raises DataError."""
+    packed = sums.total("places")
+    repeated = packed - sums.total("separators") - (sums.once("places") - sums.once("separators"))
+    ledger = {
+        "conversations": {
+            "read": sum(receipt["conversations"] for receipt in receipts),
+            "packed": int(np.count_nonzero(pieces.accepted.why == 0)),
+            "rejected": dict(sorted(Counter(reject.reason for reject in rejects).items())),
+            "dropped": lost.dropped,
+            "truncated": lost.truncated,
+            "split": lost.split,
+        },
+        "pieces": {"packed": sums.total("pieces"), "dropped": lost.pieces},
+        "tokens": {
+            "encoded": sum(receipt["tokens"] for receipt in receipts) - lost.tokens_rejected,
+            "separators": sums.total("separators"),
+            "repeated": repeated,
+            "truncated": lost.tokens_truncated,
+            "dropped": lost.tokens_dropped,
+            "rejected": lost.tokens_rejected,
+            "packed": packed,
+            "padding": places - packed if places else 0,
+            "trained": sums.total("trained"),
+        },
+    }
+    check_ledger(ledger)
+    return ledger
+
+
+def packing_metadata(config: Config, sums: Tally, placed: list[Placed], algorithm: str) -> dict[str, Any]:
+    """How full the rows are, beside the rows that no packing can go below (summed over the splits)."""
+    rows = sum(block.rows for block in placed)
+    bounds = [bound for block in placed for bound in block.lower_bounds]
+    bound = sum(rows for rows, _ in bounds)
+    places = rows * config.sequence_length
+    per_row = round(sums.total("pieces") / rows, 4)
+    return {
+        "enabled": config.packing,
+        "algorithm": algorithm,
+        "rows": rows,
+        "lower_bound_rows": bound,
+        "lower_bound": ", ".join(sorted({name for _, name in bounds if name})),
+        "above_lower_bound_percent": round(100 * (rows / bound - 1), 4),
+        "packing_efficiency": round(100 * sums.total("places") / places, 4) if config.packing else None,
+        "avg_conversations_per_sequence": per_row,
+        "compression_ratio": per_row,
+    }
+
+
+def source_facts(recipe: Recipe, receipts: list[dict[str, Any]], pieces: Pieces, sums: Tally) -> list[dict[str, Any]]:
+    """What each source file contributed."""
+    accepted, numbers = pieces.accepted, source_numbers(recipe)
+    trained, edges = sums.of_sources("trained"), _source_edges(recipe, accepted)
+    found = []
+    for index, file in enumerate(recipe.files):
+        own = [receipt for receipt, number in zip(receipts, numbers, strict=True) if number == index]
+        late = np.flatnonzero(accepted.why[edges[index] : edges[index + 1]] == REJECTED) + edges[index]
+        read = sum(receipt["conversations"] for receipt in own)
+        taken = sum(receipt["accepted"] for receipt in own) - len(late)
+        tokens = sum(receipt["tokens"] for receipt in own) - int(accepted.encoded(late).sum())
+        found.append(
+            {
+                "path": file.name,
+                "format": file.format,
+                "entry": file.entry,
+                "bytes": file.bytes,
+                "sha256": file.sha256,
+                "conversations": read,
+                "accepted": taken,
+                "rejected": read - taken,
+                "tokens": tokens,
+                "trained_tokens": int(trained[index]),
+            }
+        )
+    return found
+
+
+def mixture_facts(recipe: Recipe, pieces: Pieces, sums: Tally) -> list[dict[str, Any]]:
+    """What each entry of the config's sources gives to one pass over the training split."""
+    accepted, edges = pieces.accepted, _source_edges(recipe, pieces.accepted)
+    facts: list[dict[str, Any]] = [
+        {"path": source.path, "weight": source.weight, "limit": source.limit}
+        | dict.fromkeys(("conversations", "copies", "tokens", "trained_tokens"), 0)
+        for source in recipe.config.sources
+    ]
+    for number, file in enumerate(recipe.files):
+        inside = slice(edges[number], edges[number + 1])
+        chosen = (accepted.why[inside] == 0) & ~accepted.held_out[inside]
+        fact, count = facts[file.entry], int(np.count_nonzero(chosen))
+        fact["conversations"] += count
+        fact["copies"] += count if pieces.copies is None else int(pieces.copies[inside][chosen].sum(dtype=np.int64))
+        fact["tokens"] += int(sums.places[number, 0].sum())
+        fact["trained_tokens"] += int(sums.trained[number, 0].sum())
+    for name in ("tokens", "trained_tokens"):
+        total = max(1, sum(fact[name] for fact in facts))
+        for fact in facts:
+            fact[f"{name}_percent"] = round(100 * fact[name] / total, 4)
+    return facts
+
+
+def _source_edges(recipe: Recipe, accepted: Accepted) -> list[int]:
+    """Conversations before each source."""
+    firsts = np.searchsorted(source_numbers(recipe), np.arange(len(recipe.files) + 1))
+    return accepted.edges[firsts].tolist()
+
+
+def source_numbers(recipe: Recipe) -> np.ndarray:
+    """Place in recipe.files of each part; int32[parts]."""
+    places = {id(file): index for index, file in enumerate(recipe.files)}
+    return np.array([places[id(part.file)] for part in recipe.parts], np.int32)

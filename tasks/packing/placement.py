@@ -1,0 +1,169 @@
+"""Where each piece stands: pieces ─pack─▶ rows ─shuffle─▶ (row, start), for each split by itself.
+
+    all pieces ─place─▶ train, validation        pieces of the training split ─place_anew─▶ train_epoch_2, …
+
+What is promised of epochs: each has every piece of the training split, in as many rows, and no set of two or more
+pieces stands in a row of two epochs, as long as one of them has another of its length to change places with. For that,
+a seeded half of the conversations is packed before the rest, those of equal length are dealt in another order, and
+those who meet again are parted (companions.py). A row that one conversation fills is the same in every epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from tasks.config import Config
+from tasks.packing import bin_packing
+from tasks.packing.row_companions import Companions
+from tasks.packing.seeded_order import shuffle
+from tasks.storage.splits import SPLITS
+
+
+@dataclass(slots=True)
+class Placed:
+    """Columns over the pieces, int32, and the rows that they make in one split or two."""
+
+    row: np.ndarray  # over all shards, in their order
+    start: np.ndarray  # first place within the row
+    edges: np.ndarray  # int64[shards + 1], rows before each shard
+    rows_of_splits: dict[str, int]
+    lower_bounds: list[tuple[int, str]]  # of each split: rows, and the name of the bound
+
+    @property
+    def rows(self) -> int:
+        return sum(self.rows_of_splits.values())
+
+    def shard(self, chosen: slice | np.ndarray) -> np.ndarray:
+        """int64, the shards that rows are in."""
+        return np.searchsorted(self.edges[1:], self.row[chosen], side="right")
+
+
+def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dict[str, int]) -> Placed:
+    """Pack each split and deal its rows, in seeded random order, to its shards. `lengths` are int32[pieces]."""
+    if not held_out.any():
+        train = _place_one("train", lengths, config, shards["train"])
+        nothing = _place_one("validation", lengths[:0], config, shards["validation"])
+        return _joined([train, nothing], train.row, train.start)
+    row, start = np.empty(len(lengths), np.int32), np.empty(len(lengths), np.int32)
+    placed: list[Placed] = []
+    for number, split in enumerate(SPLITS):
+        chosen = held_out == bool(number)
+        own = _place_one(split, lengths[chosen], config, shards[split])
+        own.row += placed[0].rows if placed else 0
+        row[chosen], start[chosen] = own.row, own.start
+        placed.append(own)
+    return _joined(placed, row, start)
+
+
+def place_anew(
+    lengths: np.ndarray, of: np.ndarray, companions: Companions, config: Config, epoch: int, split: str, shards: int
+) -> Placed:
+    """Pack the pieces of the training split (Pieces.of) once more, for an epoch from 2 on."""
+    placed = _place_one(split, lengths, config, shards, epoch)
+    companions.part(placed.row, placed.start, of, lengths, placed.rows)
+    return placed
+
+
+def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
+    first, second = placed
+    return Placed(
+        row,
+        start,
+        np.concatenate([first.edges, first.rows + second.edges[1:]]),
+        first.rows_of_splits | second.rows_of_splits,
+        first.lower_bounds + second.lower_bounds,
+    )
+
+
+def _place_one(split: str, lengths: np.ndarray, config: Config, shards: int, epoch: int = 1) -> Placed:
+    groups = _plan(lengths, config, epoch) if config.packing else []
+    count = sum(group.patterns.rows for group in groups) if config.packing else len(lengths)
+    # Before there is anything else over the pieces, since it takes 20 bytes a row for a moment.
+    # Streams: 0 is train, 1 is validation, from 2 on the epochs.
+    place_of = shuffle(count, config.seed, 1 if split == "validation" else epoch if epoch > 1 else 0)
+    row, start, bound = _fill(lengths, groups, config)
+    for top in range(0, len(row), bin_packing.CHUNK):
+        chunk = slice(top, top + bin_packing.CHUNK)
+        row[chunk] = place_of[row[chunk]]
+    edges = np.arange(shards + 1, dtype=np.int64) * count // max(shards, 1)
+    return Placed(row, start, edges, {split: count}, [bound])
+
+
+class _Group(NamedTuple):
+    """Pieces that are packed together."""
+
+    inside: slice
+    patterns: bin_packing.Patterns
+    order: np.ndarray | None  # int32, in which those of equal length are dealt
+
+
+def _plan(lengths: np.ndarray, config: Config, epoch: int) -> list[_Group]:
+    capacity, groups = config.sequence_length, []
+    for first in range(0, len(lengths), config.plan_group):
+        inside = slice(first, first + config.plan_group)
+        patterns, order = bin_packing.pack(bin_packing.histogram(lengths[inside], capacity), capacity), None
+        if epoch > 1:
+            order = shuffle(len(lengths[inside]), config.seed, epoch << 10)
+            patterns = _patterns_anew(lengths[inside], order, patterns, capacity)
+        groups.append(_Group(inside, patterns, order))
+    return groups
+
+
+def _fill(lengths: np.ndarray, groups: list[_Group], config: Config) -> tuple[np.ndarray, np.ndarray, tuple[int, str]]:
+    """Row and start of each piece, and the lower bound with its name."""
+    capacity = config.sequence_length
+    if not config.packing:
+        rows = np.arange(len(lengths), dtype=np.int32)
+        return rows, np.zeros(len(lengths), np.int32), (len(lengths), "one conversation a row")
+    if not groups:
+        return np.empty(0, np.int32), np.empty(0, np.int32), (0, "")
+    found, count = [], 0
+    for group in groups:
+        row, start = bin_packing.assign(lengths[group.inside], group.patterns, group.order)
+        row += count
+        found.append((row, start))
+        count += group.patterns.rows
+    rows, starts = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
+    return rows, starts, bin_packing.lower_bound(bin_packing.histogram(lengths, capacity), capacity)
+
+
+def _patterns_anew(
+    lengths: np.ndarray, order: np.ndarray, patterns: bin_packing.Patterns, capacity: int
+) -> bin_packing.Patterns:
+    """Other patterns of the same lengths, in as many rows: the full rows of a part of them, then the rest.
+
+    The part is half of them in the order of `order`, or less, where that takes another number of rows.
+    """
+    counts = bin_packing.histogram(lengths, capacity)
+    part = len(lengths) // 2
+    while part:
+        full = bin_packing.full_rows(
+            bin_packing.pack(bin_packing.histogram(lengths[order[:part]], capacity), capacity), capacity
+        )
+        rest = bin_packing.pack(counts - bin_packing.counts_of(full, capacity), capacity)
+        if full.rows + rest.rows == patterns.rows:
+            return bin_packing.joined(full, rest)
+        part //= 2
+    return patterns
+
+
+def hold_out_at_least_one(
+    held_out: np.ndarray, stays: np.ndarray, digests: Callable[[], np.ndarray], validation: float
+) -> None:
+    """Where all of a tiny corpus lies on one side of the split, move one content over (in place).
+
+    `stays` says of each conversation whether it is packed. What says the same (uint64 `digests`) moves together, and a
+    single content is trained on.
+    """
+    present = held_out[stays]
+    if validation == 0 or not len(present) or (present.any() and not present.all()):
+        return
+    contents = digests()
+    chosen = np.flatnonzero(stays)[0 if present[0] else -1]
+    moved = contents == contents[chosen]
+    if present[0] or not moved[stays].all():
+        held_out[moved] = not present[0]

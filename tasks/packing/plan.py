@@ -1,0 +1,233 @@
+"""Token files → plan: every conversation → (split, shard, row, start), from lengths alone.
+
+    columns ─filters─▶ ─over-long policy─▶ pieces ─limits, weights─▶ ─pack each split─▶ rows ─shuffle─▶ shards
+                └──────────────┴─────────────────────────┴─▶ rejected, dropped, truncated: counted
+
+Written to one folder, the receipt last:
+
+    plan.arrow      IPC file; record batch s holds the pieces of shard s, by row and start (shards.PLAN_SCHEMA)
+    index.arrow     where every accepted conversation stands
+    rejects.jsonl   a line for each rejected conversation
+    plan.json       ledger, sources, packing figures: the receipt
+
+Memory: 20 bytes a conversation and a constant, whatever token files and shards there are; up to 45 where conversations
+are held out, weighted, told apart by content or packed anew for further epochs (bench/planning.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.core.errors import DataError, StorageError
+from tasks.packing import bin_packing
+from tasks.packing.filters import filter_conversations
+from tasks.packing.index_writer import index_writer
+from tasks.packing.ledger import Lost, count_lost, make_ledger, mixture_facts, packing_metadata, source_facts, tally
+from tasks.packing.mixture import mix
+from tasks.packing.pieces import CHUNK, Accepted, Pieces, cut_overlong
+from tasks.packing.placement import Placed, hold_out_at_least_one, place, place_anew
+from tasks.packing.rejects import Rejected, check_rejects, write_rejects
+from tasks.packing.row_companions import Companions
+from tasks.recipe import Recipe
+from tasks.sources.model import Part
+from tasks.storage.arrow import to_arrow
+from tasks.storage.files import atomic_file, digest_of, read_json, sha256_of, to_json, write_bytes
+from tasks.storage.schemas import PLAN_SCHEMA, REJECTED
+from tasks.storage.splits import ANEW
+from tasks.storage.token_files import TokenColumns
+from tasks.tokenization.token_batch import NOTICED
+
+PLAN_FILES = ("plan.arrow", "index.arrow", "rejects.jsonl")
+
+# Pieces that are put in the order of their rows at a time, 40 bytes each. Each time all rows are looked through.
+SORTED_AT_ONCE = 1 << 21
+
+
+def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Write the plan, its receipt last, and return the receipt.
+
+    Raises DataError where too many conversations are rejected, none is left, or the policy for over-long ones says so,
+    StorageError where a token file is not what was written.
+    """
+    config = recipe.config
+    keys = [recipe.tokens_key(part) for part in recipe.parts]
+    receipts = [read_json(recipe.layout.token_receipt(key)) for key in keys]
+    files = [recipe.layout.token_file(key) for key in keys]
+    for file, receipt in zip(files, receipts, strict=True):
+        if digest_of(file, "xxh3") != receipt["xxh3"]:
+            raise StorageError(
+                "damaged_artefact", f"{file}: is damaged (its digest is not the recorded one); delete it and run again"
+            )
+    bases = _record_bases(recipe.parts, receipts)
+    tokens = TokenColumns(files, bases)
+    accepted = read_columns(tokens, config.validation)
+    filter_conversations(accepted, tokens, config)
+    pieces = cut_overlong(accepted, tokens, recipe)
+    rejects = _rejects(receipts, bases, accepted, tokens, recipe)
+    write_rejects(folder / "rejects.jsonl", rejects, recipe)
+    read = sum(receipt["conversations"] for receipt in receipts)
+    cut_off = int(np.count_nonzero(accepted.why == REJECTED))
+    check_rejects(rejects, cut_off, read, recipe, folder / "rejects.jsonl")
+    stays = accepted.why == 0
+    hold_out_at_least_one(accepted.held_out, stays, lambda: tokens.column("digest"), config.validation)
+    pieces = mix(pieces, tokens, recipe)
+    lost = count_lost(pieces, config)
+    _check_left(pieces, lost, read, len(rejects), recipe)
+    sums = tally(pieces, tokens, recipe)
+    placed = _write_blocks(folder, pieces, tokens, recipe)
+    places = sum(block.rows for block in placed) * config.sequence_length if config.packing else 0
+    receipt = {
+        "ledger": make_ledger(receipts, pieces, sums, lost, rejects, places),
+        "packing_metadata": packing_metadata(
+            config, sums, placed, bin_packing.ALGORITHM if config.packing else "one conversation a row"
+        ),
+        "sources": source_facts(recipe, receipts, pieces, sums),
+        "mixture": mixture_facts(recipe, pieces, sums),
+        "noticed": {name: sum(receipt[name] for receipt in receipts) for name in NOTICED},
+        "rows_of_shards": np.concatenate([np.diff(block.edges) for block in placed]).tolist(),
+    }
+    receipt["files"] = {name: (folder / name).stat().st_size for name in PLAN_FILES}
+    # By these a plan is found for a corpus whose sources are gone, and known to be whole.
+    receipt["sha256"] = {name: sha256_of(folder / name) for name in PLAN_FILES}
+    receipt |= {"name": config.name, "corpus": recipe.corpus_key}
+    receipt["token_files"] = keys
+    write_bytes(folder / "plan.json", to_json(receipt))
+    return receipt
+
+
+def _record_bases(parts: tuple[Part, ...], receipts: list[dict[str, Any]]) -> list[int]:
+    """Number of the first record of each part within its file."""
+    bases = [0] * len(parts)
+    for index in range(1, len(parts)):
+        if parts[index].file is parts[index - 1].file:
+            bases[index] = bases[index - 1] + receipts[index - 1]["records"]
+    return bases
+
+
+def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
+    """All conversations, before any of them is dropped; a share of them held out."""
+    length = tokens.column("length")
+    held_out = np.zeros(len(length), np.bool_)
+    if validation:
+        # A share of the hashes is a share of the conversations, the same one whatever else is in the corpus.
+        for top in range(0, len(length), CHUNK):
+            chunk = slice(top, min(top + CHUNK, len(length)))
+            held_out[chunk] = tokens.column("digest", chunk.start, chunk.stop) < np.uint64(int(validation * 2**64))
+    return Accepted(
+        edges=np.array(tokens.edges, np.int64),
+        length=length,
+        separator=tokens.column("separator"),
+        held_out=held_out,
+        why=np.zeros(len(length), np.uint8),
+    )
+
+
+def _rejects(
+    receipts: list[dict[str, Any]], bases: list[int], accepted: Accepted, tokens: TokenColumns, recipe: Recipe
+) -> list[Rejected]:
+    """Those of every part and those that the over-long policy left without a trained token, in source order."""
+    config = recipe.config
+    message = (
+        f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong}); "
+        "a larger sequence_length keeps it"
+    )
+    found = [
+        Rejected(part, bases[part] + record, code, text)
+        for part, receipt in enumerate(receipts)
+        for record, code, text in receipt["rejects"]
+    ]
+    late = np.flatnonzero(accepted.why == REJECTED)
+    parts = accepted.part(late)
+    for part in np.unique(parts).tolist():
+        first, last = int(accepted.edges[part]), int(accepted.edges[part + 1])
+        records = tokens.column("record", first, last)[late[parts == part] - first]
+        found += [Rejected(part, record, "no_trained_tokens", message) for record in records.tolist()]
+    return sorted(found, key=lambda reject: (reject.part, reject.record))
+
+
+def _check_left(pieces: Pieces, lost: Lost, read: int, rejected: int, recipe: Recipe) -> None:
+    """Raises DataError, saying what took them, where no conversation is left to train on."""
+    config, accepted = recipe.config, pieces.accepted
+    if ((accepted.why == 0) & ~accepted.held_out).any():
+        return
+    held_out = int(np.count_nonzero(accepted.why == 0))
+    ends = [f"{read:,} read", f"{rejected:,} rejected"]
+    for reason, count in lost.dropped.items():
+        setting = getattr(config, reason, None)
+        told = f"longer than {config.sequence_length:,} tokens" if reason == "too_long" else reason
+        ends.append(f"{count:,} dropped as {told}" if setting is None else f"{count:,} dropped by {reason}: {setting}")
+    ends += [f"{held_out:,} held out"] * (held_out > 0)
+    raise DataError("nothing_to_pack", f"{config.name}: no conversation is left to pack: {', '.join(ends)}")
+
+
+def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> list[Placed]:
+    """Place the pieces, packing by packing, and write plan.arrow and index.arrow; rows and bounds of each packing."""
+    config, done, companions = recipe.config, [], Companions()
+    with (
+        atomic_file(folder / "plan.arrow") as out,
+        pa.ipc.new_file(pa.PythonFile(out, "w"), PLAN_SCHEMA) as plan,
+        index_writer(folder / "index.arrow", tokens, recipe) as index,
+    ):
+        for epoch in range(1, config.epochs + 1):
+            split = "train" if epoch == 1 else f"{ANEW}{epoch}"
+            if epoch == 1:
+                placed = place(pieces.lengths(), pieces.held_out(), config, recipe.shards)
+            else:
+                shards = recipe.shards[split]
+                placed = place_anew(pieces.lengths(), pieces.of, companions, config, epoch, split, shards)
+            _write_plan(plan, pieces, placed)
+            index.write(pieces, placed, with_dropped=epoch == 1)
+            if config.epochs > 1:
+                rows = placed.rows_of_splits[split]
+                if epoch == 1:
+                    in_train = ~pieces.held_out()
+                    pieces = replace(pieces, of=pieces.of[in_train])
+                    placed = replace(placed, row=placed.row[in_train])
+                companions.remember(placed.row, pieces.of, rows)
+            # What is over the pieces is not needed any more.
+            done.append(replace(placed, row=placed.row[:0], start=placed.start[:0]))
+            del placed
+    return done
+
+
+def _write_plan(plan: pa.ipc.RecordBatchFileWriter, pieces: Pieces, placed: Placed) -> None:
+    """A record batch for each shard, as many shards at a time as have SORTED_AT_ONCE pieces."""
+    accepted = pieces.accepted
+    shards = len(placed.edges) - 1
+    step = max(1, int(shards * SORTED_AT_ONCE // max(1, len(pieces))))
+    for first in range(0, shards, step):
+        edges = placed.edges[first : first + step + 1]
+        chosen = _rows_between(placed.row, int(edges[0]), int(edges[-1]))
+        # One number for row and start, in 31 + 20 bits.
+        order = np.argsort(placed.row[chosen].astype(np.int64) << 20 | placed.start[chosen])
+        chosen = chosen[order]
+        row = placed.row[chosen]
+        for low, high in pairwise(edges):
+            inside = slice(*np.searchsorted(row, [low, high]).tolist())
+            of = pieces.columns(chosen[inside])
+            part = accepted.part(of.conversation)
+            columns = [
+                (row[inside] - low).astype(np.int32),
+                placed.start[chosen[inside]],
+                part.astype(np.int32),
+                (of.conversation - accepted.edges[part]).astype(np.int32),
+                of.first,
+                of.taken,
+                of.closed,
+            ]
+            plan.write_batch(pa.record_batch([to_arrow(values) for values in columns], PLAN_SCHEMA))
+
+
+def _rows_between(row: np.ndarray, low: int, high: int) -> np.ndarray:
+    """int32, the pieces whose row is in [low, high)."""
+    found = [np.empty(0, np.int32)]
+    for top in range(0, len(row), bin_packing.CHUNK):
+        part = row[top : top + bin_packing.CHUNK]
+        found.append((np.flatnonzero((part >= low) & (part < high)) + top).astype(np.int32))
+    return np.concatenate(found)

@@ -1,0 +1,106 @@
+"""What the report draws: the index of a corpus, counted.
+
+index.arrow ─ pieces ─▶ tokens of each row, conversations of each row, tokens of each conversation
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.core.errors import DataError
+from tasks.storage.corpus_folder import find_listed, reading
+from tasks.storage.manifest import Manifest
+from tasks.storage.splits import ANEW
+
+COLUMNS = ["source", "record", "split", "shard", "row", "start", "length", "trained", "truncated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Columns of the index, and what they add up to. A row's number counts over all splits, in the manifest's order."""
+
+    lengths: np.ndarray  # int64, tokens of each conversation, once: those that stand in rows, of a dropped one all
+    anew: np.ndarray  # bool[rows], holds conversations of train once more, for a later epoch
+    filled: np.ndarray  # int64[rows], tokens
+    conversations: np.ndarray  # int64[rows], conversations and pieces of them
+    source: np.ndarray  # of each piece that stands in a row, sorted by row and start
+    record: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+    trained: np.ndarray
+    truncated: np.ndarray
+    first_piece: np.ndarray  # int64[rows + 1], where the pieces of each row begin
+
+
+def read_figures(manifest: Manifest, folder: Path) -> Figures:
+    """Read the index. Raises DataError or InputMissing where it is not as the manifest says."""
+    facts = next((file for file in manifest.files if file.path == "index.arrow"), None)
+    if facts is None:
+        raise DataError("bad_index", f"{folder}: the manifest names no index.arrow; make the corpus again")
+    path = find_listed(folder, facts.path, facts.bytes)
+    with reading(path), pa.memory_map(str(path)) as file:
+        index = pa.ipc.open_stream(file).read_all().unify_dictionaries()
+        # A damaged offset would be a SystemError of Python's, or worse.
+        index.validate(full=True)
+        rows_of_splits = [split.rows for split in manifest.splits.values()]
+        rows = sum(rows_of_splits)
+        placed = index.select(COLUMNS).filter(index["row"].is_valid())
+        row = _row_numbers(manifest, placed)
+        if len(row) and not 0 <= row.min() <= row.max() < rows:
+            raise ValueError("it speaks of rows that the manifest does not have")
+        start = placed["start"].to_numpy()
+        order = np.lexsort((start, row))
+        length = placed["length"].to_numpy()[order]
+        pieces = np.bincount(row, minlength=rows)
+        filled = np.bincount(row[order], weights=length, minlength=rows).astype(np.int64)
+        if manifest.packing_metadata.enabled and len(row):
+            ends = start[order].astype(np.int64) + length
+            if start.min() < 0 or length.min() < 1 or max(ends.max(), filled.max()) > manifest.sequence_length:
+                raise ValueError("it speaks of places that a row does not have")
+        return Figures(
+            lengths=_lengths(index),
+            anew=np.repeat([name.startswith(ANEW) for name in manifest.splits], rows_of_splits),
+            filled=filled,
+            conversations=pieces,
+            source=placed["source"].to_numpy()[order],
+            record=placed["record"].to_numpy()[order],
+            start=start[order],
+            length=length,
+            trained=placed["trained"].to_numpy()[order],
+            truncated=placed["truncated"].to_numpy()[order],
+            first_piece=np.concatenate([[0], np.cumsum(pieces)]),
+        )
+
+
+def _lengths(index: pa.Table) -> np.ndarray:
+    """Tokens of each conversation in its first copy, int64: the index has these first, in source order."""
+    source, record = (index[name].to_numpy() for name in ("source", "record"))
+    first, length = index["first"].fill_null(0).to_numpy(), index["length"].to_numpy().astype(np.int64)
+    another = (source[1:] != source[:-1]) | (record[1:] != record[:-1])
+    back = (source[1:] < source[:-1]) | ((source[1:] == source[:-1]) & (record[1:] < record[:-1]))
+    back |= ~another & (first[1:] <= first[:-1])
+    end = int(back.argmax()) + 1 if back.any() else len(length)
+    begins = np.concatenate([[0], np.flatnonzero(another[: end - 1]) + 1])
+    return np.add.reduceat(length[:end], begins) if len(length) else length
+
+
+def _row_numbers(manifest: Manifest, placed: pa.Table) -> np.ndarray:
+    """The row of each piece over all splits, int64."""
+    tops = accumulate((shard.rows for split in manifest.splits.values() for shard in split.shards), initial=0)
+    first_rows = [[next(tops) for _ in split.shards] for split in manifest.splits.values()]
+    chunks = placed["split"].chunks
+    if not chunks:
+        return np.zeros(0, np.int64)
+    codes = np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
+    shard, row = placed["shard"].to_numpy(), placed["row"].to_numpy().astype(np.int64)
+    tops_of = dict(zip(manifest.splits, first_rows, strict=True))
+    for code, split in enumerate(chunks[0].dictionary.to_pylist()):
+        own = codes == code
+        if own.any():
+            row[own] += np.array(tops_of[split], np.int64)[shard[own]]
+    return row

@@ -1,0 +1,303 @@
+"""The report: what happened to the data, as one HTML file that people pass on.
+
+    manifest, index, rejects ─ report_figures, report_plots ─┐
+    20 rows, chosen by the key ─ report_rows ────────────────┴─▶ report.html.jinja + report.css ─▶ NAME-KEY.html
+
+One file, below MOST_BYTES, that runs no script and fetches nothing; equal corpora give equal bytes. All that comes
+from files is escaped twice: control characters here (`printable`), HTML by Jinja.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64encode
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import orjson
+import yaml
+
+from tasks.core.error_codes import CODES
+from tasks.core.errors import DataError, PartMissing, StorageError
+from tasks.core.printable import common_folder, counted, printable
+from tasks.corpus.mixture_table import mixture_table
+from tasks.inspection.labels import BATCH_ROWS, FEW_STEPS, LOST, NOTICED, TRAINED_TURNS
+from tasks.report.figures import Figures, read_figures
+from tasks.report.rows import HUES, samples
+from tasks.storage.corpus_folder import corpus_folder, find_listed, reading, refuse, report_beside, wrong_files
+from tasks.storage.files import write_bytes
+from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts, load_manifest
+from tasks.storage.splits import ANEW
+
+MOST_BYTES = 500_000
+ROWS = 20
+# Bytes of each sampled row; the next smaller one where a page comes out too large.
+BUDGETS = (15_000, 6_000, 2_000)
+SHOWN = 40  # sources, shards
+EXAMPLES = 3  # of each reason
+LONGEST = 300  # characters of a name or message
+LONGEST_CONFIG = 12_000
+
+
+def write_report(path: Path, output: Path | None) -> tuple[Path, int]:
+    """Write the report of a manifest; its path and bytes. Without `output` it goes beside the corpus folder.
+
+    Raises PartMissing without the `report` extra, DataError or InputMissing where a file of the corpus is not as the
+    manifest says, StorageError where it cannot be written.
+    """
+    manifest = load_manifest(path)
+    folder = corpus_folder(manifest, path)
+    output = output or report_beside(folder)
+    if output.resolve().is_relative_to(folder.resolve()):
+        raise DataError("foreign_file", f"{output}: would lie in the corpus folder, which holds its own files alone")
+    if not output.parent.is_dir():
+        raise StorageError("cannot_write", f"{output}: there is no folder {output.parent}; make it, or name another")
+    refuse(wrong_files(folder, manifest.listed()), folder)  # nobody is to be shown damaged text as data
+    page = next(page for page in _pages(manifest, folder) if len(page) <= MOST_BYTES)
+    return output, write_bytes(output, page)["bytes"]
+
+
+def _pages(manifest: Manifest, folder: Path) -> Iterator[bytes]:
+    """The page, with less and less of its sampled rows."""
+    render = _template()
+    figures = read_figures(manifest, folder)
+    common = common_folder([source.path for source in manifest.sources])
+    facts = _facts(manifest, folder, figures) | {"common": common}
+    for budget in BUDGETS:
+        yield render(samples=list(samples(manifest, folder, figures, ROWS, budget)), **facts).encode()
+    yield render(samples=[], **facts).encode()
+
+
+def _template() -> Callable[..., str]:
+    missing = [library for library in ("jinja2", "matplotlib") if find_spec(library) is None]
+    if missing:
+        raise PartMissing(
+            "library_missing",
+            f"packcorpus report needs {' and '.join(missing)}, not installed here; install with: "
+            "pip install 'packcorpus[report]'",
+        )
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    here = Path(__file__).parent
+    environment = Environment(
+        loader=FileSystemLoader(here), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"text": _text, "share": _share}
+    style = (here / "report.css").read_text(encoding="utf-8")
+    # The policy allows this very style and nothing else, from nowhere.
+    digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    template = environment.get_template("report.html.jinja")
+    return lambda **facts: template.render(style=style, style_digest=digest, **facts)
+
+
+def _text(value: str) -> str:
+    """What comes from a file, on one line and no longer than a person reads."""
+    shown = printable(value).replace("\n", "\\n")
+    half = LONGEST // 2
+    return shown if len(shown) <= LONGEST else f"{shown[:half]} … {shown[-half:]}"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else "–"
+
+
+# -- what the page says ------------------------------------------------------------------------------------------------
+
+
+def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]:
+    packed = manifest.packing_metadata.enabled
+    conversations = manifest.ledger.conversations
+    rejected, dropped = sum(conversations.rejected.values()), sum(conversations.dropped.values())
+    steps, token_steps = _conversation_steps(manifest), _token_steps(manifest)
+    first = [name for name, split in manifest.splits.items() if split.rows and not name.startswith(ANEW)]
+    return {
+        "manifest": manifest,
+        "packed": packed,
+        "conversation_steps": steps,
+        "token_steps": token_steps,
+        "packings": 1 + len(manifest.splits) - len([name for name in manifest.splits if not name.startswith(ANEW)]),
+        "first_splits": " and ".join(first),
+        "mixture": mixture_table(manifest.mixture, manifest.config.get("weighting")),
+        "by_entry": _is_mixed(manifest),
+        "rejected": rejected,
+        "dropped": dropped,
+        "places": _places(manifest),
+        "reject_reasons": _rejects(manifest, folder),
+        "noticed": [(count, *NOTICED.get(name, ("", name))) for name, count in manifest.noticed.items() if count],
+        "sources": manifest.sources[:SHOWN],
+        "more_sources": len(manifest.sources) - SHOWN,
+        "shards": [(name, shard) for name, split in manifest.splits.items() for shard in split.shards][:SHOWN],
+        "more_shards": sum(len(split.shards) for split in manifest.splits.values()) - SHOWN,
+        "trained_on": TRAINED_TURNS[manifest.train_on],
+        "batch_rows": BATCH_ROWS,
+        "few_steps": FEW_STEPS,
+        "quantiles": _quantiles(figures.lengths),
+        "accepted": len(figures.lengths),
+        "longer": int((figures.lengths > manifest.sequence_length).sum()),
+        "shared_by": float(figures.conversations[~figures.anew].mean()),
+        "settings": [(name, _setting(value)) for name, value in manifest.config.items() if name != "sources"],
+        "config": _config(manifest),
+        "published": f"manifests/{Path(manifest.corpus).name}.json",
+        "hues": range(HUES),
+        "counted": counted,
+        "plots": _plots(manifest, figures, steps, token_steps),
+    }
+
+
+class Step(NamedTuple):
+    """What is left after a step, and what went in it: a text and how many, for each reason."""
+
+    name: str
+    left: int
+    gone: list[tuple[str, int]]
+
+
+# Steps between accepted and packed, in the order in which they are taken, and the ledger's reasons of each.
+DROPPING = (
+    ("within the filters", ("min_tokens", "max_tokens", "min_turns", "max_turns")),
+    ("without duplicates", ("duplicate",)),
+    ("that fit a row", ("too_long",)),
+    ("within limits", ("limit",)),
+    ("chosen by weight", ("weight",)),
+)
+
+
+def _conversation_steps(manifest: Manifest) -> list[Step]:
+    """From read to packed; steps in which nothing went are left out."""
+    ledger = manifest.ledger.conversations
+    left = ledger.read - sum(ledger.rejected.values())
+    steps = [Step("read", ledger.read, []), Step("accepted", left, [("rejected", ledger.read - left)])]
+    known = {reason for _, reasons in DROPPING for reason in reasons}
+    for name, reasons in (*DROPPING, ("left", tuple(sorted(ledger.dropped.keys() - known)))):
+        gone = [(LOST.get(reason, reason), ledger.dropped.get(reason, 0)) for reason in reasons]
+        if lost := sum(count for _, count in gone):
+            left -= lost
+            steps.append(Step(name, left, gone))
+    last = steps.pop() if len(steps) > 2 else Step("", left, [])
+    return [*steps, last._replace(name=f"packed ({last.name})" if last.name else "packed")]
+
+
+def _token_steps(manifest: Manifest) -> list[Step]:
+    tokens = manifest.ledger.tokens
+    name = "encoded, with separators" + (" and copies" if tokens.repeated else "")
+    gone = [("truncated", tokens.truncated), ("dropped", tokens.dropped)]
+    untrained = [("read by the model, not trained on", tokens.packed - tokens.trained)]
+    accepted = tokens.encoded + tokens.separators + tokens.repeated
+    steps = [Step(name, accepted, [])]
+    if tokens.rejected:
+        steps = [
+            Step(name, accepted + tokens.rejected, []),
+            Step("accepted", accepted, [("of rejected conversations", tokens.rejected)]),
+        ]
+    return [
+        *steps,
+        Step("packed", tokens.packed, gone),
+        Step("trained on", tokens.trained, untrained),
+    ]
+
+
+def _is_mixed(manifest: Manifest) -> bool:
+    """Whether the tokens of a source are not those of its conversations, once each."""
+    return bool(mixture_table(manifest.mixture, manifest.config.get("weighting")) or manifest.ledger.tokens.repeated)
+
+
+def _places(manifest: Manifest) -> list[tuple[str, int]]:
+    """Where the places of all rows went, and what did not get one."""
+    tokens = manifest.ledger.tokens
+    return [
+        ("trained on", tokens.trained),
+        ("read by the model, not trained on", tokens.packed - tokens.trained),
+        ("padding", tokens.padding),
+    ]
+
+
+def _quantiles(values: np.ndarray) -> dict[str, int]:
+    if not len(values):
+        return {}
+    found = np.quantile(values, [0, 0.5, 0.9, 0.99, 1], method="inverted_cdf").tolist()
+    return dict(zip(("shortest", "median", "nine", "most", "longest"), map(int, found), strict=True))
+
+
+def _setting(value: Any) -> str:
+    return "not set" if value in (None, []) else str(value) if isinstance(value, str) else orjson.dumps(value).decode()
+
+
+def _config(manifest: Manifest) -> str:
+    """The config as YAML, or nothing where it is too long for a page."""
+    values = {name: value for name, value in manifest.config.items() if value not in (None, [], {})}
+    values["sources"] = [
+        {name: value for name, value in source.items() if value not in (None, [], {})} for source in values["sources"]
+    ]
+    written = yaml.safe_dump(values, sort_keys=False, allow_unicode=False, width=100)
+    return written if len(written) <= LONGEST_CONFIG else ""
+
+
+def _rejects(manifest: Manifest, folder: Path) -> list[dict[str, Any]]:
+    """Each reason, the most frequent first, with the first conversations that were rejected for it."""
+    counts = {reason: count for reason, count in manifest.ledger.conversations.rejected.items() if count}
+    if not counts:
+        return []
+    examples: dict[str, list[str]] = {reason: [] for reason in counts}
+    facts = next(file for file in manifest.files if file.path == "rejects.jsonl")
+    path = find_listed(folder, facts.path, facts.bytes)
+    with reading(path), path.open("rb") as lines:
+        for line in lines:
+            reject = orjson.loads(line)
+            found = examples.setdefault(reject["reason"], [])
+            if len(found) < EXAMPLES:
+                place = f"{reject['source']}:{reject.get('line', reject.get('record'))}"
+                found.append(f"{place}: {reject['message']}")
+    return [
+        {"reason": reason, "count": counts[reason], "code": CODES.get(reason), "examples": examples[reason]}
+        for reason in sorted(counts, key=lambda reason: (-counts[reason], reason))
+    ]
+
+
+# -- plots -------------------------------------------------------------------------------------------------------------
+
+
+def _plots(manifest: Manifest, figures: Figures, steps: list[Step], token_steps: list[Step]) -> dict[str, Any]:
+    from markupsafe import Markup
+
+    from tasks.report import plots
+
+    packed = manifest.packing_metadata.enabled
+    shown: Sequence[MixtureFacts | SourceFacts] = manifest.mixture if _is_mixed(manifest) else manifest.sources
+    common = common_folder([source.path for source in shown])
+    by_tokens = sorted(shown, key=lambda source: -source.tokens)
+    sources = [(_text(s.path.removeprefix(common)), s.tokens, s.trained_tokens) for s in by_tokens]
+    drawn = {
+        "conversations": plots.funnel("conversations", [step[:2] for step in steps]),
+        "tokens": plots.funnel("tokens", [step[:2] for step in token_steps]),
+        "sources": plots.sources(sources),
+        "lengths": plots.lengths(figures.lengths, manifest.sequence_length, packed),
+    }
+    if packed:
+        pads = pad_groups((manifest.sequence_length - figures.filled)[~figures.anew])
+        drawn["fill"] = plots.bars("fill", pads, "pads in a row")
+        groups = count_groups(figures.conversations[~figures.anew])
+        drawn["row"] = plots.bars("row", groups, "conversations in a row")
+    return {name: Markup(svg) for name, svg in drawn.items()}  # noqa: S704 - made by report_plots, which escapes
+
+
+def pad_groups(pads: np.ndarray) -> list[tuple[str, int]]:
+    """Rows by their pads: none, 1, 2–3, 4–7 and so on."""
+    exponents = np.where(pads > 0, np.floor(np.log2(np.maximum(pads, 1))).astype(np.int64) + 1, 0)
+    counts = np.bincount(exponents, minlength=1).tolist()
+    names = ["0", "1", *(f"{1 << e}–{(2 << e) - 1}" for e in range(1, len(counts)))]
+    return list(zip(names, counts, strict=False))
+
+
+def count_groups(values: np.ndarray, most: int = 30) -> list[tuple[str, int]]:
+    """Rows by their number of conversations, in at most `most` groups of equal width."""
+    if not len(values):
+        return []
+    low, high = int(values.min()), int(values.max())
+    width = -(-(high - low + 1) // most)
+    counts = np.bincount((values - low) // width).tolist()
+    bounds = [(low + place * width, low + (place + 1) * width - 1) for place in range(len(counts))]
+    names = [str(first) if width == 1 else f"{first}–{last}" for first, last in bounds]
+    return list(zip(names, counts, strict=True))

@@ -1,0 +1,274 @@
+"""Rows that the report shows: chosen by the key, decoded, and cut to what a page can hold.
+
+    key ─choose─▶ numbers of rows ─shards, figures, tokenizer─▶ Sample ─ Shown conversations ─ Runs of text
+                                                                └ strip: conversations and what is trained, as shapes
+
+What is long is cut in its middle, the longest texts first, so that every turn of a row is seen.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from html import escape
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from tasks.conversations.formats import read_record
+from tasks.core.errors import DataError, Reject
+from tasks.core.printable import printable
+from tasks.encoders.corpus_tokenizer import open_tokenizer
+from tasks.encoders.encoder import Encoder
+from tasks.inspection.token_runs import runs_of
+from tasks.report.figures import Figures
+from tasks.storage.corpus_folder import find_listed, reading
+from tasks.storage.manifest import Manifest, Shard
+from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
+from tasks.templates.spans import trained_turns
+
+# Shapes of a strip: no finer than can be seen, or a row of 100,000 tokens would take megabytes.
+COLUMNS = 400
+# Bytes of markup around each run of text, and around each conversation.
+RUN_BYTES, CONVERSATION_BYTES = 40, 300
+# Classes by which neighbouring conversations are coloured in turn.
+HUES = 4
+
+
+@dataclass(slots=True)
+class Run:
+    """Text, or the name of a control token. `left_out` characters are missing behind `head`, before `tail`."""
+
+    head: str
+    trained: bool
+    control: bool = False
+    tail: str = ""
+    left_out: int = 0
+
+
+@dataclass(slots=True)
+class Shown:
+    """A conversation, or a piece of one. `runs` are grouped by whether they are trained on."""
+
+    place: str
+    facts: list[str]
+    hue: int
+    groups: list[tuple[bool, list[Run]]]
+    left_out: int = 0  # runs
+
+
+@dataclass(slots=True)
+class Sample:
+    """One row. Shapes are SVG paths over 0 … COLUMNS."""
+
+    split: str
+    row: int
+    shard: str
+    tokens: int
+    trained: int
+    pads: int
+    count: int
+    conversations: list[Shown] = field(default_factory=list)
+    left_out: int = 0  # conversations
+    hues: list[str] = field(default_factory=list)
+    trained_shape: str = ""
+
+
+def choose(key: str, rows: int, count: int) -> list[int]:
+    """`count` different numbers below `rows`, ascending, that follow from the key; all of them where they are fewer."""
+    if rows <= count:
+        return list(range(rows))
+    chosen: set[int] = set()
+    attempt = 0
+    while len(chosen) < count:
+        chosen.add(int(hashlib.sha256(f"{key}:{attempt}".encode()).hexdigest(), 16) % rows)
+        attempt += 1
+    return sorted(chosen)
+
+
+def samples(manifest: Manifest, folder: Path, figures: Figures, count: int, budget: int) -> Iterator[Sample]:
+    """Rows to look at, each of `budget` bytes of HTML or little more. Raises DataError, InputMissing."""
+    numbers = choose(manifest.key, len(figures.filled), count)
+    encoder = open_tokenizer(manifest, folder) if manifest.packing_metadata.enabled else None
+    top = 0
+    for split, facts in manifest.splits.items():
+        of_split = top
+        for shard in facts.shards:
+            own = [number - top for number in numbers if top <= number < top + shard.rows]
+            for at, columns in read_rows(manifest, folder, shard, own):
+                number = top + at
+                pieces = slice(*figures.first_piece[number : number + 2].tolist())
+                if encoder is None:
+                    sample = _whole(manifest, columns, figures, pieces)
+                else:
+                    sample = _packed(manifest, columns, figures, pieces, encoder)
+                sample.split, sample.row, sample.shard = split, number - of_split, shard.path
+                _fit(sample, budget)
+                yield sample
+            top += shard.rows
+
+
+def read_rows(
+    manifest: Manifest, folder: Path, shard: Shard, numbers: list[int]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Rows of a shard by their numbers, ascending: numpy arrays, or in format 2.0 what they hold."""
+    if not numbers:
+        return
+    path = find_listed(folder, shard.path, shard.bytes)
+    schema = (row_schema if manifest.packing_metadata.enabled else conversation_schema)(
+        manifest.sequence_length, manifest.key
+    )
+    wanted = iter(numbers)
+    number = next(wanted, None)
+    with reading(path), pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
+        if not reader.schema.equals(schema, check_metadata=True):
+            raise DataError("foreign_shard", f"{path}: belongs to another corpus; make the corpus again")
+        top = 0
+        for batch in reader:
+            while number is not None and number < top + batch.num_rows:
+                batch.validate(full=True)  # a damaged offset would be a SystemError of Python's, or worse
+                row = batch.slice(number - top, 1)
+                if manifest.packing_metadata.enabled:
+                    columns = {name: row.column(name).flatten().to_numpy() for name in batch.schema.names}
+                    if {len(values) for values in columns.values()} != {manifest.sequence_length}:
+                        raise ValueError("a row is not as long as the others")
+                    yield number, columns
+                else:
+                    yield number, row.to_pylist()[0]
+                number = next(wanted, None)
+            top += batch.num_rows
+    if number is not None:
+        raise DataError("wrong_count", f"{path}: holds fewer rows than the manifest says; make the corpus again")
+
+
+# -- format 3.0 -------------------------------------------------------------------------------------------------------
+
+
+def _packed(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: slice, encoder: Encoder) -> Sample:
+    ids, labels, length = row["input_ids"], row["labels"], manifest.sequence_length
+    if ids.min() < 0 or ids.max() >= encoder.vocab_size:
+        raise DataError("bad_row", "a row holds ids that the tokenizer does not have; packcorpus verify says where")
+    trained = labels != IGNORED
+    starts, lengths = figures.start[pieces].tolist(), figures.length[pieces].tolist()
+    filled = sum(lengths)
+    sample = Sample("", 0, "", filled, int(trained.sum()), length - filled, len(starts))
+    for number, (start, size) in enumerate(zip(starts, lengths, strict=True)):
+        own = slice(start, start + size)
+        runs = [
+            Run(printable(encoder.decode(run.ids)), run.trained, run.control)
+            for run in runs_of(encoder, ids[own], labels[own])
+        ]
+        facts = [f"{size:,} tokens", f"{int(figures.trained[pieces][number]):,} trained on"]
+        if figures.truncated[pieces][number]:
+            facts.append("truncated")
+        place = _place(manifest, figures, pieces.start + number)
+        sample.conversations.append(Shown(place, facts, number % HUES, _grouped(runs)))
+    shape = [[(s, s + n) for s, n in list(zip(starts, lengths, strict=True))[hue::HUES]] for hue in range(HUES)]
+    sample.hues = [_path(spans, length, 0, 10) for spans in shape]
+    edges = np.flatnonzero(np.diff(trained, prepend=False, append=False)).tolist()
+    sample.trained_shape = _path(zip(edges[::2], edges[1::2], strict=True), length, 13, 5)
+    return sample
+
+
+def _place(manifest: Manifest, figures: Figures, piece: int) -> str:
+    source = int(figures.source[piece])
+    name = manifest.sources[source].path if 0 <= source < len(manifest.sources) else "?"
+    return printable(f"{name}:{figures.record[piece]}")
+
+
+def _path(spans: Iterable[tuple[int, int]], length: int, y: int, height: int) -> str:
+    """Rectangles over tokens as one SVG path, those that share a column joined."""
+    found: list[list[int]] = []
+    for first, last in spans:
+        left, right = first * COLUMNS // length, max(first * COLUMNS // length + 1, last * COLUMNS // length)
+        if found and left < found[-1][1]:
+            found[-1][1] = max(right, found[-1][1])
+        else:
+            found.append([left, right])
+    return "".join(f"M{left} {y}h{right - left}v{height}h{left - right}z" for left, right in found)
+
+
+# -- format 2.0 -------------------------------------------------------------------------------------------------------
+
+
+def _whole(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: slice) -> Sample:
+    tokens, trained = (int(values[pieces].sum()) for values in (figures.length, figures.trained))
+    runs: list[Run] = []
+    if row["messages"] is None:
+        runs.append(Run(printable(row["text"]), trained=True))
+    else:
+        try:
+            turns = trained_turns(read_record(row, "messages"), manifest.train_on)
+        except Reject as error:
+            raise DataError("bad_row", f"a row holds no conversation: {error}; packcorpus verify says where") from None
+        if row["tools"]:
+            runs += [Run("tools", False, control=True), Run(f"\n{printable(row['tools'])}\n", False)]
+        for message, is_trained in zip(row["messages"], turns, strict=True):
+            calls = orjson.dumps(message["tool_calls"]).decode() if message["tool_calls"] else ""
+            said = "\n".join(filter(None, (message["content"], calls)))
+            runs.append(Run(printable(message["role"]), False, control=True))
+            runs += [Run("\n", False), Run(printable(said), is_trained), Run("\n", False)]
+    facts = [f"{tokens:,} tokens", f"{trained:,} trained on"]
+    shown = Shown(_place(manifest, figures, pieces.start), facts, 0, _grouped(runs))
+    return Sample("", 0, "", tokens, trained, 0, 1, [shown])
+
+
+# -- what a page can hold ---------------------------------------------------------------------------------------------
+
+
+def _grouped(runs: list[Run]) -> list[tuple[bool, list[Run]]]:
+    return [(trained, list(group)) for trained, group in groupby(runs, key=lambda run: run.trained)]
+
+
+def _fit(sample: Sample, budget: int) -> None:
+    """Cut a row down: first whole conversations and runs behind the first, then the middles of the longest texts."""
+    spent = 0
+    kept: list[Shown] = []
+    for shown in sample.conversations:
+        if spent > budget // 2:
+            break
+        spent += CONVERSATION_BYTES
+        groups: list[tuple[bool, list[Run]]] = []
+        for trained, runs in shown.groups:
+            room = max(0, (budget // 2 - spent) // RUN_BYTES)
+            spent += RUN_BYTES * min(len(runs), room)
+            shown.left_out += len(runs[room:])
+            if runs[:room]:
+                groups.append((trained, runs[:room]))
+        shown.groups = groups
+        kept.append(shown)
+    sample.left_out = len(sample.conversations) - len(kept)
+    sample.conversations = kept
+    runs = [run for shown in kept for _, runs in shown.groups for run in runs]
+    most = _share([_bytes(run.head) for run in runs], budget - spent)
+    for run in runs:
+        _cut(run, most)
+
+
+def _share(sizes: list[int], budget: int) -> int:
+    """The largest size to which all may be cut so that they fit together."""
+    left = max(budget, 0)
+    for place, size in enumerate(sorted(sizes)):
+        if size * (len(sizes) - place) > left:
+            return left // (len(sizes) - place)
+        left -= size
+    return max(sizes, default=0)
+
+
+def _bytes(text: str) -> int:
+    return len(escape(text).encode("utf-8", "surrogatepass"))
+
+
+def _cut(run: Run, most: int) -> None:
+    size = _bytes(run.head)
+    if size <= most:
+        return
+    characters = len(run.head) * most // size
+    text, head = run.head, characters * 2 // 3
+    tail = characters - head
+    run.head, run.tail, run.left_out = text[:head], text[len(text) - tail :], len(text) - characters

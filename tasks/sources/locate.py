@@ -1,0 +1,132 @@
+"""A path in the config → the files that it means.
+
+A file, a glob, a folder, or a folder that save_to_disk wrote, whose files keep the order that it gave them::
+
+    chats/*.jsonl     →  chats/a.jsonl, chats/b.jsonl
+    chats             →  chats/a.jsonl, chats/b.jsonl, chats/old/a.csv.gz
+    saved/train       →  saved/train/data-00000-of-00002.arrow, saved/train/data-00001-of-00002.arrow
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path, PurePath
+
+import orjson
+
+from tasks.core.errors import DataError, InputMissing
+from tasks.readers.containers import COMPRESSIONS, EXTENSIONS, container_of
+
+
+def locate(pattern: str, folder: Path) -> list[tuple[Path, str]]:
+    """(absolute path, name) of every file that `pattern` means: a file, glob or folder, relative to `folder`, or `~`.
+
+    Files of a glob or folder come in the byte order of their names. All have a known extension. Raises InputMissing
+    or DataError with the name of what is missing or cannot be told.
+    """
+    pattern = os.path.expanduser(pattern)
+    path = (folder / pattern).absolute()
+    name = PurePath(pattern).as_posix()
+    if path.is_dir():
+        return _in_folder(path, name)
+    if path.exists():
+        if not path.is_file():
+            raise DataError("not_a_file", f"{name}: is neither a file nor a folder")
+        _check_extensions([name], name)
+        return [(path, name)]
+    if not glob.has_magic(pattern):
+        raise InputMissing("source_missing", f"{name}: there is no such file or folder{_suggestion(path)}")
+    matches = glob.glob(pattern, root_dir=folder, recursive=True)
+    for match in matches:
+        if not (folder / match).is_file() and not (folder / match).is_dir():
+            raise DataError("not_a_file", f"{match}: is neither a file nor a folder (a broken link?)")
+    names = {PurePath(match).as_posix() for match in matches if (folder / match).is_file()}
+    if not names:
+        only = ", only folders; to read a folder, name it without a glob" if matches else f" in {folder}"
+        raise InputMissing("no_match", f"{name}: the glob matches no file{only}")
+    ordered = sorted(names, key=os.fsencode)
+    _check_extensions(ordered, name)
+    return [((folder / match).absolute(), match) for match in ordered]
+
+
+def _in_folder(folder: Path, name: str) -> list[tuple[Path, str]]:
+    files = [relative for _, relatives in sorted(_walk(folder, "", name, set())) for relative in relatives]
+    if not files:
+        raise InputMissing("empty_folder", f"{name}: the folder holds no file")
+    _check_extensions(files, name)
+    prefix = "" if name == "." else f"{name.rstrip('/')}/"
+    return [(folder / relative, prefix + relative) for relative in files]
+
+
+def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) -> Iterator[tuple[bytes, list[str]]]:
+    """(sort key, files): one file each, but a saved data set is one group that keeps its own order. Links are
+    followed, each folder once; hidden names are left out."""
+    stat = folder.stat()
+    if (stat.st_dev, stat.st_ino) in seen:
+        return
+    seen.add((stat.st_dev, stat.st_ino))
+    entries = {entry.name: entry for entry in os.scandir(folder) if not entry.name.startswith(".")}
+    here = f"{name}/{relative}".rstrip("/")
+    if "dataset_dict.json" in entries:
+        splits = _json_field(folder / "dataset_dict.json", f"{here}/dataset_dict.json", "splits")
+        one = f"{here}/{splits[0]}" if splits else here
+        listed = ", ".join(map(str, splits)) or "none"
+        raise DataError(
+            "bad_saved_data", f"{here}: is a saved data set with the splits {listed}; name one of them, such as {one}"
+        )
+    if "state.json" in entries and "dataset_info.json" in entries:
+        listed_files = []
+        for entry in _json_field(folder / "state.json", f"{here}/state.json", "_data_files"):
+            file = entry.get("filename") if isinstance(entry, dict) else None
+            if not isinstance(file, str) or PurePath(file).name != file:
+                raise DataError(
+                    "bad_saved_data", f"{here}/state.json: _data_files: expected names of files in this folder"
+                )
+            if file not in entries:
+                raise InputMissing("source_missing", f"{here}/{file}: is named in state.json, but is not there")
+            listed_files.append(relative + file)
+        yield os.fsencode(relative), listed_files
+        return
+    for entry in entries.values():
+        if entry.is_dir():
+            yield from _walk(folder / entry.name, f"{relative}{entry.name}/", name, seen)
+        elif entry.is_file():
+            yield os.fsencode(relative + entry.name), [relative + entry.name]
+        else:
+            raise DataError("not_a_file", f"{here}/{entry.name}: is neither a file nor a folder (a broken link?)")
+
+
+def _json_field(path: Path, name: str, key: str) -> list[object]:
+    try:
+        value = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError as error:
+        raise DataError("bad_saved_data", f"{name}: is not JSON: {error.msg}") from None
+    found = value.get(key) if isinstance(value, dict) else None
+    if not isinstance(found, list):
+        raise DataError("bad_saved_data", f"{name}: {key}: expected a list")
+    return found
+
+
+def _check_extensions(names: Sequence[str], asked: str) -> None:
+    unknown = [name for name in names if container_of(name) is None]
+    if unknown:
+        known = f"known are {' '.join(EXTENSIONS)}, the text ones also with {' or '.join(COMPRESSIONS)}"
+        if len(names) == 1 and unknown[0] == asked:
+            raise DataError("unknown_container", f"{asked}: what it holds cannot be told from its name; {known}")
+        listed = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+        raise DataError(
+            "unknown_container",
+            f"{asked}: {len(unknown)} of {len(names)} files cannot be told by their names: {listed}; "
+            f"use a glob that leaves them out, such as *.jsonl; {known}",
+        )
+
+
+def _suggestion(path: Path) -> str:
+    folder = path.parent
+    while not folder.is_dir():
+        path, folder = folder, folder.parent
+    near = get_close_matches(path.name, sorted(os.listdir(folder)), n=1)
+    return f'; did you mean "{near[0]}"?' if near else f"; {folder} holds nothing of that name"

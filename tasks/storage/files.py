@@ -1,0 +1,197 @@
+"""The one place that writes: temporary file → fsync → rename → fsync of the folder, and of every folder that is made.
+
+    with atomic_file(path) as out:      .name.XXXX.tmp, locked while it is written
+        out.write(…)                    out.digest(), out.size: digests are taken while the bytes are in hand
+                                        → renamed to `path` when the block ends, removed when it fails
+
+A reader therefore sees a whole file or none. A temporary file that a killed run left behind is not locked any
+more; whoever writes the same file next removes it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import orjson
+import xxhash
+
+from tasks.core.errors import StorageError
+
+CHUNK = 1 << 20
+# Bytes after which the disk is asked to begin: it writes while more is computed, and fsync finds little left to do.
+ASKED_AFTER = 8 << 20
+
+# What leaves the machine has a SHA-256. XXH3 finds damage as well, ten times as fast: for what is read here alone.
+ALGORITHMS: dict[str, Any] = {"sha256": hashlib.sha256, "xxh3": xxhash.xxh3_128}
+
+
+class HashingWriter:
+    """A binary file that counts and digests what is written to it; pyarrow can write to it."""
+
+    def __init__(self, file: IO[bytes], algorithm: str):
+        self._file = file
+        self._digest = ALGORITHMS[algorithm]()
+        self.size = 0
+        self._asked = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._file.write(view)
+        self._digest.update(view)
+        self.size += view.nbytes
+        if self.size - self._asked >= ASKED_AFTER:
+            self._ask()
+        return view.nbytes
+
+    def _ask(self) -> None:
+        # What is not yet on the disk is begun to be written, and stays in memory. Not every system takes advice.
+        with suppress(AttributeError, OSError):
+            os.posix_fadvise(self._file.fileno(), self._asked, self.size - self._asked, os.POSIX_FADV_DONTNEED)
+        self._asked = self.size
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def digest(self) -> str:
+        return str(self._digest.hexdigest())
+
+
+@contextmanager
+def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter]:
+    """Write `path` whole or not at all. Raises StorageError, naming the file, where the disk refuses."""
+    with _refusing(path):
+        make_folder(path.parent)
+        _remove_abandoned(path)
+        # Its name is known before it is there: an interrupt may come the moment that it is.
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+        try:
+            with _open_locked(temporary) as file:
+                writer, handle = HashingWriter(file, algorithm), file.fileno()
+                yield writer
+                file.flush()
+                arrived = os.fstat(handle).st_size
+                if arrived != writer.size:
+                    raise OSError(f"{writer.size:,} bytes were written, and {arrived:,} arrived")
+                os.fchmod(handle, 0o644)
+                os.fsync(handle)
+                os.rename(temporary, path)
+            sync_folder(path.parent)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError("cannot_write", f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it; each is synced into the one above, or a power cut could take it away."""
+    if not folder.is_dir():
+        make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        sync_folder(folder.parent)
+
+
+def _open_locked(temporary: Path) -> IO[bytes]:
+    """A new file, locked. One that another writer took for abandoned before it was locked is made again."""
+    while True:
+        file = temporary.open("xb")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file.fileno()).st_nlink:
+                return file
+        except BaseException:
+            file.close()
+            raise
+        file.close()
+
+
+_locks: dict[Path, IO[bytes]] = {}
+
+
+def lock(path: Path) -> bool:
+    """Take the lock that `path` stands for until this process, and every child forked from it, has ended.
+
+    False where another process has it. A lock that this process has already is taken as given. Raises StorageError
+    where the disk refuses.
+    """
+    path = path.absolute()
+    if path in _locks:
+        return True
+    with _refusing(path):
+        make_folder(path.parent)
+        file = path.open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            if isinstance(error, BlockingIOError):
+                return False
+            raise
+    _locks[path] = file
+    return True
+
+
+def _remove_abandoned(path: Path) -> None:
+    for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        with suppress(OSError), old.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            old.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    with _refusing(folder):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
+    """Write `path` whole or not at all, and return its bytes and sha256."""
+    with atomic_file(path) as out:
+        out.write(data)
+    return {"bytes": out.size, "sha256": out.digest()}
+
+
+def to_json(value: Any) -> bytes:
+    """JSON as it is published: indented, keys in the order given, a newline at the end."""
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def read_json(path: Path) -> Any:
+    """Raises StorageError where the file cannot be read or is not JSON."""
+    try:
+        return orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise StorageError("cannot_read", f"{path}: cannot be read: {error.strerror}") from error
+    except orjson.JSONDecodeError as error:
+        raise StorageError(
+            "damaged_artefact", f"{path}:{error.lineno}:{error.colno}: is not JSON: {error.msg}"
+        ) from error
+
+
+def sha256_of(path: Path) -> str:
+    return digest_of(path, "sha256")
+
+
+def digest_of(path: Path, algorithm: str) -> str:
+    """Hexadecimal digest of a file, by one of ALGORITHMS."""
+    with path.open("rb") as file:
+        return str(hashlib.file_digest(file, ALGORITHMS[algorithm]).hexdigest())

@@ -1,0 +1,46 @@
+"""Name the path of every artifact below the project root."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class Layout:
+    """Paths of all artefacts below the project's root. Nothing here reads or writes a file."""
+
+    def __init__(self, root: Path):
+        self.root = root
+
+    def outputs(self) -> list[Path]:
+        """Folders that hold nothing but what a run wrote, links resolved."""
+        written = ("data/tokenizers", "data/tokens", "data/engines", "data/plans", "data/corpora", "manifests")
+        return [(self.root / folder).resolve() for folder in written]
+
+    def tokenizer(self, key: str) -> Path:
+        return self.root / "data" / "tokenizers" / key[:12] / "tokenizer.model"
+
+    def token_file(self, key: str) -> Path:
+        return self.root / "data" / "tokens" / key[:2] / f"{key}.arrow"
+
+    def token_receipt(self, key: str) -> Path:
+        return self.token_file(key).with_suffix(".json")
+
+    def engine(self, key: str) -> Path:
+        return self.root / "data" / "engines" / f"{key}.json"
+
+    def plan_folder(self, key: str) -> Path:
+        return self.root / "data" / "plans" / key[:12]
+
+    def lock(self, name: str, key: str) -> Path:
+        return self.root / "data" / "plans" / f"{name}-{key[:12]}.lock"
+
+    def corpus(self, name: str, key: str) -> Path:
+        return self.root / self.corpus_name(name, key)
+
+    @staticmethod
+    def corpus_name(name: str, key: str) -> str:
+        """The corpus folder, from the project's root."""
+        return f"data/corpora/{name}-{key[:12]}"
+
+    def published(self, name: str, key: str) -> Path:
+        return self.root / "manifests" / f"{name}-{key[:12]}.json"

@@ -1,0 +1,117 @@
+"""Define every column that is written to disk."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+INDEX_SCHEMA = pa.schema(
+    [
+        ("source", pa.int32()),  # place in the manifest's sources
+        ("record", pa.int64()),  # line or record number within the source, from 1
+        ("split", pa.dictionary(pa.int8(), pa.string())),
+        ("shard", pa.int32()),  # number within the split
+        ("row", pa.int32()),  # within the shard
+        ("start", pa.int32()),  # first place within the row
+        ("length", pa.int32()),  # places in the row, the separator included
+        ("first", pa.int32()),  # first token of the conversation that stands here; above 0 only where it was split
+        ("trained", pa.int32()),  # tokens
+        ("separator", pa.bool_()),  # the last place is an EOS that was added behind the template's tokens
+        ("truncated", pa.bool_()),
+        ("closed", pa.bool_()),  # cut off here, truncated or split: the EOS behind it is not trained
+        ("turns", pa.int32()),  # messages of the conversation other than system ones
+        ("digest", pa.uint64()),  # hash of what the conversation says
+        ("dropped", pa.dictionary(pa.int8(), pa.string())),  # why it is in no row
+    ]
+)
+
+
+# Why an accepted conversation is in no row: the ledger's reasons, and the names that the index has for them.
+DROPS = ("too_long", "min_tokens", "max_tokens", "min_turns", "max_turns", "duplicate", "limit", "weight")
+
+
+REJECTED = 255  # in Accepted.why: no trained token is left
+
+
+def why(reason: str) -> int:
+    """The number that stands in Accepted.why for a reason of DROPS; 0 stands for a conversation that stays."""
+    return DROPS.index(reason) + 1
+
+
+IGNORED = -100
+
+
+# What a plan says of every piece of a conversation; a conversation that fits a row is one piece.
+PLAN_SCHEMA = pa.schema(
+    [
+        ("row", pa.int32()),  # within the shard
+        ("start", pa.int32()),  # first token within the row
+        ("part", pa.int32()),  # number of the token file
+        ("conversation", pa.int32()),  # row of the token file
+        ("first", pa.int32()),  # first token of the conversation that stands here
+        ("taken", pa.int32()),  # how many stand here
+        ("closed", pa.bool_()),  # an untrained EOS follows, since the conversation was cut
+    ]
+)
+
+
+def row_schema(sequence_length: int, key: str) -> pa.Schema:
+    """Schema of a shard of rows, with its metadata."""
+
+    def fixed(value: pa.DataType) -> pa.DataType:
+        return pa.list_(pa.field("item", value, nullable=False), sequence_length)
+
+    fields = [
+        pa.field("input_ids", fixed(pa.int32()), nullable=False),
+        pa.field("attention_mask", fixed(pa.int8()), nullable=False),
+        pa.field("labels", fixed(pa.int32()), nullable=False),
+        pa.field("position_ids", fixed(pa.int32()), nullable=False),
+    ]
+    return pa.schema(fields, metadata(sequence_length, key, "3.0"))
+
+
+def metadata(sequence_length: int, key: str, format_version: str) -> dict[str, str]:
+    return {"format_version": format_version, "manifest_key": key, "sequence_length": str(sequence_length)}
+
+
+MESSAGE = pa.struct(
+    [
+        ("role", pa.string()),
+        ("content", pa.string()),
+        ("name", pa.string()),
+        (
+            "tool_calls",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("id", pa.string()),
+                        ("type", pa.string()),
+                        ("function", pa.struct([("name", pa.string()), ("arguments", pa.string())])),
+                    ]
+                )
+            ),
+        ),
+        ("tool_call_id", pa.string()),
+        ("weight", pa.int8()),
+    ]
+)
+
+
+def conversation_schema(sequence_length: int, key: str) -> pa.Schema:
+    """Schema of format 2.0: one conversation a row, for a trainer that tokenises itself."""
+    fields = [("messages", pa.list_(MESSAGE)), ("tools", pa.string()), ("text", pa.large_string())]
+    return pa.schema(fields, metadata(sequence_length, key, "2.0"))
+
+
+SCHEMA = pa.schema(
+    [
+        ("record", pa.int64()),
+        ("digest", pa.uint64()),
+        ("turns", pa.int32()),
+        ("trained", pa.int32()),
+        ("separator", pa.bool_()),
+        ("tokens", pa.large_list(pa.int32())),
+    ]
+)
+
+
+WHOLE_SCHEMA = pa.schema([*SCHEMA, *(pa.field(name, pa.large_string()) for name in ("messages", "tools", "text"))])

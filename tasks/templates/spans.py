@@ -1,0 +1,48 @@
+"""Define spans, the interface of templates, and which turns are trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, Protocol
+
+from tasks.conversations.model import ROLES, Conversation
+
+TrainOn = Literal["assistant", "all", "last"]
+
+
+TEXT = -1
+
+
+class Span(NamedTuple):
+    """A control token (`token` is its id and `text` its string) or text (`token` is -1)."""
+
+    text: str
+    token: int
+    trained: bool
+    role: str
+    start: bool = False  # text behind a control token that begins a string of its own in use
+
+
+class Template(Protocol):
+    """What `tokenization` needs of a template, built-in or Jinja."""
+
+    name: str
+    markers_as_text: tuple[str, ...]
+
+    def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
+        """Raises Reject where the conversation cannot be written with this template."""
+        ...
+
+
+def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:
+    """Which messages are trained on. A turn that says nothing and one of weight 0 never are; plain text always is."""
+    messages = conversation.messages
+    roles = ROLES if train_on == "all" else ("assistant", "text")
+    flags = [
+        m.role in roles and bool(m.weight and (m.tool_calls or m.content.strip() or m.context.strip()))
+        for m in messages
+    ]
+    if train_on == "last":
+        last = max((index for index, message in enumerate(messages) if message.role in roles), default=-1)
+        return [flag and index == last for index, flag in enumerate(flags)]
+    return flags

@@ -1,0 +1,141 @@
+"""Sources → a SentencePiece BPE model with byte fallback, for a config that names no tokenizer.
+
+The same sources give the same bytes: one thread, no sampling, no clock. Text is left as it is (no normalisation, no
+white space removed), digits are split, and every byte has a piece, so that any text decodes to itself. The markers
+of the template become control tokens of the model, and so does nothing else.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.conversations.formats import detect, read_record
+from tasks.conversations.model import full_text
+from tasks.core.errors import DataError, Reject
+from tasks.sources.model import Part, SourceFile
+from tasks.sources.parts import place_of, read_part
+from tasks.storage.files import write_bytes
+from tasks.templates.built_in import MARKERS
+
+# The trainer keeps all of its text in memory; more than this adds nothing to a vocabulary of the sizes allowed.
+MOST_CHARACTERS = 100_000_000
+LONGEST_SENTENCE = 16_384
+
+
+@dataclass(slots=True)
+class Unread:
+    """Records that gave no text: how many, and of the first of them where it is and what it says."""
+
+    count: int = 0
+    first: str = ""
+    wrong: str = ""  # what to say where its keys are those of another format than it was to be read as
+
+    def add(self, reject: Reject, value: object, file: SourceFile, place: str) -> None:
+        self.count += 1
+        if self.count > 1:
+            return
+        self.first = f"{place}: {reject.message}"
+        found = detect(value, dict(file.columns))
+        if found not in (None, file.format):
+            self.wrong = (
+                f"{place}: does not fit format: {file.format} ({reject.message}); its keys are those of {found}: "
+                "leave format: out"
+            )
+
+
+def train_tokenizer(parts: tuple[Part, ...], template: str, vocab_size: int, max_record_bytes: int, path: Path) -> None:
+    """Train on what the messages say and write the model. Raises what `train_model` and reading raise."""
+    unread = Unread()
+    write_bytes(path, train_model(_sentences(parts, max_record_bytes, unread), template, vocab_size, unread))
+
+
+def train_model(sentences: Iterable[str], template: str, vocab_size: int, unread: Unread) -> bytes:
+    """The model that is trained on `sentences`. `unread` is why there are no more of them.
+
+    Raises DataError where there is no text or vocab_size is too small for its characters.
+    """
+    from sentencepiece import SentencePieceTrainer
+
+    model = io.BytesIO()
+    said = 0
+    failures: list[BaseException] = []
+
+    def counted() -> Iterator[str]:
+        # The trainer turns whatever is raised in here into a RuntimeError.
+        nonlocal said
+        try:
+            for sentence in sentences:
+                said += bool(sentence.strip())
+                yield sentence
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    options: dict[str, Any] = {
+        "model_type": "bpe",
+        "vocab_size": vocab_size,
+        "hard_vocab_limit": False,
+        "byte_fallback": True,
+        "split_digits": True,
+        "normalization_rule_name": "identity",
+        "remove_extra_whitespaces": False,
+        "allow_whitespace_only_pieces": True,
+        "character_coverage": 0.9995,
+        "max_sentence_length": 4 * LONGEST_SENTENCE,
+        "shuffle_input_sentence": False,
+        "num_threads": 1,
+        "control_symbols": list(MARKERS.get(template, ())),
+        "pad_id": 0,
+        "bos_id": 1,
+        "eos_id": 2,
+        "unk_id": 3,
+        "minloglevel": 2,
+    }
+    try:
+        SentencePieceTrainer.train(sentence_iterator=counted(), model_writer=model, **options)
+    except RuntimeError as error:
+        if failures:
+            raise failures[0] from None
+        if not said:
+            if unread.wrong:
+                raise DataError("wrong_format", unread.wrong) from None
+            first = f" (the first of {unread.count:,} rejects: {unread.first})" if unread.count else ""
+            raise DataError(
+                "untrainable_tokenizer", f"the sources hold no text to train a tokenizer on{first}; mend them"
+            ) from None
+        raise DataError(
+            "untrainable_tokenizer",
+            f"no tokenizer could be trained on the sources ({' '.join(str(error).split())[-160:]}); raise vocab_size, "
+            f"which is {vocab_size:,}, or name a tokenizer in the config",
+        ) from None
+    return model.getvalue()
+
+
+def _sentences(parts: tuple[Part, ...], max_record_bytes: int, unread: Unread) -> Iterator[str]:
+    """What the messages say, in source order, in pieces that the trainer takes. What has no text goes to `unread`."""
+    left = MOST_CHARACTERS
+    for part in parts:
+        columns = dict(part.file.columns)
+        for record, value in read_part(part, max_record_bytes):
+            try:
+                if isinstance(value, Reject):
+                    raise value
+                conversation = read_record(value, part.file.format, columns)
+            except Reject as reject:
+                unread.add(reject, value, part.file, "" if unread.count else place_of(part, record))
+                continue
+            for text in map(full_text, conversation.messages):
+                left -= len(text)
+                if left < 0:
+                    return
+                yield from cut_sentence(text)
+
+
+def cut_sentence(text: str) -> Iterator[str]:
+    """A text in pieces that the trainer takes."""
+    for start in range(0, len(text), LONGEST_SENTENCE):
+        yield text[start : start + LONGEST_SENTENCE].replace("\0", "")

@@ -1,0 +1,148 @@
+"""Check every invariant of the rows of a corpus."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.core.errors import DataError
+from tasks.storage.corpus_folder import reading
+from tasks.storage.manifest import Manifest
+from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
+
+NAMES = {"split", "dropped"}
+
+
+@dataclass(slots=True)
+class Tokens:
+    """What the rows of all shards add up to."""
+
+    packed: int = 0
+    trained: int = 0
+    rows: int = 0
+    pieces: int = 0
+
+
+def _pieces_of(index: pa.Table, split: str, shard: int) -> dict[str, np.ndarray]:
+    """The index's pieces in one shard, by row and start."""
+    chosen = index.filter(
+        pa.compute.and_(
+            pa.compute.equal(index["split"].cast(pa.string()), split), pa.compute.equal(index["shard"], shard)
+        )
+    )
+    order = np.lexsort((chosen["start"].to_numpy(), chosen["row"].to_numpy()))
+    return {name: chosen[name].to_numpy()[order] for name in chosen.schema.names if name not in NAMES}
+
+
+def check_packed_rows(manifest: Manifest, folder: Path, index: pa.Table) -> Tokens:
+    total = Tokens()
+    for split, facts in manifest.splits.items():
+        for number, shard in enumerate(facts.shards):
+            path = folder / shard.path
+            schema = row_schema(manifest.sequence_length, manifest.key)
+            pieces = _pieces_of(index, split, number)
+            rows = 0
+            with reading(path), pa.memory_map(str(path)) as file:
+                reader = _open(path, file, schema)
+                for batch in reader:
+                    top, rows = rows, rows + batch.num_rows
+                    inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
+                    chosen = {name: values[inside] for name, values in pieces.items()}
+                    chosen["row"] = chosen["row"] - top
+                    _check_batch(batch, chosen, manifest, f"{path}: row {top}", total)
+            if rows != shard.rows:
+                raise DataError("wrong_count", f"{path}: holds {rows:,} rows, the manifest says {shard.rows:,}")
+            total.rows += rows
+    return total
+
+
+def _open(path: Path, file: Any, schema: pa.Schema) -> Any:
+    reader = pa.ipc.open_stream(file)
+    if not reader.schema.equals(schema, check_metadata=True):
+        raise DataError(
+            "foreign_shard", f"{path}: is not a shard of this corpus (schema or metadata differ): {reader.schema}"
+        )
+    return reader
+
+
+def _check_batch(
+    batch: pa.RecordBatch, pieces: dict[str, np.ndarray], manifest: Manifest, where: str, total: Tokens
+) -> None:
+    length, count = manifest.sequence_length, batch.num_rows
+    ids, mask, labels, positions = (
+        batch.column(name).flatten().to_numpy().reshape(count, length)
+        for name in ("input_ids", "attention_mask", "labels", "position_ids")
+    )
+
+    def require(held: Any, what: str) -> None:
+        """`held` is a bool for each row, or for each token."""
+        bad = ~np.asarray(held)
+        if bad.any():
+            row = int(np.argwhere(bad)[0][0])
+            raise DataError("bad_row", f"{where} + {row}: {what}")
+
+    filled = mask.sum(axis=1, dtype=np.int64)
+    columns = np.arange(length)
+    require(((mask == 0) | (mask == 1)).all(axis=1), "attention_mask holds other values than 0 and 1")
+    require((mask == (columns < filled[:, None])).all(axis=1), "attention_mask has a pad among the tokens")
+    require(filled > 0, "the row is empty")
+    require(((ids >= 0) & (ids < manifest.tokenizer.vocab_size)).all(axis=1), "a token id is beyond the vocabulary")
+    require(((ids == manifest.tokenizer.pad_token_id) | (mask == 1)).all(axis=1), "a pad is not the pad token")
+    require(((labels == IGNORED) | (labels == ids)).all(axis=1), "a label is neither -100 nor the token itself")
+    require(((labels == IGNORED) | (mask == 1)).all(axis=1), "a pad is trained on")
+    require((labels != IGNORED).any(axis=1), "no token of the row is trained on")
+    # Positions: from the pieces of the index, and from nothing that wrote the rows.
+    starts, lengths = pieces["start"].astype(np.int64), pieces["length"].astype(np.int64)
+    first_of_row = np.searchsorted(pieces["row"], np.arange(count))
+    require(np.bincount(pieces["row"], weights=lengths, minlength=count) == filled, "the index covers other tokens")
+    expected = np.cumsum(lengths) - lengths
+    expected -= np.repeat(expected[first_of_row], np.diff(np.append(first_of_row, len(starts))))
+    if (starts != expected).any():
+        row = int(pieces["row"][np.flatnonzero(starts != expected)[0]])
+        raise DataError("bad_row", f"{where} + {row}: the index's pieces leave a gap or overlap")
+    heads = pieces["row"].astype(np.int64) * length + starts
+    ends = heads + lengths - 1
+    marks = np.zeros(count * length, np.int64)
+    marks[heads] = heads
+    tails = np.arange(count) * length + filled
+    marks[tails[filled < length]] = tails[filled < length]
+    wanted = (np.arange(count * length) - np.maximum.accumulate(marks)).reshape(count, length)
+    require((positions == wanted).all(axis=1), "position_ids do not restart at 0 at every conversation")
+    flat_labels, flat_ids = labels.reshape(-1), ids.reshape(-1)
+    if (flat_labels[heads] != IGNORED).any():
+        raise DataError("bad_row", f"{where}: the first token of a conversation is trained on")
+    if (flat_ids[ends][pieces["separator"]] != manifest.tokenizer.eos_token_id).any():
+        raise DataError("bad_row", f"{where}: a conversation is not closed by the EOS separator")
+    if (flat_labels[ends][pieces["closed"]] != IGNORED).any():
+        raise DataError("bad_row", f"{where}: the separator behind a conversation that was cut is trained on")
+    trained = np.add.reduceat(flat_labels != IGNORED, heads, dtype=np.int64) if len(heads) else np.zeros(0)
+    if (trained != pieces["trained"]).any():
+        raise DataError("bad_row", f"{where}: the index counts other trained tokens than the labels")
+    total.pieces += len(heads)
+    total.packed += int(filled.sum())
+    total.trained += int((flat_labels != IGNORED).sum())
+
+
+def check_unpacked_rows(manifest: Manifest, folder: Path, index: pa.Table) -> Tokens:
+    """Format 2.0: a row is a conversation."""
+    total = Tokens()
+    for split, facts in manifest.splits.items():
+        for number, shard in enumerate(facts.shards):
+            path = folder / shard.path
+            schema = conversation_schema(manifest.sequence_length, manifest.key)
+            with reading(path), pa.memory_map(str(path)) as file:
+                rows = sum(batch.num_rows for batch in _open(path, file, schema))
+            pieces = _pieces_of(index, split, number)
+            if rows != shard.rows:
+                raise DataError("wrong_count", f"{path}: holds {rows:,} rows, the manifest says {shard.rows:,}")
+            if not np.array_equal(pieces["row"], np.arange(rows)):
+                raise DataError("bad_index", f"{path}: the index does not hold one conversation for each row")
+            total.pieces += rows
+            total.rows += rows
+            total.packed += int(pieces["length"].sum())
+            total.trained += int(pieces["trained"].sum())
+    return total

@@ -1,0 +1,193 @@
+"""The index counted again: what the manifest's settings promise of conversations, copies, splits and epochs.
+
+    index ─conversations_of─▶ a row for each conversation ─check_choice─▶ filters, duplicates, limits, splits, mixture
+
+Nothing of what made the corpus is called.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.core.errors import DataError
+from tasks.storage.manifest import Manifest
+from tasks.storage.schemas import DROPS
+
+Conversations = dict[str, np.ndarray]
+
+
+def conversations_of(index: pa.Table) -> Conversations:
+    """Columns over the conversations of an index, by source and record.
+
+    source, record, turns, digest   as the index has them
+    placed, validation, truncated   bool
+    length                          tokens: of all pieces, once, or of the whole where it was dropped
+    tokens                          without separators, of all pieces, once; 0 where it was dropped
+    copies, copies_held_out         in the split `train`, and in `validation`
+    places, trained                 in the split `train`, over all copies
+    reason                          why it was dropped, a place in DROPS; -1 where it is placed
+    """
+    source, record = index["source"].to_numpy(), index["record"].to_numpy()
+    first = index["first"].fill_null(-1).to_numpy()
+    order = np.lexsort((first, record, source))
+    source, record, first = source[order], record[order], first[order]
+    split = _numbers(index["split"], ("train", "validation"))[order]
+    length, trained, separator, truncated, turns, digest = (
+        index[name].to_numpy()[order] for name in ("length", "trained", "separator", "truncated", "turns", "digest")
+    )
+    begins = np.append(True, (source[1:] != source[:-1]) | (record[1:] != record[:-1]))[: len(source)]
+    once = begins | np.append(True, first[1:] != first[:-1])[: len(source)]
+    heads = np.flatnonzero(begins)
+
+    def total(values: np.ndarray) -> np.ndarray:
+        return np.add.reduceat(values, heads, dtype=np.int64) if len(heads) else np.empty(0, np.int64)
+
+    in_train, placed = split == 0, first >= 0
+
+    return {
+        "source": source[heads],
+        "record": record[heads],
+        "turns": turns[heads],
+        "digest": digest[heads],
+        "placed": placed[heads],
+        "validation": split[heads] == 1,
+        "truncated": total(truncated) > 0,
+        "length": total(length * once),
+        "tokens": total((length - separator) * (once & placed)),
+        "copies": total(in_train) // np.maximum(1, total(once)),
+        "copies_held_out": total(split == 1) // np.maximum(1, total(once)),
+        "places": total(length * in_train),
+        "trained": total(trained * in_train),
+        "reason": _numbers(index["dropped"], DROPS)[order][heads],
+    }
+
+
+def _numbers(names: pa.ChunkedArray, known: tuple[str, ...]) -> np.ndarray:
+    """Place of each name in `known`; -1 for others and for null."""
+    found = pc.index_in(names.cast(pa.string()), pa.array(known)).fill_null(-1)
+    return found.to_numpy()
+
+
+def check_choice(manifest: Manifest, folder: Path, index: pa.Table, seen: Conversations) -> None:
+    """Raises DataError where another conversation is packed, or more often, than the settings say."""
+    settings, where = manifest.config, folder / "index.arrow"
+
+    def require(held: np.ndarray, what: str) -> None:
+        if not held.all():
+            at = int(np.flatnonzero(~held)[0])
+            name = manifest.sources[int(seen["source"][at])].path
+            raise DataError("bad_index", f"{where}: {name}:{seen['record'][at]} {what}")
+
+    reason = seen["reason"]
+    whole = seen["placed"] & (seen["length"] <= manifest.sequence_length) & ~seen["truncated"]
+    for name, values in (("tokens", seen["length"]), ("turns", seen["turns"])):
+        for bound, outside in ((f"min_{name}", np.less), (f"max_{name}", np.greater)):
+            limit = settings.get(bound)
+            is_outside = np.zeros(len(reason), bool) if limit is None else outside(values, limit)
+            require((reason != DROPS.index(bound)) | is_outside, f"was dropped by {bound}, and is not outside of it")
+            # Of what was cut, the index has not all tokens.
+            checked = whole if name == "tokens" else seen["placed"]
+            require(~(checked & is_outside), f"is packed, and {bound} is {limit}")
+    _check_contents(settings, seen, require)
+    entries = np.array([source.entry for source in manifest.sources])[seen["source"]]
+    for entry, source in enumerate(settings["sources"]):
+        _check_entry(settings, source, entry, seen, entries == entry, where)
+    _check_epochs(manifest, where, index)
+    _check_mixture(manifest, folder, seen, entries)
+
+
+def _check_entry(
+    settings: dict[str, Any], source: dict[str, Any], entry: int, seen: Conversations, own: np.ndarray, where: Path
+) -> None:
+    """As many conversations of an entry of `sources` as its limit says, and as many copies of them as its weight."""
+
+    def require(held: bool, what: str) -> None:
+        if not held:
+            raise DataError("bad_index", f"{where}: sources[{entry}]: {what}")
+
+    limit, weight = source.get("limit"), source.get("weight", 1)
+    over, unweighted = (own & (seen["reason"] == DROPS.index(name)) for name in ("limit", "weight"))
+    placed = own & seen["placed"]
+    chosen = np.count_nonzero(placed | unweighted)
+    require(limit is None or chosen <= limit, f"{chosen:,} are taken, and limit is {limit}")
+    require(not over.any() or chosen == limit, f"{chosen:,} are taken, and others are dropped by limit: {limit}")
+    require(bool((seen["copies_held_out"][placed] <= 1).all()), "a conversation is in the validation split twice")
+    if settings.get("weighting") == "token_share":
+        require(bool((seen["copies"][placed] <= 1).all()), "token_share: a conversation is packed twice")
+        return
+    whole, rest = divmod(weight, 1)
+    require(not unweighted.any() or whole == 0, f"some are dropped by weight, which is {weight:g}")
+    copies = seen["copies"][placed & ~seen["validation"]]
+    require(bool(np.isin(copies, [whole, whole + (rest > 0)]).all()), f"others than {weight:g} copies")
+    # Each side of the split takes the next whole number of its share, and one at least.
+    extra = np.count_nonzero(copies > whole) if whole else np.count_nonzero(placed)
+    of = len(copies) if whole else chosen
+    require(abs(extra - rest * of) <= 2 or whole == weight, f"{extra:,} of {of:,} have a further copy")
+
+
+def _check_contents(settings: dict[str, Any], seen: Conversations, require: Any) -> None:
+    """No content on both sides of the split; none twice, where duplicates are dropped."""
+    placed = np.flatnonzero(seen["placed"])
+    digest, validation = seen["digest"][placed], seen["validation"][placed]
+    both = np.zeros(len(seen["placed"]), bool)
+    both[placed[validation]] = np.isin(digest[validation], digest[~validation])
+    require(~both, "is in the validation split, and what it says is in the training split, too")
+    if settings.get("duplicates") == "drop":
+        order = np.lexsort((seen["length"][placed], digest))
+        same = (digest[order[1:]] == digest[order[:-1]]) & (np.diff(seen["length"][placed][order]) == 0)
+        again = np.zeros(len(seen["placed"]), bool)
+        again[placed[order[1:][same]]] = True
+        require(~again, "is packed, and so is another that says the same")
+
+
+def _check_epochs(manifest: Manifest, where: Path, index: pa.Table) -> None:
+    """Every packing of the training split has the same pieces."""
+    split = index["split"].cast(pa.string())
+    wanted: np.ndarray | None = None
+    for name in manifest.splits:
+        if name == "validation" or len(manifest.splits) <= 2:
+            continue
+        own = index.filter(pc.equal(split, name))
+        columns = [own[column].to_numpy() for column in ("source", "record", "first", "length", "trained")]
+        found = np.stack(columns)[:, np.lexsort(columns)]
+        wanted = found if wanted is None else wanted
+        if not np.array_equal(found, wanted):
+            raise DataError("bad_index", f"{where}: {name} has other pieces than train")
+
+
+def _check_mixture(manifest: Manifest, folder: Path, seen: Conversations, entries: np.ndarray) -> None:
+    count = len(manifest.config["sources"])
+    in_train = seen["copies"] > 0
+    found = {
+        name: np.bincount(entries, values, minlength=count).astype(np.int64)
+        for name, values in (
+            ("conversations", in_train),
+            ("copies", seen["copies"]),
+            ("tokens", seen["places"]),
+            ("trained_tokens", seen["trained"]),
+        )
+    }
+    shares = {f"{name}_percent": 100 * found[name] / max(1, found[name].sum()) for name in ("tokens", "trained_tokens")}
+    rows = [
+        {"path": source["path"], "weight": source.get("weight", 1.0), "limit": source.get("limit")}
+        | {name: int(values[entry]) for name, values in found.items()}
+        | {name: round(float(values[entry]), 4) for name, values in shares.items()}
+        for entry, source in enumerate(manifest.config["sources"])
+    ]
+    for row, facts in zip(rows, manifest.mixture, strict=False):
+        for name, value in row.items():
+            if getattr(facts, name) != value:
+                raise DataError(
+                    "wrong_figure",
+                    f"{folder / 'manifest.json'}: mixture: {facts.path}: {name} is recorded as {getattr(facts, name)}, "
+                    f"counted {value}",
+                )
+    if len(rows) != len(manifest.mixture):
+        raise DataError(
+            "wrong_figure", f"{folder / 'manifest.json'}: mixture has {len(manifest.mixture)} entries, not {len(rows)}"
+        )

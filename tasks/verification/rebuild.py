@@ -1,0 +1,140 @@
+"""A corpus made a second time, in this process, from what its manifest says that it was made from.
+
+manifest + run.json (where the sources lie), or a config ─recipe_for─▶ Recipe of the same key, or the reason why not
+Recipe ─make_stages─▶ token files, plan ─make_corpus─▶ shards, manifest ─rebuild─▶ compared with the first, by bytes
+"""
+
+from __future__ import annotations
+
+import filecmp
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.config import Config, load_config
+from tasks.core.errors import DataError, InputMissing, NotReproducible, PackError, UsageError
+from tasks.corpus.publish import has_artefact, publish_corpus, write_shard_of
+from tasks.packing.plan import make_plan
+from tasks.recipe import Recipe, recipe_of
+from tasks.storage.corpus_folder import corpus_folder
+from tasks.storage.files import digest_of, read_json
+from tasks.storage.manifest import Manifest, load_manifest
+from tasks.tokenization.engine_check import encoder_of
+from tasks.tokenization.tokenize_part import tokenize_part
+from tasks.tokenization.train_tokenizer import train_tokenizer
+
+
+def recipe_for(manifest: Manifest, corpus: Path, root: Path, config_file: Path | None) -> Recipe:
+    """The recipe of a corpus that is there, its artefacts below `root`.
+
+    Raises UsageError where nothing says in which folder the paths of the config begin, and InputMissing or DataError,
+    naming the source or setting, where the recipe of today is another.
+    """
+    recipe = recipe_of(*config_for(manifest, corpus, config_file), root)
+    if why := next(_differences(manifest, recipe), ""):
+        raise DataError("origin_changed", f"{manifest.corpus} cannot be made again as it was: {why}")
+    return recipe
+
+
+def config_for(manifest: Manifest, corpus: Path, config_file: Path | None) -> tuple[Config, Path]:
+    """The settings of a corpus and the folder that its paths begin in: of a config, or as manifest and run.json say."""
+    if config_file is not None:
+        return load_config(config_file, str(manifest.sequence_length)), config_file.parent
+    record = corpus / "run.json"
+    try:
+        made_from = read_json(record)["made_from"]
+        folder, part_size = Path(made_from["folder"]), made_from["part_size"]
+        config = Config.model_validate(manifest.config | {"part_size": part_size})
+    except (PackError, LookupError, TypeError, ValueError):
+        raise UsageError(
+            "config_unknown", f"{record}: does not say where the config lies; name it with --config FILE"
+        ) from None
+    if not folder.is_dir():
+        raise InputMissing(
+            "config_folder_missing", f"{folder}: the folder of the config is gone; name the config with --config FILE"
+        )
+    return config, folder
+
+
+def _differences(manifest: Manifest, recipe: Recipe) -> Iterator[str]:
+    """What is another in the recipe than in the manifest, the sources first."""
+    now = {file.name: file.sha256 for file in recipe.files}
+    then = {source.path: source.sha256 for source in manifest.sources}
+    for name in then | now:
+        if name not in now:
+            yield f"the source {name} is not there any more"
+        elif name not in then:
+            yield f"{recipe.folder / name} is a source that was not there then"
+        elif now[name] != then[name]:
+            yield f"{recipe.folder / name} has changed since (its SHA-256 was {then[name][:12]}…)"
+    settings = recipe.settings()
+    for name in manifest.config | settings:
+        if settings.get(name) != manifest.config.get(name):
+            yield f"{name} was {manifest.config.get(name)}, the config has {settings.get(name)}"
+    if recipe.tokenizer_digest != manifest.tokenizer.digest:
+        yield "the tokenizer is another than then"
+    if recipe.template_sha256 != manifest.template.sha256:
+        yield f"the template {manifest.template.name} is another than then"
+    if recipe.corpus_key != manifest.key:
+        yield "the order or the format of the sources, or the version of packcorpus, is another than then"
+
+
+def make_stages(recipe: Recipe) -> None:
+    """Tokenizer, token files and plan. A token file that is whole is kept; of the plan nothing is."""
+    config, layout = recipe.config, recipe.layout
+    if recipe.tokenizer_key and not layout.tokenizer(recipe.tokenizer_key).is_file():
+        path = layout.tokenizer(recipe.tokenizer_key)
+        train_tokenizer(recipe.parts, config.template, config.vocab_size, config.max_record_bytes, path)
+    for part in recipe.parts:
+        key = recipe.tokens_key(part)
+        if not is_whole(layout.token_file(key), layout.token_receipt(key)):
+            places = layout.token_file(key), layout.token_receipt(key)
+            tokenize_part(part, encoder_of(recipe), recipe.template, config, *places)
+    make_plan(recipe, recipe.plan_folder)
+
+
+def is_whole(file: Path, receipt: Path) -> bool:
+    """Whether a token file has the bytes that its receipt speaks of."""
+    return has_artefact(file, receipt) and digest_of(file, "xxh3") == read_json(receipt).get("xxh3")
+
+
+def make_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:
+    """All that the graph does, one step after another; the published manifest."""
+    make_stages(recipe)
+    for shard in range(len(recipe.shard_names())):
+        write_shard_of(recipe, shard)
+    return publish_corpus(recipe, run_record)
+
+
+def rebuild(path: Path, config_file: Path | None = None) -> str:
+    """Make the corpus of a manifest again in a temporary folder (TMPDIR) and compare every byte; what was compared.
+
+    Raises NotReproducible, naming the first file that differs, or what it was made from and is not as it was, and
+    what `config_for` raises.
+    """
+    manifest = load_manifest(path)
+    folder = corpus_folder(manifest, path)
+    config_for(manifest, folder, config_file)  # raises where it is not there: that is no answer yet
+    with tempfile.TemporaryDirectory(prefix="packcorpus-") as name:
+        try:
+            recipe = recipe_for(manifest, folder, Path(name), config_file)
+        except (DataError, InputMissing) as error:
+            raise NotReproducible("not_reproducible", str(error)) from None
+        make_corpus(recipe, {})
+        names = [*(file.path for file in manifest.listed()), "manifest.json"]
+        for file in names:
+            again = recipe.corpus_folder / file
+            if not again.is_file() or not filecmp.cmp(again, folder / file, shallow=False):
+                said = _first_difference(manifest, again) if file == "manifest.json" else ""
+                raise NotReproducible("not_reproducible", f"{folder / file}: is another when it is made again{said}")
+    return f"{len(names)} files, {sum(file.bytes for file in manifest.listed()):,} bytes: the same bytes"
+
+
+def _first_difference(manifest: Manifest, again: Path) -> str:
+    then, now = manifest.model_dump(), read_json(again)
+    where = ""
+    while isinstance(then, dict) and isinstance(now, dict):
+        key = next(key for key in then if then[key] != now.get(key))
+        where, then, now = f"{where}.{key}".lstrip("."), then[key], now.get(key)
+    return f": {where} was {then}, is {now}"

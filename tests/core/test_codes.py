@@ -1,0 +1,203 @@
+"""The catalogue of errors: what is raised is in it, what is in it is raised, and docs/errors.md is made from it."""
+
+from __future__ import annotations
+
+import ast
+import json
+import pickle
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.commands import BIN, ROOT, command, luigi
+
+from pipeline.training import TrainingFailed
+from tasks.core import errors
+from tasks.core.error_codes import CODES, EXITS, GROUPS, table
+from tasks.core.error_messages import as_json, as_text, foreseen
+from tasks.core.errors import Bug, DataError, Interrupted, PackError, Reject, UsageError
+from train.machine.launch import RankFailed
+
+CLASSES: dict[str, Any] = {
+    kind.__name__: kind
+    for kind in (*vars(errors).values(), TrainingFailed, RankFailed)
+    if isinstance(kind, type) and issubclass(kind, PackError | Reject)
+}
+# The reason of these is not a literal where they are raised: they take it from another error, or from who calls.
+PASSED_ON = {"tokenize_part", "repair", "chat", "oasst", "formats", "instruction", "fields", "training"}
+
+
+def raised() -> Iterator[tuple[str, str, ast.expr]]:
+    """(file, class, first argument) of every error that the code makes."""
+    for folder in ("tasks", "pipeline", "train"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in CLASSES:
+                    yield path.stem, node.func.id, node.args[0]
+
+
+def test_every_error_is_in_the_catalogue_with_the_exit_code_of_its_class() -> None:
+    for file, name, reason in raised():
+        if not isinstance(reason, ast.Constant):
+            assert file in PASSED_ON, f"{file}.py: {name}({ast.unparse(reason)}, …)"
+            continue
+        code = CODES[reason.value]
+        assert (code.code[:2] == "E2" and code.code < "E250") == (name == "Reject"), (file, code)
+        if name != "Reject":
+            assert code.exit == CLASSES[name].exit_code, (file, name, code)
+
+
+def test_every_code_is_raised_somewhere() -> None:
+    texts = [path.read_text(encoding="utf-8") for folder in ("tasks", "pipeline", "train")
+             for path in (ROOT / folder).rglob("*.py") if path.stem != "error_codes"]  # fmt: skip
+    literals = {
+        node.value for text in texts for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }  # fmt: skip
+    assert set(CODES) <= literals, sorted(set(CODES) - literals)
+
+
+def test_codes_are_one_for_each_reason_and_say_cause_and_fix() -> None:
+    assert Counter(code.code for code in CODES.values()).most_common(1)[0][1] == 1
+    assert [code.code for code in CODES.values()] == sorted(code.code for code in CODES.values())
+    for code in CODES.values():
+        assert code.code[1] in GROUPS
+        assert code.exit in EXITS
+        assert code.meaning.endswith(".")
+        assert code.cause
+        assert code.fix
+        assert "|" not in "".join(map(str, code))
+
+
+def test_the_document_is_what_the_catalogue_gives() -> None:
+    assert (ROOT / "docs" / "errors.md").read_text(encoding="utf-8") == table(), "make schemas"
+
+
+def test_the_codes_that_were_published_stay() -> None:
+    """Scripts ask for them. Only ever add to these."""
+    fixed = {"E207": "bad_role", "E211": "bad_json", "E251": "too_many_rejects", "E510": "wrong_digest", "E711": "busy"}
+    assert fixed.items() <= {code.code: code.reason for code in CODES.values()}.items()
+
+
+@given(st.sampled_from(sorted(CODES)), st.text(min_size=1))
+def test_a_message_is_told_behind_its_code_and_as_one_line_of_json(reason: str, message: str) -> None:
+    error = DataError(reason, message, place="a\udcff")
+    first, *_, last = as_text(error).split("\n")
+    assert first.startswith(f"{CODES[reason].code} error: ")
+    assert last == f"  cause: {CODES[reason].cause}; fix: {CODES[reason].fix}"
+    assert all(char.isprintable() or char.isspace() for char in first)
+    line = as_json(error)
+    assert "\n" not in line
+    assert json.loads(line)["error"]["message"].encode(errors="replace") == message.encode(errors="replace")
+    again = pickle.loads(pickle.dumps(error))  # noqa: S301 - our own
+    assert (again.reason, str(again), again.facts) == (reason, message, error.facts)
+
+
+def test_who_interrupts_a_run_is_told_of_no_error() -> None:
+    assert as_text(Interrupted("interrupted", "stopped")) == "E713 stopped"
+
+
+def test_what_nobody_foresaw_is_one_line_that_says_where() -> None:
+    try:
+        [][3]
+    except IndexError as error:
+        told = foreseen(error)
+    assert isinstance(told, Bug)
+    assert str(told).startswith("IndexError: list index out of range (test_codes.py:")
+    known = UsageError("bad_setting", "x")
+    assert foreseen(known) is known
+    assert foreseen(ValueError("SchemaError: Error building `x`: KeyboardInterrupt: ")).exit_code == 75
+    assert foreseen(OSError(28, "No space left on device", "/x")).exit_code == 74
+
+
+# -- the commands ----------------------------------------------------------------------------------------------------
+
+LINE = '{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes, %d"}]}\n'
+BAD = '{"messages": [{"role": "assistent", "content": "%d"}]}\n'
+
+
+def project(folder: Path, good: int, bad: int, max_rejects: float) -> None:
+    (folder / "chats.jsonl").write_text("".join(LINE % i for i in range(good)) + "".join(BAD % i for i in range(bad)))
+    (folder / "corpus.yaml").write_text(
+        f"name: t\nsources: [{{path: chats.jsonl}}]\nsequence_length: 64\nvocab_size: 300\nmax_rejects: {max_rejects}\n"
+    )
+
+
+def test_rejects_that_stop_a_run_are_a_line_for_each_code(tmp_path: Path) -> None:
+    project(tmp_path, good=40, bad=25, max_rejects=0.1)
+    done = luigi(tmp_path, "--config", "corpus.yaml")
+    assert done.returncode == 65
+    first = 'chats.jsonl:41 messages[0].role "assistent" is not a role; did you mean "assistant"?'
+    assert f"  E207 bad_role, 25: {first}\n" in done.stderr
+    assert done.stderr.count("E207") == 1
+    assert "E251 error: 25 of 65" in done.stderr
+    assert "\nmax_rejects: 0.3847 would let them pass\n" in done.stderr
+    assert done.stderr.count("mend the data") == 1
+    [listed] = (tmp_path / "data" / "plans").glob("*/rejects.jsonl")
+    assert [json.loads(line)["code"] for line in listed.read_text().splitlines()] == ["E207"] * 25
+    told = luigi(tmp_path, "--config", "corpus.yaml", PACKCORPUS_JSON="1")
+    [line] = [line for line in told.stderr.splitlines() if line.startswith('{"error"')]
+    error = json.loads(line)["error"]
+    assert (error["code"], error["exit_code"], len(error["rejects"])) == ("E251", 65, 20)
+    assert error["rejects"][0]["place"] == "chats.jsonl:41"
+
+
+def test_a_run_that_succeeds_says_the_first_reject_of_each_reason(tmp_path: Path) -> None:
+    project(tmp_path, good=40, bad=3, max_rejects=0.5)
+    done = luigi(tmp_path, "--config", "corpus.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "  E207 bad_role, 3: chats.jsonl:41 messages[0].role" in done.stderr
+    for words in (["verify"], ["inspect"], ["inspect", "--row", "0"], ["repair", done.stdout.split()[-1]]):
+        told = command(tmp_path, str(BIN / "packcorpus"), *words, "--json")
+        assert told.returncode == 0, told.stderr
+        assert json.loads(told.stdout)["manifest"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "exit_code"),
+    [
+        (["--workers", "two"], "E101 error: --workers: invalid literal", 64),
+        (["--sequence-length", "0"], "E104 error: ", 64),
+        (["--workers", "0"], "E101 error: --workers 0: at least 1 has to do the work", 64),
+        (["--config", "nope.yaml"], "E102 error: nope.yaml", 66),
+    ],
+)
+def test_luigis_command_line_is_refused_without_a_traceback(
+    tmp_path: Path, words: list[str], code: str, exit_code: int
+) -> None:
+    project(tmp_path, good=1, bad=0, max_rejects=0)
+    done = luigi(tmp_path, *(["--config", "corpus.yaml"] if "--config" not in words else []), *words)
+    assert done.returncode == exit_code, done.stderr
+    assert done.stderr.startswith(code)
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_task_is_refused_without_a_traceback(tmp_path: Path) -> None:
+    done = command(tmp_path, str(BIN / "luigi"), "--module", "pipeline", "PackCorps")
+    assert (done.returncode, done.stderr[:34]) == (64, "E101 error: No task PackCorps. Did"), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_packcorpus_tells_a_mistake_in_one_form(tmp_path: Path) -> None:
+    tool = str(BIN / "packcorpus")
+    assert command(tmp_path, tool, "verify", "a", "b").stderr.startswith("E101 error: Got unexpected extra argument")
+    missing = command(tmp_path, tool, "verify", "nope.json", "--json")
+    assert (missing.returncode, missing.stderr) == (66, "")
+    assert json.loads(missing.stdout)["error"]["code"] == "E501"
+    by_environment = command(tmp_path, tool, "verify", "nope.json", PACKCORPUS_JSON="1")
+    assert by_environment.stdout == missing.stdout
+
+
+def test_a_fault_of_the_program_shows_where_only_with_debug(tmp_path: Path) -> None:
+    """Stands in for a bug: a module that is imported by the command alone fails."""
+    (tmp_path / "sitecustomize.py").write_text("import tasks.verification.verify\ntasks.verify.verify = None\n")
+    (tmp_path / "manifest.json").write_text("{}")
+    words = (str(BIN / "packcorpus"), "verify", "manifest.json")
+    done = command(tmp_path, *words, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr[:23]) == (70, "E791 error: TypeError: ")
+    assert "Traceback" not in done.stderr
+    assert "Traceback" in command(tmp_path, *words, PYTHONPATH=str(tmp_path), PACKCORPUS_DEBUG="1").stderr

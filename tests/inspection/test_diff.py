@@ -1,0 +1,332 @@
+"""Two corpora, made one from the other by known changes: the difference is those changes and nothing else."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from support.commands import BIN, command
+from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
+
+from tasks.cli import diff_view, list_view
+from tasks.cli.console import UNBOUNDED, open_console
+from tasks.core.errors import DataError
+from tasks.inspection import manifests
+from tasks.inspection.diff import Change, Difference, _entries, compare
+from tasks.storage.files import read_json, to_json, write_bytes
+from tasks.storage.manifest import load_manifest
+
+
+def chat(answer: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "x?"}, {"role": "assistant", "content": answer}]}
+
+
+def made(folder: Path, records: list[Any], **settings: Any) -> Path:
+    return pack_corpus(make_recipe(folder, records, max_rejects=1.0, **settings))
+
+
+def places(moved: list[Any]) -> list[int]:
+    return [one.record for one in moved]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+    records = conversations(60)
+    return made(tmp_path_factory.mktemp("base"), records), records
+
+
+@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    gone=st.sets(st.integers(0, 59), max_size=8),
+    new=st.lists(st.integers(0, 60), max_size=6),
+    length=st.sampled_from([64, 128, 256]),
+)
+def test_conversations_that_came_or_went_are_those_that_were_added_or_removed(
+    base: tuple[Path, list[Any]],
+    tmp_path_factory: pytest.TempPathFactory,
+    gone: set[int],
+    new: list[int],
+    length: int,
+) -> None:
+    """Wherever in the file they stand, and for other lengths too; the order of the others means nothing."""
+    before, records = base
+    after = [record for number, record in enumerate(records) if number not in gone]
+    for number, place in enumerate(sorted(new, reverse=True)):
+        after.insert(min(place, len(after)), chat(f"new {number}"))
+    manifest = made(tmp_path_factory.mktemp("after"), after, sequence_length=length)
+    found = compare(before, manifest)
+    assert found.compared
+    assert places(found.went) == sorted(number + 1 for number in gone)
+    assert [json.dumps(after[record - 1]) for record in places(found.came)] == [
+        json.dumps(record) for record in after if record not in records
+    ]
+    assert all("new" in one.text for one in found.came)
+    back = compare(manifest, before)
+    assert (back.came, back.went) == (found.went, found.came)
+
+
+def test_a_corpus_is_the_same_as_itself(base: tuple[Path, list[Any]]) -> None:
+    found = compare(base[0], base[0])
+    assert found.same
+    assert not found.figures
+
+
+def test_of_equal_conversations_the_number_counts(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    before, records = base
+    found = compare(before, made(tmp_path, [*records, records[0], records[0]]))
+    assert (places(found.went), places(found.came)) == ([], [61, 62])
+
+
+def test_settings_sources_and_figures_that_differ_are_named(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    before, records = base
+    (tmp_path / "more.jsonl").write_text(json.dumps(chat("more")) + "\n")
+    more = made(tmp_path, records, sources=[{"path": "chat.jsonl"}, {"path": "more.jsonl"}], seed=7, train_on="last")
+    found = compare(before, more)
+    assert [source.path for source in found.added] == ["more.jsonl"]
+    assert [*found.removed, *found.changed] == []
+    assert {
+        (change.name, change.before, change.after) for change in found.settings if not change.name.startswith("sources")
+    } == {
+        ("seed", 42, 7),
+        ("train_on", "assistant", "last"),
+    }
+    read = next(change for change in found.figures if change.name == "ledger.conversations.read")
+    assert (read.before, read.after) == (60, 61)
+    assert [(one.source, one.record) for one in found.came] == [("more.jsonl", 1)]
+    assert not found.went
+
+
+def test_conversations_that_are_dropped_or_rejected_on_one_side_went(
+    base: tuple[Path, list[Any]], tmp_path: Path
+) -> None:
+    before, records = base
+    found = compare(before, made(tmp_path, records, sequence_length=32, overlong="drop"))
+    dropped = load_manifest(before).ledger.conversations.packed - len(found.went)
+    assert 0 < dropped < 60
+    assert not found.came
+    assert {one.why for one in found.went} == {"too_long"}
+    assert shown(found).count("dropped now: longer than a row · ") == min(20, len(found.went))
+    back = compare(made(tmp_path, records, sequence_length=32, overlong="drop"), before)
+    assert "dropped before: longer than a row · " in shown(back)
+
+
+def test_with_another_template_conversations_are_known_by_what_they_say(
+    base: tuple[Path, list[Any]], tmp_path: Path
+) -> None:
+    before, records = base
+    found = compare(before, made(tmp_path, records[1:], template="plain"))
+    assert (places(found.went), found.came) == ([1], [])
+
+
+def test_of_two_sources_that_say_the_same_one_can_go(tmp_path: Path) -> None:
+    records = conversations(20)
+    folder = tmp_path / "a"
+    write_project(folder, records)
+    (folder / "chat.jsonl").rename(folder / "copy.jsonl")
+    before = made(folder, records, sources=[{"path": "chat.jsonl"}, {"path": "copy.jsonl"}])
+    found = compare(before, made(folder, records, sources=[{"path": "chat.jsonl"}]))
+    assert (len(found.went), len(found.came)) == (20, 0)
+
+
+def test_a_conversation_whose_begin_was_not_packed_is_one_all_the_same(tmp_path: Path) -> None:
+    long = {"messages": [{"role": "user", "content": "x " * 200}, {"role": "assistant", "content": "4"}]}
+    before = made(tmp_path / "a", [long, *conversations(20)], overlong="split", sequence_length=64)
+    after = made(tmp_path / "b", conversations(20), overlong="split", sequence_length=64)
+    assert places(compare(before, after).went) == [1]
+
+
+def test_a_damaged_index_is_told(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    after = made(tmp_path, base[1][1:])
+    [index] = tmp_path.glob("data/corpora/*/index.arrow")
+    index.write_bytes(index.read_bytes()[:-8])
+    with pytest.raises(DataError, match=r"index\.arrow: holds"):
+        compare(base[0], after)
+
+
+def test_without_its_folder_a_manifest_is_compared_all_the_same(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    before, records = base
+    after = made(tmp_path, records[1:])
+    shutil.rmtree(tmp_path / "data" / "corpora")
+    found = compare(before, after)
+    assert not found.compared
+    assert len(found.changed) == 1
+
+
+def test_rows_of_format_2_are_compared_by_what_they_say(tmp_path: Path) -> None:
+    records = conversations(20)
+    before = made(tmp_path / "a", records, packing=False)
+    after = made(tmp_path / "b", [chat("first"), *records[1:]], packing=False)
+    found = compare(before, after)
+    assert (places(found.went), places(found.came)) == ([1], [1])
+
+
+def test_of_the_sources_in_the_settings_each_change_is_told_by_itself(tmp_path: Path) -> None:
+    def entry(path: str, **more: Any) -> dict[str, Any]:
+        return {"path": path, **more}
+
+    records = conversations(20)
+    folder = tmp_path / "a"
+    write_project(folder, conversations(8, seed=1))
+    (folder / "chat.jsonl").rename(folder / "more.jsonl")
+    before = made(folder, records, sources=[entry("chat.jsonl"), entry("more.jsonl")])
+    again = [entry("chat.jsonl", weight=2.5), entry("chat.jsonl", limit=5)]
+    found = list(_entries([entry("chat.jsonl", weight=1.0, limit=None), entry("more.jsonl")], again))
+    assert found == [
+        ("chat.jsonl weight", 1.0, 2.5),
+        ("sources: more.jsonl", "listed", None),
+        ("sources: chat.jsonl", None, "listed"),
+    ]
+    assert [change.name for change in _entries([entry("b"), entry("a")], [entry("a"), entry("b")])] == [
+        "order of sources"
+    ]
+    after = made(folder, records[2:], sources=[entry("chat.jsonl", weight=2.5)])
+    page = shown(compare(before, after))
+    assert re.search(r"^ +before +after$", page, re.M)
+    assert re.search(r"^  chat.jsonl weight +1.0 +2.5$", page, re.M)
+    assert "[{" not in page
+    assert re.search(r"^  chat.jsonl +−2 +\+0$", page, re.M)
+    assert re.search(r"^  more.jsonl +−8 +\+0$", page, re.M)
+
+
+def test_figures_and_names_of_manifests_never_wrap(
+    base: tuple[Path, list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However narrow the terminal; and what is no terminal has no width."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert open_console().width == UNBOUNDED
+    found = compare(base[0], base[0])
+    found.figures.append(Change("ledger.tokens.something_with_a_long_name", 123_456_789_011, 123_456_789_012))
+    page = shown(replace(found, settings=[Change("seed", 1, 2)]), width=40)
+    assert "123,456,789,012" in page
+    file = StringIO()
+    console = Console(file=file, width=30, markup=False, emoji=False, highlight=False)
+    list_view.show(manifests.find_manifests(base[0].parent), console)
+    assert base[0].name in file.getvalue()
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def shown(found: Difference, terminal: bool = False, width: int = 100) -> str:
+    file = StringIO()
+    console = Console(file=file, width=width, force_terminal=terminal, markup=False, emoji=False, highlight=False)
+    diff_view.show(found, Path("a.json"), Path("b.json"), console)
+    return file.getvalue()
+
+
+def test_figures_have_the_names_that_inspect_has(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    before, records = base
+    (tmp_path / "one.jsonl").write_text(json.dumps(chat("one")) + "\n")
+    long = {"messages": [{"role": "user", "content": "x " * 200}, {"role": "assistant", "content": "4"}]}
+    sources = [{"path": "chat.jsonl"}, {"path": "one.jsonl"}]
+    page = shown(compare(before, made(tmp_path, [*records, long], sources=sources, template="plain")))
+    assert "ledger." not in page
+    assert "compression_ratio" not in page
+    assert "packing." not in page
+    for line in (
+        r"conversations read +60 +62 +\+2", r"rejected: no token to train on +0 +1 +\+1", r"tokens packed +[\d,]+ .*",
+        r"conversations per row +[\d.]+ .*", r"rows of train +\d+ .*", r"  \+ +one.jsonl +1 +conversation",
+        r"  template's content +[0-9a-f]{12} +[0-9a-f]{12}",
+    ):  # fmt: skip
+        assert re.search(rf"^ *{line}$", page, re.M), (line, page)
+
+
+def test_what_is_shown_is_capped_and_shown_as_text(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    before, records = base
+    hostile = [chat(f"{number} \x1b[31mred\x9b [b]x[/b]") for number in range(30)]
+    found = compare(before, made(tmp_path, [*records, *hostile]))
+    page = shown(found)
+    assert "0 went, 30 came" in page
+    assert page.count(r"\x1b[31mred\x9b [b]x[/b]") == 20
+    assert "… 10 lines more" in page
+    assert "\x1b[31mred" not in shown(found, terminal=True)
+    assert len(diff_view.as_object(found, before, before)["conversations"]["came"]) == 30
+
+
+# -- the list of manifests, and the commands --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(base: tuple[Path, list[Any]], tmp_path: Path) -> Path:
+    """A project with a manifest, its record of the run, and a manifest that was edited."""
+    root = base[0].parent.parent
+    for name in ("manifests", "data/corpora"):
+        shutil.copytree(root / name, tmp_path / name)
+    [corpus] = (tmp_path / "data" / "corpora").iterdir()
+    record = read_json(corpus / "run.json")
+    write_bytes(corpus / "run.json", to_json(record | {"finished": "2026-03-04T05:06:07+00:00"}))
+    [manifest] = (tmp_path / "manifests").iterdir()
+    edited = manifest.read_text().replace('"seed": 42', '"seed": 43')
+    (tmp_path / "manifests" / "edited[bold].json").write_text(edited)
+    (tmp_path / "manifests" / "no.json").write_text("{}")
+    return tmp_path
+
+
+def test_all_manifests_are_listed_the_damaged_ones_with_their_code(project: Path) -> None:
+    found = manifests.find_manifests(project / "manifests")
+    problems = {one.path.name: one.problem.code for one in found if one.problem}
+    assert problems == {"edited[bold].json": "E503", "no.json": "E502"}
+    [whole] = [one for one in found if one.manifest]
+    assert whole.finished == "2026-03-04T05:06:07+00:00"
+    file = StringIO()
+    list_view.show(found, Console(file=file, width=250, markup=False, emoji=False, highlight=False))
+    page = file.getvalue()
+    assert "2026-03-04 05:06" in page
+    assert "edited[bold].json" in page
+    assert "E502" in page
+    (project / "data" / "corpora" / whole.manifest.corpus.split("/")[-1] / "run.json").unlink()  # type: ignore[union-attr]
+    assert next(one.finished for one in manifests.find_manifests(project / "manifests") if one.manifest) == ""
+
+
+def test_the_commands_take_names_and_folders_and_give_one_object(project: Path) -> None:
+    tool = str(BIN / "packcorpus")
+    listed = command(project, tool, "list", "--json")
+    assert listed.returncode == 0, listed.stderr
+    paths = {one["path"]: one for one in json.loads(listed.stdout)["manifests"]}
+    assert paths["manifests/no.json"]["error"]["code"] == "E502"
+    [whole] = [path for path, one in paths.items() if "error" not in one]
+    corpus = next((project / "data" / "corpora").iterdir())
+    done = command(project, tool, "diff", whole, str(corpus), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["same"]
+    wrong = command(project, tool, "diff", whole, "manifests/no.json")
+    assert (wrong.returncode, wrong.stderr[:11]) == (65, "E502 error:")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_a_script_and_manifests_to_complete(project: Path, shell: str) -> None:
+    tool = str(BIN / "packcorpus")
+    script = command(project, tool, _PACKCORPUS_COMPLETE=f"source_{shell}")
+    assert script.returncode == 0
+    assert "_PACKCORPUS_COMPLETE=complete_" + shell in script.stdout
+    for typed in ("packcorpus inspect manifests/s", "packcorpus diff man"):
+        asked = command(
+            project,
+            tool,
+            _PACKCORPUS_COMPLETE=f"complete_{shell}",
+            _TYPER_COMPLETE_ARGS=typed,
+            _TYPER_COMPLETE_FISH_ACTION="get-args",
+            COMP_WORDS=typed,
+            COMP_CWORD="2",
+        )
+        assert "manifests/small-" in asked.stdout
+        assert ("manifests/no.json" in asked.stdout) == typed.endswith("man")
+
+
+def test_help_imports_nothing_heavy(project: Path) -> None:
+    """So it comes at once: 0.2 s, where numpy alone takes 0.1 and pyarrow 0.2."""
+    for words in ([], ["check"]):
+        done = command(project, str(BIN / "python"), "-X", "importtime", "-m", "tasks.cli.app", *words, "--help")
+        assert done.returncode == 0
+        loaded = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines()}
+        assert "typer" in loaded
+        assert not loaded & {"numpy", "pyarrow", "luigi", "rich", "torch", "sentencepiece"}

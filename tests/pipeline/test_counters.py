@@ -1,0 +1,119 @@
+"""Counters in memory that every forked task shares: nothing is lost, counted twice, or held by who was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pipeline import exits
+from pipeline.progress import counters, display
+from tasks.core.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    counters.begin()
+    yield
+    counters.begin()
+
+
+def forked(work: Callable[[], None]) -> int:
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    return child
+
+
+def test_the_parent_sees_the_sum_of_what_its_children_counted() -> None:
+    for number in range(50):
+        assert counters.know(f"part {number}", "TokenizePart")
+    children = [
+        forked(lambda number=number: counters.put(f"part {number}", conversations=number, done=1))
+        for number in range(50)
+    ]
+    for child in children:
+        os.waitpid(child, 0)
+    assert counters.total("conversations") == sum(range(50))
+    assert counters.each("TokenizePart", "done").tolist() == [1] * 50
+    assert counters.total("conversations", "WriteShard") == 0
+
+
+def test_who_is_killed_while_it_counts_holds_up_nobody() -> None:
+    """With a lock around the counters, every other kill or so would leave it taken for ever."""
+
+    def count_for_ever(task: str) -> None:
+        while True:
+            counters.put(task, conversations=1, tokens=2, rejected=3)
+
+    for number in range(20):
+        counters.know(f"part {number}", "TokenizePart")
+        child = forked(lambda task=f"part {number}": count_for_ever(task))
+        deadline = time.monotonic() + 60
+        while not counters.of_task(f"part {number}", "tokens"):
+            assert time.monotonic() < deadline, "it does not count"
+        time.sleep(0.001)
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        counters.put(f"part {number}", done=1)
+    assert counters.total("done") == 20
+    assert counters.total("conversations") <= 20
+
+
+def test_a_second_attempt_counts_once_and_keeps_its_size() -> None:
+    counters.know("part", "TokenizePart")
+    counters.put("part", size=1000)
+    for _ in range(2):
+        counters.restart("part")
+        counters.put("part", conversations=7, share=0.5)
+    assert counters.total("conversations") == 7
+    assert counters.each("TokenizePart", "size").tolist() == [1000]
+
+
+def test_a_task_is_known_once_and_one_that_is_not_known_is_still_counted() -> None:
+    assert counters.know("part", "TokenizePart")
+    assert not counters.know("part", "TokenizePart")
+    counters.put("another", conversations=3)
+    assert counters.total("conversations") == 3
+    counters.begin()
+    assert counters.total("conversations") == 0
+
+
+def test_seconds_go_on_until_a_task_is_done() -> None:
+    counters.know("a", "TokenizePart")
+    counters.know("b", "TokenizePart")
+    assert counters.seconds("TokenizePart").tolist() == [0, 0]
+    counters.restart("a")
+    counters.put("a", started=time.time() - 5)
+    assert counters.seconds("TokenizePart").tolist() == pytest.approx([5, 0], abs=1)
+    assert counters.span("TokenizePart") == pytest.approx(5, abs=1)
+    counters.put("a", seconds=2.5)
+    assert counters.seconds("TokenizePart").tolist() == [2.5, 0]
+
+
+def test_the_record_of_a_run_sums_its_stages() -> None:
+    counters.know("part", "TokenizePart")
+    counters.put("part", seconds=2, cpu=1, conversations=10, tokens=100, peak=5e12)
+    counters.put(started=time.time() - 4)
+    record = counters.run_record()
+    assert record["stages"]["TokenizePart"] == {"seconds": 2.0, "cpu_seconds": 1.0}
+    assert record["conversations_per_second"] == pytest.approx(2.5, rel=0.2)
+    assert record["peak_memory_bytes"] == 5e12
+
+
+def test_what_is_wrong_with_all_parts_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part has a process of its own, which knows nothing of what another has told."""
+    written: list[str] = []
+    monkeypatch.setattr(display, "write", written.append)
+    counters.begin()
+    for message in ("a.jsonl: changed while it was read", "a.jsonl: changed while it was read", "b.jsonl: vanished"):
+        exits._told.clear()
+        with pytest.raises(DataError), exits.reporting():
+            raise DataError("input_changed", message)
+    assert [text.count("a.jsonl") for text in written] == [1, 0]

@@ -1,0 +1,258 @@
+"""What is seen of a run: on a terminal, in a log, as JSON, not at all, and on the page of Luigi's scheduler."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.cells import cell_len
+from support.commands import BIN, ROOT, luigi, write_chats
+
+sys.path.insert(0, str(ROOT / "bench"))
+from screenshots import on_terminal
+
+from pipeline.progress import counters, display
+from pipeline.progress.state import Stage, State, duration
+
+CONFIG = "name: chats\nsources: [chats.jsonl]\nsequence_length: 128\nvocab_size: 400\npart_size: 20000\n"
+HOSTILE = "\x1b[31m[bold]a[/bold]\x07<b>&\u202e"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_chats(tmp_path / "chats.jsonl", 400)
+    (tmp_path / "corpus.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def state(**changed: Any) -> State:
+    stages = [Stage("tokens", 7, 3, 0.4), Stage("plan", 1, 1, 1.0), Stage("shards", 12, 0, 0.0)]
+    known = {
+        "name": "sample", "seconds": 61.2, "seconds_left": 12345.6, "stages": stages, "conversations": 1234567,
+        "rejected": 2, "tokens": 345_678_901, "conversations_per_second": 20123.4, "tokens_per_second": 5_040_000.0,
+        "rows": 338_000, "fill": 99.98,
+    }  # fmt: skip
+    return State(**known | changed)
+
+
+class Screen:
+    """As much of a terminal as a run needs: text, \\r, \\n, cursor up, clear below."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = [""]
+        self.row = self.column = 0
+
+    def write(self, text: str) -> None:
+        for found in re.finditer(r"\x1b\[(\d*)([A-Za-z])|(\r)|(\n)|([^\x1b\r\n]+)", text):
+            count, order, back, down, plain = found.groups()
+            if order == "A":
+                self.row = max(0, self.row - (int(count or 1) or 1))  # as terminals take it: never 0
+            elif order == "J":
+                self.lines[self.row] = self.lines[self.row][: self.column]
+                del self.lines[self.row + 1 :]
+            elif order:
+                assert order == "m", f"an order that nobody gave: {found[0]!r}"
+            elif back:
+                self.column = 0
+            elif down:
+                self.row, self.column = self.row + 1, 0
+                self.lines += [""] * (self.row + 1 - len(self.lines))
+            else:
+                line = self.lines[self.row].ljust(self.column)
+                self.lines[self.row] = line[: self.column] + plain + line[self.column + len(plain) :]
+                self.column += len(plain)
+
+
+def on_screen(folder: Path, *arguments: str, columns: int = 100) -> tuple[list[str], str]:
+    """What stands on the screen of a terminal at the end of a run, and all that was written to it."""
+    words = ["luigi", "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", *arguments]
+    code, written = on_terminal(words, folder, columns)
+    assert code == 0, written
+    screen = Screen()
+    screen.write(written)
+    return [line.rstrip() for line in screen.lines], written
+
+
+# One moment
+
+
+@pytest.mark.parametrize("width", [20, 40, 79, 99, 300])
+def test_a_picture_fits_its_terminal_and_leaves_the_cursor_where_it_began(width: int) -> None:
+    drawn = display.frame(state(name=HOSTILE * 3), "live", width)
+    screen = Screen()
+    screen.write("before\n")
+    for _ in range(3):
+        screen.write(drawn)
+    assert (screen.row, screen.column) == (1, 0)
+    assert screen.lines[0] == "before"
+    assert len(screen.lines) == 1 + 4, "a head and three stages, once"
+    assert max(cell_len(line) for line in screen.lines) <= width
+    if width > 60:
+        assert "3/7" in screen.lines[2]
+
+
+def test_a_picture_of_one_line_stays_on_it() -> None:
+    screen = Screen()
+    screen.write("before\n" + 2 * display.frame(state(stages=[]), "live", 80))
+    assert (screen.row, screen.lines[0]) == (1, "before")
+
+
+def test_a_picture_that_cannot_be_drawn_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task may be found between two numbers that are read of all tasks."""
+    tries: list[int] = []
+    monkeypatch.setitem(display.EVERY, "lines", 0.0)
+    monkeypatch.setattr(display, "state", lambda *_: tries.append(1) or [][1])
+    counters.put(finished=0)
+    drawing = display._Drawing("a", "lines", 1)
+    drawing.start()
+    deadline = time.monotonic() + 60
+    while len(tries) < 3:
+        assert time.monotonic() < deadline, "nothing is drawn"
+        time.sleep(0.01)
+    drawing.stop()
+    assert not drawing.is_alive()
+
+
+def test_a_name_gives_no_orders() -> None:
+    for how in ("live", "lines", "json"):
+        drawn = display.frame(state(name=HOSTILE), how, 200)
+        assert "\x1b[31m" not in drawn
+        assert "\x07" not in drawn
+    assert "\\x1b[31m[bold]a[/bold]\\x07<b>&\\u202e" in display.frame(state(name=HOSTILE), "live", 200)
+
+
+def test_a_line_has_the_figures() -> None:
+    line = display.frame(state(), "lines", 0)
+    assert line == (
+        "61.2 s  3 h 25 min left  parts 3/7  shards 0/12  1,234,567 conversations (20,123/s)  2 rejected  "
+        "345.68 M tokens (5.04 M/s)  99.98 % full\n"
+    )
+    told = json.loads(display.frame(state(), "json", 0))["progress"]
+    assert (told["seconds_left"], told["stages"][0]["done"], told["rejected"]) == (12345.6, 3, 2)
+    assert "left" not in display.frame(state(seconds_left=None), "lines", 0)
+
+
+DURATIONS = {0: "0.0 s", 9.94: "9.9 s", 59.4: "59 s", 60: "1 min 00 s", 3599: "59 min 59 s", 7500: "2 h 05 min"}
+
+
+@pytest.mark.parametrize(("seconds", "said"), DURATIONS.items())
+def test_durations_read_well(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
+
+
+def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert re.search(r"\x1b\[[0-9;]*3[0-7]m", display.frame(state(), "live", 100))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not re.search(r"\x1b\[[0-9;]*[34][0-7]m", display.frame(state(), "live", 100))
+
+
+# A run
+
+
+@pytest.mark.parametrize(("workers", "columns"), [("1", 100), ("2", 0)])
+def test_a_terminal_keeps_what_was_said_and_nothing_of_what_was_drawn(folder: Path, workers: str, columns: int) -> None:
+    screen, written = on_screen(folder, "--workers", workers, columns=columns)
+    assert "tokens" in written, "something was drawn"
+    assert screen[0].startswith("chats: 1 file")
+    assert screen[1].startswith("planned ")
+    assert screen[2].startswith("packed in ")
+    assert screen[3].startswith("400 conversations: 400 packed")
+    assert screen[4].startswith("manifests/chats-")
+    assert not any(screen[5:]), screen
+
+
+@pytest.mark.parametrize(("option", "variable"), [("--quiet", "PACKCORPUS_QUIET"), ("--json", "PACKCORPUS_JSON")])
+def test_quiet_and_json_by_option_and_by_environment(folder: Path, option: str, variable: str) -> None:
+    by_option = luigi(folder, "--config", "corpus.yaml", option)
+    by_variable = luigi(folder, "--config", "corpus.yaml", **{variable: "1"})
+    for done in (by_option, by_variable):
+        assert done.returncode == 0, done.stderr
+        assert re.fullmatch(r"manifests/chats-\w+\.json\n", done.stdout)
+        told = [json.loads(line) for line in done.stderr.splitlines()]
+        if option == "--quiet":
+            assert not told
+        else:
+            assert {key for line in told for key in line} <= {"note", "progress", "planned", "done"}
+            [end] = [line["done"] for line in told if "done" in line]
+            assert (end["read"], end["packed"], end["rejected"], end["manifest"]) == (400, 400, 0, done.stdout.strip())
+    failed = luigi(folder, "--config", "nowhere.yaml", option)
+    assert failed.returncode == 66
+    assert ("E102 error: " if option == "--quiet" else '{"error": {"code": "E102"') in failed.stderr
+
+
+# The page of Luigi's scheduler
+
+
+@pytest.fixture
+def scheduler(tmp_path: Path) -> Iterator[int]:
+    """The port of a luigid of this test's own."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [BIN / "luigid", "--address", "127.0.0.1", "--port", str(port), "--state-path", str(tmp_path / "state")]
+    daemon = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while True:
+        with suppress(OSError):
+            ask(port, "task_list", status="DONE", upstream_status="")
+            break
+        assert daemon.poll() is None, "luigid has ended; another process may have taken its port"
+        assert time.monotonic() < deadline, "luigid does not answer"
+        time.sleep(0.05)
+    yield port
+    daemon.kill()
+    daemon.wait()
+
+
+def ask(port: int, what: str, **data: str) -> Any:
+    url = f"http://127.0.0.1:{port}/api/{what}?data={urllib.parse.quote(json.dumps(data))}"
+    with urllib.request.urlopen(url) as answer:
+        return json.load(answer)["response"]
+
+
+def test_luigid_is_told_how_far_a_task_is_and_where_the_manifest_lies(folder: Path, scheduler: int) -> None:
+    done = luigi(folder, "--config", "corpus.yaml", "--scheduler-host", "127.0.0.1", "--scheduler-port", str(scheduler))
+    assert done.returncode == 0, done.stderr
+    tasks = ask(scheduler, "task_list", status="DONE", upstream_status="")
+    said = {
+        task["name"]: ask(scheduler, "get_task_status_message", task_id=name)["statusMessage"]
+        for name, task in tasks.items()
+    }
+    assert set(said) == {"TrainTokenizer", "TokenizePart", "PlanPacking", "WriteShard", "PackCorpus"}
+    assert re.match(r"\d+ conversations, 0\.\d\d M tokens", said["TokenizePart"])
+    assert said["PlanPacking"].startswith("planned ")
+    manifest = folder / done.stdout.strip()
+    [end] = [task for task in tasks.values() if task["name"] == "PackCorpus"]
+    assert end["tracking_url"] == manifest.as_uri()
+    name = next(name for name, task in tasks.items() if task is end)
+    assert ask(scheduler, "get_task_progress_percentage", task_id=name)["progressPercentage"] == 100
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--workerz", "2"], "did you mean --workers?"),
+        (["--workers", "two"], "--workers: invalid literal"),
+        (["--config"], "argument --config: expected one argument"),
+    ],
+)
+def test_what_luigi_cannot_read_is_one_message(folder: Path, words: list[str], says: str) -> None:
+    done = luigi(folder, *words)
+    assert done.returncode == 64
+    assert done.stderr.startswith("E101 error: ")
+    assert says in done.stderr
+    assert len(done.stderr.splitlines()) == 2

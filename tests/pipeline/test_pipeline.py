@@ -1,0 +1,411 @@
+"""The whole command: what it publishes, what it does again and what it does not, how it fails and resumes."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import orjson
+import pytest
+from support.commands import BIN, ROOT, SHARED, command, corpus_bytes, luigi, needs_shared, pack, write_chats
+
+from tasks.verification.verify import verify
+
+CONFIG = """
+name: chats
+sources:
+  - path: chats.jsonl
+template: chatml
+sequence_length: 128
+vocab_size: 400
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    write_chats(tmp_path / "chats.jsonl", 300)
+    (tmp_path / "corpus.yaml").write_text(CONFIG)
+    return tmp_path
+
+
+def set_config(folder: Path, **settings: object) -> None:
+    lines = "".join(f"{key}: {value}\n" for key, value in settings.items())
+    config = CONFIG.replace("sources:\n  - path: chats.jsonl", "sources: [{path: chats.jsonl}]")
+    kept = [line for line in config.strip().splitlines() if line.split(":")[0] not in settings]
+    (folder / "corpus.yaml").write_text("\n".join(kept) + "\n" + lines)
+
+
+def token_files(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in (folder / "data" / "tokens").rglob("*.arrow")}
+
+
+def test_bare_command_packs_the_sample_and_names_the_manifest_last(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "data" / "sample", tmp_path / "data" / "sample")
+    first = luigi(tmp_path)
+    assert first.returncode == 0, first.stderr
+    published = tmp_path / first.stdout.splitlines()[-1]
+    manifest = orjson.loads(published.read_bytes())
+    assert published.parent.name == "manifests"
+    assert manifest["format_version"] == "3.0"
+    assert manifest["tokenizer"]["trained_here"]
+    assert manifest["ledger"]["conversations"]["read"] == 300
+    assert len(manifest["sources"]) == 10
+    assert {source["format"] for source in manifest["sources"]} == {
+        "messages", "sharegpt", "alpaca", "dolly", "oasst", "prompt_completion", "text",
+    }  # fmt: skip
+    verify(published)
+    again = luigi(tmp_path)
+    assert again.returncode == 0
+    assert again.stdout == first.stdout
+    assert "nothing to do" in again.stderr
+
+
+def test_a_second_run_touches_nothing(folder: Path) -> None:
+    pack(folder, "--config", "corpus.yaml")
+    before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
+    done = luigi(folder, "--config", "corpus.yaml")
+    assert "nothing to do" in done.stderr
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*")} == before
+
+
+def test_another_sequence_length_reuses_every_token_file(folder: Path) -> None:
+    first = pack(folder, "--config", "corpus.yaml")
+    before = token_files(folder)
+    second = pack(folder, "--config", "corpus.yaml", "--sequence-length", "200")
+    assert token_files(folder) == before
+    assert first != second
+    assert orjson.loads(second.read_bytes())["sequence_length"] == 200
+    verify(second)
+
+
+def test_an_appended_line_tokenises_one_part_again(folder: Path) -> None:
+    set_config(folder, part_size=4096, tokenizer=_a_tokenizer(folder))
+    pack(folder, "--config", "corpus.yaml")
+    before = token_files(folder)
+    assert len(before) > 5
+    with (folder / "chats.jsonl").open("ab") as file:
+        write_chats(folder / "more.jsonl", 1, start=5000)
+        file.write((folder / "more.jsonl").read_bytes())
+    manifest = pack(folder, "--config", "corpus.yaml")
+    after = token_files(folder)
+    assert {path: after[path] for path in before} == before
+    assert len(after) == len(before) + 1
+    assert orjson.loads(manifest.read_bytes())["ledger"]["conversations"]["read"] == 301
+    verify(manifest)
+
+
+def test_the_largest_part_is_tokenised_first(folder: Path) -> None:
+    for name, count in (("a", 20), ("b", 200), ("c", 90)):
+        write_chats(folder / f"{name}.jsonl", count, start=1000)
+    set_config(folder, sources="[{path: '?.jsonl'}]", tokenizer=_a_tokenizer(folder))
+    pack(folder, "--config", "corpus.yaml", "--workers", "1")
+    made = sorted(token_files(folder), key=lambda path: path.stat().st_mtime_ns)
+    sizes = [path.stat().st_size for path in made]
+    assert len(sizes) == 3
+    assert sizes == sorted(sizes, reverse=True)
+
+
+def _a_tokenizer(folder: Path) -> str:
+    """A tokenizer that stays the same when the sources change: the one trained on them now."""
+    pack(folder, "--config", "corpus.yaml")
+    trained = next((folder / "data" / "tokenizers").rglob("*.model"))
+    shutil.copy(trained, folder / "fixed.model")
+    shutil.rmtree(folder / "data" / "tokens")
+    return "fixed.model"
+
+
+@pytest.mark.parametrize("change", [{"template": "zephyr"}, {"train_on": "last"}, {"vocab_size": 410}])
+def test_a_changed_template_policy_or_tokenizer_tokenises_all_again(folder: Path, change: dict[str, object]) -> None:
+    pack(folder, "--config", "corpus.yaml")
+    before = token_files(folder)
+    set_config(folder, **change)
+    pack(folder, "--config", "corpus.yaml")
+    assert len(token_files(folder)) == 2 * len(before)
+
+
+def test_same_bytes_for_any_workers_parts_date_folder_and_hash_seed(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    expected = corpus_bytes(pack(folder, "--config", "corpus.yaml", "--workers", "1"))
+    clock = tmp_path_factory.mktemp("clock")
+    (clock / "sitecustomize.py").write_text(
+        "import time\nfor name in ('time', 'gmtime', 'localtime'):\n"
+        "    def later(*given, real=getattr(time, name), now=time.time, name=name):\n"
+        "        return now() + 4e7 if name == 'time' else real(*(given or (now() + 4e7,)))\n"
+        "    setattr(time, name, later)\n"
+    )
+    variants = [
+        ("2", 65536, {"PYTHONPATH": str(clock)}),
+        ("4", 1024, {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo"}),
+        ("1", 64 << 20, {"PYTHONHASHSEED": "8", "LC_ALL": "C"}),
+    ]
+    for workers, part_size, environment in variants:
+        other = tmp_path_factory.mktemp("elsewhere") / "a folder with spaces"
+        other.mkdir()
+        shutil.copy(folder / "chats.jsonl", other / "chats.jsonl")
+        (other / "corpus.yaml").write_text(CONFIG + f"part_size: {part_size}\n")
+        assert corpus_bytes(pack(other, "--config", "corpus.yaml", "--workers", workers, **environment)) == expected
+
+
+@needs_shared
+def test_same_bytes_on_real_data_for_any_workers_and_parts(tmp_path: Path) -> None:
+    found = []
+    for workers, part_size in (("1", 64 << 20), ("2", 64 << 10), ("4", 64 << 20)):
+        folder = tmp_path / f"{workers}-{part_size}"
+        folder.mkdir()
+        for name in ("gsm8k_train.jsonl", "llamafactory_glaive_toolcall_en_demo.json"):
+            (folder / name).symlink_to(SHARED / "corpora" / name)
+        (folder / "corpus.yaml").write_text(
+            "name: real\nsources: [{path: gsm8k_train.jsonl}, {path: llamafactory_glaive_toolcall_en_demo.json}]\n"
+            f"tokenizer: {SHARED}/tokenizers/mistral_v3_32k.model\noverlong: drop\nvalidation: 0.02\n"
+            f"part_size: {part_size}\n"
+        )
+        manifest = pack(folder, "--config", "corpus.yaml", "--workers", workers)
+        verify(manifest)
+        found.append(corpus_bytes(manifest))
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_kill_at_any_moment_is_resumed_to_the_same_bytes(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    set_config(folder, part_size=2048)
+    whole = tmp_path_factory.mktemp("whole")
+    shutil.copytree(folder, whole, dirs_exist_ok=True)
+    start = time.perf_counter()
+    expected = corpus_bytes(pack(whole, "--config", "corpus.yaml"))
+    took = time.perf_counter() - start
+    seed = random.randrange(1 << 30)
+    moments = random.Random(seed)
+    env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
+    words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", "2"]
+    for _ in range(8):
+        run = subprocess.Popen(
+            words, cwd=folder, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        time.sleep(moments.uniform(0.3, took))
+        os.killpg(run.pid, signal.SIGKILL)
+        run.wait()
+        for published in (folder / "manifests").glob("*.json"):
+            verify(published)  # a manifest that is there is whole
+    assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == expected, f"seed {seed}"
+    assert not list(folder.rglob("*.tmp")), f"seed {seed}: debris"
+
+
+def test_format_2_has_one_conversation_a_row(folder: Path) -> None:
+    import datasets
+
+    set_config(folder, packing="false")
+    manifest = pack(folder, "--config", "corpus.yaml")
+    verify(manifest)
+    facts = orjson.loads(manifest.read_bytes())
+    assert facts["format_version"] == "2.0"
+    assert facts["packing_metadata"]["enabled"] is False
+    shard = folder / facts["corpus"] / facts["splits"]["train"]["shards"][0]["path"]
+    rows = datasets.Dataset.from_file(str(shard))
+    assert len(rows) == 300
+    wanted = sorted(orjson.dumps([[m["role"], m["content"]] for m in orjson.loads(line)["messages"]])
+                    for line in (folder / "chats.jsonl").read_bytes().splitlines())  # fmt: skip
+    assert sorted(orjson.dumps([[m["role"], m["content"]] for m in row["messages"]]) for row in rows) == wanted
+    assert all(row["text"].startswith("<|im_start|>user\n") for row in rows)
+
+
+# Failures: an exit code, one message that says what to do, no traceback, nothing published
+
+FAILURES = {
+    "no such config": ({}, ("--config", "corpsu.yaml"), "did you mean corpus.yaml?"),
+    "unknown key": ({"templat": "chatml"}, (), "did you mean `template`?"),
+    "no such source": ({"sources": "[{path: chatz.jsonl}]"}, (), "chatz.jsonl"),
+    "no such tokenizer": ({"tokenizer": "nowhere.model"}, (), "no such tokenizer"),
+    "no such template": ({"template": "chatlm"}, (), "neither built in"),
+    "over-long": ({"overlong": "error", "sequence_length": 16}, (), "more than sequence_length 16"),
+    "all dropped": ({"overlong": "drop", "sequence_length": 8}, (), "no conversation is left to pack"),
+    "not a tokenizer": ({"tokenizer": "chats.jsonl"}, (), "neither a .model nor a .json"),
+    "no number": ({}, ("--sequence-length", "1k"), "sequence_length: Input should be a valid integer, found '1k'"),
+    "nearly a template": ({"template": "chat-ml"}, (), 'did you mean "chatml"?'),
+    "zero length": ({}, ("--sequence-length", "0"), "greater than or equal to 8"),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_a_failure_is_one_clear_message(folder: Path, case: str) -> None:
+    settings, arguments, says = FAILURES[case]
+    set_config(folder, **settings)
+    done = luigi(folder, *(arguments if "--config" in arguments else ("--config", "corpus.yaml", *arguments)))
+    assert done.returncode not in (0, 70), done.stderr
+    assert done.stderr.count("error: ") == 1, done.stderr
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not done.stdout
+    assert not list(folder.glob("manifests/*"))
+
+
+def test_rejects_are_shown_counted_and_limited(folder: Path) -> None:
+    with (folder / "chats.jsonl").open("ab") as file:
+        file.write(b'{"messages": [{"role": "assistent", "content": "x"}]}\n')
+        file.write(b'{"messages": [{"role": "user", "content": "trunca')
+    done = luigi(folder, "--config", "corpus.yaml")
+    assert done.returncode == 65
+    assert "chats.jsonl:301" in done.stderr
+    assert 'did you mean "assistant"?' in done.stderr
+    assert "chats.jsonl:302" in done.stderr
+    assert not list(folder.glob("manifests/*"))
+    set_config(folder, max_rejects=0.01)
+    manifest = pack(folder, "--config", "corpus.yaml")
+    verify(manifest)
+    facts = orjson.loads(manifest.read_bytes())
+    assert sum(facts["ledger"]["conversations"]["rejected"].values()) == 2
+    lines = (folder / facts["corpus"] / "rejects.jsonl").read_bytes().splitlines()
+    assert [orjson.loads(line)["line"] for line in lines] == [301, 302]
+
+
+def test_the_old_corpus_stays_when_the_new_one_fails(folder: Path) -> None:
+    manifest = pack(folder, "--config", "corpus.yaml")
+    before = corpus_bytes(manifest)
+    (folder / "chats.jsonl").write_bytes(b"{}\n")
+    assert luigi(folder, "--config", "corpus.yaml").returncode != 0
+    assert corpus_bytes(manifest) == before
+    verify(manifest)
+
+
+def test_a_lost_shard_is_made_again(folder: Path) -> None:
+    manifest = pack(folder, "--config", "corpus.yaml")
+    before = corpus_bytes(manifest)
+    shard = next((folder / "data" / "corpora").rglob("train-*.arrow"))
+    shard.unlink()
+    assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+
+
+def test_a_corpus_is_published_again_from_its_folder_alone(folder: Path) -> None:
+    manifest = pack(folder, "--config", "corpus.yaml")
+    before = corpus_bytes(manifest)
+    for cache in ("tokens", "plans"):
+        shutil.rmtree(folder / "data" / cache)
+    manifest.unlink()
+    assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+
+
+def test_a_shard_is_made_again_from_other_parts(folder: Path) -> None:
+    """The key of a corpus knows nothing of parts, but a plan speaks of rows of token files."""
+    manifest = pack(folder, "--config", "corpus.yaml")
+    before = corpus_bytes(manifest)
+    set_config(folder, part_size=1024)
+    pack(folder, "--config", "corpus.yaml", "--sequence-length", "200")
+    for shard in (folder / "data" / "corpora").glob("*/train-*.arrow"):
+        shard.unlink()
+    assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+
+
+def test_the_same_bytes_under_another_name_are_named_so(folder: Path) -> None:
+    pack(folder, "--config", "corpus.yaml")
+    (folder / "chats.jsonl").rename(folder / "talks.jsonl")
+    set_config(folder, name="talks", sources="[{path: talks.jsonl}]")
+    facts = orjson.loads(pack(folder, "--config", "corpus.yaml").read_bytes())
+    assert [source["path"] for source in facts["sources"]] == ["talks.jsonl"]
+
+
+def test_a_lost_plan_file_is_made_again(folder: Path) -> None:
+    before = corpus_bytes(pack(folder, "--config", "corpus.yaml"))
+    shutil.rmtree(folder / "data" / "corpora")
+    next((folder / "data" / "plans").rglob("index.arrow")).unlink()
+    assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+
+
+def test_a_second_run_at_once_says_that_the_corpus_is_taken(folder: Path) -> None:
+    manifest = pack(folder, "--config", "corpus.yaml")
+    before = corpus_bytes(manifest)
+    shutil.rmtree(folder / "data" / "corpora")
+    [held] = (folder / "data" / "plans").glob("chats-*.lock")
+    with held.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        busy = luigi(folder, "--config", "corpus.yaml")
+        assert busy.returncode == 75
+        assert "another run is making this corpus" in busy.stderr
+        assert "Traceback" not in busy.stderr
+    assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+
+
+def test_two_projects_at_once_do_not_meet(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    other = tmp_path_factory.mktemp("other")
+    shutil.copytree(folder, other, dirs_exist_ok=True)
+    env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
+    words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml"]
+    runs = [
+        subprocess.Popen(words, cwd=place, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for place in (folder, other)
+    ]
+    found = [(run.communicate(timeout=120), run.returncode) for run in runs]
+    assert [code for _, code in found] == [0, 0], found
+    assert corpus_bytes(folder / found[0][0][0].strip()) == corpus_bytes(other / found[1][0][0].strip())
+
+
+def test_its_own_outputs_are_no_sources(folder: Path) -> None:
+    set_config(folder, sources="[{path: '**/*.jsonl'}]")
+    pack(folder, "--config", "corpus.yaml")
+    done = luigi(folder, "--config", "corpus.yaml")
+    assert done.returncode != 0
+    assert "is an output of packcorpus" in done.stderr
+
+
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_ctrl_c_stops_at_once_and_is_resumed(folder: Path, workers: str) -> None:
+    write_chats(folder / "chats.jsonl", 60_000)
+    set_config(folder, part_size=1 << 20)
+    env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
+    words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", workers]
+    run = subprocess.Popen(words, cwd=folder, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 60
+    while not list((folder / "data").glob("tokens/*/*.json")):
+        assert time.monotonic() < deadline, "no part is done"
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGINT)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 75
+    assert "interrupted; the same command goes on from here" in said
+    assert "Traceback" not in said
+    before = token_files(folder)
+    verify(pack(folder, "--config", "corpus.yaml"))
+    assert before.items() <= token_files(folder).items()
+
+
+def test_tokens_of_rejected_conversations_are_told(folder: Path) -> None:
+    """They are encoded, and then nothing to train on is left of them within a row."""
+    long = orjson.dumps({"prompt": "and then " * 4000, "completion": "yes"})
+    (folder / "long.jsonl").write_bytes(long + b"\n")
+    set_config(folder, sources="[chats.jsonl, long.jsonl]", max_rejects=0.5)
+    done = luigi(folder, "--config", "corpus.yaml")
+    assert "of all tokens were of conversations that were rejected" in done.stderr, done.stderr
+    tokens = orjson.loads((folder / done.stdout.split()[-1]).read_bytes())["ledger"]["tokens"]
+    assert tokens["rejected"] > 400
+    shown = command(folder, str(BIN / "packcorpus"), "inspect")
+    assert f"besides, of rejected ones {tokens['rejected']:,}" in " ".join(shown.stdout.split())
+    page = command(folder, str(BIN / "packcorpus"), "report")
+    assert page.returncode == 0, page.stderr
+    said = Path(folder / page.stdout.split()[-1]).read_text()
+    assert f"of rejected conversations: {tokens['rejected']:,}" in said
+    assert f"{tokens['rejected']:,} of rejected conversations." in said
+
+
+def test_it_works_from_any_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Where there is no luigi.cfg: no server is looked for, and a failure is a failure."""
+    env = {key: value for key, value in os.environ.items() if key != "LUIGI_CONFIG_PATH"}
+    words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config"]
+    for config, code in (("corpus.yaml", 0), ("nowhere.yaml", 66)):
+        place = tmp_path_factory.mktemp("any")
+        done = subprocess.run(
+            [*words, str(folder / config)], cwd=place, env=env, capture_output=True, text=True, check=False, timeout=300
+        )
+        assert done.returncode == code, done.stderr
+        assert len(list(place.glob("manifests/*.json"))) == (code == 0)
+
+
+def test_a_source_may_be_a_path_by_itself(folder: Path) -> None:
+    first = pack(folder, "--config", "corpus.yaml")
+    set_config(folder, sources="chats.jsonl")
+    assert luigi(folder, "--config", "corpus.yaml").stdout.strip() == f"manifests/{first.name}"

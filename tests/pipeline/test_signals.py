@@ -1,0 +1,392 @@
+"""Ctrl-C and SIGTERM at the worst moments: no process waits for ever, and one message says what happened."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+
+import luigi
+import pytest
+from luigi.scheduler import RUNNING, Scheduler
+from luigi.worker import TaskProcess
+from support.commands import BIN, ROOT, write_chats
+
+from pipeline import events, signals, training
+from pipeline.graph import PackCorpus
+from pipeline.progress import counters
+from tasks.core import startup
+from tasks.core.error_messages import told
+from tasks.core.errors import Interrupted
+
+fork = multiprocessing.get_context("fork")
+STOP = [signal.SIGINT, signal.SIGTERM]
+SAID = "E713 interrupted; the same command goes on from here\n"
+INTERRUPTED = 7  # exit code of a process of these tests in which a KeyboardInterrupt was raised
+
+
+def exit_code(work: Callable[[], object]) -> int | None:
+    """Of a forked process that does the work; -9 where it does not end."""
+    child = fork.Process(target=work)
+    child.start()
+    child.join(60)
+    child.kill()
+    child.join()
+    return child.exitcode
+
+
+def press(number: int = signal.SIGINT) -> None:
+    os.kill(os.getpid(), number)
+
+
+# -- a child ----------------------------------------------------------------------------------------------------------
+
+
+class Task(luigi.Task):
+    """Ends well, or fails."""
+
+    fails = luigi.BoolParameter()
+
+    def run(self) -> None:
+        if self.fails:
+            raise ValueError
+
+
+@pytest.mark.parametrize("fails", [True, False])
+@pytest.mark.parametrize("number", STOP)
+def test_a_child_that_has_ended_its_work_is_not_stopped_while_it_tells_luigi(
+    number: signal.Signals, fails: bool
+) -> None:
+    """Or else it may hold the lock of Luigi's queue for ever, and the other children wait for it."""
+    told = fork.SimpleQueue()
+
+    class Queue:
+        def put(self, news: tuple[object, ...]) -> None:
+            press(number)
+            told.put(news[1])
+
+    reporter = SimpleNamespace(**dict.fromkeys(TaskProcess.forward_reporter_attributes))
+    child = TaskProcess(Task(fails=fails), "worker", Queue(), reporter, use_multiprocessing=True)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert told.get() == ("FAILED" if fails else "DONE")
+
+
+@pytest.mark.parametrize("number", STOP)
+def test_a_child_leaves_in_silence_while_it_works(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
+    def work() -> None:
+        with events.stage(PackCorpus()):
+            press(number)
+            time.sleep(60)
+
+    assert exit_code(work) == 128 + number
+    assert capfd.readouterr().err == ""
+
+
+class Destructor:
+    def __del__(self) -> None:
+        press(signal.SIGTERM)
+        time.sleep(60)
+
+
+def in_a_destructor() -> None:
+    Destructor()
+    time.sleep(60)
+
+
+def while_signals_wait() -> None:
+    signals._before_fork()
+    with suppress(SystemExit):
+        press(signal.SIGTERM)
+    signals._after_fork()
+    time.sleep(60)
+
+
+@pytest.mark.parametrize("work", [in_a_destructor, while_signals_wait])
+def test_a_signal_of_a_child_that_would_go_nowhere_comes_again(
+    work: Callable[[], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert exit_code(work) == 128 + signal.SIGTERM
+    assert capfd.readouterr().err == ""
+
+
+def test_an_interrupt_that_python_drops_at_the_birth_of_a_child_comes_again(capfd: pytest.CaptureFixture[str]) -> None:
+    due = [os.getpid()]
+
+    def interrupted() -> None:
+        if due and os.getpid() != due.pop():
+            raise KeyboardInterrupt
+
+    os.register_at_fork(after_in_child=interrupted)
+    found = exit_code(lambda: time.sleep(60))
+    due.clear()
+    assert found == 128 + signal.SIGINT
+    assert capfd.readouterr().err == ""
+
+
+def test_a_child_that_asks_whether_a_corpus_is_there_stays_a_child(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Luigi asks before it trains."""
+    (tmp_path / "corpus.yaml").write_text("name: some\nsources: [a.jsonl]\n")
+    write_chats(tmp_path / "a.jsonl", 3)
+    counters.put(rows=5)
+    monkeypatch.setattr(signals, "in_task", lambda: True)
+
+    def work() -> None:
+        assert not PackCorpus(config=str(tmp_path / "corpus.yaml"), root=str(tmp_path)).complete()
+        assert counters.of_run("rows") == 5
+        press()
+        time.sleep(60)
+
+    assert exit_code(work) == 128 + signal.SIGINT
+
+
+# -- the parent -------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def as_parent() -> Iterator[None]:
+    for number in STOP:
+        signal.signal(number, signal.default_int_handler)
+    signals.begin()
+    with suppress(KeyboardInterrupt):
+        yield
+        os._exit(0)
+    os._exit(INTERRUPTED)
+
+
+def noted_by_luigi() -> None:
+    """Its scheduler drops whatever is raised while it notes the history of a task."""
+    scheduler = Scheduler()
+    scheduler._task_history.task_started = lambda *_: press()  # type: ignore[method-assign]
+    scheduler._update_task_history(None, RUNNING)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("work", [noted_by_luigi, while_signals_wait, in_a_destructor])
+def test_an_interrupt_of_the_parent_that_would_go_nowhere_comes_again(
+    work: Callable[[], None], capfd: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted() -> None:
+        with as_parent():
+            work()
+            time.sleep(60)
+
+    assert exit_code(interrupted) == INTERRUPTED
+    assert capfd.readouterr().err == ""
+
+
+def test_only_the_first_of_several_counts() -> None:
+    def work() -> None:
+        with as_parent():
+            try:
+                press()
+            finally:
+                for number in (*STOP, *STOP):
+                    press(number)
+                os._exit(3)
+
+    assert exit_code(work) == 3
+
+
+def test_a_signal_counts_again_in_the_next_run_and_when_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> None:
+        monkeypatch.setattr(signals, "PATIENCE", 0.2)
+        with as_parent():
+            for wait in (lambda: time.sleep(0.3), signals.begin, signals.begin):
+                with suppress(KeyboardInterrupt):
+                    press()
+                    os._exit(4)
+                wait()
+            press(signal.SIGTERM)
+
+    assert exit_code(work) == INTERRUPTED
+
+
+def test_what_a_program_does_with_signals_is_its_own() -> None:
+    def work() -> None:
+        heard: list[int] = []
+        signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signals.begin()
+        ignored = exit_code(press)  # nor do its children hear what it ignores
+        press()
+        press(signal.SIGTERM)
+        os._exit(0 if heard == [signal.SIGTERM] and ignored == 0 else 1)
+
+    assert exit_code(work) == 0
+
+
+def test_a_training_gives_back_what_it_hears() -> None:
+    before = [signal.getsignal(number) for number in STOP]
+    training.train((sys.executable, "-c", ""))
+    with pytest.raises(training.TrainingFailed, match="exit code 5"):
+        training.train((sys.executable, "-c", "raise SystemExit(5)"))
+    assert [signal.getsignal(number) for number in STOP] == before
+
+
+# Tasks that hear no signal, as one that waits for a lock in C does not. One of them may not be killed.
+DEAF = """
+import signal, sys, time
+from pathlib import Path
+
+import luigi
+
+from pipeline import signals
+
+signals.PATIENCE = 0.5
+signals.begin()
+folder = Path(sys.argv[1])
+
+class Deaf(luigi.Task):
+    number = luigi.IntParameter()
+
+    def run(self):
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT, signal.SIGTERM])
+        (folder / f"{self.number} is deaf").touch()
+        while not (folder / "pressed").exists():
+            time.sleep(0.02)
+        time.sleep(2)
+        (folder / f"{self.number} has ended").touch()
+
+    def complete(self):
+        return False
+
+class Saving(Deaf):
+    may_be_killed = False
+
+tasks = [Deaf(number=0), Deaf(number=1), Saving(number=2)]
+luigi.build(tasks, workers=3, local_scheduler=True, log_level="CRITICAL")
+"""
+
+
+@pytest.mark.parametrize("times", [1, 4])
+def test_who_does_not_leave_is_killed_but_not_while_it_saves(tmp_path: Path, times: int) -> None:
+    run = subprocess.Popen(
+        [sys.executable, "-c", DEAF, str(tmp_path)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while len(list(tmp_path.iterdir())) < 3:
+            assert time.monotonic() < deadline, "the tasks do not begin"
+            time.sleep(0.02)
+        for _ in range(times):
+            os.killpg(run.pid, signal.SIGINT)
+            time.sleep(0.1)
+        (tmp_path / "pressed").touch()
+        _, said = run.communicate(timeout=60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+    assert (run.returncode, said) == (75, SAID)
+    assert [path.name for path in tmp_path.glob("* has ended")] == ["2 has ended"]
+
+
+@pytest.mark.parametrize("number", STOP)
+def test_the_parent_alone_is_told(tmp_path: Path, number: signal.Signals) -> None:
+    write_chats(tmp_path / "a.jsonl", 40_000)
+    (tmp_path / "corpus.yaml").write_text("name: some\nsources: [a.jsonl]\nvocab_size: 400\npart_size: 1000000\n")
+    words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", "2"]
+    run = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        deadline = time.monotonic() + 60
+        while not list((tmp_path / "data").glob("tokens/*/*.json")):
+            assert time.monotonic() < deadline, "no part is done"
+            time.sleep(0.02)
+        run.send_signal(number)
+        _, said = run.communicate(timeout=60)
+        assert subprocess.run(["pgrep", "-g", str(run.pid)], check=False, capture_output=True).stdout == b""
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(run.pid, signal.SIGKILL)
+    assert run.returncode == 75
+    assert said.endswith(SAID)
+    assert not list((tmp_path / "data").rglob("*.tmp"))
+
+
+LATE = """
+import os, signal, sys, threading
+from pipeline import signals
+
+signals.begin()
+
+class Last:
+    def __init__(self):
+        self.kill, self.process = os.kill, os.getpid()
+
+    def __del__(self):
+        self.kill(self.process, NUMBER)
+
+sys.late = Last()  # is taken away after all else
+if NUMBER == signal.SIGINT:
+    thread = threading.Thread(target=lambda: (threading.main_thread().join(), os.kill(os.getpid(), NUMBER)))
+    thread.start()
+"""
+
+
+@pytest.mark.parametrize("number", STOP)
+def test_when_all_is_said_a_signal_changes_nothing(number: signal.Signals) -> None:
+    words = LATE.replace("NUMBER", f"{number:d}")
+    done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# -- before there is a run --------------------------------------------------------------------------------------------
+
+
+# Python that is interrupted while it imports a library, and makes nothing of an exception there.
+IMPORTING = """
+import os, signal, sys
+sys.argv[:] = ["/usr/bin/COMMAND", "verify", "x"]
+def find(name, *_):
+    if name == "LIBRARY":
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError from None
+sys.meta_path.insert(0, type("Finder", (), {"find_spec": staticmethod(find)}))
+"""
+STOPPED = """
+import tasks.cli.app
+def stop(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+tasks.cli.app.find_manifest = stop
+tasks.cli.app.main()
+"""
+LOADING = startup.INTERRUPTED.decode()
+
+
+@pytest.mark.parametrize(
+    ("command", "library", "words", "said"),
+    [
+        ("packcorpus", "typer", "import tasks.cli.app", LOADING),
+        ("luigi", "numpy", "import pipeline", LOADING),
+        ("packcorpus", "", STOPPED, "E713 interrupted; nothing was changed but what was said\n"),
+        ("luigi", "", "import pipeline; os.kill(os.getpid(), signal.SIGINT)", SAID),
+    ],
+)
+def test_an_interrupt_without_a_run(command: str, library: str, words: str, said: str) -> None:
+    importing = IMPORTING.replace("COMMAND", command).replace("LIBRARY", library)
+    done = subprocess.run(
+        [sys.executable, "-c", importing + words], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (75, said)
+
+
+def test_who_imports_the_package_keeps_ctrl_c() -> None:
+    importing = IMPORTING.replace("COMMAND", "notebook").replace("LIBRARY", "numpy")
+    words = "try:\n    import pipeline\nexcept ImportError:\n    raise SystemExit(3)"
+    assert subprocess.run([sys.executable, "-c", importing + words], cwd=ROOT, check=False).returncode == 3
+
+
+def test_what_is_said_while_modules_load_has_the_form_of_the_others() -> None:
+    assert told(Interrupted("interrupted", "interrupted; nothing had begun")) + "\n" == LOADING
+    assert Interrupted.exit_code == 75

@@ -1,0 +1,133 @@
+"""`luigi --module pipeline TrainAdapter`: packs where needed, trains in a process of its own, knows when it is done."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import orjson
+import psutil
+import pytest
+import torch
+from support.commands import BIN, ROOT, command, luigi, write_chats
+from transformers import LlamaConfig, LlamaForCausalLM
+
+CONFIG = "name: chats\nsources: [{path: chats.jsonl}]\nsequence_length: 128\nvocab_size: 400\n"
+OPTIONS = "--base-model tiny --device cpu --micro-batch 1 --tokens-per-step 256 --learning-rate 5e-3"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # more only wait for each other here
+    write_chats(tmp_path / "chats.jsonl", 300)
+    (tmp_path / "corpus.yaml").write_text(CONFIG)
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=400, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path / "tiny")
+    return tmp_path
+
+
+def words(options: str) -> list[str]:
+    return [str(BIN / "luigi"), "--module", "pipeline", "TrainAdapter", "--config", "corpus.yaml", "--options", options]
+
+
+def test_it_packs_trains_and_finds_itself_done(folder: Path) -> None:
+    wanted = words(f"{OPTIONS} --max-steps 3")
+    done = command(folder, *wanted)
+    assert done.returncode == 0, done.stderr
+    record = folder / done.stdout.splitlines()[-1]
+    (manifest,) = (folder / "manifests").glob("*.json")
+    assert orjson.loads(record.read_bytes())["corpus"]["key"] == orjson.loads(manifest.read_bytes())["key"]
+    again = command(folder, *wanted)
+    assert again.returncode == 0, again.stderr
+    assert "already trained, nothing to do" in again.stderr
+    assert folder / again.stdout.splitlines()[-1] == record
+
+
+def test_what_training_refuses_fails_the_task_without_a_traceback(folder: Path) -> None:
+    done = command(folder, *words(f"{OPTIONS} --precision bf16"))
+    assert done.returncode == 69, done.stderr
+    assert "bf16 is not in effect on a CPU" in done.stderr
+    assert done.stderr.count(" error: ") == 1
+    assert "Traceback" not in done.stderr
+    assert list((folder / "manifests").glob("*.json")), "the corpus is packed all the same"
+
+
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, "2"), (signal.SIGTERM, "1"), (signal.SIGTERM, "2")])
+def test_a_signal_leaves_a_checkpoint_from_which_the_same_command_goes_on(
+    folder: Path, number: int, workers: str
+) -> None:
+    """Ctrl-C reaches every process, as from a terminal; SIGTERM luigi alone, as from a batch system."""
+    wanted = [*words(f"{OPTIONS} --max-steps 60"), "--workers", workers]
+    environment = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
+    process = subprocess.Popen(
+        wanted, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr
+    said = ""
+    for line in process.stderr:
+        said += line
+        if line.startswith("step 1/"):
+            (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    assert process.wait(timeout=120) == 75, said
+    assert "stopping after this step, with a checkpoint" in said
+    assert "Traceback" not in said
+    assert "error" not in said
+    assert said.count("E713") == 1
+    (checkpoint,) = folder.glob("data/adapters/*/checkpoint-*")
+    assert (checkpoint / "complete.json").exists(), said
+    with (checkpoint.parent / "run.lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no process is left that trains
+    if number == signal.SIGINT:
+        done = command(folder, *wanted)
+        assert done.returncode == 0, done.stderr
+        assert f"after {checkpoint.name}" in done.stderr
+        assert f"training goes on after step {checkpoint.name.removeprefix('checkpoint-')}; loading" in done.stderr
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1.5])
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, "2"), (signal.SIGINT, "1"), (signal.SIGTERM, "2")])
+def test_a_signal_before_the_first_step_is_told_once(folder: Path, number: int, workers: str, seconds: float) -> None:
+    """While the new process begins, and while it loads torch."""
+    assert luigi(folder, "--config", "corpus.yaml").returncode == 0
+    environment = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
+    process = subprocess.Popen(
+        [*words(OPTIONS), "--workers", workers],
+        cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr
+    while not training_of(process.pid):
+        time.sleep(0.005)
+    time.sleep(seconds)
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    said = process.stderr.read()
+    assert process.wait(timeout=120) == 75, said
+    assert said.count("E713") == 1, said
+    assert not any(word in said for word in ("Traceback", "error:", "ignored", "step 1/")), said
+
+
+def training_of(pid: int) -> bool:
+    """Whether a run has a process of `python -m train`, the one that asks where its record will lie aside."""
+    for process in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.Error):
+            given = process.cmdline()
+            if "train" in given and "--where" not in given:
+                return True
+    return False
+
+
+def test_without_the_extras_it_is_said_what_is_missing(folder: Path) -> None:
+    (folder / "hidden").mkdir()
+    (folder / "hidden" / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    done = command(folder, *words(OPTIONS), PYTHONPATH=f"{folder / 'hidden'}:{os.environ.get('PYTHONPATH', '')}")
+    assert done.returncode == 69, done.stderr
+    assert "E721 error: training needs torch, not installed here; install with: make extras" in done.stderr
+    assert done.stderr.count(" error: ") == 1

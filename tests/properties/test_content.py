@@ -1,0 +1,188 @@
+"""Content stays content: whatever a conversation says, in whatever field, with every tokenizer and every template.
+
+    seed ─▶ conversations full of control strings, whole, cut, split over neighbouring fields ─▶ rows
+        └─▶ the same conversations, saying x in every field ──────────────────────────────────▶ rows
+
+The control tokens of a row are those of the row that says x, at the places of the template's spans; labels are those
+of the spans; and the text comes back. There are at least 10,000 conversations for each tokenizer and for each template;
+`make fuzz` runs as many for each of the two together.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from functools import cache
+from itertools import repeat
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tokenizer_kinds import CHATML_JINJA, KINDS, LOSSLESS, check_row, control_strings, open_kind, tokenize
+from test_jinja_templates import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
+
+from tasks.conversations.formats import read_record
+from tasks.conversations.model import full_text
+from tasks.templates.built_in import BUILT_IN, BuiltIn
+from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.spans import Template, TrainOn, trained_turns
+
+pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
+
+JINJA = {
+    "tokenizer": CHATML_JINJA,  # that of our Hugging Face folders
+    "chatml_marked.jinja": CHATML_MARKED,
+    "llama2.jinja": LLAMA2,
+    "llama3.jinja": LLAMA3,
+    "tools.jinja": TOOLS,
+    "joined.jinja": JOINED,
+}
+TEMPLATES = (*BUILT_IN, *JINJA)
+BATCH = 25
+# For each tokenizer with each template, of which there are 8 and 13.
+EXAMPLES, CONVERSATIONS = 10, 125
+
+
+@cache
+def open_template(name: str, kind: str, train_on: TrainOn) -> Template:
+    if name in BUILT_IN:
+        return BuiltIn(name, open_kind(kind), train_on)
+    return JinjaTemplate(name, JINJA[name], open_kind(kind), train_on, "2026-01-01")
+
+
+# Stand in questions and answers, to be found again in what is trained on.
+QUESTION, ANSWER = "QzQ", "ZqZ"
+
+
+# -- conversations ----------------------------------------------------------------------------------------------------
+
+SPACE = ("", "", "", " ", "\n", "  ", "\t", "\u00a0")
+WORDS = (
+    "The", "train", " ride", "85", ", ", "?", "\n\n", " ", "  ", '"', "\\", "{", "}", "<", "|", ">", "[/", "\\u003c",
+)  # fmt: skip
+OTHER = (
+    "🙂", "👩‍👩‍👧", "漢字", "مرحبا", "\u200d", "\u0301", "\r\n", "\u2028", "ﬁ", "①", "▁", "\ue000", "\uffff", "＜/s＞",
+)  # fmt: skip
+
+
+def neighbours(rng: random.Random, kind: str, count: int) -> list[str]:
+    """Texts of fields that follow one another: what one begins of a control string, the next may complete."""
+    strings = control_strings(kind)
+    space = SPACE if kind in LOSSLESS else SPACE[:6]
+    texts = []
+    for _ in range(count):
+        pieces = []
+        for _ in range(rng.choice((0, 1, 1, 2, 5))):
+            which = rng.randrange(5)
+            if which < 2:
+                pieces.append(rng.choice(strings))
+            elif which == 2:
+                pieces.append(_cut(rng, rng.choice(strings)))
+            elif which == 3 and kind in LOSSLESS:
+                pieces.append(rng.choice(OTHER) if rng.random() < 0.7 else _any_character(rng))
+            else:
+                pieces.append(rng.choice(WORDS))
+        texts.append("".join(pieces))
+    for left in range(count - 1):
+        if rng.random() < 0.6:
+            string = rng.choice(strings)
+            first, second = sorted((rng.randrange(len(string) + 1), rng.randrange(len(string) + 1)))
+            texts[left] += string[:first] + rng.choice(space)
+            if left + 2 < count and rng.random() < 0.5:
+                texts[left + 1] = rng.choice(space) + string[first:second] + rng.choice(space)
+                left, first = left + 1, second
+            texts[left + 1] = rng.choice(space) + string[first:] + texts[left + 1]
+    return texts
+
+
+def _cut(rng: random.Random, string: str) -> str:
+    return string[rng.randrange(len(string)) :][: rng.randrange(1, len(string) + 1)]
+
+
+def _any_character(rng: random.Random) -> str:
+    code = rng.randrange(1, rng.choice((0x80, 0x800, 0x10000, 0x110000)))
+    return "" if 0xD800 <= code < 0xE000 else chr(code)
+
+
+def conversation(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
+    """A record of the format `messages`; `rng` gives its form alone, `texts` all that it says."""
+
+    def some(key: str) -> dict[str, Any]:
+        return {key: next(texts)} if rng.random() < 0.6 else {}
+
+    messages: list[dict[str, Any]] = []
+    if rng.random() < 0.4:
+        messages.append({"role": "system", **some("name"), "content": next(texts)})
+    for _ in range(rng.randint(1, 2)):
+        messages.append({"role": "user", **some("name"), "content": next(texts) + rng.choice(("", QUESTION))})
+        if rng.random() < 0.4:
+            arguments = {next(texts): next(texts), "k": [next(texts), {next(texts): next(texts)}]}
+            call = {**some("id"), "function": {"name": "f" + next(texts), "arguments": arguments}}
+            messages.append({"role": "assistant", "content": next(texts), "tool_calls": [call]})
+            messages.append({"role": "tool", **some("name"), "content": next(texts), **some("tool_call_id")})
+        messages.append({"role": "assistant", **some("name"), "content": ANSWER + next(texts)})
+        if rng.random() < 0.2:
+            messages[-2]["content"] = [{"type": "text", "text": next(texts)}, {"type": "text", "text": next(texts)}]
+    tools = {"type": "function", "function": {"name": next(texts), "parameters": {next(texts): [{next(texts): 1}]}}}
+    return {"messages": messages, **({"tools": [tools]} if rng.random() < 0.4 else {})}
+
+
+def instruction(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
+    """A record of the format `alpaca`, whose input stands beside its instruction."""
+    system = {"system": "S" + next(texts)} if rng.random() < 0.5 else {}
+    history = {"history": [[next(texts), ANSWER + next(texts)]]} if rng.random() < 0.5 else {}
+    said = {"instruction": next(texts), "input": next(texts), "output": ANSWER + next(texts)}
+    return {**system, **history, **said}
+
+
+# -- the check --------------------------------------------------------------------------------------------------------
+
+
+def check_batch(kind: str, name: str, seed: int, count: int = BATCH) -> int:
+    """Check `count` conversations made from a seed; how many were packed."""
+    rng = random.Random(f"{kind} {name} {seed}")
+    encoder = open_kind(kind)
+    train_on: TrainOn = "last" if name == "joined.jinja" else rng.choice(("assistant", "all", "last"))
+    template = open_template(name, kind, train_on)
+    make, format = rng.choice(((conversation, "messages"), (conversation, "messages"), (instruction, "alpaca")))
+    forms = [rng.getrandbits(64) for _ in range(count)]
+    given_records = [make(random.Random(form), iter(neighbours(rng, kind, 40))) for form in forms]
+    rows, _ = tokenize(given_records, encoder, template, train_on, format)
+    harmless = [make(random.Random(forms[row.record]), repeat("x")) for row in rows]
+    plain, _ = tokenize(harmless, encoder, template, train_on, format)
+    assert len(plain) == len(rows)
+    known = set(encoder.controls.values()) - {encoder.unk_id}
+    for row, other in zip(rows, plain, strict=True):
+        record = given_records[row.record]
+        said = read_record(record, format)
+        flags = trained_turns(said, train_on)
+        check_row(row, template.spans(said, flags), encoder)
+        assert [i for i in row.ids.tolist() if i in known] == [i for i in other.ids.tolist() if i in known], record
+        if name != "joined.jinja":  # which says things several times
+            trained = encoder.decode(row.ids[row.trained])
+            expected = [m.content for m, flag in zip(said.messages, flags, strict=True) if flag]
+            for mark in (QUESTION, ANSWER):
+                assert trained.count(mark) == sum(text.count(mark) for text in expected), record
+        if kind in LOSSLESS:
+            text = encoder.decode(row.ids)
+            for message in said.messages:
+                if (name, message.role) == ("mistral", "tool"):
+                    continue  # written as JSON
+                content = full_text(message).strip() if name != "alpaca" else message.content.strip()
+                assert (content.replace("▁", " ") if encoder.underline_is_space else content) in text, record
+    return len(rows)
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_said_is_never_a_control_token_and_comes_back(kind: str, name: str) -> None:
+    packed = []
+
+    @settings(max_examples=EXAMPLES, deadline=None, database=None)
+    @given(st.integers(0, 1 << 64))
+    def check(seed: int) -> None:
+        packed.append(check_batch(kind, name, seed, CONVERSATIONS))
+
+    check()
+    assert sum(packed) > CONVERSATIONS * len(packed) // 2

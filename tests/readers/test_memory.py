@@ -1,0 +1,47 @@
+"""The bound on memory: kept by the system, and gone afterwards."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tasks.readers import memory_limit
+from tasks.readers.memory_limit import bounded_memory
+
+MIB = 1 << 20
+
+
+def state() -> tuple[tuple[int, int], str]:
+    return resource.getrlimit(resource.RLIMIT_DATA), pa.default_memory_pool().backend_name
+
+
+@pytest.mark.parametrize("allocate", [bytearray, pa.allocate_buffer], ids=["Python", "Arrow"])
+def test_what_is_beyond_the_bound_fails_and_what_is_below_does_not(allocate: object) -> None:
+    assert callable(allocate)
+    before = state()
+    with bounded_memory(200 * MIB):
+        assert len(memoryview(allocate(100 * MIB))) == 100 * MIB
+        with pytest.raises(MemoryError):
+            allocate(300 * MIB)
+    assert state() == before
+    assert len(memoryview(allocate(300 * MIB))) == 300 * MIB
+
+
+def test_a_bound_within_a_bound_gives_no_more() -> None:
+    before = state()
+    with pytest.raises(MemoryError), bounded_memory(100 * MIB), bounded_memory(1 << 40):
+        bytearray(200 * MIB)
+    assert state() == before
+
+
+def test_where_the_system_does_not_say_what_is_used_there_is_no_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_limit, "_STATM", tmp_path / "statm")
+    before = state()
+    with bounded_memory(MIB):
+        assert state() == before
+        bytearray(200 * MIB)

@@ -1,0 +1,573 @@
+"""The report: a page that says what the manifest says, shows data as text, fetches nothing, and is always the same."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from support.commands import BIN, ROOT, SHARED, command, needs_shared
+from support.packed_rows import folder_of, shards_of
+from support.small_corpus import conversations, flip, make_recipe, pack_corpus
+
+from tasks.core.errors import DataError, InputMissing, PackError, PartMissing, StorageError
+from tasks.encoders.corpus_tokenizer import open_tokenizer
+from tasks.inspection.labels import LOST
+from tasks.report import plots, report, rows
+from tasks.report.figures import read_figures
+from tasks.report.report import MOST_BYTES, count_groups, pad_groups, write_report
+from tasks.report.rows import choose, samples
+from tasks.storage.manifest import load_manifest
+from tasks.storage.schemas import IGNORED
+
+NASTY = "<script>alert(1)</script><img src=x onerror=alert(2)>&amp;{{ 7 * 7 }}[red]\x1b[31m⟦⟧$\\frac{1}{2}$"
+SOURCE = "a<b>&$x$ 日.jsonl"
+SHOWN = NASTY.replace("\x1b", "\\x1b").replace("⟦⟧", "\\u27e6\\u27e7")
+
+
+def nasty_records(count: int) -> list[dict[str, Any]]:
+    """Short ones, one with markup, one that is longer than a row, and one that is rejected."""
+    said = [{"role": "user", "content": NASTY}, {"role": "assistant", "content": f"{NASTY} مرحبا 日本語 👩‍💻"}]
+    long = [{"role": "user", "content": "Go on."}, {"role": "assistant", "content": "the train leaves " * 200}]
+    refused = [{"role": NASTY, "content": "x"}]
+    return [*conversations(count, longest=5), *({"messages": messages} for messages in (said, long, refused))]
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "truncate": {"overlong": "truncate", "validation": 0.2},
+    "drop": {"overlong": "drop"},
+    "split": {"overlong": "split", "train_on": "all"},
+    "whole": {"packing": False},
+    "mixed": {
+        "sources": [{"path": SOURCE, "weight": 1.5}],
+        "epochs": 2,
+        "validation": 0.2,
+        "duplicates": "drop",
+        "max_turns": 3,
+        "overlong": "drop",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A corpus of each kind, whose source has markup in its name, in its messages and in a role that is rejected."""
+    found = {}
+    for kind, values in KINDS.items():
+        folder = tmp_path_factory.mktemp(kind)
+        records = nasty_records(10)
+        records += records[:10] if kind == "mixed" else []
+        lines = b"".join(orjson.dumps(record) + b"\n" for record in records)
+        (folder / SOURCE).write_bytes(lines)
+        settings = {"sources": [{"path": SOURCE}], "max_rejects": 1.0, "sequence_length": 512} | values
+        found[kind] = pack_corpus(make_recipe(folder, [], **settings))
+    return found
+
+
+def read_columns(shard: Path) -> dict[str, np.ndarray]:
+    """Columns of a shard of format 3.0, [R, L]."""
+    table = pa.ipc.open_stream(shard.read_bytes()).read_all()
+    return {
+        name: table[name].combine_chunks().flatten().to_numpy().reshape(table.num_rows, -1)
+        for name in table.column_names
+    }
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, and all text; what stands in a conversation by itself."""
+
+    def __init__(self, html: str):
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.said: list[str] = []
+        self._open: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self._open.append((tag, dict(attrs)))
+        if self._in_talk() and tag == "div":
+            self.said.append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self._open.pop()[0] == tag, "elements are nested as they should be"
+
+    def handle_data(self, data: str) -> None:
+        if self._open and self._open[-1][0] == "style":
+            return
+        self.text.append(data)
+        if self._in_talk():
+            self.said[-1] += data
+
+    def _in_talk(self) -> bool:
+        return any(attributes.get("class") == "said" for _, attributes in self._open)
+
+    def all(self, *tags: str) -> list[dict[str, str | None]]:
+        return [attributes for tag, attributes in self.elements if tag in tags]
+
+
+@pytest.fixture(scope="module")
+def written(made: dict[str, Path]) -> dict[str, Path]:
+    return {kind: write_report(path, None)[0] for kind, path in made.items()}
+
+
+@pytest.fixture(scope="module")
+def pages(written: dict[str, Path]) -> dict[str, Page]:
+    return {kind: Page(path.read_text()) for kind, path in written.items()}
+
+
+# -- figures, whatever the corpus ------------------------------------------------------------------------------------
+
+LENGTHS = st.lists(st.integers(0, 5000), max_size=300).map(lambda values: np.array(values, np.int64))
+
+
+@given(LENGTHS)
+def test_groups_hold_every_row_once(values: np.ndarray) -> None:
+    for groups in (pad_groups(values), count_groups(values)):
+        assert sum(count for _, count in groups) == len(values)
+        bounds = [tuple(map(int, (name.split("–") * 2)[:2])) for name, _ in groups]
+        for (first, last), (_, count) in zip(bounds, groups, strict=True):
+            assert ((values >= first) & (values <= last)).sum() == count
+    assert len(count_groups(values)) <= 30
+
+
+@given(st.text("0123456789abcdef", min_size=64, max_size=64), st.integers(0, 10**9), st.integers(0, 30))
+def test_rows_are_chosen_by_the_key(key: str, rows: int, count: int) -> None:
+    chosen = choose(key, rows, count)
+    assert chosen == sorted(set(chosen)) == choose(key, rows, count)
+    assert len(chosen) == min(rows, count)
+    assert all(0 <= row < rows for row in chosen)
+
+
+@given(st.lists(st.integers(0, 3000), max_size=50), st.integers(0, 20_000))
+def test_texts_are_cut_to_one_size_that_fits(sizes: list[int], budget: int) -> None:
+    most = rows._share(sizes, budget)
+    assert sum(min(size, most) for size in sizes) <= budget
+    if sum(sizes) > budget:
+        assert sum(min(size, most + 1) for size in sizes) > budget
+    else:
+        assert most >= max(sizes, default=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_figures_are_those_of_the_rows(made: dict[str, Path], kind: str) -> None:
+    manifest, folder = load_manifest(made[kind]), folder_of(made[kind])
+    figures = read_figures(manifest, folder)
+    ledger = manifest.ledger
+    assert len(figures.filled) == manifest.packing_metadata.rows
+    assert figures.filled.sum() == ledger.tokens.packed
+    assert figures.conversations.sum() == ledger.pieces.packed
+    assert figures.trained.sum() == ledger.tokens.trained
+    accepted = ledger.conversations.read - sum(ledger.conversations.rejected.values())
+    assert len(figures.lengths) == accepted
+    if manifest.packing_metadata.enabled:
+        masks = [
+            read_columns(shard)["attention_mask"] for split in manifest.splits for shard in shards_of(made[kind], split)
+        ]
+        assert figures.filled.tolist() == np.concatenate(masks).sum(axis=1).tolist()
+
+
+@pytest.mark.parametrize("kind", ["truncate", "drop", "split", "mixed"])
+def test_every_token_of_a_sampled_row_is_shown_with_its_label(made: dict[str, Path], kind: str) -> None:
+    manifest, folder = load_manifest(made[kind]), folder_of(made[kind])
+    encoder = open_tokenizer(manifest, folder)
+    found = list(samples(manifest, folder, read_figures(manifest, folder), 1000, 1 << 20))
+    assert len(found) == manifest.packing_metadata.rows
+    for sample in found:
+        columns = read_columns(folder / sample.shard)
+        at = [shard.path for shard in manifest.splits[sample.split].shards].index(sample.shard)
+        before = sum(shard.rows for shard in manifest.splits[sample.split].shards[:at])
+        row = {name: values[sample.row - before] for name, values in columns.items()}
+        shown = [(run.trained, run.head) for talk in sample.conversations for _, runs in talk.groups for run in runs]
+        trained = row["labels"] != IGNORED
+        assert sample.trained == trained.sum()
+        # Token by token, as the encoder has them: a text is never of both kinds.
+        assert "".join(text for is_trained, text in shown if is_trained) == _decoded(encoder, row, trained)
+        assert not sample.left_out
+        assert not any(run.left_out for talk in sample.conversations for _, runs in talk.groups for run in runs)
+
+
+def _decoded(encoder: Any, row: dict[str, np.ndarray], chosen: np.ndarray) -> str:
+    """What is trained on, run by run, each decoded by itself."""
+    from tasks.cli.row_view import runs_of
+    from tasks.core.printable import printable
+
+    filled = int(row["attention_mask"].sum())
+    starts = np.flatnonzero(row["position_ids"][:filled] == 0).tolist()
+    found = []
+    for first, last in zip(starts, [*starts[1:], filled], strict=True):
+        for run in runs_of(encoder, row["input_ids"][first:last], row["labels"][first:last]):
+            if run.trained:
+                found.append(printable(encoder.decode(run.ids)))
+    assert sum(len(run) for run in found) or not chosen.any()
+    return "".join(found)
+
+
+def test_a_whole_conversation_is_marked_as_it_will_be_trained_on(made: dict[str, Path]) -> None:
+    manifest, folder = load_manifest(made["whole"]), folder_of(made["whole"])
+    for sample in samples(manifest, folder, read_figures(manifest, folder), 1000, 1 << 20):
+        (talk,) = sample.conversations
+        runs = [run for _, runs in talk.groups for run in runs]
+        roles = [place for place, run in enumerate(runs) if run.control]
+        assert [run.trained for run in runs] == [
+            place - 2 in roles and runs[place - 2].head == "assistant" for place in range(len(runs))
+        ]
+
+
+# -- the page --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_page_runs_nothing_and_reaches_for_nothing(pages: dict[str, Page], kind: str) -> None:
+    page = pages[kind]
+    assert not page.all("script", "link", "iframe", "img", "object", "embed", "base", "form", "input", "image")
+    for tag, attributes in page.elements:
+        assert not [name for name in attributes if name.startswith("on") or name in ("style", "src", "srcset")], tag
+        reached = [value or "" for name, value in attributes.items() if "href" in name]
+        reached += re.findall(r"url\(([^)]*)\)", " ".join(value or "" for value in attributes.values()))
+        assert all(value.startswith("#") for value in reached), (tag, reached)
+    (policy,) = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    style = (ROOT / "tasks" / "report.css").read_bytes()
+    digest = b64encode(hashlib.sha256(style).digest()).decode()
+    assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert b"url(" not in style
+    assert b"@import" not in style
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_screen_reader_finds_its_way(pages: dict[str, Page], kind: str) -> None:
+    page = pages[kind]
+    names = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert max(Counter(names).values()) == 1
+    for _, attributes in page.elements:
+        for name in ("href", "aria-labelledby"):
+            if name in attributes:
+                assert (attributes[name] or "").removeprefix("#") in names
+    assert page.all("html")[0]["lang"] == "en"
+    assert (len(page.all("main")), len(page.all("h1"))) == (1, 1)
+    levels = [int(tag[1]) for tag, _ in page.elements if re.fullmatch("h[1-6]", tag)]
+    assert all(after <= before + 1 for before, after in pairwise(levels))
+    assert all(cell.get("scope") in ("col", "row") for cell in page.all("th"))
+    assert len(page.all("caption")) == len(page.all("table"))
+    assert len(page.all("figcaption")) == len(page.all("figure"))
+    for svg in page.all("svg"):
+        assert svg.get("aria-hidden") == "true" or (svg.get("role") == "img" and svg.get("aria-label"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_data_is_shown_as_text(pages: dict[str, Page], kind: str) -> None:
+    page = pages[kind]
+    text = "".join(page.text)
+    assert "\x1b" not in text
+    assert SOURCE in text
+    assert f'role "{NASTY[:50]}' in text, "what was rejected"
+    assert any(SHOWN in said for said in page.said), "what is in a row"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_says_what_the_manifest_says(pages: dict[str, Page], made: dict[str, Path], kind: str) -> None:
+    text, manifest = "".join(pages[kind].text), load_manifest(made[kind])
+    ledger = manifest.ledger
+    figures = [ledger.conversations.read, ledger.conversations.packed, ledger.tokens.encoded, ledger.tokens.trained]
+    figures += [ledger.tokens.packed, *(source.tokens for source in manifest.sources)]
+    digests = [manifest.key, manifest.digest, manifest.tokenizer.sha256, manifest.template.sha256]
+    digests += [source.sha256 for source in manifest.sources]
+    digests += [shard.sha256 for split in manifest.splits.values() for shard in split.shards]
+    for said in (*(f"{figure:,}" for figure in figures), *digests, "1 × bad_role", "E207", f"{manifest.seed}"):
+        assert said in text, said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_close(made: dict[str, Path], kind: str) -> None:
+    manifest = load_manifest(made[kind])
+    for steps in (report._conversation_steps(manifest), report._token_steps(manifest)):
+        for above, step in pairwise(steps):
+            assert above.left - sum(count for _, count in step.gone) == step.left
+    ledger = manifest.ledger.conversations
+    assert steps[-1].left == manifest.ledger.tokens.trained
+    assert (report._conversation_steps(manifest)[0].left, report._conversation_steps(manifest)[-1].left) == (
+        ledger.read,
+        ledger.packed,
+    )
+
+
+def test_a_mixture_and_its_packings_are_on_the_page(pages: dict[str, Page], made: dict[str, Path]) -> None:
+    manifest, text = load_manifest(made["mixed"]), " ".join("".join(pages["mixed"].text).split())
+    [entry] = manifest.mixture
+    assert all(f"{count:,}" in text for count in (entry.copies, entry.tokens, entry.trained_tokens))
+    assert f"{manifest.ledger.tokens.repeated:,} tokens of further copies" in text
+    assert "2 packings of the training split" in text
+    assert "Rows of train and validation by the number of conversations" in text
+    assert "train_epoch_2" in text
+    for reason, count in manifest.ledger.conversations.dropped.items():
+        assert not count or f"{LOST[reason]}: {count:,}" in text
+
+
+def test_the_settings_on_the_page_make_the_corpus_again(pages: dict[str, Page], made: dict[str, Path]) -> None:
+    from tasks.recipe import resolve
+
+    for kind, path in made.items():
+        folder = path.parent.parent
+        (written,) = [text for text in pages[kind].text if text.startswith("name: small\n")]
+        (folder / "again.yaml").write_text(written)
+        assert resolve(folder / "again.yaml", folder).corpus_key == load_manifest(path).key
+
+
+def test_equal_corpora_give_equal_bytes_whatever_the_machine(
+    made: dict[str, Path], written: dict[str, Path], tmp_path: Path
+) -> None:
+    here = written["truncate"].read_bytes()
+    shutil.copytree(made["truncate"].parent.parent, tmp_path / "moved")
+    (tmp_path / "matplotlibrc").write_text("axes.linewidth: 7\nxtick.major.size: 20\nsvg.fonttype: path\n")
+    os.utime(next((tmp_path / "moved" / "manifests").iterdir()), (0, 0))
+    manifest = tmp_path / "moved" / "manifests" / made["truncate"].name
+    set_here = {"PYTHONHASHSEED": "7", "TZ": "Asia/Tokyo", "SOURCE_DATE_EPOCH": "1", "LC_ALL": "C"}
+    done = command(tmp_path, str(BIN / "packcorpus"), "report", str(manifest), "--json", **set_here)
+    assert done.returncode == 0, done.stderr
+    told = orjson.loads(done.stdout)
+    there = Path(told["report"])
+    assert there == folder_of(manifest).with_suffix(".html")
+    assert there.read_bytes() == here
+    assert told["bytes"] == len(here) < MOST_BYTES
+
+
+def test_a_page_stays_small_whatever_it_shows(tmp_path: Path) -> None:
+    """Long rows, a text that swells as HTML, many sources with long names, and many reasons to reject."""
+    folder = tmp_path / "large"
+    records = [
+        {
+            "messages": [
+                {"role": "user", "content": '<&"日>' * 500},
+                {"role": "assistant", "content": "&" * 3000 + str(i)},
+            ]
+        }
+        for i in range(60)
+    ]
+    names = [f"{number:04d}{'é' * 110}.jsonl" for number in range(60)]
+    folder.mkdir()
+    for name, record in zip(names, records, strict=True):
+        (folder / name).write_text(orjson.dumps(record).decode() + "\n", encoding="utf-8")
+    recipe = make_recipe(folder, [], sequence_length=8192, sources=[{"path": "0*.jsonl"}])
+    path = pack_corpus(recipe)
+    assert load_manifest(path).packing_metadata.rows >= 20
+    written, size = write_report(path, None)
+    assert written.stat().st_size == size <= MOST_BYTES
+    page = Page(written.read_text())
+    assert any("character" in said for said in page.said), "what is left out is said"
+
+
+def test_a_page_that_is_too_large_shows_less_of_its_rows(
+    made: dict[str, Path], tmp_path: Path, monkeypatch: Any
+) -> None:
+    whole = write_report(made["truncate"], tmp_path / "whole.html")[1]
+    monkeypatch.setattr(report, "MOST_BYTES", whole - 1)
+    monkeypatch.setattr(report, "BUDGETS", (15_000, 300))
+    assert write_report(made["truncate"], tmp_path / "less.html")[1] < whole
+    monkeypatch.setattr(report, "BUDGETS", (15_000,))
+    bare = write_report(made["truncate"], tmp_path / "bare.html")[0].read_text()
+    assert "too large for a page" in bare
+
+
+@needs_shared
+def test_real_corpora_have_a_report(tmp_path: Path) -> None:
+    sources = [{"path": str(path)} for path in sorted((SHARED / "corpora").glob("*demo.json"))]
+    path = pack_corpus(make_recipe(tmp_path, [], sources=sources, max_rejects=1.0, sequence_length=512))
+    page = Page(write_report(path, None)[0].read_text())
+    assert len(page.all("article")) == 20
+
+
+# -- what can go wrong -----------------------------------------------------------------------------------------------
+
+
+def test_without_the_extra_one_line_says_what_to_install(
+    made: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(report, "find_spec", lambda name: None)
+    with pytest.raises(PartMissing, match=r"jinja2 and matplotlib, .*: pip install 'packcorpus\[report\]'$") as caught:
+        write_report(made["truncate"], None)
+    assert caught.value.exit_code == 69
+    assert "\n" not in str(caught.value)
+
+
+def test_nothing_is_put_into_the_corpus_folder(made: dict[str, Path]) -> None:
+    with pytest.raises(DataError, match="holds its own files alone"):
+        write_report(made["truncate"], folder_of(made["truncate"]) / "report.html")
+
+
+def test_a_folder_that_is_not_there_is_not_made(made: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"there is no folder .*/gone; make it, or name another"):
+        write_report(made["truncate"], tmp_path / "gone" / "x.html")
+    assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize("name", ["index.arrow", "rejects.jsonl", "train-00000-of-00001.arrow"])
+@pytest.mark.parametrize("damage", ["gone", "cut", "noise", "a bit"])
+def test_a_damaged_corpus_is_refused_by_name(made: dict[str, Path], tmp_path: Path, name: str, damage: str) -> None:
+    shutil.copytree(made["drop"].parent.parent, tmp_path / "copy")
+    path = tmp_path / "copy" / "manifests" / made["drop"].name
+    file = folder_of(path) / name
+    data = file.read_bytes()
+    if damage == "gone":
+        file.unlink()
+    elif damage == "a bit":
+        flip(file)
+    else:
+        file.write_bytes(data[:-1] if damage == "cut" else b"\xff" * len(data))
+    with pytest.raises((DataError, InputMissing), match=f"{re.escape(name)}: .*; mend it with: packcorpus repair "):
+        write_report(path, tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("kind", ["truncate", "whole"])
+def test_a_flipped_bit_gives_rows_or_an_error_and_no_traceback(
+    made: dict[str, Path], kind: str, tmp_path: Path
+) -> None:
+    root = tmp_path / "copy"
+    shutil.copytree(made[kind].parent.parent, root)
+    manifest = load_manifest(root / "manifests" / made[kind].name)
+    folder = root / manifest.corpus
+    for file in sorted(folder.glob("*.arrow")):
+        whole = file.read_bytes()
+        for place in range(0, 8 * len(whole), 8 * len(whole) // 40):
+            damaged = bytearray(whole)
+            damaged[place // 8] ^= 1 << place % 8
+            file.write_bytes(damaged)
+            with suppress(PackError):
+                list(samples(manifest, folder, read_figures(manifest, folder), 20, 1000))
+        file.write_bytes(whole)
+
+
+def test_labels_below_bars_do_not_touch(browser: Any) -> None:
+    pads = report.pad_groups(np.array([0, 1, 5, 300, 4095]))
+    many = report.count_groups(np.array([4, 115]))
+    few = [("1", 7), ("2", 9)]
+    for groups in (pads[:10], pads, many, report.count_groups(np.array([1, 30])), few, []):
+        page = browser.new_page(viewport={"width": 1100, "height": 500})
+        page.set_content(f"<figure style='width: 29rem'>{plots.bars('fill', groups, 'pads')}</figure>")
+        assert page.evaluate(TOUCHING) == []
+        page.close()
+    assert plots.labelled([name for name, _ in few]) == 1
+    assert plots.labelled([name for name, _ in pads]) == 3
+
+
+# -- plots -----------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=5, deadline=None)
+@example([("$x^2$ <b>&amp; $\\frac{1}{2}$", 7)])
+@given(st.lists(st.tuples(st.text(min_size=1).map(report._text), st.integers(0, 10**12)), max_size=5))
+def test_any_name_can_stand_in_a_plot(rows: list[tuple[str, int]]) -> None:
+    svg = plots.sources([(name, tokens, tokens // 2) for name, tokens in rows])
+    known = {"svg", "g", "path", "text", "tspan", "defs", "use", "rect", "pattern"}
+    page = Page(svg)
+    assert {tag for tag, _ in page.elements} <= known
+    assert all(f"{plots._shortened(name)} · {tokens:,}" in page.text for name, tokens in rows)
+
+
+@pytest.mark.parametrize(
+    ("values", "length"), [([], 8), ([1], 1 << 20), ([7, 7], 8), ([1, 10**7], 1024), ([*range(1, 3000)], 1024)]
+)
+def test_a_histogram_of_any_lengths(values: list[int], length: int) -> None:
+    svg = plots.lengths(np.array(values, np.int64), length, packed=True)
+    assert f"row: {length:,}" in svg
+    assert "style=" not in svg
+    assert "#" not in re.sub(r'(href="|url\()#', "", svg), "a colour that the page cannot change"
+
+
+# -- contrast --------------------------------------------------------------------------------------------------------
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def _contrast(one: str, other: str) -> float:
+    light, dark = sorted((_luminance(one), _luminance(other)), reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
+def test_contrast_is_that_of_wcag_aa(scheme: int) -> None:
+    style = (ROOT / "tasks" / "report.css").read_text()
+    colours = dict(re.findall(r"--(\w+): (#\w{6})", re.findall(r":root \{(.*?)\}", style, re.S)[scheme]))
+    for text in ("ink", "soft", "link", "warn"):
+        for ground in ("page", "panel"):
+            assert _contrast(colours[text], colours[ground]) >= 4.5, (text, ground)
+    assert _contrast(colours["ink"], colours["mark"]) >= 4.5
+    for shape in ("one", "two", "h0", "h1", "h2", "h3"):
+        wanted = 3 if shape.startswith("h") else 1.5  # bars have their figures beside them
+        assert _contrast(colours[shape], colours["page"]) >= wanted, shape
+
+
+# -- in a browser ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if chromium is None:
+        pytest.skip("no Chromium on this machine")
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        yield opened
+        opened.close()
+
+
+# Labels of a picture that stand on one line and are less than 2 pixels apart.
+TOUCHING = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
+  const boxes = [...svg.querySelectorAll('text')].map(one => [one.textContent, one.getBoundingClientRect()]);
+  return boxes.flatMap(([name, box], n) => boxes.slice(n + 1).filter(([, other]) =>
+    Math.abs(box.top - other.top) < 1 && Math.abs(box.height - other.height) < 1
+    && box.left < other.right + 2 && other.left < box.right + 2).map(([other]) => name + ' | ' + other));
+})"""
+
+
+@pytest.mark.parametrize("kind", ["truncate", "whole"])
+def test_a_browser_asks_for_nothing_and_complains_of_nothing(browser: Any, written: dict[str, Path], kind: str) -> None:
+    address = written[kind].resolve().as_uri()
+    for scheme, width in (("light", 1100), ("dark", 1100), ("light", 360)):
+        context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 800})
+        page = context.new_page()
+        asked: list[str] = []
+        told: list[str] = []
+        page.on("request", lambda request, asked=asked: asked.append(request.url))
+        page.on("console", lambda message, told=told: told.append(message.text))
+        page.on("pageerror", lambda error, told=told: told.append(str(error)))
+        page.on("dialog", lambda dialog, told=told: told.append(dialog.message))
+        page.goto(address)
+        assert asked == [address]
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, "nothing stands out at the side"
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 23, 27)"}[scheme], "the style is allowed"
+        bar = page.evaluate("getComputedStyle(document.querySelector('figure .fill-one')).fill")
+        assert bar == {"light": "rgb(125, 167, 217)", "dark": "rgb(70, 115, 168)"}[scheme]
+        touching = page.evaluate(TOUCHING)
+        assert not touching, touching
+        captions = "[...document.querySelectorAll('caption')].map(one => one.getBoundingClientRect().right)"
+        assert max(page.evaluate(captions)) <= width, "a table scrolls below its caption"
+        page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+        assert not told
+        context.close()

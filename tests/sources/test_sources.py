@@ -1,0 +1,953 @@
+"""Every container and compression gives the same records, parts are cut by the bytes alone, and damage is told."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import tempfile
+import threading
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator, Sequence
+from hashlib import sha256
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.ipc
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tasks.conversations.formats import read_record
+from tasks.conversations.model import Conversation
+from tasks.core.errors import DataError, InputMissing, PackError, Reject, StorageError, UsageError
+from tasks.readers import containers, json_array, record_reader, strict_json
+from tasks.readers.compression import BOMB_BYTES
+from tasks.readers.lines import CHUNK
+from tasks.sources import parts, source_files
+from tasks.sources.model import Part, SourceFile, SourceSpec
+from tasks.sources.parts import find_parts, place_of, read_part
+
+CORPORA = Path(__file__).parents[3] / "shared" / "corpora"
+ALPACA = [
+    {"instruction": f"Zähle bis {n}!\n", "input": "" if n % 3 else f'"{n}", bitte', "output": str(n)} for n in range(50)
+]
+MESSAGES = [
+    {"messages": [{"role": "user", "content": f"{n}\u2028?"}, {"role": "assistant", "content": "ja"}]}
+    for n in range(2500)
+]
+
+
+def lines_of(records: Sequence[object]) -> bytes:
+    return b"".join(orjson.dumps(record) + b"\n" for record in records)
+
+
+def write(path: Path, data: bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def parts_of(path: Path, part_size: int = 1 << 26, **spec: Any) -> tuple[SourceFile, list[Part]]:
+    ((file, parts),) = find_parts([SourceSpec(path.name, **spec)], path.parent, part_size)
+    return file, parts
+
+
+def records_of(path: Path, part_size: int = 1 << 26, **spec: Any) -> list[tuple[int, object]]:
+    """(number within the file, record)"""
+    result, before = [], 0
+    for part in parts_of(path, part_size, **spec)[1]:
+        reader = read_part(part)
+        result += [(before + number, record) for number, record in reader]
+        before += reader.records
+    return result
+
+
+def conversations_of(path: Path, part_size: int = 1 << 26) -> list[Conversation]:
+    file, _ = parts_of(path, part_size)
+    return [read_record(record, file.format) for _, record in records_of(path, part_size)]
+
+
+def outline_of(record: object) -> list[str]:
+    """What stands in a record, level by level, without recursion."""
+    found, level = [], [record]
+    while level:
+        found.append(" ".join(str(sorted(item) if isinstance(item, dict) else type(item)) for item in level))
+        level = [
+            inner
+            for item in level
+            for inner in (item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
+        ]
+    return found
+
+
+def rejects_of(path: Path, data: bytes, **spec: Any) -> list[tuple[int, str, str]]:
+    spec.setdefault("format", "text")
+    found = records_of(write(path, data), **spec)
+    return [(number, record.reason, record.message) for number, record in found if isinstance(record, Reject)]
+
+
+def fails(path: Path, data: bytes, error: type[PackError] = DataError, **spec: Any) -> str:
+    with pytest.raises(error) as caught:
+        records_of(write(path, data), **spec)
+    message = str(caught.value)
+    assert path.name in message
+    return message
+
+
+# -- containers and compression -------------------------------------------------------------------------------------
+
+
+def parquet_bytes(records: Sequence[dict[str, Any]], rows: int = 1000) -> bytes:
+    out = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(list(records)), out, row_group_size=rows)
+    return out.getvalue()
+
+
+def ipc_bytes(records: Sequence[dict[str, Any]], new: Callable[..., Any]) -> bytes:
+    out, table = io.BytesIO(), pa.Table.from_pylist(list(records))
+    with new(out, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1700)
+    return out.getvalue()
+
+
+def feather_bytes(records: Sequence[dict[str, Any]]) -> bytes:
+    out = io.BytesIO()
+    feather: Any = pyarrow.feather
+    feather.write_feather(pa.Table.from_pylist(list(records)), out, compression="zstd")
+    return out.getvalue()
+
+
+def csv_bytes(records: Sequence[dict[str, Any]], delimiter: str) -> bytes:
+    rows = [list(records[0]), *(list(record.values()) for record in records)]
+    quoted = [delimiter.join('"' + cell.replace('"', '""') + '"' if cell else "" for cell in row) for row in rows]
+    return "\r\n".join(quoted).encode()
+
+
+WAYS: dict[str, Callable[[Sequence[dict[str, Any]]], bytes]] = {
+    "a.jsonl": lines_of,
+    "a.ndjson": lambda records: b"\xef\xbb\xbf" + lines_of(records).replace(b"\n", b"\r\n").rstrip(b"\r\n"),
+    "lines.json": lambda records: b"\n\n" + lines_of(records),
+    "array.json": lambda records: json.dumps(records, indent=2).encode(),
+    "compact.json": lambda records: b"\xef\xbb\xbf " + orjson.dumps(records) + b"\n",
+    "a.parquet": parquet_bytes,
+    "a.arrow": lambda records: ipc_bytes(records, pa.ipc.new_stream),
+    "file.arrow": lambda records: ipc_bytes(records, pa.ipc.new_file),
+    "a.feather": feather_bytes,
+}
+TABLE_WAYS: dict[str, Callable[[Sequence[dict[str, Any]]], bytes]] = {
+    "a.csv": lambda records: csv_bytes(records, ","),
+    "a.TSV": lambda records: b"\xef\xbb\xbf" + csv_bytes(records, "\t"),
+}
+
+
+@pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("name", [*WAYS, *TABLE_WAYS])
+def test_every_container_gives_the_same_conversations(tmp_path: Path, name: str, compression: str) -> None:
+    records = ALPACA if name in TABLE_WAYS else MESSAGES
+    format = "alpaca" if name in TABLE_WAYS else "messages"
+    data = {**WAYS, **TABLE_WAYS}[name](records)
+    if compression == ".gz":  # in two members
+        data = gzip.compress(data[:1000]) + gzip.compress(data[1000:])
+    elif compression == ".zst":  # in two frames, the first without its size in its head
+        stream = zstandard.ZstdCompressor().compressobj()
+        data = stream.compress(data[:1000]) + stream.flush() + zstandard.compress(data[1000:])
+    path = write(tmp_path / (name + compression), data)
+    if compression and Path(name).suffix in (".parquet", ".arrow", ".feather"):
+        with pytest.raises(DataError, match="packed inside already; unpack it with"):
+            parts_of(path)
+        return
+    assert parts_of(path)[0].format == format
+    assert conversations_of(path) == [read_record(record, format) for record in records]
+    assert [number for number, _ in records_of(path)] == list(
+        range(2 * (name == "lines.json"), len(records) + 2 * (name == "lines.json"))
+    )
+
+
+def test_csv_cells(tmp_path: Path) -> None:
+    data = 'prompt,completion\r\n"a\r\nb","say ""hi"""\r\n\r\nshort\r\n1,2,3\r\n\xe9,x\r\n'.encode("latin-1")
+    records = records_of(write(tmp_path / "a.csv", data))
+    assert records[:2] == [
+        (0, {"prompt": "a\r\nb", "completion": 'say "hi"'}),
+        (1, {"prompt": "short", "completion": ""}),
+    ]
+    assert [
+        (number, record.reason, record.message) for number, record in records[2:] if isinstance(record, Reject)
+    ] == [
+        (2, "bad_csv", "the row has 3 cells, the header has 2"),
+        (3, "bad_utf8", "a byte at offset 0 of its line is not UTF-8"),
+    ]
+    assert "line 3: unexpected end of data; is a quote left open?" in fails(tmp_path / "b.csv", b'text\na\n"b')
+    assert 'two columns are named "a"' in fails(tmp_path / "c.csv", b"text,a,a\nx,y,z")
+
+
+def test_parquet_is_cut_by_row_groups(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", parquet_bytes(MESSAGES, rows=300))
+    _, parts = parts_of(path, part_size=1)
+    assert [(part.start, part.stop) for part in parts] == [(n, n + 1) for n in range(9)]
+    assert [read_part(part).records for part in parts] == [0] * 9
+    file, parts = parts_of(path, part_size=20_000)
+    assert 1 < len(parts) < 9
+    assert (parts[0].start, parts[-1].stop) == (0, 9)
+    assert all(left.stop == right.start for left, right in pairwise(parts))
+    assert [read_record(record, "messages") for _, record in records_of(path, 20_000)] == conversations_of(path)
+    expected = sha256(f"{file.sha256} {parts[1].start} {parts[1].stop}".encode()).hexdigest()
+    assert parts[1].sha256 == expected
+
+
+def test_only_known_columns_of_a_table_are_read(tmp_path: Path) -> None:
+    # Python has no nanoseconds: reading this column would fail
+    table = pa.table({"text": ["a"], "seen": pa.array([1], pa.timestamp("ns")), "label": ["b"]})
+    for name, write_table in (("a.parquet", pq.write_table), ("a.feather", pyarrow.feather.write_feather)):
+        write_table(table, tmp_path / name)
+        assert records_of(tmp_path / name) == [(0, {"text": "a"})]
+        mapped = records_of(tmp_path / name, columns=(("prompt", "text"), ("completion", "label")))
+        assert mapped == [(0, {"text": "a", "label": "b"})]
+
+
+def test_a_damaged_row_of_a_table_is_one_reject(tmp_path: Path) -> None:
+    bad = pa.array([b"a", b"\xff", b"c"]).view(pa.string())
+    pq.write_table(pa.table({"text": bad}), tmp_path / "a.parquet")
+    records = records_of(tmp_path / "a.parquet")
+    assert [(n, r.reason if isinstance(r, Reject) else r) for n, r in records] == [
+        (0, {"text": "a"}),
+        (1, "bad_utf8"),
+        (2, {"text": "c"}),
+    ]
+
+
+def test_a_time_is_text_whatever_is_installed(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": pa.array([1000, 1], pa.timestamp("ns"))}), tmp_path / "a.parquet")
+    records = records_of(tmp_path / "a.parquet", format="text")
+    assert [record for _, record in records] == [
+        {"text": "1970-01-01 00:00:00.000001000"},
+        {"text": "1970-01-01 00:00:00.000000001"},
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_damaged_table_fails(tmp_path: Path, name: str) -> None:
+    data = WAYS[name](MESSAGES)
+    assert f"cannot be read as {name[2:]}" in fails(tmp_path / name, data[: len(data) // 2])
+    # For Arrow its first bytes are a length of 2 GB.
+    told = {"a.parquet": "cannot be read as parquet", "a.arrow": "over 640 MiB of memory: damaged, or a bomb?"}
+    assert told[name] in fails(tmp_path / name, b"x" * 100)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "unlike.json", "a.csv", "a.parquet"])
+def test_a_block_is_bounded_in_records_and_in_bytes(name: str, tmp_path: Path) -> None:
+    small = [{"text": "a"}] * 3000
+    large = [{"text": "b" * 200_000}] * 30
+    for records in (small, large):
+        path = tmp_path / name
+        if name.endswith(".csv"):
+            path.write_text("\n".join(["text", *(record["text"] for record in records)]))
+        elif name.endswith(".parquet"):
+            pq.write_table(pa.Table.from_pylist(records), path)
+        elif name.endswith("l"):
+            path.write_bytes(b"\n".join(map(orjson.dumps, records)))
+        else:  # elements that begin alike are read some at a time, others as a whole
+            unlike = [{"text": "c"}, {"prompt": "", "text": "d"}] if name.startswith("unlike") else []
+            path.write_bytes(orjson.dumps(unlike + records))
+        [(_, parts)] = find_parts([SourceSpec(name, "text")], tmp_path, 1 << 30)
+        blocks = list(read_part(parts[0]).blocks())
+        found = [record for _, block in blocks for record in block]
+        assert found[-len(records) :] == records
+        assert [number for numbers, _ in blocks for number in numbers] == list(range(len(found)))
+        assert max(len(block) for _, block in blocks) <= 256
+        assert max(len(orjson.dumps(block)) for _, block in blocks) < 2 << 20
+        assert len(blocks) < 40
+
+
+def test_rows_before_a_damaged_one_come_first(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('text\na\nb\nc,d\n"e')
+    [(_, parts)] = find_parts([SourceSpec("a.csv", "text")], tmp_path, 1 << 20)
+    blocks = read_part(parts[0]).blocks()
+    numbers, records = next(blocks)
+    with pytest.raises(DataError, match="is a quote left open"):
+        next(blocks)
+    assert list(numbers) == [0, 1, 2]
+    assert records[:2] == [{"text": "a"}, {"text": "b"}]
+    assert isinstance(records[2], Reject)
+
+
+def test_one_file_that_cannot_be_read_ends_the_digests_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+    read = []
+
+    class Slow:
+        def update(self, data: bytes) -> None:
+            read.append(data)
+            if data == b"a":
+                begun.wait(60)
+                raise OSError(5, "Input/output error")
+            if data == b"b":
+                begun.set()
+            time.sleep(0.001)
+
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n')
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n' * 2000)
+    monkeypatch.setattr(parts, "_HASH_CHUNK", 1)
+    monkeypatch.setattr(source_files, "sha256", Slow)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    with pytest.raises(StorageError, match=r"a\.jsonl: cannot be read: Input/output error"):
+        find_parts([SourceSpec("*.jsonl", "text")], tmp_path, 1 << 20)
+    assert len(read) < 14 * 2000, "b was read to its end"
+
+
+# -- parts ----------------------------------------------------------------------------------------------------------
+
+LINE = st.one_of(
+    st.just(b""),
+    st.just(b" \r"),
+    st.builds(
+        lambda text: orjson.dumps({"text": text}), st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+    ),
+    st.just(b'{"text": "broken'),
+    st.just(b'\xef\xbb\xbf{"text": "marked"}'),
+    st.just(b'{"text": 1, "text": 2}'),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(lines=st.lists(LINE, min_size=1, max_size=30), part_size=st.integers(1, 400), end=st.booleans(), extra=LINE)
+def test_parts_add_up_to_the_whole(lines: list[bytes], part_size: int, end: bool, extra: bytes) -> None:
+    data = b'{"text":"first"}\n' + b"\n".join(lines) + (b"\n" if end else b"")
+    with tempfile.TemporaryDirectory() as folder:
+        path = write(Path(folder) / "a.jsonl", data)
+        file, parts = parts_of(path, part_size)
+
+        assert file.sha256 == sha256(data).hexdigest()
+        assert [part.start for part in parts] == [0, *(part.stop for part in parts[:-1])]
+        assert parts[-1].stop == len(data)
+        assert all(part.start < part.stop for part in parts)
+        assert all(part.sha256 == sha256(data[part.start : part.stop]).hexdigest() for part in parts)
+        for part in parts[:-1]:  # the first line end at or after a multiple of the part size
+            before = part.start // part_size * part_size + part_size
+            assert data[part.stop - 1 : part.stop] == b"\n"
+            assert part.stop >= before
+            assert b"\n" not in data[max(before, part.start + 1) - 1 : part.stop - 1]
+
+        def comparable(found: list[tuple[int, object]]) -> list[object]:
+            return [(n, (r.reason, r.message) if isinstance(r, Reject) else r) for n, r in found]
+
+        whole = comparable(records_of(path, 1 << 30))
+        assert comparable(records_of(path, part_size)) == whole
+        numbers = [number for number, line in enumerate(data.split(b"\n")) if line.strip()]
+        assert [number for number, _ in records_of(path, part_size)] == numbers
+
+        if end:
+            write(path, data + extra + b"\n")
+            _, longer = parts_of(path, part_size)
+            kept = len(parts) - 1
+            assert [part.sha256 for part in longer[:kept]] == [part.sha256 for part in parts[:kept]]
+
+
+def test_records_counts_blank_lines_at_the_end(tmp_path: Path) -> None:
+    _, (part,) = parts_of(write(tmp_path / "a.jsonl", b'\n{"text":"a"}\n\r\n\n'))
+    reader = read_part(part)
+    assert [number for number, _ in reader] == [1]
+    assert reader.records == 4
+    assert [number for number, _ in reader] == [1]  # it can be read again
+    assert reader.records == 4
+
+
+def test_parts_across_the_chunks_of_hashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = lines_of(MESSAGES)
+    path = write(tmp_path / "a.jsonl", data)
+    expected = parts_of(path, 10_000)
+    assert len(expected[1]) == len(data) // 10_000 + 1
+    monkeypatch.setattr(parts, "_HASH_CHUNK", 777)
+    assert parts_of(path, 10_000) == expected
+
+
+# -- records that cannot be parsed ----------------------------------------------------------------------------------
+
+GOOD = b'{"text":"a"}'
+BAD_LINES = [
+    (b'{"text":"\xff"}', "bad_utf8", "byte 0xff at offset 9 of the record is not UTF-8"),
+    (b'{"text":"\\ud800"}', "lone_surrogate", "column"),
+    (b'{"text":"a\0"}', "nul", "the record holds a NUL byte at offset 10"),
+    (b'{"text":NaN}', "bad_json", "column 9: NaN is not JSON"),
+    (b'{"text":-Infinity}', "bad_json", "Infinity is not JSON"),
+    (b'{"text":' + b"9" * 5000 + b"}", "bad_json", "column 9: "),
+    (b'{"text":"a",}', "bad_json", "column 12: "),
+    (b"[" * 100_000 + b"]" * 100_000, "too_deep", "nested too deeply"),
+    (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "too_deep", "nested too deeply"),
+    (b'{"text":"a","text":"b"}', "duplicate_key", 'the key "text" stands twice in one object'),
+    (b'{"a":[{"b" :1,"b" :2}]}', "duplicate_key", 'the key "b" stands twice in one object'),
+    (b'{"a":1,"b":{"a":2},"\\u0061":3}', "duplicate_key", 'the key "a" stands twice in one object'),
+    (b'{"a":"\\u0022: ","b":' + b"[" * 300 + b'{"c":1,"c":1}' + b"]" * 300 + b"}", "duplicate_key", 'the key "c"'),
+]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"), BAD_LINES, ids=[f"{code}-{n}" for n, (_, code, _) in enumerate(BAD_LINES)]
+)
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.zst"])
+def test_a_bad_record_is_one_reject(tmp_path: Path, name: str, line: bytes, code: str, message: str) -> None:
+    data = b"[" + b",\n".join([GOOD, line, GOOD]) + b"]" if name == "a.json" else b"\n".join([GOOD, line, GOOD])
+    ((number, found, said),) = rejects_of(
+        tmp_path / name, zstandard.compress(data) if name.endswith("zst") else data, format="auto"
+    )
+    assert (number, found) == (1, code)
+    assert message in said
+    assert len(records_of(tmp_path / name)) == 3
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"text" : "\\u0022: \\":", "b": {"text": "\\u003a"}}',
+        b'{"text":"{\\"a\\":1}"}',
+        b'{"a":"\xe2\x80\xa8","b":[{"text":"1"},{"text":"2"}]}',
+        b'{"n":0.12345678901234567890123}',
+        b'{"a":' * 300 + b"1" + b"}" * 300,
+        b'{"b" :{"a" :1},"a" :2}',
+        b'{"a" :[' * 500 + b"1" + b"]}" * 500,
+        b'{"a" :{"a" :1},"\\"a" :["a","a"],"[{" :2}',
+    ],
+)
+def test_no_record_is_taken_for_one_with_duplicate_keys(tmp_path: Path, line: bytes) -> None:
+    for name, data in (("a.jsonl", line + b"\r\n"), ("a.json", b"[" + line + b"]")):
+        ((number, record),) = records_of(write(tmp_path / name, data), format="text")
+        # as text, for == would recurse more deeply than Python lets it
+        assert (number, outline_of(record)) == (0, outline_of(orjson.loads(line)))
+
+
+def test_a_last_line_that_ends_early(tmp_path: Path) -> None:
+    hint = "the last line ends early: truncated?"
+    ((number, code, message),) = rejects_of(tmp_path / "a.jsonl", GOOD + b'\n{"text":"b')
+    assert (number, code) == (1, "bad_json")
+    assert hint in message
+    ((_, _, message),) = rejects_of(tmp_path / "a.jsonl", GOOD + b'\n{"text":"b\n')
+    assert hint not in message
+    assert rejects_of(tmp_path / "a.jsonl", GOOD + b"\n" + GOOD) == []
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("length", [1001, 5_000_000])
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_a_line_that_is_too_long(tmp_path: Path, place: int, length: int, end: bytes) -> None:
+    lines = [b'{"text":"%d"}' % n for n in range(3)]
+    lines[place] = b'{"text":"' + b"x" * (length - 11) + b'"}'
+    _, (part,) = parts_of(write(tmp_path / "a.jsonl", b"\n".join(lines) + end), format="text")
+    assert all(isinstance(record, dict) for _, record in read_part(part, length))
+    reader = read_part(part, 1000)
+    found = [(number, record.reason if isinstance(record, Reject) else record) for number, record in reader]
+    assert found == [(n, "too_long_record" if n == place else {"text": str(n)}) for n in range(3)]
+    assert reader.records == 3
+
+
+def test_a_long_line_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
+    size = BOMB_BYTES - 1000
+    for name, data in (
+        ("a.jsonl.gz", gzip.compress(b"\n" * 10 + b" " * size, 1)),
+        ("a.jsonl.zst", zstandard.compress(b"\n" * 10 + b" " * size)),
+    ):
+        _, (part,) = parts_of(write(tmp_path / name, GZ_GOOD[name[-3:]] + data), format="text")
+        tracemalloc.start()
+        try:
+            found = [record.reason if isinstance(record, Reject) else record for _, record in read_part(part)]
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert found == [{"text": "a"}, "too_long_record"]
+        assert peak < 100 << 20
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+def test_a_file_that_unpacks_to_200_times_its_size_is_refused_beyond_64_mib(name: str, tmp_path: Path) -> None:
+    pack = gzip.compress if name.endswith("gz") else zstandard.compress
+    filler = pack(b"\n" * (BOMB_BYTES + CHUNK))
+    message = fails(tmp_path / name, GZ_GOOD[name[-3:]] + filler, format="text")
+    assert re.search(r": byte [\d,]+: unpacks to over \d+,\d+,\d+ bytes, 200 times its size: a bomb\?", message)
+    noise = os.urandom(400_000).hex().encode() + b"\n"
+    found = records_of(write(tmp_path / name, GZ_GOOD[name[-3:]] + pack(noise) + filler), format="text")
+    assert [number for number, _ in found] == [0, 1]
+
+
+def bombs(folder: Path) -> dict[str, Path]:
+    """Small tables that would take gigabytes, or hours."""
+    again = pa.DictionaryArray.from_arrays(pa.array(np.zeros(50_000, np.int32)), pa.array(["a" * (1 << 20)]))
+    tables = {"a value again and again": again, "rows of nothing": pa.nulls(5_000_000)}
+    found = {}
+    for name, column in tables.items():
+        table = pa.table({"text": column})
+        found[f"{name}, parquet"] = path = folder / f"{len(found)}.parquet"
+        pq.write_table(table, path, compression="zstd", store_schema=False, dictionary_pagesize_limit=1 << 30)
+        found[f"{name}, arrow"] = path = folder / f"{len(found)}.arrow"
+        with pa.ipc.new_stream(path, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as file:
+            file.write_table(table)
+    return found
+
+
+def test_a_table_that_is_a_bomb_is_refused_before_it_is_in_memory(tmp_path: Path) -> None:
+    for name, path in bombs(tmp_path).items():
+        assert path.stat().st_size < 100_000, name
+        limits, begin = resource.getrlimit(resource.RLIMIT_DATA), time.process_time()
+        with pytest.raises(DataError, match=rf"{path.name}: .*: damaged, or a bomb\? Where it is meant so") as told:
+            for _ in record_reader.RecordReader(path, path.name, path.suffix[1:], "", 0, 1):
+                pass
+        assert told.value.reason == "bomb"
+        assert time.process_time() - begin < 10, name
+        assert resource.getrlimit(resource.RLIMIT_DATA) == limits
+
+
+GZ_GOOD = {".gz": gzip.compress(GOOD + b"\n"), "zst": zstandard.compress(GOOD + b"\n")}
+
+
+# -- files that cannot be read --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
+def test_damaged_compression_is_told_with_its_place(tmp_path: Path, name: str) -> None:
+    plain = os.urandom(400_000).hex().encode() + b"\n"
+    packed = gzip.compress(plain, mtime=0) if name.endswith("gz") else zstandard.compress(plain)
+    kind = "gzip" if name.endswith("gz") else "zstandard"
+    for cut in (len(packed) - 1, len(packed) // 2):
+        message = fails(tmp_path / name, packed[:cut], format="text")
+        assert f"byte {cut:,}: the {kind} data ends early: truncated?" in message
+    message = fails(tmp_path / name, packed + b"garbage", format="text")
+    assert f"byte {len(packed):,}: something that is not {kind} follows" in message
+    assert f"byte 0: this is not {kind} data" in fails(tmp_path / name, GOOD, format="text")
+    flipped = bytearray(packed)
+    flipped[len(packed) // 2] ^= 255
+    if kind == "gzip":  # zstandard frames made in one call have no checksum
+        assert "damaged" in fails(tmp_path / name, bytes(flipped), format="text")
+    assert len(records_of(write(tmp_path / "b.jsonl.gz", gzip.compress(GOOD) + b"\0" * 999))) == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a b.csv.gz", "a.jsonl.zst"])
+def test_utf16_is_refused_with_the_way_out(tmp_path: Path, name: str, encoding: str) -> None:
+    data = GOOD.decode().encode(encoding)
+    pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(Path(name).suffix, bytes)
+    said, command = fails(tmp_path / name, pack(data)).split("; convert it with  ")
+    assert said == f"{name}: is {encoding.upper().replace('-LE', 'LE').replace('-BE', 'BE')}"
+    tool = command.split()[0]
+    if shutil.which(tool) and shutil.which("iconv"):
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+        [made] = tmp_path.glob("*.utf8.*")
+        assert made.read_bytes() == GOOD
+        assert containers.container_of(made.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.jsonl", b"", "is empty"),
+        ("a.jsonl", b"\n \n", "holds no records"),
+        ("a.jsonl.gz", gzip.compress(b"", mtime=0), "holds no records"),
+        ("a.json", b"[]", "holds no records"),
+        ("a.csv", b"text\n", "holds no records"),
+        ("a.parquet", parquet_bytes(ALPACA[:0]), "holds no records"),
+        ("a.json", b'[{"text":"a"}, {"text', "the JSON array does not close after record 2 begins: truncated?"),
+        ("a.json", b'[{"text":"a"}] x', "byte 15: something follows the JSON array"),
+        (
+            "a.json",
+            b'{"data": [{"text": "a"}]}',
+            """its lists: "data"; write one of them alone, with  jq -c '.data[]'""",
+        ),
+        ("a.json", b'{"v": 1,\n "rows": []\n}', 'is one JSON object and not a list of records; its lists: "rows"'),
+        ("a.json", b'{"text":\n "a"}', "is one JSON object over several lines; put [ and ] around it"),
+        ("a.json", b'"text"', "is neither a JSON array nor one JSON object a line"),
+        (
+            "a.jsonl",
+            b'[\n {\n  "text": "a"\n }\n]',
+            "begins like a JSON array, and not with an object a line; name it .json",
+        ),
+        ("a.jsonl", b'{"x": 1}\n{"y": 2}', "keys found: x, y; formats tried: messages, sharegpt, alpaca, dolly"),
+        ("a.txt", b"text", "what it holds cannot be told from its name; known are .jsonl .ndjson .json .parquet"),
+        ("a", b"text", "what it holds cannot be told from its name"),
+    ],
+)
+def test_files_that_fail(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+    assert message in fails(tmp_path / name, data)
+
+
+def test_a_json_object_of_one_line_is_a_record(tmp_path: Path) -> None:
+    assert len(records_of(write(tmp_path / "a.json", b'{"messages": []}\n'))) == 1
+    assert len(records_of(write(tmp_path / "b.json", GOOD))) == 1
+    long = orjson.dumps({"text": "x" * 1_000_000})
+    assert len(records_of(write(tmp_path / "c.json", long + b"\n" + GOOD))) == 2
+    found = records_of(
+        write(tmp_path / "d.json", b'{"text":\n' + GOOD)
+    )  # one line that is damaged, and one that is not
+    assert [isinstance(record, Reject) for _, record in found] == [True, False]
+
+
+def test_byte_order_marks_are_skipped(tmp_path: Path) -> None:
+    data = b"\xef\xbb\xbf" + GOOD + b"\n" + b"\xef\xbb\xbf" + GOOD
+    for size in (1, 100):
+        assert records_of(write(tmp_path / "a.jsonl", data), part_size=size) == [(0, {"text": "a"}), (1, {"text": "a"})]
+
+
+def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", "a.jsonl")
+
+    write(tmp_path / "a.jsonl", GOOD)
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(StorageError, match=r"a\.jsonl: cannot be read: Permission denied"):
+        parts_of(tmp_path / "a.jsonl")
+
+
+@given(st.text('":a', max_size=40).map(str.encode), st.sampled_from([2, 4, 1 << 18]))
+def test_ends_of_keys_are_counted_as_bytes_counts_them(text: bytes, chunk: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(record_reader, "CHUNK", chunk)
+        assert strict_json.key_ends(text) == text.count(b'":')
+
+
+SAID = st.sampled_from(["a", '},{"text"', '"},{"text":"', "},\n  {", "[", "]", '"', "\\"]) | st.text(max_size=3)
+ELEMENTS = st.fixed_dictionaries({"text": SAID}, optional={"more": st.lists(st.fixed_dictionaries({"text": SAID}))})
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(ELEMENTS | st.fixed_dictionaries({"n": SAID}) | st.integers(0, 99) | SAID, max_size=12),
+    st.sampled_from([None, 0, 2]),
+    st.sampled_from(["", " \n", "]", "{}", '{"text":', ","]),
+    st.sampled_from([8, 20, 64]),
+)
+def test_an_array_is_read_block_by_block_as_it_is_as_a_whole(
+    elements: list[object], indent: int | None, behind: str, block: int
+) -> None:
+    data = json.dumps(elements, indent=indent).encode()
+    for text in (data, data + behind.encode(), data[:-1] + behind.encode(), data.replace(b'"a"', b"a")):
+        found = []
+        for size in (block, 1 << 20):
+            with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+                patch.setattr(record_reader, "CHUNK", size)
+                path = write(Path(name) / "a.json", text)
+                reader = record_reader.RecordReader(path, "a.json", "json", "", 0, 0)
+                seen: list[object] = []
+                try:
+                    seen += [(number, str(record)) for number, record in reader]
+                    seen.append(reader.records)
+                except DataError as error:
+                    seen.append(str(error))
+            found.append(seen)
+        assert found[0] == found[1]
+
+
+def test_a_large_array_is_not_held_as_a_whole(tmp_path: Path) -> None:
+    data = json.dumps(MESSAGES * 40, indent=1).encode()
+    path = write(tmp_path / "a.json", data)
+    reader = record_reader.RecordReader(path, "a.json", "json", "", 0, 0)
+    tracemalloc.start()
+    try:
+        assert sum(1 for _ in reader) == len(MESSAGES) * 40
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20 < len(data)
+    finally:
+        tracemalloc.stop()
+
+
+def test_an_array_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_array, "ARRAY_LIMIT", 1000)
+    assert "jq -c '.[]'" in fails(tmp_path / "a.json", b'[{"text":"' + b"x" * 1000 + b'"}]')
+
+
+def test_the_format_is_told_by_the_first_record_that_has_one(tmp_path: Path) -> None:
+    long = {"text": "x" * 1_000_000}
+    odd: list[object] = [5, {"x": 1}, None] * 20
+    for name, data in (
+        ("a.jsonl", lines_of([*odd, long])),
+        ("a.json", orjson.dumps([*odd, long])),
+        ("b.json", orjson.dumps([long])),
+    ):
+        assert parts_of(write(tmp_path / name, data))[0].format == "text"
+    assert "first 100 records" in fails(tmp_path / "b.jsonl", lines_of([5] * 100 + [{"text": ""}]))
+    assert parts_of(write(tmp_path / "c.jsonl", b"5\n"), format="oasst")[0].format == "oasst"
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.parquet", "a.jsonl.gz"])
+@pytest.mark.parametrize("when", ["before", "while", "gone"])
+def test_a_file_that_changes(tmp_path: Path, name: str, when: str) -> None:
+    make = {**WAYS, "a.json": WAYS["array.json"]}[name.removesuffix(".gz")]
+    data, other = make(MESSAGES), make(MESSAGES[:-1] + ALPACA[:1])
+    if name.endswith(".gz"):
+        data, other = gzip.compress(data), gzip.compress(other)
+    path = write(tmp_path / name, data)
+    _, (part,) = parts_of(path)
+    numbers = iter(read_part(part))
+    read: Callable[[Iterator[object]], object] = next
+    if when == "while":
+        next(numbers)
+        read = list
+    if when == "gone":
+        path.unlink()
+    else:
+        write(path, other)
+        os.utime(path, ns=(part.file.mtime_ns + 1, part.file.mtime_ns + 1))
+    with pytest.raises(DataError, match=f"{name}: (changed|vanished) while it was read; run again"):
+        read(numbers)
+
+
+# -- finding files --------------------------------------------------------------------------------------------------
+
+
+def names_of(folder: Path, *paths: str) -> list[str]:
+    return [file.name for file, _ in find_parts([SourceSpec(path) for path in paths], folder, 1 << 26)]
+
+
+def test_files_globs_and_folders(tmp_path: Path) -> None:
+    for name in ("c/b.jsonl", "c/a.jsonl", "c/Z.json", "c/sub/d.csv", "c/.hidden.txt", "c/.git/x.txt", "c/ä.jsonl"):
+        write(tmp_path / name, b"text\nx" if name.endswith("csv") else GOOD)
+    assert names_of(tmp_path, "c") == ["c/Z.json", "c/a.jsonl", "c/b.jsonl", "c/sub/d.csv", "c/ä.jsonl"]
+    assert names_of(tmp_path / "c", ".") == ["Z.json", "a.jsonl", "b.jsonl", "sub/d.csv", "ä.jsonl"]
+    assert names_of(tmp_path / "c", "../c/[ab].jsonl", "./Z.json") == ["../c/a.jsonl", "../c/b.jsonl", "Z.json"]
+    assert names_of(tmp_path, "**/*.csv", "c/*.jsonl") == ["c/sub/d.csv", "c/a.jsonl", "c/b.jsonl", "c/ä.jsonl"]
+    assert names_of(tmp_path, f"{tmp_path}/c/b*") == [f"{tmp_path}/c/b.jsonl"]
+    # read once, where it comes first
+    assert names_of(tmp_path, "c/b.jsonl", "c/*.jsonl", "c") == [
+        "c/b.jsonl",
+        "c/a.jsonl",
+        "c/ä.jsonl",
+        "c/Z.json",
+        "c/sub/d.csv",
+    ]
+    os.symlink(tmp_path / "c", tmp_path / "c" / "loop")
+    os.symlink(tmp_path / "c" / "a.jsonl", tmp_path / "link.jsonl")
+    assert names_of(tmp_path, "c") == ["c/Z.json", "c/a.jsonl", "c/b.jsonl", "c/sub/d.csv", "c/ä.jsonl"]
+    assert names_of(tmp_path, "link.jsonl", "c/a.jsonl") == ["link.jsonl"]
+    write(tmp_path / "odd[1].jsonl", GOOD)
+    assert names_of(tmp_path, "odd[1].jsonl") == ["odd[1].jsonl"]
+
+
+def test_the_same_file_read_in_two_ways(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", GOOD)
+    same = [SourceSpec("a.jsonl"), SourceSpec("./a.jsonl", "text"), SourceSpec("*.jsonl")]
+    assert len(find_parts(same, tmp_path, 100)) == 1
+    with pytest.raises(UsageError, match=r"is the same file as a\.jsonl, .* reads as text, this one as alpaca; leave"):
+        find_parts([SourceSpec("a.jsonl"), SourceSpec("*.jsonl", "alpaca")], tmp_path, 100)
+    with pytest.raises(UsageError, match=r"this one as text with columns \{text: text\}"):
+        find_parts([SourceSpec("a.jsonl"), SourceSpec("a.jsonl", columns=(("text", "text"),))], tmp_path, 100)
+    with pytest.raises(UsageError, match=r"reads as text, this one as text with weight 2\.5, limit 7; leave"):
+        find_parts([SourceSpec("*.jsonl"), SourceSpec("a.jsonl", weight=2.5, limit=7)], tmp_path, 100)
+
+
+@pytest.mark.parametrize(
+    ("path", "error", "message"),
+    [
+        ("c/chat.jsonl", InputMissing, 'there is no such file or folder; did you mean "chats.jsonl"?'),
+        ("cc/chats.jsonl", InputMissing, 'there is no such file or folder; did you mean "c"?'),
+        ("c/*.csv", InputMissing, "the glob matches no file in "),
+        ("*", InputMissing, "the glob matches no file, only folders"),
+        ("empty", InputMissing, "the folder holds no file"),
+        (
+            "c",
+            DataError,
+            "6 of 7 files cannot be told by their names: 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 1 more",
+        ),
+        ("c/*", DataError, "use a glob that leaves them out"),
+        (
+            "c/5.txt",
+            DataError,
+            "known are .jsonl .ndjson .json .parquet .arrow .feather .csv .tsv, the text ones also with .gz",
+        ),
+        ("https://example.org/a.jsonl", UsageError, "only local files can be read"),
+        ("s3://bucket/a.jsonl", UsageError, "only local files can be read"),
+    ],
+)
+def test_paths_that_fail(tmp_path: Path, path: str, error: type[PackError], message: str) -> None:
+    write(tmp_path / "c/chats.jsonl", GOOD)
+    for n in range(6):
+        write(tmp_path / f"c/{n}.txt", b"x")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(error) as caught:
+        find_parts([SourceSpec(path)], tmp_path, 100)
+    assert str(caught.value).startswith(path)
+    assert message in str(caught.value)
+
+
+def test_bad_settings(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", GOOD)
+    with pytest.raises(UsageError, match='format "alpacka" is not known; did you mean alpaca'):
+        parts_of(tmp_path / "a.jsonl", format="alpacka")
+    with pytest.raises(UsageError, match='columns: "instructions" is not a name of ours; did you mean instruction'):
+        parts_of(tmp_path / "a.jsonl", columns=(("instructions", "x"),))
+    with pytest.raises(UsageError, match=r'"frage" is .*; ours stands on the left: columns: \{question: frage\}$'):
+        parts_of(tmp_path / "a.jsonl", columns=(("frage", "question"),))
+    with pytest.raises(UsageError, match="part_size is 0"):
+        parts_of(tmp_path / "a.jsonl", part_size=0)
+
+
+def test_a_saved_data_set(tmp_path: Path) -> None:
+    def save(folder: Path, order: list[str]) -> None:
+        for index, name in enumerate(order):
+            write(folder / name, ipc_bytes([{"text": f"{index}"}], pa.ipc.new_stream))
+        write(folder / "dataset_info.json", b"{}")
+        write(folder / "state.json", orjson.dumps({"_data_files": [{"filename": name} for name in order]}))
+
+    save(tmp_path / "saved" / "train", ["data-1.arrow", "data-0.arrow"])
+    write(tmp_path / "saved" / "train" / "cache-12.arrow", b"not one of its files")
+    assert names_of(tmp_path, "saved/train") == ["saved/train/data-1.arrow", "saved/train/data-0.arrow"]
+    assert names_of(tmp_path, "saved") == ["saved/train/data-1.arrow", "saved/train/data-0.arrow"]
+    write(tmp_path / "saved" / "dataset_dict.json", b'{"splits": ["train", "test"]}')
+    with pytest.raises(
+        DataError, match="saved: is a saved data set with the splits train, test; name one of them, such as saved/train"
+    ):
+        names_of(tmp_path, "saved")
+    (tmp_path / "saved/train/data-0.arrow").unlink()
+    with pytest.raises(InputMissing, match=r"saved/train/data-0\.arrow: is named in state\.json, but is not there"):
+        names_of(tmp_path, "saved/train")
+    write(tmp_path / "saved/train/state.json", b'{"_data_files": [{"filename": "../x.arrow"}]}')
+    with pytest.raises(DataError, match="expected names of files in this folder"):
+        names_of(tmp_path, "saved/train")
+
+
+# -- real data ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(not CORPORA.is_dir(), reason="the shared corpora are not beside this checkout")
+@pytest.mark.parametrize(
+    ("name", "format", "count"),
+    [
+        ("gsm8k_train.jsonl", "prompt_completion", 7473),
+        ("gpteacher_roleplay.json", "alpaca", 3146),
+        ("llamafactory_alpaca_en_demo.json", "alpaca", 999),
+        ("llamafactory_glaive_toolcall_en_demo.json", "sharegpt", 300),
+        ("fastchat_dummy.json", "sharegpt", 500),
+        ("t0_prompts.jsonl.gz", "prompt_completion", 13649),
+    ],
+)
+def test_real_files_are_told_and_read_without_a_reject(name: str, format: str, count: int) -> None:
+    assert parts_of(CORPORA / name)[0].format == format
+    assert len(conversations_of(CORPORA / name, part_size=1 << 20)) == count
+
+
+def test_parts_grow_where_there_would_be_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.sources.source_files.MOST_PARTS", 8)
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "some words of text"}\n' * 400)
+    [(_, parts)] = find_parts([SourceSpec("a.jsonl")], tmp_path, 16)
+    assert 4 <= len(parts) <= 9
+    assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
+
+
+def test_a_tab_is_a_delimiter_only_in_a_tsv(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text,n\nx\ty,1\n")
+    (tmp_path / "a.tsv").write_text("text\tn\nx,y\t1\n")
+    for name, container, text in (("a.csv", "csv", "x\ty"), ("a.tsv", "tsv", "x,y")):
+        [(file, [part])] = find_parts([SourceSpec(name)], tmp_path, 1 << 20)
+        assert file.container == container
+        assert [record for _, record in read_part(part)] == [{"text": text, "n": "1"}]
+
+
+@pytest.mark.parametrize("path", ["in", "in/*.jsonl"])
+def test_what_is_no_file_is_not_passed_over(tmp_path: Path, path: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "x"}\n')
+    (tmp_path / "in" / "b.jsonl").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(DataError, match=r"b\.jsonl: is neither a file nor a folder"):
+        find_parts([SourceSpec(path)], tmp_path, 1 << 20)
+
+
+# -- integers ---------------------------------------------------------------------------------------------------------
+
+WIDE = (-(1 << 63) - 1, 1 << 64, 10**40, -(10**300))
+FITS = (-(1 << 63), (1 << 64) - 1, 10**19, -(10**18), 0)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_an_integer_that_would_be_rounded_is_rejected_and_no_other_number(tmp_path: Path, name: str) -> None:
+    def line(number: object, text: str) -> str:
+        return f'{{"text": "{text}", "id": {number}}}'
+
+    good = [line(n, "x" * i) for i, n in enumerate((*FITS, f"0.{'1' * 30}", f"1.5e{'0' * 20}1", "1e30", f'"{10**30}"'))]
+    good.append(line(1, f'\\" {10**30} \\\\'))
+    lines = [line for pair in zip(good, (line(n, "y") for n in (*WIDE, *WIDE, *WIDE)), strict=False) for line in pair]
+    whole = "\n".join(lines) if name == "a.jsonl" else f"[{','.join(lines)}]"
+    (tmp_path / name).write_text(whole + "\n")
+    [(_, [part])] = find_parts([SourceSpec(name)], tmp_path, 1 << 20)
+    found = [record for _, record in read_part(part)]
+    assert found[::2] == [json.loads(line) for line in good]
+    assert {record.reason for record in found[1::2] if isinstance(record, Reject)} == {"big_integer"}
+    assert all(isinstance(record, Reject) for record in found[1::2])
+
+
+def test_the_place_of_a_record_is_its_line_in_the_file_wherever_its_part_begins(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"text": "{number}"}}\n' + "\n" * (number % 3) for number in range(60)))
+    lines = path.read_text().splitlines()
+    table = pa.table({"text": [str(number) for number in range(60)]})
+    pq.write_table(table, tmp_path / "b.parquet", row_group_size=7)
+    for name in ("a.jsonl", "b.parquet"):
+        _, parts = parts_of(tmp_path / name, 100)
+        assert len(parts) > 3
+        for part in parts:
+            for record, value in read_part(part, 1000):
+                line = int(place_of(part, record).removeprefix(f"{name}:"))
+                assert value == ({"text": str(line - 1)} if name == "b.parquet" else json.loads(lines[line - 1]))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason", "told"),
+    [
+        (
+            '{"text": "Grüße"}\n'.encode("cp1252") * 3,
+            "wrong_encoding",
+            r"^a.jsonl: is not UTF-8 .*iconv -f WINDOWS-1252",
+        ),
+        (
+            b'{\n  "text": "x"\n}\n' * 3,
+            "unknown_json",
+            r"holds one object over several lines; .*  cat a.jsonl \| jq -c",
+        ),
+        (b'[\n  {"text": "x"\n}]\n', "unknown_json", r"begins like a JSON array, .*; name it .json$"),
+        (
+            b'{"Question": "x", "Final Answer": "y", "Answer": "z"}\n',
+            "unknown_format",
+            r"is it  columns: \{question: Question, answer: Answer\}  \?$",
+        ),
+        (b'{"a b": "x", "Output": "y", "query": "z"}\n', "unknown_format", r"\{prompt: query, completion: Output\}"),
+        (b'{"frage": "x", "antwort": "y"}\n', "unknown_format", r"keys found: frage, antwort; formats tried: messages"),
+    ],
+)
+def test_why_a_format_cannot_be_told(tmp_path: Path, content: bytes, reason: str, told: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(DataError, match=told) as error:
+        parts_of(tmp_path / "a.jsonl")
+    assert error.value.reason == reason
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        (
+            {"prompt": "user_query", "completion": "bot_replies"},
+            "a.jsonl: columns: completion: no key `bot_replies`; did you mean `bot_reply`?; "
+            "keys found: user_query, bot_reply",
+        ),
+        ({"messages": "msgs"}, "a.jsonl: columns: messages: no key `msgs`; keys found: user_query, bot_reply"),
+    ],
+)
+def test_a_column_that_is_not_there_is_named(tmp_path: Path, columns: dict[str, str], told: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"user_query": "x", "bot_reply": "y"}\n')
+    with pytest.raises(DataError) as error:
+        parts_of(tmp_path / "a.jsonl", columns=tuple(columns.items()))
+    assert (error.value.reason, str(error.value)) == ("unknown_format", told)
+
+
+def test_columns_of_a_file_that_needs_none_are_to_be_left_out(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"messages": []}\n')
+    with pytest.raises(
+        DataError, match=r"no key `msgs`; .*; without columns it is read as messages: leave columns out$"
+    ):
+        parts_of(tmp_path / "a.jsonl", columns=(("messages", "msgs"),))

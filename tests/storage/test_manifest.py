@@ -1,0 +1,365 @@
+"""The manifest: the same bytes for the same corpus, refused where it was edited or leads elsewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.small_corpus import conversations, make_recipe, pack_corpus
+
+from tasks import recipe as recipe_module
+from tasks.core.errors import DataError, InputMissing, PackError
+from tasks.corpus.manifest_builder import build_manifest, publish
+from tasks.corpus.publish import is_published
+from tasks.storage import manifest as manifest_module
+from tasks.storage.corpus_folder import corpus_folder
+from tasks.storage.files import sha256_of, to_json
+from tasks.storage.keys import VERSIONS
+from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
+
+Corpus = tuple[Path, Path]  # the project's root and the published manifest
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    root = tmp_path_factory.mktemp("made")
+    return root, pack_corpus(make_recipe(root, conversations(40), validation=0.2))
+
+
+@pytest.fixture
+def copied(made: Corpus, tmp_path: Path) -> Corpus:
+    shutil.copytree(made[0], tmp_path / "copy")
+    return tmp_path / "copy", tmp_path / "copy" / made[1].relative_to(made[0])
+
+
+def write_values(path: Path, values: dict[str, Any], sign: bool = True) -> None:
+    if sign:
+        values["digest"] = manifest_digest(values)
+    path.write_bytes(to_json(values))
+
+
+def test_round_trip(made: Corpus) -> None:
+    root, path = made
+    manifest = load_manifest(path)
+    assert to_json(manifest.model_dump()) == path.read_bytes()
+    assert Manifest.model_validate_json(path.read_bytes()) == manifest
+    folder = root / manifest.corpus
+    assert (folder / "manifest.json").read_bytes() == path.read_bytes()
+    assert corpus_folder(manifest, path) == folder
+    on_disk = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
+    assert on_disk == {file.path for file in manifest.listed()} | {"manifest.json", "run.json"}
+    for file in manifest.listed():
+        assert (file.bytes, file.sha256) == ((folder / file.path).stat().st_size, sha256_of(folder / file.path))
+    assert manifest.tokenizer.sha256 == sha256_of(folder / manifest.tokenizer.path)
+    assert path.name == f"small-{manifest.key[:12]}.json"
+
+
+def test_fixed_key_names(made: Corpus) -> None:
+    values = orjson.loads(made[1].read_bytes())
+    assert values["format_version"] == "3.0"
+    wanted = {
+        "": "format_version name key corpus sequence_length tokenizer template train_on seed sources ledger "
+        "packing_metadata splits config",
+        "tokenizer": "kind path sha256 vocab_size eos_token_id pad_token_id engine",
+        "template": "name sha256",
+        "sources.0": "path format bytes sha256 conversations accepted rejected tokens trained_tokens",
+        "ledger.conversations": "read packed rejected dropped",
+        "ledger.tokens": "encoded separators truncated dropped packed padding trained",
+        "packing_metadata": "enabled algorithm rows lower_bound_rows packing_efficiency "
+        "avg_conversations_per_sequence compression_ratio",
+        "splits": "train validation",
+        "splits.train": "rows shards",
+        "splits.train.shards.0": "path rows bytes sha256",
+    }
+    for where, names in wanted.items():
+        found: Any = values
+        for key in where.split("."):
+            found = found[int(key) if key.isdigit() else key] if key else found
+        assert set(names.split()) <= set(found), where
+    assert values["splits"]["train"]["shards"][0]["path"] == "train-00000-of-00001.arrow"
+
+
+def test_the_same_recipe_gives_the_same_bytes(made: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, path = made
+    other = make_recipe(tmp_path / "elsewhere", conversations(40), validation=0.2, part_size=1024)
+    assert len(other.parts) > 3
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    again = pack_corpus(other)
+    assert again.name == path.name
+    assert again.read_bytes() == path.read_bytes()
+    folder = root / load_manifest(path).corpus
+    for file in load_manifest(path).listed():
+        assert (other.corpus_folder / file.path).read_bytes() == (folder / file.path).read_bytes(), file.path
+    before = path.read_bytes()
+    assert build_manifest(other, *read_back(other)).digest == orjson.loads(before)["digest"]
+
+
+def read_back(recipe: Any) -> tuple[Any, Any, Any]:
+    plan = orjson.loads((recipe.plan_folder / "plan.json").read_bytes())
+    shards = [
+        orjson.loads((recipe.plan_folder / f"shard-{number:05d}.json").read_bytes())
+        for number in range(len(recipe.shard_names()))
+    ]
+    return plan, shards, orjson.loads(recipe.published.read_bytes())["files"]
+
+
+def test_a_manifest_holds_no_place_and_no_time(made: Corpus) -> None:
+    root, path = made
+    text = path.read_text()
+    for part in (str(root), str(Path.home()), "/tmp"):  # noqa: S108 - searched for, not written
+        assert part not in text
+    assert not re.search(r'"/[a-z]', text), "an absolute path"
+    values = orjson.loads(text)
+    assert "template_date" not in values["config"]  # a built-in template sees no date
+    assert not re.search(r"\b20\d\d-\d\d-\d\d\b|\d\d:\d\d:\d\d", orjson.dumps(values).decode()), "a time"
+    assert "part_size" not in values["config"]
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from leaves(inner, (*path, number))
+    else:
+        yield path
+
+
+def test_every_edited_value_is_refused(copied: Corpus) -> None:
+    _, path = copied
+    original = path.read_bytes()
+    paths = list(leaves(orjson.loads(original)))
+    assert len(paths) > 80
+    for where in paths:
+        values = orjson.loads(original)
+        inner = values
+        for key in where[:-1]:
+            inner = inner[key]
+        old = inner[where[-1]]
+        if isinstance(old, bool):
+            new: Any = not old
+        elif isinstance(old, int | float):
+            new = old + 1
+        else:
+            new = f"{old}0"
+        inner[where[-1]] = new
+        write_values(path, values, sign=False)
+        with pytest.raises(DataError, match=re.escape(str(path))) as caught:
+            load_manifest(path)
+        assert "was edited or damaged" in str(caught.value) or "is not a packcorpus manifest" in str(caught.value)
+
+
+def test_a_key_more_or_less_is_refused(copied: Corpus) -> None:
+    _, path = copied
+    original = orjson.loads(path.read_bytes())
+    for key in original:
+        write_values(path, {k: v for k, v in original.items() if k != key}, sign=key != "digest")
+        with pytest.raises(DataError, match=f"is not a packcorpus manifest: {key}"):
+            load_manifest(path)
+    write_values(path, original | {"comment": "mine"})
+    with pytest.raises(DataError, match="is not a packcorpus manifest: comment"):
+        load_manifest(path)
+
+
+@pytest.mark.parametrize("inside", ["../x", "/etc/passwd", "a/../../x", "", ".", "a\0b"])
+@pytest.mark.parametrize("what", ["shard", "file", "tokenizer", "corpus"])
+def test_a_path_that_leads_out_is_refused(what: str, inside: str, copied: Corpus) -> None:
+    _, path = copied
+    values = orjson.loads(path.read_bytes())
+    if what == "shard":
+        values["splits"]["train"]["shards"][0]["path"] = inside
+    elif what == "file":
+        values["files"][0]["path"] = inside
+    elif what == "tokenizer":
+        values["tokenizer"]["path"] = inside
+    else:
+        values["corpus"] = inside
+    write_values(path, values)
+    with pytest.raises(DataError) as caught:
+        load_manifest(path)
+    assert str(caught.value) == f"{path}: {inside!r} leads out of the corpus folder"
+
+
+@pytest.mark.parametrize("old", [b"\n", b'": ', b"{", b'"seed": 42'])
+def test_a_manifest_is_what_was_published_to_the_byte(old: bytes, copied: Corpus) -> None:
+    """White space and keys that are there twice are no part of its digest."""
+    _, path = copied
+    new = {b"\n": b" ", b'": ': b'":  ', b"{": b" {", b'"seed": 42': b'"seed": 43, "seed": 42'}[old]
+    path.write_bytes(path.read_bytes().replace(old, new, 1))
+    with pytest.raises(DataError, match="was edited or damaged"):
+        load_manifest(path)
+
+
+KEYED: list[tuple[str, Any]] = [
+    ("config.seed", 43), ("config.overlong", "drop"), ("config.packing", None), ("sources.0.sha256", "0" * 64),
+    ("sources.0.columns", {"messages": "x"}), ("tokenizer.digest", "0" * 64), ("template.sha256", "0" * 64),
+    ("key", "0" * 64), ("key_version", 99), ("sources.0.container", "json"),
+]  # fmt: skip
+TWICE: list[tuple[str, Any]] = [
+    ("name", "other"), ("config.name", "other"), ("sequence_length", 64), ("train_on", "all"), ("seed", 43),
+    ("corpus", "data/corpora/other"), ("template.name", "zephyr"), ("packing_metadata.enabled", False),
+    ("format_version", "2.0"), ("tokenizer.trained_here", True), ("tokenizer.sha256", "0" * 64),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("where", "value"), [*KEYED, *TWICE], ids=[where for where, _ in [*KEYED, *TWICE]])
+def test_an_edited_manifest_is_refused_though_its_digest_was_made_again(where: str, value: Any, copied: Corpus) -> None:
+    _, path = copied
+    inner = values = orjson.loads(path.read_bytes())
+    *above, last = where.split(".")
+    for key in above:
+        inner = inner[int(key) if key.isdigit() else key]
+    inner[last] = value
+    write_values(path, values)
+    said = "its key is not that of its settings and sources" if (where, value) in KEYED else "in one place"
+    with pytest.raises(DataError, match=f"was edited .*{said}.*mend it with: packcorpus repair {path}$"):
+        load_manifest(path)
+
+
+def test_a_manifest_made_by_older_rules_of_the_key_is_accepted(copied: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(VERSIONS, "corpus", VERSIONS["corpus"] + 1)
+    assert load_manifest(copied[1]).key_version == VERSIONS["corpus"] - 1
+
+
+def test_a_ledger_that_does_not_close_makes_no_manifest(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, conversations(10), validation=0.5)
+    pack_corpus(recipe)
+    plan, shards, files = read_back(recipe)
+    build_manifest(recipe, plan, shards, files)
+    for name in ("packed", "trained", "rows"):
+        changed = [{**shards[0], name: shards[0][name] + 1}, *shards[1:]]
+        with pytest.raises(DataError, match="the ledger does not close"):
+            build_manifest(recipe, plan, changed, files)
+    moved = [{**shards[0], "rows": shards[0]["rows"] + 1}, {**shards[1], "rows": shards[1]["rows"] - 1}]
+    with pytest.raises(DataError, match="shards hold other numbers of rows than planned"):
+        build_manifest(recipe, plan, moved, files)
+
+
+def test_folders_that_a_killed_run_made_are_synced_before_the_manifest_is_published(
+    copied: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, path = copied
+    manifest = load_manifest(path)
+    folder = root / manifest.corpus
+    synced: list[tuple[Path, bool]] = []
+    path.unlink()
+    monkeypatch.setattr(manifest_module, "sync_folder", lambda folder: synced.append((folder, path.exists())))
+    publish(manifest, folder, path)
+    assert synced == [(above, False) for above in (folder.parent, folder.parent.parent, root)]
+    assert path.read_bytes() == (folder / "manifest.json").read_bytes()
+
+
+def test_what_is_no_manifest(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    with pytest.raises(InputMissing, match=r"x\.json: no such manifest$"):
+        load_manifest(path)
+    path.write_text("{")
+    with pytest.raises(DataError, match=r"x\.json:1:\d+: is not JSON: .*, and so no manifest$"):
+        load_manifest(path)
+    for text in ("{}", "[]", "null", '"a"', "1", '{"digest": 5}'):
+        path.write_text(text)
+        with pytest.raises(DataError, match=r"x\.json: is not a packcorpus manifest"):
+            load_manifest(path)
+
+
+def test_a_manifest_that_is_nested_too_deeply_to_be_written_again_is_refused(copied: Corpus) -> None:
+    _, path = copied
+    deep: Any = []
+    for _ in range(300):
+        deep = [deep]
+    values = orjson.loads(path.read_bytes())
+    path.write_bytes(to_json(values).replace(b'"config": {', b'"config": {"x": ' + json.dumps(deep).encode() + b","))
+    with pytest.raises(DataError, match="is not a packcorpus manifest: Recursion limit reached"):
+        load_manifest(path)
+
+
+def test_the_corpus_folder_is_found(copied: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root, path = copied
+    manifest = load_manifest(path)
+    home = root / manifest.corpus
+    assert corpus_folder(manifest, path) == home
+    assert corpus_folder(manifest, home / "manifest.json") == home
+    monkeypatch.chdir(root)
+    assert corpus_folder(manifest, Path("manifests") / path.name) == home
+    (tmp_path / "copy.json").write_bytes(path.read_bytes())
+    assert corpus_folder(manifest, tmp_path / "copy.json") == home, "below the current folder"
+    # A folder of the same name as that of the published manifests is still its own.
+    shutil.copytree(home, root / "manifests", dirs_exist_ok=True)
+    assert corpus_folder(manifest, root / "manifests" / "manifest.json") == root / "manifests"
+    (root / "manifests" / "manifest.json").unlink()
+    moved = home / "manifest.json"
+    content = moved.read_bytes()
+    moved.unlink()
+    with pytest.raises(InputMissing, match=r"manifest\.json: is missing; mend it with: packcorpus repair"):
+        corpus_folder(manifest, path)
+    moved.write_bytes(content)
+    # Moved as it is.
+    moved = tmp_path / "on another disk" / "corpus"
+    shutil.copytree(home, moved)
+    shutil.rmtree(home)
+    monkeypatch.chdir(tmp_path)
+    assert corpus_folder(manifest, moved / "manifest.json") == moved
+    with pytest.raises(InputMissing, match=rf"{path.name}: its corpus folder .* is gone; make the corpus again"):
+        corpus_folder(manifest, path)
+
+
+def test_is_published(copied: Corpus) -> None:
+    root, path = copied
+    recipe = make_recipe(root, conversations(40), validation=0.2)
+    assert recipe.published == path
+    assert is_published(recipe)
+    for file in load_manifest(path).listed():
+        where = recipe.corpus_folder / file.path
+        data = where.read_bytes()
+        where.write_bytes(data + b"x")
+        assert not is_published(recipe)
+        where.unlink()
+        assert not is_published(recipe)
+        where.write_bytes(data)
+    assert is_published(recipe)
+    for where in (recipe.corpus_folder / "manifest.json", path):
+        data = where.read_bytes()
+        where.write_bytes(data.replace(b'"seed": 42', b'"seed": 43'))
+        assert not is_published(recipe)
+        where.write_bytes(data)
+    assert is_published(recipe)
+    path.unlink()
+    assert not is_published(recipe)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_any_damage_to_a_manifest_is_a_message(made: Corpus, tmp_path: Path, data: st.DataObject) -> None:
+    original = made[1].read_bytes()
+    at = data.draw(st.integers(0, len(original) - 1))
+    damaged = data.draw(
+        st.sampled_from(
+            [original[:at], original[at:], original[:at] + b"\xff" + original[at:], original[:at] + original[at + 1 :]]
+        )
+    )
+    path = tmp_path / "damaged.json"
+    path.write_bytes(damaged)
+    try:
+        found = load_manifest(path)
+    except PackError as error:
+        assert "damaged.json" in str(error)  # noqa: PT017 - or no error
+    else:
+        assert to_json(found.model_dump()) == original, "another value was accepted"
+
+
+def test_more_shards_than_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 100)
+    recipe = make_recipe(tmp_path, conversations(6, longest=5), sequence_length=512, validation=0.5)
+    manifest = load_manifest(pack_corpus(recipe))
+    shards = manifest.splits["train"].shards
+    assert len(shards) > manifest.splits["train"].rows == sum(shard.rows for shard in shards)
+    assert manifest.packing_metadata.rows == 2

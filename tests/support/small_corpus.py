@@ -1,0 +1,129 @@
+"""Small corpora, made in this process without Luigi, and token files made of numbers.
+
+conversations(n) ─write_project─▶ folder with config ─resolve─▶ Recipe ─pack_corpus─▶ manifests/NAME-KEY.json
+[(values, separator), …] ─token_file─▶ an Arrow file as tokenize_part writes it
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import yaml
+from hypothesis import strategies as st
+from support.tokenizer_kinds import kind_path
+
+from tasks.recipe import Recipe, resolve
+from tasks.storage.files import digest_of, to_json, write_bytes
+from tasks.storage.schemas import SCHEMA
+from tasks.verification.rebuild import make_corpus
+
+EOS, PAD = 2, 0
+
+# -- from records ----------------------------------------------------------------------------------------------------
+
+WORDS = ["the", "train", "leaves", "at", "9", "and", "40", "takes", "85", "minutes", "so", "it", "arrives", "eleven"]
+
+
+def conversations(count: int, seed: int = 0, longest: int = 12) -> list[dict[str, Any]]:
+    """Records of the format `messages`, each of another text."""
+    source = random.Random(seed)
+
+    def say(role: str) -> dict[str, str]:
+        return {"role": role, "content": " ".join(source.choices(WORDS, k=source.randint(1, longest)))}
+
+    return [
+        {"messages": [say(role) for _ in range(source.randint(1, 2)) for role in ("user", "assistant")]}
+        for _ in range(count)
+    ]
+
+
+def write_project(folder: Path, records: Sequence[Mapping[str, Any]], **settings: Any) -> Path:
+    """A folder with chat.jsonl, a tokenizer and corpus.yaml; returns the config. `settings` are over the defaults."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(record, ensure_ascii=False) for record in records]
+    (folder / "chat.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    if not (folder / "tiny.model").exists():
+        shutil.copy(kind_path("sp_bpe_chatml"), folder / "tiny.model")
+    config = {"name": "small", "sources": [{"path": "chat.jsonl"}], "tokenizer": "tiny.model", "sequence_length": 128}
+    (folder / "corpus.yaml").write_text(yaml.safe_dump(config | settings), encoding="utf-8")
+    return folder / "corpus.yaml"
+
+
+def make_recipe(folder: Path, records: Sequence[Mapping[str, Any]], **settings: Any) -> Recipe:
+    return resolve(write_project(folder, records, **settings), folder)
+
+
+def pack_corpus(recipe: Recipe) -> Path:
+    """All that Luigi would have done; returns the published manifest."""
+    return make_corpus(recipe, {"seconds": 1.0})
+
+
+# -- from numbers ----------------------------------------------------------------------------------------------------
+
+Tokens = tuple[list[int], bool]  # ids, as ~id where untrained; whether the last is an EOS that was added
+
+
+@st.composite
+def tokens_of(draw: st.DrawFn, longest: int = 40) -> Tokens:
+    """One conversation as it stands in a token file: the first token is untrained, another one is trained."""
+    size = draw(st.integers(2, longest))
+    ids = draw(st.lists(st.integers(3, 99), min_size=size, max_size=size))
+    trained = draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    separator = draw(st.booleans())
+    if separator:
+        ids[-1] = EOS
+    begin = draw(st.integers(1, size - 1))
+    trained = [index == begin or (index > begin and flag) for index, flag in enumerate(trained)]
+    return [token if flag else ~token for token, flag in zip(ids, trained, strict=True)], separator
+
+
+def token_file(
+    path: Path,
+    rows: Sequence[Tokens],
+    records: Sequence[int] = (),
+    digests: Sequence[int] = (),
+    turns: Sequence[int] = (),
+    batch: int = 3,
+) -> dict[str, Any]:
+    """Write a token file, in record batches of `batch` rows, and return its receipt (without rejects)."""
+    records, digests, turns = records or range(len(rows)), digests or range(len(rows)), turns or [2] * len(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with pa.OSFile(str(path), "w") as file, pa.ipc.new_file(file, SCHEMA) as writer:
+        for top in range(0, len(rows), batch):
+            some = rows[top : top + batch]
+            columns = [
+                pa.array(records[top : top + batch], pa.int64()),
+                pa.array(digests[top : top + batch], pa.uint64()),
+                pa.array(turns[top : top + batch], pa.int32()),
+                pa.array([sum(value >= 0 for value in values) for values, _ in some], pa.int32()),
+                pa.array([separator for _, separator in some], pa.bool_()),
+                pa.array([values for values, _ in some], pa.large_list(pa.int32())),
+            ]
+            writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
+    tokens = sum(len(values) - separator for values, separator in rows)
+    counts = {"conversations": len(rows), "records": len(rows), "accepted": len(rows), "tokens": tokens}
+    return {**counts, "rejects": [], "xxh3": digest_of(path, "xxh3")}
+
+
+def write_receipt(path: Path, receipt: Mapping[str, Any]) -> None:
+    noticed = dict.fromkeys(("control_text_seen", "not_round_trip", "unknown_tokens", "unusual_order"), 0)
+    write_bytes(path, to_json(noticed | dict(receipt)))
+
+
+def flip(path: Path) -> None:
+    """Damage one bit in the middle of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def ids_of(values: Sequence[int] | np.ndarray) -> list[int]:
+    """Ids of tokens as a token file has them."""
+    return [int(value) if value >= 0 else ~int(value) for value in values]

@@ -1,0 +1,160 @@
+"""Real rows and tiny models for the tests of training.
+
+data/sample ─packed_rows─▶ rows of 256 tokens, as train.data.dataset gives them ─┐
+tiny_model(family) ─▶ 2 layers, fp32, grouped-query attention ──────────────┴▶ what the tests train
+plain_kernels(monkeypatch) ─▶ the kernels of a GPU, written plainly, so that what is given to them can be tested here
+"""
+
+from __future__ import annotations
+
+import inspect
+import tempfile
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from support.commands import ROOT
+from support.small_corpus import conversations, make_recipe, pack_corpus
+from torch.nn.attention import varlen
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import modeling_flash_attention_utils as flash_utils
+
+from train.model import attention
+
+LENGTH, VOCABULARY = 256, 500
+SOURCES = [{"path": str(ROOT / "data" / "sample" / name)} for name in ("alpaca.json", "questions.csv")] + [
+    {"path": "chat.jsonl"}  # short ones beside them, so that rows have several conversations
+]
+SETTINGS = {"overlong": "drop", "max_rejects": 1.0}
+FAMILIES = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+    # A window that is shorter than most conversations.
+    "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": 24}),
+}
+
+Row = dict[str, torch.Tensor]
+
+
+@cache
+def packed_rows() -> list[Row]:
+    """Rows of the bundled sample: input_ids and position_ids int32[256], labels int64[256]."""
+    with tempfile.TemporaryDirectory() as folder:
+        manifest = pack_corpus(
+            make_recipe(Path(folder), conversations(40), sources=SOURCES, sequence_length=LENGTH, **SETTINGS)
+        )
+        facts = orjson.loads(manifest.read_bytes())
+        assert facts["tokenizer"]["vocab_size"] == VOCABULARY
+        (shard,) = facts["splits"]["train"]["shards"]
+        table = pa.ipc.open_stream((Path(folder) / facts["corpus"] / shard["path"]).read_bytes()).read_all()
+        names = ("input_ids", "labels", "position_ids")
+        columns = {
+            name: torch.tensor(table[name].combine_chunks().flatten().to_numpy().reshape(-1, LENGTH)) for name in names
+        }
+    columns["labels"] = columns["labels"].long()
+    return [{name: column[i] for name, column in columns.items()} for i in range(table.num_rows)]
+
+
+def tiny_model(family: str = "llama", adapter: bool = True, dropout: float = 0.0, **settings: Any) -> Any:
+    """A model of its family with weights of a seed, and a LoRA adapter whose B is not zero."""
+    torch.manual_seed(7)
+    build, config, own = FAMILIES[family]
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    common = sizes | {"num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH}
+    # Weights ten times the usual: attention is then far from uniform, and what leaks shows.
+    scale = {"initializer_range": 0.2, "use_cache": False, "attn_implementation": "sdpa"}
+    model = build(config(**common | scale | own | settings))
+    if adapter:
+        targets = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+        model = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, lora_dropout=dropout, target_modules=targets))
+        with torch.no_grad():
+            for name, weights in model.named_parameters():
+                if "lora_B" in name:
+                    weights.normal_(std=0.05)
+    return model.train()
+
+
+# -- the kernels of a GPU ----------------------------------------------------------------------------------------------
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, left: int) -> torch.Tensor:
+    """Causal attention of one segment, [T, heads, D], that reaches `left` tokens back (-1: all)."""
+    back = torch.arange(len(q))[:, None] - torch.arange(len(k))[None, :]
+    mask = (back >= 0) & ((left < 0) | (back <= left))
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale).transpose(0, 1)
+
+
+def attend_segments(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bounds: tuple[torch.Tensor, torch.Tensor],
+    longest: Any,
+    **how: Any,
+) -> torch.Tensor:
+    """As a kernel that goes by segments must be called: one bound more than segments, int32, over the whole batch."""
+    assert torch.equal(*bounds)
+    assert bounds[0].dtype == torch.int32
+    assert (bounds[0][0], bounds[0][-1]) == (0, len(q))
+    assert longest == (bounds[0].diff().max(),) * 2
+    return torch.cat([attend(q[a:b], k[a:b], v[a:b], **how) for a, b in pairwise(bounds[0].tolist())])
+
+
+def plain_varlen(*args: Any, **named: Any) -> torch.Tensor:
+    """`varlen_attn` of torch, for every call that the real one takes."""
+    call = inspect.signature(varlen.varlen_attn).bind(*args, **named)
+    call.apply_defaults()
+    given = call.arguments
+    q, k, v = (given[name] for name in ("query", "key", "value"))
+    assert given["enable_gqa"] == (q.shape[1] != k.shape[1])
+    left, right = given["window_size"]
+    assert right == 0
+    longest = (given["max_q"], given["max_k"])
+    return attend_segments(q, k, v, (given["cu_seq_q"], given["cu_seq_k"]), longest, scale=given["scale"], left=left)
+
+
+def plain_flash_varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+) -> torch.Tensor:
+    """`flash_attn_varlen_func` of the flash-attn package."""
+    assert causal
+    longest = (max_seqlen_q, max_seqlen_k)
+    how = {"scale": softmax_scale, "left": window_size[0]}
+    return attend_segments(q, k, v, (cu_seqlens_q, cu_seqlens_k), longest, **how)
+
+
+def plain_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
+    """`flash_attn_func`: every row by itself, and its conversations together."""
+    left = named.get("window_size", (-1, -1))[0]
+    return torch.stack([attend(*row, named["softmax_scale"], left) for row in zip(q, k, v, strict=True)])
+
+
+def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put the plain kernels in place of those of torch and flash-attn."""
+    monkeypatch.setattr(attention, "varlen_attn", plain_varlen)
+    functions = (plain_flash, plain_flash_varlen, None, flash_utils._pad_input, flash_utils._unpad_input)
+    ways = (flash_utils._lazy_define_process_function(plain_flash_varlen), None)
+    monkeypatch.setattr(flash_utils, "lazy_import_flash_attention", lambda *_, **__: (functions, ways))
+
+
+def force_attention(model: Any, backend: str) -> None:
+    """Set a backend that is not available here."""
+    model.config._attn_implementation_internal = attention.BACKENDS[backend]

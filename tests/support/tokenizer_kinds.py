@@ -1,0 +1,467 @@
+"""Small tokenizers of every kind that is read, built once a session, and what the tests do with them.
+
+    KINDS = {"sp_bpe_chatml": SentencePiece BPE, …, "hf_byte_level": a folder as Hugging Face writes it, …}
+    open_kind(name) ─▶ Encoder        reference(name) ─▶ the library's own tokenizer
+
+All texts that they are trained on stand here. The vocabularies are small, so that texts fall into many tokens and
+the edges between them show.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from hypothesis import strategies as st
+
+from tasks.config import Config, Source
+from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from tasks.sources.model import SourceSpec
+from tasks.sources.parts import find_parts
+from tasks.storage.token_files import TokenFiles
+from tasks.templates.built_in import BuiltIn
+from tasks.templates.spans import TEXT, Span, Template
+from tasks.tokenization.tokenize_part import tokenize_part
+
+SENTENCES = [
+    "The train leaves at 9:40 and arrives at 11:05, so the ride takes 85 minutes.",
+    "Wie lange dauert die Fahrt? Genau 85 Minuten, also 1 Stunde und 25 Minuten.",
+    "def area(width, height):\n    return width * height\n\nprint(area(3, 4))  # 12",
+    "A kilogram has 1000 grams; 2.5 kg are 2500 g, and 40 % of that is 1000 g.",
+    '{"name": "weather", "arguments": {"town": "Ulm", "days": 2}}',
+    "Which of the two is larger, 0.9 or 0.11? The first, because 0.90 is more than 0.11.",
+    "user assistant system tool <tool> [x] (y) | a / b > c < d = e _ f ~ g ^ h @ i # j & k ; l ! m ` n $ o \\ p",
+    "Les nombres premiers sont 2, 3, 5, 7, 11 et 13; le suivant est 17.",
+] * 4  # fmt: skip
+
+ASCII = "".join(map(chr, range(32, 127)))
+
+LLAMA3_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3_SPECIAL = (
+    "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
+    "<|im_start|>", "<|im_end|>", "<|endoftext|>",
+)  # fmt: skip
+NOT_SPECIAL = ("<think>", "</think>", "<tool_call>", "</tool_call>")
+
+CHATML_JINJA = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@functools.cache
+def folder() -> Path:
+    """Where the tokenizers of this session lie; removed when the process ends."""
+    handle = tempfile.TemporaryDirectory(prefix="tokenizer_kinds_")
+    _KEPT.append(handle)
+    return Path(handle.name)
+
+
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+
+
+# -- SentencePiece ----------------------------------------------------------------------------------------------------
+
+
+def _sentencepiece(name: str, **options: Any) -> Path:
+    from sentencepiece import SentencePieceTrainer
+
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(line for text in SENTENCES for line in text.split("\n")),
+        model_writer=model,
+        **{
+            "model_type": "bpe",
+            "vocab_size": 500,
+            "hard_vocab_limit": False,
+            "byte_fallback": True,
+            "normalization_rule_name": "identity",
+            "remove_extra_whitespaces": False,
+            "allow_whitespace_only_pieces": True,
+            "required_chars": ASCII.replace(" ", ""),
+            "num_threads": 1,
+            "pad_id": 0,
+            "bos_id": 1,
+            "eos_id": 2,
+            "unk_id": 3,
+            "minloglevel": 2,
+        }
+        | options,
+    )
+    path = folder() / f"{name}.model"
+    path.write_bytes(model.getvalue())
+    return path
+
+
+def _sp_bpe_chatml() -> Path:
+    return _sentencepiece("sp_bpe_chatml", control_symbols=["<|im_start|>", "<|im_end|>"])
+
+
+def _sp_bpe_user_defined() -> Path:
+    return _sentencepiece("sp_bpe_user_defined", user_defined_symbols=["<sep>", "<tool_call>", "[INST]", "  "])
+
+
+def _sp_unigram() -> Path:
+    return _sentencepiece("sp_unigram", model_type="unigram", vocab_size=460, user_defined_symbols=["<sep>"])
+
+
+# -- Hugging Face -----------------------------------------------------------------------------------------------------
+
+
+def _added(content: str, special: bool = True) -> Any:
+    from tokenizers import AddedToken
+
+    return AddedToken(content, special=special, normalized=False)
+
+
+def write_folder(name: str, tokenizer: Any, **settings: Any) -> Path:
+    """A tokenizer as Hugging Face writes it: tokenizer.json and tokenizer_config.json."""
+    path = folder() / name
+    path.mkdir(exist_ok=True)
+    tokenizer.save(str(path / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **settings}
+    (path / "tokenizer_config.json").write_text(json.dumps(config))
+    return path
+
+
+def _hf_byte_level() -> Path:
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(LLAMA3_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(SENTENCES, trainer)
+    tokenizer.add_special_tokens([_added(content) for content in LLAMA3_SPECIAL])
+    tokenizer.add_tokens([_added(content, special=False) for content in NOT_SPECIAL])
+    bos = "<|begin_of_text|>"
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
+    )
+    return write_folder(
+        "hf_byte_level",
+        tokenizer,
+        bos_token=bos,
+        eos_token="<|im_end|>",
+        pad_token={"__type": "AddedToken", "content": "<|endoftext|>", "special": True},
+        chat_template=CHATML_JINJA,
+    )
+
+
+def _hf_llama2(name: str, legacy: bool) -> Path:
+    """Llama 2's pieces: bytes, <s> and </s> in the vocabulary and among the added tokens; no merge across words."""
+    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+    learner = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    learner.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split("\n", "isolated"),
+            pre_tokenizers.Metaspace(prepend_scheme="never", split=False),
+            pre_tokenizers.Split(Regex("▁+"), "merged_with_next"),
+        ]
+    )
+    special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(
+        vocab_size=520, special_tokens=special, initial_alphabet=[*ASCII.replace(" ", "▁")], show_progress=False
+    )
+    learner.train_from_iterator(SENTENCES, trainer)
+    model = json.loads(learner.to_str())["model"]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab=model["vocab"],
+            merges=[tuple(pair) for pair in model["merges"]],
+            unk_token="<unk>",
+            byte_fallback=True,
+            fuse_unk=True,
+        )
+    )
+    if legacy:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens([_added(t) for t in ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")])
+    tokenizer.add_tokens([_added("<think>", special=False)])
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    return write_folder(
+        name,
+        tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        unk_token="<unk>",
+        chat_template=CHATML_JINJA,
+    )
+
+
+def _hf_metaspace() -> Path:
+    return _hf_llama2("hf_metaspace", legacy=False)
+
+
+def _hf_legacy() -> Path:
+    return _hf_llama2("hf_legacy", legacy=True)
+
+
+def _hf_unigram() -> Path:
+    """Special tokens in the vocabulary of a Unigram model: its trie matches them in any text that holds them."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    learner = Tokenizer(models.Unigram())
+    learner.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    special = ["<pad>", "<unk>", "</s>", "<|im_start|>", "<|im_end|>", "<sep>"]
+    trainer = trainers.UnigramTrainer(
+        vocab_size=300,
+        special_tokens=special,
+        unk_token="<unk>",
+        initial_alphabet=[*ASCII.replace(" ", "▁")],
+        show_progress=False,
+    )
+    learner.train_from_iterator(SENTENCES, trainer)
+    model = json.loads(learner.to_str())["model"]
+    pieces = [(piece, -0.5 if piece in special else score) for piece, score in model["vocab"]]
+    tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
+    tokenizer.add_special_tokens([_added(content) for content in special])
+    return write_folder("hf_unigram", tokenizer, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
+
+
+_BUILDERS: dict[str, Callable[[], Path]] = {
+    "sp_bpe_chatml": _sp_bpe_chatml,
+    "sp_bpe_user_defined": _sp_bpe_user_defined,
+    "sp_unigram": _sp_unigram,
+    "hf_byte_level": _hf_byte_level,
+    "hf_metaspace": _hf_metaspace,
+    "hf_legacy": _hf_legacy,
+    "hf_unigram": _hf_unigram,
+}
+MISTRAL = Path(__file__).resolve().parents[3] / "shared" / "tokenizers" / "mistral_v3_32k.model"
+
+BUILT = tuple(_BUILDERS)
+KINDS = (*BUILT, "mistral_v3")
+SENTENCEPIECE = ("sp_bpe_chatml", "sp_bpe_user_defined", "sp_unigram", "mistral_v3")
+HUGGING_FACE = ("hf_byte_level", "hf_metaspace", "hf_legacy", "hf_unigram")
+# Every byte has a token, so every text decodes to itself.
+LOSSLESS = tuple(kind for kind in KINDS if kind != "hf_unigram")
+
+
+@functools.cache
+def kind_path(kind: str) -> Path:
+    """The model or folder of a kind; skips the test where it is the real tokenizer and does not lie there."""
+    if kind == "mistral_v3":
+        if not MISTRAL.is_file():
+            import pytest
+
+            pytest.skip("the tokenizer mistral_v3_32k.model is not on this machine")
+        return MISTRAL
+    return _BUILDERS[kind]()
+
+
+@functools.cache
+def open_kind(kind: str) -> Encoder:
+    return open_encoder(find_tokenizer(kind_path(kind)))
+
+
+@functools.cache
+def reference(kind: str) -> Any:
+    """The library's own tokenizer: a SentencePieceProcessor, or transformers' for a Hugging Face folder."""
+    if kind in SENTENCEPIECE:
+        from sentencepiece import SentencePieceProcessor
+
+        return SentencePieceProcessor(model_file=str(kind_path(kind)))
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast.from_pretrained(str(kind_path(kind)))
+
+
+# -- texts ------------------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def control_strings(kind: str) -> tuple[str, ...]:
+    """All that the tokenizer could take for a control token, and the marks of common templates."""
+    common = ("<|im_start|>", "<|im_end|>", "</s>", "<s>", "<unk>", "<sep>", "[INST]", "<|eot_id|>", "<tool_call>")
+    return tuple(dict.fromkeys((*open_kind(kind).controls, *common)))
+
+
+def ordinary(kind: str) -> st.SearchStrategy[str]:
+    """Words, digits, white space, emoji and other scripts; nothing that could be taken for a control token."""
+    words = ["The", "train", " ride", "area", "85", "1000", ", ", ".", "?", "\n", "\n\n", " ", "  ", "   "]
+    others = ["🙂", "👩‍👩‍👧", "漢字", "Привет", "مرحبا", "\u200d", "\u0301", "\r\n", "\u00a0", "\u2028", "ﬁ", "①", "\t"]
+    return st.lists(st.sampled_from(words + others if kind in LOSSLESS else words), max_size=12).map("".join)
+
+
+def hostile(kind: str) -> st.SearchStrategy[str]:
+    """Pieces of all control strings, whole and cut, among ordinary text and any characters."""
+    whole = st.sampled_from(control_strings(kind)[:40])
+    cut = st.tuples(whole, st.integers(0, 20), st.integers(0, 20)).map(lambda t: t[0][min(t[1:]) : max(t[1:])])
+    known = st.characters(exclude_categories=["Cs"], exclude_characters="\0") if kind in LOSSLESS else ASCII
+    odd = st.sampled_from(["▁", "▁▁ ", "  ", "\n" * 3, "< s >"])
+    pieces = st.one_of(whole, whole, cut, ordinary(kind), st.text(known, max_size=6), odd)
+    return st.lists(pieces, max_size=8).map("".join)
+
+
+@st.composite
+def records(draw: st.DrawFn, texts: st.SearchStrategy[str], usual: bool = False) -> dict[str, Any]:
+    """A record of the format `messages` with `texts` in every field; `usual`: user and assistant in turn."""
+    messages: list[dict[str, Any]] = []
+    if draw(st.booleans()):
+        messages.append({"role": "system", "content": draw(texts)})
+    for _ in range(draw(st.integers(1, 3))):
+        roles = ["user", "assistant"] if usual else draw(st.lists(st.sampled_from(MANY_ROLES), min_size=1, max_size=3))
+        for role in roles:
+            message: dict[str, Any] = {"role": role, "content": "Q" * usual + draw(texts)}
+            if role == "tool":
+                message |= {"tool_call_id": draw(texts), "name": draw(texts)}
+            if role == "call":
+                function = {"name": draw(texts) or "f", "arguments": {draw(texts): [draw(texts)], "k": draw(texts)}}
+                message |= {"role": "assistant", "tool_calls": [{"id": draw(texts), "function": function}]}
+            if not usual and draw(st.integers(0, 5)) == 0:
+                message["weight"] = 0
+            messages.append(message)
+    messages.append({"role": "assistant", "content": "The end" + draw(texts)})
+    record: dict[str, Any] = {"messages": messages}
+    if not usual and draw(st.booleans()):
+        record["tools"] = [{"type": "function", "function": {"name": draw(texts), "parameters": {draw(texts): 1}}}]
+    return record
+
+
+MANY_ROLES = ("user", "user", "assistant", "assistant", "call", "tool", "system")
+
+
+def everywhere(text: str) -> dict[str, Any]:
+    """A record with `text` in every field that a record has."""
+    call = {"id": text, "type": "function", "function": {"name": text, "arguments": {text: text, "k": [{text: text}]}}}
+    return {
+        "messages": [
+            {"role": "system", "content": text, "name": text},
+            {"role": "user", "content": text, "name": text},
+            {"role": "assistant", "content": text, "name": text, "tool_calls": [call, call]},
+            {"role": "tool", "content": text, "name": text, "tool_call_id": text},
+            {"role": "assistant", "content": text},
+        ],
+        "tools": [{"type": "function", "function": {"name": text, "parameters": {text: {text: text}}}}],
+    }
+
+
+# -- conversations → token files --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """One conversation of a token file."""
+
+    record: int
+    trained_count: int
+    separator: bool
+    ids: np.ndarray
+    trained: np.ndarray
+
+
+def tokenize(
+    records: Sequence[Mapping[str, Any]],
+    encoder: Encoder,
+    template: Template | str,
+    train_on: str = "assistant",
+    format: str = "messages",
+    **settings: Any,
+) -> tuple[list[Row], dict[str, Any]]:
+    """Records through a JSONL file and `tokenize_part`: the rows of the token file, and the receipt."""
+    config = Config(
+        sources=[Source(path="part.jsonl")],
+        train_on=train_on,  # type: ignore[arg-type]
+        **settings,
+    )
+    if isinstance(template, str):
+        template = BuiltIn(template, encoder, config.train_on)
+    # What is written here need not outlive a power cut, and fsync would be most of the time.
+    with tempfile.TemporaryDirectory(dir=folder()) as name, mock.patch("os.fsync"):
+        place = Path(name)
+        lines = [json.dumps(record, ensure_ascii=False) for record in records]
+        (place / "part.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
+        [(_, [part])] = find_parts([SourceSpec("part.jsonl", format)], place, 1 << 30)
+        receipt = tokenize_part(part, encoder, template, config, place / "tokens.arrow", place / "receipt.json")
+        return read_rows(place / "tokens.arrow"), receipt
+
+
+def written(spans: Sequence[Span], encoder: Encoder) -> tuple[bytes, list[bool], list[tuple[int, int]]]:
+    """What a row must be, from its spans: bytes, whether each byte is trained, and (place, id) of each control token.
+
+    The separator is not part of it.
+    """
+    content, trained, controls = b"", list[bool](), list[tuple[int, int]]()
+    behind = "start"
+    for span in spans:
+        text = span.text
+        if span.token == TEXT:
+            rule = encoder.leading_space
+            if behind == "start":
+                spaced = rule != "none"
+            else:
+                spaced = behind == "control" and (rule == "each" or (rule == "template" and span.start))
+            text = " " + text if spaced and not text.startswith(encoder.has_space) else text
+            text = text.replace("▁", " ") if encoder.underline_is_space else text
+        else:
+            controls.append((len(content), span.token))
+        content += text.encode()
+        trained += [span.trained] * (len(content) - len(trained))
+        behind = "text" if span.token == TEXT else "control"
+    return content, trained, controls
+
+
+@functools.cache
+def bytes_of_tokens(encoder: Encoder) -> list[bytes]:
+    return [encoder.token_bytes(token) for token in range(encoder.vocab_size)]
+
+
+def check_row(row: Row, spans: Sequence[Span], encoder: Encoder) -> None:
+    """The row holds what the spans say, its labels are theirs, and its control tokens are theirs, place by place."""
+    content, trained, controls = written(spans, encoder)
+    ids, table = row.ids.tolist(), bytes_of_tokens(encoder)
+    pieces = [table[number] for number in ids]
+    lengths = list(map(len, pieces))
+    known = set(encoder.controls.values()) - {encoder.unk_id}
+    found = [(start, number) for start, number in zip(accumulate([0, *lengths]), ids, strict=False) if number in known]
+    if row.separator:
+        controls = [*controls, (len(content), encoder.eos_id)]
+        # What ends a conversation is trained where the last thing said before it is; white space says nothing.
+        said = [span for span in spans if span.token != TEXT or span.text.strip()]
+        trained += [said[-1].trained] * lengths[-1]
+        content += pieces[-1]
+    assert found == controls
+    assert b"".join(pieces) == content
+    trained[: lengths[0]] = [False] * lengths[0]
+    assert np.repeat(row.trained, lengths).tolist() == trained
+    assert row.trained_count == int(row.trained.sum())
+
+
+def read_rows(token_file: Path) -> list[Row]:
+    """The rows of a token file, tokens and labels told apart."""
+    files = TokenFiles([token_file])
+    table = files.tables[0]
+    rows = []
+    for index in range(len(table)):
+        values = np.array(files.tokens(0, index))
+        record, count, separator = (table.column(c)[index].as_py() for c in ("record", "trained", "separator"))
+        rows.append(Row(record, count, separator, values ^ (values >> 31), values >= 0))
+    return rows

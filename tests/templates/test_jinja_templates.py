@@ -1,0 +1,495 @@
+"""Jinja templates: the tokens and labels of transformers, and no control token that the template did not write."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from datetime import datetime
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.tokenizer_kinds import (
+    CHATML_JINJA,
+    Row,
+    check_row,
+    control_strings,
+    everywhere,
+    folder,
+    hostile,
+    kind_path,
+    open_kind,
+    ordinary,
+    records,
+    reference,
+    tokenize,
+)
+
+import tasks.templates.jinja_sandbox
+from tasks.conversations.formats import read_record
+from tasks.core.errors import DataError, PartMissing, Reject, UsageError
+from tasks.encoders.encoder import Encoder
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.spans import TEXT, Span, TrainOn, trained_turns
+
+pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
+from transformers.utils.chat_template_utils import _compile_jinja_template
+
+FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+CHATML_MARKED = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}"
+    "{% else %}{{ message.content }}<|im_end|>{% endif %}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+LLAMA3 = (
+    "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
+    "{{ message.content | trim }}<|eot_id|>{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+LLAMA3_MARKED = (
+    "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
+    "{% if message.role == 'assistant' %}{% generation %}{{ message.content | trim }}<|eot_id|>{% endgeneration %}"
+    "{% else %}{{ message.content | trim }}<|eot_id|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+LLAMA2 = (
+    "{% for message in messages %}{% if message.role == 'assistant' %} {{ message.content | trim }} {{ eos_token }}"
+    "{% else %}{{ bos_token }}[INST] {{ message.content | trim }} [/INST]{% endif %}{% endfor %}"
+)
+TOOLS = (
+    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.name %}[{{ message.name }}] {% endif %}{{ message.content }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>"
+    "{{ call.function.name }} {{ call.function.arguments | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+ALTERNATING = (
+    "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}{% endfor %}" + CHATML_JINJA
+)
+DATED = "<|im_start|>system\nToday is {{ strftime_now('%d %b %Y') }}.<|im_end|>\n" + CHATML_JINJA
+# Fields side by side, trimmed or not, and in frames that a field could complete to a control token.
+JOINED = (
+    "{{ tools | tojson }}{% if tools %}{{ tools | tojson(ensure_ascii=true) }}{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.name }}{{ m.content }}{{ m.name }}{{ m.tool_call_id }}"
+    "{{ m.content | trim }}{{ m.name | trim }}<{{ m.content | trim }}>{{ '<|' ~ m.name ~ '|>' }}"
+    "{% for c in m.tool_calls or [] %}{{ c.id }}{{ c.function.name | trim }}{% for k in c.function.arguments %}"
+    "{{ k }}{{ c.function.arguments[k] }}{{ k | trim }}</{{ k }}>{% endfor %}{{ c.function.arguments }}{% endfor %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+TEMPLATES = {
+    "chatml": CHATML_JINJA,
+    "chatml_marked": CHATML_MARKED,
+    "llama3": LLAMA3,
+    "llama3_marked": LLAMA3_MARKED,
+    "llama2": LLAMA2,
+    "tools": TOOLS,
+    "alternating": ALTERNATING,
+    "dated": DATED,
+}
+HF = ("hf_byte_level", "hf_metaspace", "hf_legacy")
+
+
+def jinja(source: str, kind: str, train_on: TrainOn = "assistant", today: str = "2026-01-01") -> JinjaTemplate:
+    return JinjaTemplate("test.jinja", source, open_kind(kind), train_on, today)
+
+
+def spans_of(template: JinjaTemplate, record: dict[str, Any], train_on: TrainOn = "assistant") -> list[Span]:
+    conversation = read_record(record, "messages")
+    return template.spans(conversation, trained_turns(conversation, train_on))
+
+
+def its_own(row: Row) -> list[int]:
+    """The ids of the row without the separator."""
+    return row.ids.tolist()[: len(row.ids) - row.separator]
+
+
+def starts(row: Row) -> list[int]:
+    return [i for i, flag in enumerate(row.trained) if flag and not row.trained[i - 1]]
+
+
+# -- the reference ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", HF)
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_tokens_and_labels_are_those_of_transformers(name: str, kind: str) -> None:
+    """On conversations without control text. Answers begin with a letter: an answer is encoded from its own start,
+    and transformers would join white space at its beginning with the line end before it."""
+    source, library = TEMPLATES[name], reference(kind)
+    render = functools.partial(library.apply_chat_template, chat_template=source, return_dict=False)
+    _compile_jinja_template(source).environment.globals["strftime_now"] = datetime(2026, 1, 1).strftime
+    template = jinja(source, kind)
+
+    @FEW
+    @given(records(ordinary(kind), usual=True))
+    def check(record: dict[str, Any]) -> None:
+        messages = [m | {"content": "Zz" + m["content"]} for m in record["messages"][:-1] if m["role"] != "system"]
+        if name == "tools":
+            call = {"type": "function", "function": {"name": "f", "arguments": {"a": messages[0]["content"], "b": 1}}}
+            messages[-1] |= {"tool_calls": [call]}
+            messages += [{"role": "tool", "name": "f", "content": "7"}, {"role": "assistant", "content": "Seven."}]
+        tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}] if name == "tools" else None
+        [row], _ = tokenize([{"messages": messages, "tools": tools}], open_kind(kind), template)
+        assert its_own(row) == render(messages, tools=tools, tokenize=True)
+
+        answers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+        prompts = [render(messages[:k], tools=tools, tokenize=True, add_generation_prompt=True) for k in answers]
+        assert [at for at in starts(row) if at < len(its_own(row))] == [len(prompt) for prompt in prompts]
+        assert all(row.ids[: len(prompt)].tolist() == prompt for prompt in prompts)
+        if "marked" in name:
+            whole = library.apply_chat_template(
+                messages, chat_template=source, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+            )
+            assert row.trained[: len(whole["input_ids"])].tolist() == [bool(flag) for flag in whole["assistant_masks"]]
+
+    check()
+
+
+@pytest.mark.parametrize("kind", HF)
+def test_the_tokenizers_own_template_is_read_from_its_folder(kind: str) -> None:
+    source = find_tokenizer(kind_path(kind)).chat_template()
+    assert source == reference(kind).chat_template == CHATML_JINJA
+
+
+def test_the_trained_turns_read_by_eye() -> None:
+    record = {
+        "messages": [
+            {"role": "user", "content": "2+2?"},
+            {"role": "assistant", "content": "4"},
+            {"role": "user", "content": "Sure?"},
+            {"role": "assistant", "content": "Yes.", "weight": 0},
+            {"role": "user", "content": "And 3+3?"},
+            {"role": "assistant", "content": "6"},
+        ]
+    }
+    expected: dict[tuple[str, TrainOn], list[str]] = {
+        ("chatml", "assistant"): ["4<|im_end|>", "6<|im_end|>"],
+        ("chatml_marked", "assistant"): ["4<|im_end|>", "6<|im_end|>"],
+        ("chatml", "last"): ["6<|im_end|>"],
+        ("llama2", "assistant"): [" 4 <|im_end|>", " 6 <|im_end|>"],
+        ("chatml", "all"): [
+            "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n",
+            "\n<|im_start|>user\nAnd 3+3?<|im_end|>\n<|im_start|>assistant\n6<|im_end|>\n",
+        ],
+    }
+    for (name, train_on), runs in expected.items():
+        spans = spans_of(jinja(TEMPLATES[name], "hf_byte_level", train_on), record, train_on)
+        found = "".join(span.text if span.trained else "\0" for span in spans)
+        assert [run for run in found.split("\0") if run] == runs, (name, train_on)
+
+
+def test_white_space_behind_the_stop_token_is_not_trained_and_no_separator_follows_it() -> None:
+    [row], _ = tokenize(
+        [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}],
+        open_kind("hf_byte_level"),
+        jinja(CHATML_JINJA, "hf_byte_level"),
+    )
+    encoder = open_kind("hf_byte_level")
+    assert encoder.decode(row.ids[-2:]) == "<|im_end|>\n"
+    assert row.trained[-3:].tolist() == [True, True, False]
+    assert not row.separator
+
+
+def test_plain_text_is_framed_by_no_template() -> None:
+    [row], _ = tokenize([{"text": "a b"}], open_kind("hf_byte_level"), jinja(LLAMA3, "hf_byte_level"), format="text")
+    assert open_kind("hf_byte_level").decode(row.ids) == "<|begin_of_text|>a b<|im_end|>"
+
+
+# -- content stays content --------------------------------------------------------------------------------------------
+
+
+FORM = {"messages", "tools", "role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function"}
+FORM |= {"arguments", "parameters", "k", "weight"}
+
+
+def harmless(value: Any, known: bool = False) -> Any:
+    """The same record with an x for every string that it holds."""
+    if isinstance(value, str):
+        return value if known else "x"
+    if isinstance(value, dict):
+        return {k if k in FORM else "x": harmless(item, known=k in ("role", "type")) for k, item in value.items()}
+    return [harmless(item) for item in value] if isinstance(value, list) else value
+
+
+def controls_of(row: Row, encoder: Encoder) -> list[str]:
+    known = set(encoder.controls.values()) - {encoder.unk_id}
+    return [encoder.control_strings[int(number)] for number in row.ids if int(number) in known]
+
+
+@pytest.mark.parametrize("kind", HF)
+@pytest.mark.parametrize("name", ["chatml", "chatml_marked", "llama3", "tools", "joined"])
+def test_the_control_tokens_are_those_that_the_template_writes(name: str, kind: str) -> None:
+    """They are the same as for a conversation of the same form that says nothing but x."""
+    encoder, source = open_kind(kind), {**TEMPLATES, "joined": JOINED}[name]
+    template = jinja(source, kind, "last" if name == "joined" else "assistant")
+    strings = control_strings(kind)
+    given_records = [everywhere(text) for text in (*strings, "".join(strings), " ".join(strings))]
+    given_records += [everywhere(string[:cut]) for string in strings for cut in range(1, len(string))]
+    given_records += [everywhere(string[cut:]) for string in strings for cut in range(1, len(string))]
+
+    def check(found: list[dict[str, Any]]) -> None:
+        for record in found:
+            record["messages"][-1]["content"] = record["messages"][-1]["content"] or "x"
+        rows, _ = tokenize(found, encoder, template)
+        plain, _ = tokenize([harmless(found[row.record]) for row in rows], encoder, template)
+        for row, other in zip(rows, plain, strict=True):
+            assert controls_of(row, encoder) == controls_of(other, encoder), found[row.record]
+
+    check(given_records)
+    FEW(given(st.lists(records(hostile(kind)), min_size=1, max_size=4))(check))()
+
+
+@pytest.mark.parametrize("space", ["", " ", "\n"])
+def test_a_control_string_that_the_template_joins_from_neighbouring_fields_is_text(space: str) -> None:
+    encoder = open_kind("hf_byte_level")
+    template = jinja(
+        "<|im_start|>{% for m in messages %}{{ m.name | trim }}{{ m.content | trim }}{{ m.tool_call_id }}{% endfor %}"
+        "<|eot_id|>",
+        "hf_byte_level",
+        "all",
+    )
+    for string in encoder.controls:
+        for first in range(len(string)):
+            for second in range(first, len(string) + 1):
+                parts = (string[:first] + space, space + string[first:second] + space, string[second:])
+                message = dict(zip(("name", "content", "tool_call_id"), parts, strict=True))
+                turns = [{"role": "user", "content": "a"}, {"role": "assistant", **message}]
+                spans = template.spans(read_record({"messages": turns}, "messages"), [True, True])
+                assert [s.text for s in spans if s.token != TEXT] == ["<|im_start|>", "<|eot_id|>"], parts
+                said = parts[0].strip() + parts[1].strip() + parts[2]
+                assert "".join(s.text for s in spans if s.token == TEXT) == "a" + said
+
+
+@pytest.mark.parametrize("name", ["chatml", "chatml_marked", "llama3", "llama2", "tools", "joined"])
+def test_what_is_written_is_what_transformers_renders_whatever_is_said(name: str) -> None:
+    """No character of the content is lost, added or moved by keeping control strings apart."""
+    source, library = {**TEMPLATES, "joined": JOINED}[name], reference("hf_byte_level")
+    template = jinja(source, "hf_byte_level", "all")
+
+    @FEW
+    @given(records(hostile("hf_byte_level")))
+    def check(record: dict[str, Any]) -> None:
+        for message in record["messages"]:
+            message.pop("weight", None)
+        spans = template.spans(*_all(record))
+        rendered = library.apply_chat_template(
+            record["messages"], tools=record.get("tools"), chat_template=source, tokenize=False
+        )
+        assert "".join(span.text for span in spans) == rendered
+
+    def _all(record: dict[str, Any]) -> Any:
+        conversation = read_record(record, "messages")
+        return conversation, [True] * len(conversation.messages)
+
+    check()
+
+
+@pytest.mark.parametrize("kind", HF)
+@pytest.mark.parametrize("name", ["chatml", "llama3_marked", "llama2"])
+def test_rows_are_what_the_spans_say(name: str, kind: str) -> None:
+    encoder = open_kind(kind)
+
+    @FEW
+    @given(st.lists(records(hostile(kind)), min_size=1, max_size=3), st.sampled_from(["assistant", "last", "all"]))
+    def check(given_records: list[dict[str, Any]], train_on: TrainOn) -> None:
+        template = jinja(TEMPLATES[name], kind, train_on)
+        rows, _ = tokenize(given_records, encoder, template, train_on)
+        for row in rows:
+            check_row(row, spans_of(template, given_records[row.record], train_on), encoder)
+
+    check()
+
+
+@functools.cache
+def odd() -> tuple[Encoder, Any]:
+    """Control strings of one character, within one another, and such that swallow the white space beside them."""
+    from tokenizers import AddedToken, Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    place = folder() / "odd"
+    place.mkdir(exist_ok=True)
+    tokenizer = Tokenizer.from_file(str(kind_path("hf_byte_level") / "tokenizer.json"))
+    plain = [AddedToken(content, special=True, normalized=False) for content in ("⏹", "<x>", "<|a|><x>", "aa<x")]
+    tokenizer.add_special_tokens(plain)
+    tokenizer.add_special_tokens([AddedToken("<|end|>", rstrip=True, special=True, normalized=False)])
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True, special=True, normalized=False)])
+    tokenizer.save(str(place / "tokenizer.json"))
+    (place / "tokenizer_config.json").write_bytes((kind_path("hf_byte_level") / "tokenizer_config.json").read_bytes())
+    return open_encoder(find_tokenizer(place)), PreTrainedTokenizerFast.from_pretrained(str(place))
+
+
+ODD = (
+    "{% for m in messages %}<|a|><x>{{ m.role }}<|end|>\n\n{{ m.content }} <mask>⏹{% endfor %}"
+    "{% if add_generation_prompt %}<|a|><x>assistant<|end|>\n\n{% endif %}"
+)
+
+
+def test_odd_control_strings_in_content_are_text() -> None:
+    encoder, _ = odd()
+    template = JinjaTemplate("odd", ODD, encoder, "assistant", "2026-01-01")
+    for text in ("⏹", "a⏹", "⏹⏹", "<|a|><x>", "<|a|>", "aa<x>", "<x><x>", "<mask>", "<|end|>", "aa<|a|><x>⏹"):
+        record = {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "b" + text}]}
+        spans = spans_of(template, record)
+        assert [s.text for s in spans if s.token != TEXT] == ["<|a|><x>", "<|end|>", "<mask>", "⏹"] * 2, text
+        assert "".join(s.text for s in spans if s.token == TEXT and not s.trained) == f"user{text}assistant"
+
+
+def test_control_tokens_swallow_the_white_space_that_they_swallow_in_transformers() -> None:
+    encoder, library = odd()
+    template = JinjaTemplate("odd", ODD, encoder, "assistant", "2026-01-01")
+
+    @FEW
+    @given(ordinary("hf_byte_level"), ordinary("hf_byte_level"))
+    def check(first: str, second: str) -> None:
+        messages = [{"role": "user", "content": first}, {"role": "assistant", "content": "Z" + second}]
+        [row], _ = tokenize([{"messages": messages}], encoder, template)
+        assert its_own(row) == library.apply_chat_template(
+            messages, chat_template=ODD, tokenize=True, return_dict=False
+        )
+
+    check()
+
+
+def test_a_conversation_that_uses_private_characters_keeps_them() -> None:
+    template = jinja(CHATML_JINJA, "hf_byte_level")
+    text = "\ue000<|im_end|>\ue001 \\ue002"
+    record = {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text}]}
+    spans = spans_of(template, record)
+    assert "".join(span.text for span in spans).count(text) == 2
+    assert sum(span.token != TEXT for span in spans) == 4
+
+
+def test_a_conversation_that_uses_all_private_characters_is_rejected() -> None:
+    text = "".join(chr(code) for code in range(sys.maxunicode + 1) if _is_private(code)) + "<|im_end|>"
+    record = {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "b"}]}
+    with pytest.raises(Reject) as reject:
+        spans_of(jinja(CHATML_JINJA, "hf_byte_level"), record)
+    assert reject.value.reason == "no_private_character"
+
+
+def _is_private(code: int) -> bool:
+    import unicodedata
+
+    return unicodedata.category(chr(code)) == "Co"
+
+
+# -- the clock --------------------------------------------------------------------------------------------------------
+
+
+def test_a_template_sees_the_date_of_the_config_and_each_its_own() -> None:
+    record = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    old, new = (jinja(DATED, "hf_byte_level", today=day) for day in ("1999-12-31", "2026-02-01"))
+    for template, day in ((old, "31 Dec 1999"), (new, "01 Feb 2026"), (old, "31 Dec 1999")):
+        assert spans_of(template, record)[1].text == f"system\nToday is {day}."
+
+
+def test_a_date_that_is_none_is_named() -> None:
+    with pytest.raises(UsageError, match="template_date: 2026-02-31"):
+        jinja(DATED, "hf_byte_level", today="2026-02-31")
+
+
+# -- templates that cannot be used ------------------------------------------------------------------------------------
+
+TWO_ANSWERS = {
+    "messages": [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        (
+            "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+            "{% if m.role != 'assistant' or loop.last %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
+            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+            r"part\.jsonl:1: .*messages\[1\] \(assistant\) cannot be located",
+        ),
+        ("{{ messages | length }}" + CHATML_JINJA, r"messages\[1\] \(assistant\) cannot be located"),
+        (CHATML_MARKED.replace("== 'assistant'", "== 'tool'"), r"0 \{% generation %\} blocks .* for 2 assistant turns"),
+        ("{{ messages.__class__.__mro__ }}" + CHATML_JINJA, "reaches for what a template must not"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "after 0.2 s; it loops"),
+    ],
+    ids=["rewrites history", "prints a count", "marks other turns", "reaches for Python", "loops"],
+)
+def test_a_template_whose_labels_would_be_wrong_stops_the_run(
+    source: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks.templates.jinja_sandbox, "SECONDS", 0.2)
+    with pytest.raises(DataError, match=problem):
+        tokenize([TWO_ANSWERS], open_kind("hf_byte_level"), jinja(source, "hf_byte_level"))
+
+
+@pytest.mark.parametrize(
+    ("source", "code", "problem"),
+    [
+        (ALTERNATING, "template_refused", "refuses it: roles must alternate user/assistant"),
+        ("{{ messages[0].content + 1 }}", "template_failed", "fails on it"),
+        ("<|im_start|>", "no_trained_tokens", "writes nothing of its answers"),
+        ("", "no_trained_tokens", "writes nothing of its answers"),
+    ],
+)
+def test_a_conversation_that_a_template_cannot_write_is_rejected(source: str, code: str, problem: str) -> None:
+    record = {"messages": [{"role": "user", "content": "a"}, *TWO_ANSWERS["messages"]]}
+    rows, receipt = tokenize([record], open_kind("hf_byte_level"), jinja(source, "hf_byte_level"))
+    assert rows == []
+    [[index, found, message]] = receipt["rejects"]
+    assert (index, found) == (0, code)
+    assert problem in message
+
+
+def test_arguments_nested_too_deeply_are_rejected() -> None:
+    for depth in (300, 900):
+        arguments = '{"a":' * depth + "1" + "}" * depth
+        call = {"function": {"name": "f", "arguments": arguments}}
+        record = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]}
+        _, receipt = tokenize([record], open_kind("hf_byte_level"), jinja(TOOLS, "hf_byte_level"))
+        assert [code for _, code, _ in receipt["rejects"]] == ["too_deep"]
+
+
+def test_a_template_that_is_no_jinja_is_named() -> None:
+    with pytest.raises(DataError, match=r"test\.jinja: is not valid Jinja: .*endfor"):
+        jinja("{% for message in messages %}", "hf_byte_level")
+
+
+# -- transformers missing ---------------------------------------------------------------------------------------------
+
+
+def _no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name == "transformers" or name.startswith("transformers."):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+
+
+def _no_jinja(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2.exceptions", None)
+
+
+def _old_jinja(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(source: str) -> None:
+        raise ImportError("apply_chat_template requires jinja2>=3.1.6 to be installed")
+
+    monkeypatch.setattr("transformers.utils.chat_template_utils._compile_jinja_template", refuse)
+
+
+@pytest.mark.parametrize("take_away", [_no_transformers, _no_jinja, _old_jinja])
+def test_without_transformers_it_says_what_to_install(
+    take_away: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = open_kind("hf_byte_level")
+    take_away(monkeypatch)
+    with pytest.raises(PartMissing, match=r"needs transformers .*make extras"):
+        JinjaTemplate("test.jinja", CHATML_JINJA, encoder, "assistant", "2026-01-01")

@@ -1,0 +1,195 @@
+"""A template in Jinja ends, whatever it does: each hostile one with one message, in bounded time and memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from support.commands import ROOT
+
+import tasks.templates.jinja_sandbox
+from tasks.core.errors import DataError, PackError, Reject
+from tasks.templates.jinja_sandbox import MEMORY, Renderer, Rendering
+
+pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
+
+MESSAGES = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+SAY = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+def open_renderer(source: str) -> Renderer:
+    return Renderer("odd.jinja", source, {"eos_token": "</s>"}, datetime(2026, 1, 1))
+
+
+def render(source: str) -> Rendering:
+    return open_renderer(source).render(MESSAGES, None, False, [], False)
+
+
+def children() -> set[int]:
+    """Processes whose parent this one is, zombies too."""
+    listed = subprocess.run(["ps", "-o", "pid=", "--ppid", str(os.getpid())], capture_output=True, text=True).stdout
+    return {pid for pid in map(int, listed.split()) if Path(f"/proc/{pid}").exists()}
+
+
+LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+DOUBLING = "{% set n = namespace(s='a') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}"
+LIST = "{% set n = namespace(l=[0]) %}{% for i in range(60) %}{% set n.l = n.l + n.l %}{% endfor %}"
+MACRO = "{% macro f(x) %}{{ f(x) }}{{ f(x) }}{% endmacro %}{{ f(1) }}"
+FAN = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}"
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "problem"),
+    [
+        (LOOPS, DataError, "was still rendering one conversation after 0.2 s; it loops"),
+        (FAN, DataError, "was still rendering one conversation after 0.2 s; it loops"),
+        ("{{ 'a' * 10**10 }}", DataError, "MiB of memory"),
+        ("{{ messages[0].content * 10**10 }}", DataError, "MiB of memory"),
+        ("{{ messages[0].content * 10**8 }}", DataError, "writes more than 16,777,216 characters"),
+        ("{{ messages[0].content.rjust(10**10) }}", DataError, "MiB of memory"),
+        ("{{ '%010000000000d' % 1 }}{{ '%0*d' % (10**10, 1) }}", (DataError, Reject), ""),
+        (DOUBLING, DataError, "MiB of memory"),
+        (LIST, DataError, "MiB of memory"),
+        ("{% set x = 9 ** (9 ** 9) %}", DataError, "it loops"),
+        (MACRO, Reject, "recursion"),
+        ("{{ range(10**9) | list }}", Reject, "Range too big"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", DataError, "reaches for what a template must not"),
+        ("{{ messages.append.__globals__ }}", DataError, "reaches for what a template must not"),
+        ("{{ cycler.__init__.__globals__.os.system('true') }}", DataError, "reaches for what a template must not"),
+        ("{% include '/etc/hostname' %}", DataError, "line 1: {% include %} reads another file"),
+        ("\n{% from 'x' import y %}", DataError, "line 2: {% import %} reads another file"),
+        ("{% extends messages[0].content %}", DataError, "{% extends %} reads another file"),
+        ("{{ " + "(" * 9999 + "1" + ")" * 9999 + " }}", DataError, "is not valid Jinja"),
+        ("{% if 1 %}" * 9999 + "{% endif %}" * 9999, DataError, "is not valid Jinja"),
+        ("{% for i in [1] %}" * 50 + "{% endfor %}" * 50, DataError, "is not valid Jinja: too many statically nested"),
+        ("{{ " + "9" * 9999 + " }}", DataError, "is not valid Jinja"),
+        ("{{ '\\ud800' }}", Reject, "what is no text"),
+        ("{{ raise_exception('x' * 99999) }}", Reject, "refuses it: xxx"),
+        ("{{ [1, 2] | sort(attribute='a' * 9) }}{{ messages | sum }}", Reject, "fails on it"),
+        ("{{ messages[0].content | regex_replace('(a+)+$', '') }}", DataError, "No filter named"),
+        ("{{ ('a' * 99999) | wordwrap(1) | wordcount }}{{ ('<' * 99999) | striptags }}", None, ""),
+        ("{{ ('a ' * 9999999) | urlize | title | wordwrap(1) | indent(9999) }}", DataError, ""),
+    ],
+)  # fmt: skip
+def test_a_hostile_template_ends_with_one_message(
+    source: str, error: type[Exception] | None, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tasks.templates.jinja_sandbox, "SECONDS", 0.2)  # which the system takes for 1
+    before = children()
+    start = os.times()
+    told: Exception | None = None
+    try:
+        render(source)
+    except (PackError, Reject) as found:
+        told = found if isinstance(found, PackError) else found.with_traceback(None)
+    if error is None or told is None:
+        assert told is error is None
+    else:
+        assert isinstance(told, error)
+        assert problem in str(told)
+        assert len(str(told)) < 1200
+        if isinstance(told, PackError):
+            assert str(told).startswith("template odd.jinja: ")
+    assert sum(os.times()[:4]) - sum(start[:4]) < 3
+    assert children() == before, "the process that rendered is still there"
+
+
+def test_a_renderer_goes_on_after_what_it_could_not_do() -> None:
+    source = "{% if messages[0].content == 'big' %}{{ 'a' * 10**10 }}{% endif %}" + SAY
+    renderer = open_renderer(source)
+    for _ in range(2):
+        with pytest.raises(DataError, match="MiB of memory"):
+            renderer.render([{"role": "user", "content": "big"}], None, False, [], False)
+        assert renderer.render(MESSAGES, None, False, [0], False) == Rendering("ab", [], [[0, 1]], None)
+
+
+def test_a_child_that_is_killed_is_told_of_and_replaced() -> None:
+    renderer = open_renderer(SAY)
+    os.kill(renderer._child, signal.SIGSEGV)
+    with pytest.raises(DataError, match=r"odd\.jinja: ended the process that rendered it \(SIGSEGV\)"):
+        renderer.render(MESSAGES, None, False, [], False)
+    assert renderer.render(MESSAGES, None, False, [], False).text == "ab"
+
+
+def test_chance_is_the_same_every_time() -> None:
+    source = "{{ range(99999) | random }} {{ lipsum(n=1) }}"
+    assert render(source) == render(source)
+
+
+def test_memory_is_bounded_by_the_system() -> None:
+    """Of the child, as the system counts it, with a template that takes all it can get."""
+    program = f"""
+        import resource, sys
+        sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+        from test_rendering import DOUBLING, LIST, render
+        for source in (DOUBLING, LIST):
+            try: render(source)
+            except Exception as error: print(error)
+        child, parent = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF))
+        print(child - parent)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True)
+    *messages, more = done.stdout.splitlines()
+    assert len(messages) == 2
+    assert all("MiB of memory" in message for message in messages)
+    assert int(more) << 10 <= MEMORY
+
+
+def _in_a_worker(renderer: Renderer, out: object) -> None:
+    before = renderer._child
+    text = renderer.render(MESSAGES, None, False, [], False).text
+    out.put((text, before != renderer._child, renderer._child))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+def test_a_forked_worker_has_a_child_of_its_own_that_ends_with_it(daemon: bool) -> None:
+    renderer = open_renderer(SAY)
+    context = multiprocessing.get_context("fork")
+    out = context.SimpleQueue()
+    worker = context.Process(target=_in_a_worker, args=(renderer, out), daemon=daemon)
+    worker.start()
+    text, own, child = out.get()
+    worker.join()
+    assert (text, own, worker.exitcode) == ("ab", True, 0)
+    assert not Path(f"/proc/{child}").exists(), "it was reaped by the worker, not left to init"
+    assert renderer.render(MESSAGES, None, False, [], False).text == "ab"
+
+
+def test_the_child_ends_when_its_parent_is_killed_and_takes_no_lock_with_it(tmp_path: Path) -> None:
+    program = f"""
+        import sys, fcntl, time
+        sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+        from test_rendering import SAY, open_renderer
+        lock = open({str(tmp_path / "lock")!r}, "w"); fcntl.flock(lock, fcntl.LOCK_EX)
+        renderer = open_renderer(SAY)
+        print(renderer._child, flush=True); time.sleep(60)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    held = os.readlink(f"/proc/{child}/cwd") and [os.readlink(f) for f in Path(f"/proc/{child}/fd").iterdir()]
+    assert str(tmp_path / "lock") not in held
+    parent.kill()
+    parent.communicate()
+    deadline = time.monotonic() + 60
+    with suppress(FileNotFoundError, ProcessLookupError):  # it is gone
+        while Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
+            assert time.monotonic() < deadline, "it lives on"
+            time.sleep(0.05)
+
+
+def test_the_cpu_of_a_child_without_a_parent_is_bounded() -> None:
+    renderer = open_renderer(SAY)
+    soft, _ = resource.prlimit(renderer._child, resource.RLIMIT_CPU)
+    assert 0 < soft < 60
+    assert resource.prlimit(renderer._child, resource.RLIMIT_FSIZE) == (0, 0)

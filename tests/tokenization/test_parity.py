@@ -1,0 +1,345 @@
+"""The fast encoder is used where it proved equal on texts of the corpus, and nowhere else."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.tokenizer_kinds import hostile, kind_path, open_kind, records
+
+from pipeline import events
+from pipeline.graph import TokenizePart, _resolved
+from tasks.core.errors import UsageError
+from tasks.encoders.encoder import Encoded, Encoder
+from tasks.encoders.gigatoken_encoder import GigatokenEncoder
+from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from tasks.recipe import Recipe
+from tasks.storage.manifest import load_manifest
+from tasks.tokenization import engine_check
+from tasks.tokenization.engine_check import HARD, difference, encoder_of, known_verdict, refused, sample, verdict_of
+from tasks.tokenization.tokenize_part import tokenize_part
+
+JINJA = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+
+
+def encoded_by(recipe: Recipe, place: Path) -> list[str]:
+    """All texts that the encoder is given when the corpus is tokenised."""
+    seen: list[str] = []
+
+    class Listening(Fake):
+        def encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
+            seen.extend(texts)
+            return self.reference.encode(texts)
+
+    for part in recipe.parts:
+        encoder = Listening(recipe.encoder, lambda text: False)
+        tokenize_part(part, encoder, recipe.template, recipe.config, place / "tokens.arrow", place / "receipt.json")
+    return seen
+
+
+class Fake(Encoder):
+    """A fast encoder that errs: of texts that are `wrong`, the last token is another one."""
+
+    engine = "gigatoken"
+
+    def __init__(self, reference: Encoder, wrong: Callable[[str], bool]):
+        for name in set(Encoder.__annotations__) - {"engine"}:
+            setattr(self, name, getattr(reference, name))
+        self.reference, self.wrong = reference, wrong
+
+    def encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
+        encoded = self.reference.encode(texts)
+        ids = encoded.ids.copy()
+        for text, stop in zip(texts, encoded.offsets[1:].tolist(), strict=True):
+            if self.wrong(text):
+                ids[stop - 1] ^= 1
+        return Encoded(ids, encoded.offsets)
+
+    def _encode(self, texts: Sequence[str]) -> Encoded:
+        return self.encode(texts)
+
+    def token_bytes(self, token: int) -> bytes:
+        return self.reference.token_bytes(token)
+
+    def model(self) -> bytes:
+        return self.reference.model()
+
+
+@pytest.fixture
+def erring(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Make gigatoken err on texts that hold a word."""
+
+    def err(word: str) -> None:
+        monkeypatch.setattr(engine_check, "_gigatoken", lambda reference: Fake(reference, lambda text: word in text))
+
+    return err
+
+
+# -- the sample -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "template"),
+    [
+        *(("sp_bpe_chatml", template) for template in ("chatml", "mistral", "plain", "own.jinja")),
+        *(("hf_metaspace", template) for template in ("mistral", "plain")),
+        ("sp_bpe_user_defined", "chatml"),
+        ("hf_byte_level", "own.jinja"),
+    ],
+)
+def test_of_a_small_corpus_every_text_is_compared_as_the_template_writes_it(
+    kind: str, template: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    texts = hostile(kind).map(lambda text: text.replace("\0", ""))
+
+    @settings(max_examples=6, deadline=None)
+    @given(records(texts, usual=True))
+    def check(record: dict[str, Any]) -> None:
+        place = tmp_path_factory.mktemp("sample")
+        (place / "own.jinja").write_text(JINJA)
+        many = [record, *conversations(20)]
+        recipe = make_recipe(
+            place, many, template=template, tokenizer=str(kind_path(kind)), part_size=1024, max_rejects=1
+        )
+        assert set(sample(recipe)) == set(encoded_by(recipe, place))
+
+    check()
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WHOLE": 0, "TEXTS": 60, "WINDOW": 512, "RECORDS": 5}.items():
+        monkeypatch.setattr(engine_check, name, value)
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_of_a_large_corpus_texts_from_the_begin_the_end_and_between_are_compared(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, conversations(600), part_size=4096)
+    assert len(recipe.parts) > 9
+    texts, found = encoded_by(recipe, tmp_path), sample(recipe)
+    assert 60 <= len(found) < 140
+    assert len(set(found)) == len(found)
+    assert set(found) <= set(texts)
+    assert {texts[0], texts[-1]} <= set(found)
+    places = [texts.index(text) / len(texts) for text in found]
+    assert sum(0.1 < place < 0.9 for place in places) > 10
+    assert max(np.diff(sorted(places))) < 0.5
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_what_is_drawn_follows_from_the_sources_alone(tmp_path: Path) -> None:
+    first = sample(make_recipe(tmp_path / "a", conversations(300)))
+    assert first == sample(make_recipe(tmp_path / "b", conversations(300), part_size=1024, sequence_length=64, seed=1))
+    assert first != sample(make_recipe(tmp_path / "c", conversations(301)))
+
+
+@pytest.mark.usefixtures("small_windows")
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl.gz", "a.parquet", "a.csv"])
+def test_every_container_is_drawn_from(name: str, tmp_path: Path) -> None:
+    rows = [{"prompt": f"Ask {i}", "completion": f"Say {i}"} for i in range(400)]
+    path = tmp_path / name
+    if name.endswith("json"):
+        path.write_bytes(orjson.dumps(rows))
+    elif name.endswith("gz"):
+        path.write_bytes(gzip.compress(b"\n".join(map(orjson.dumps, rows)), mtime=0))
+    elif name.endswith("parquet"):
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=20)
+    else:
+        path.write_text("prompt,completion\n" + "\n".join(f"{r['prompt']},{r['completion']}" for r in rows))
+    recipe = make_recipe(tmp_path, [], sources=[{"path": name}])
+    found = sample(recipe)
+    assert len(found) >= 60
+    assert set(found) <= set(encoded_by(recipe, tmp_path))
+    if name == "a.parquet":
+        assert any("Ask 399" in text or "Ask 380" in text for text in found), "nothing of the last row group"
+
+
+@pytest.mark.usefixtures("small_windows")
+def test_of_many_files_the_first_the_last_and_some_are_drawn_from(tmp_path: Path) -> None:
+    for number in range(60):
+        line = {"prompt": f"Ask {number:02d}", "completion": f"Say {number:02d}"}
+        (tmp_path / f"f{number:02d}.jsonl").write_text(json.dumps(line) + "\n")
+    recipe = make_recipe(tmp_path, [], sources=[{"path": "f*.jsonl"}])
+    asked = sorted({int(text.split("Ask ")[1][:2]) for text in sample(recipe) if "Ask" in text})
+    assert asked[0] == 0
+    assert asked[-1] == 59
+    assert 8 < len(asked) <= 16
+
+
+def test_of_long_texts_a_piece_is_compared(tmp_path: Path) -> None:
+    text = " ".join(map(str, range(5000)))
+    record = {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text[::-1]}]}
+    found = sample(make_recipe(tmp_path, [record] * 3))
+    assert all(len(piece) <= engine_check.LONGEST for piece in found)
+    assert any(piece in text for piece in found)
+
+
+def test_what_cannot_be_read_is_left_for_the_task_that_reads_it(tmp_path: Path) -> None:
+    lines = [json.dumps(record) for record in conversations(30)]
+    lines[3:6] = ["{", "\ufeff[]", '{"messages": [{"role": "user"}]}']
+    (tmp_path / "b.jsonl").write_text("\n".join(lines))
+    recipe = make_recipe(tmp_path, conversations(5, 1), sources=[{"path": "b.jsonl"}, {"path": "chat.jsonl"}])
+    found = sample(recipe)
+    assert len(found) > 10
+    (tmp_path / "chat.jsonl").unlink()
+    assert len(sample(recipe)) < len(found)
+
+
+# -- the verdict ------------------------------------------------------------------------------------------------------
+
+
+def test_one_text_that_differs_is_found_and_shown() -> None:
+    reference = open_kind("sp_bpe_chatml")
+    texts = [*HARD, *(f"number {n}" for n in range(100))]
+    assert difference(Fake(reference, lambda text: False), reference, texts) is None
+    assert difference(Fake(reference, lambda text: text == "number 70"), reference, texts) == '"number 70"'
+    shown = difference(Fake(reference, lambda text: "\x1b" in text), reference, ["x" * 900 + "\x1b here"])
+    assert shown is not None
+    assert shown.isprintable()
+    assert "here" in shown
+    assert len(shown) < 100
+
+
+def test_the_proof_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = make_recipe(tmp_path, conversations(40))
+    assert known_verdict(recipe) is None
+    verdict = verdict_of(recipe)
+    assert (verdict.engine, verdict.differs, verdict.reason) == ("gigatoken", None, None)
+    assert verdict.texts > len(HARD)
+    assert verdict.bytes > 1000
+    [file] = (tmp_path / "data" / "engines").iterdir()
+    assert file.is_relative_to(next(p for p in recipe.layout.outputs() if p.name == "engines"))
+    monkeypatch.setattr(engine_check, "_prove", pytest.fail)
+    for same in ({"sequence_length": 64}, {"seed": 1}, {"part_size": 1024}, {"overlong": "drop"}):
+        assert verdict_of(make_recipe(tmp_path, conversations(40), **same)) == verdict
+    for other in ({"template": "plain"}, {"train_on": "all"}, {"eos_token": "<s>"}):
+        assert known_verdict(make_recipe(tmp_path, conversations(40), **other)) is None
+    file.write_bytes(b"{")
+    assert known_verdict(recipe) is None
+
+
+def test_auto_uses_gigatoken_and_says_so(tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, conversations(40))
+    assert encoder_of(recipe).engine == "gigatoken"
+    facts = load_manifest(pack_corpus(recipe)).tokenizer
+    assert facts.engine == "gigatoken"
+    assert facts.parity is not None
+    assert facts.parity.texts == verdict_of(recipe).texts
+    assert token_engines(recipe) == {"gigatoken"}
+
+
+def token_engines(recipe: Recipe) -> set[str]:
+    files = [recipe.layout.token_receipt(recipe.tokens_key(part)) for part in recipe.parts]
+    return {orjson.loads(file.read_bytes())["engine"] for file in files}
+
+
+def test_one_difference_and_the_reference_encodes_all(
+    tmp_path: Path, erring: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    many = conversations(40)
+    many[20]["messages"][-1]["content"] = "an \x1bodd one"
+    plain = pack_corpus(make_recipe(tmp_path / "reference", many, engine="reference"))
+    erring("odd one")
+    recipe = make_recipe(tmp_path / "auto", many)
+    assert encoder_of(recipe) is recipe.encoder
+    manifest = load_manifest(pack_corpus(recipe))
+    assert token_engines(recipe) == {"sentencepiece"}
+    assert manifest.tokenizer.engine == "sentencepiece"
+    assert manifest.tokenizer.parity is not None
+    assert "odd one" in str(manifest.tokenizer.parity.differs)
+    assert manifest.splits == load_manifest(plain).splits
+    for _ in range(2):
+        events.proven(verdict_of(recipe), recipe.encoder)
+    said = capsys.readouterr().err
+    assert said.count("note: sentencepiece encodes all, since gigatoken gives other tokens for ") == 1
+    assert "odd one" in said
+    assert "\x1b" not in said
+    assert encoder_of(make_recipe(tmp_path / "auto", many, engine="gigatoken")).engine == "sentencepiece", "as auto"
+
+
+def test_tokens_that_gigatoken_made_for_another_corpus_are_made_again_where_it_fails(
+    tmp_path: Path, erring: Callable[[str], None]
+) -> None:
+    recipe = make_recipe(tmp_path, conversations(40))
+    assert not refused(recipe), "not known yet"
+    verdict_of(recipe)
+    assert not refused(recipe)
+    assert refused(make_recipe(tmp_path, conversations(40), engine="reference"))
+    erring("the")
+    other = make_recipe(tmp_path, conversations(50))
+    assert not refused(other)
+    verdict_of(other)
+    assert refused(other)
+    assert not refused(make_recipe(tmp_path, conversations(40), tokenizer=None)), "a tokenizer that is to be trained"
+
+
+def test_a_part_that_gigatoken_tokenised_is_not_done_where_the_reference_is_asked_for(tmp_path: Path) -> None:
+    for engine, done in (("auto", True), ("reference", False), ("auto", True)):
+        recipe = make_recipe(tmp_path, conversations(5), engine=engine)
+        if engine == "auto":
+            pack_corpus(recipe)
+        _resolved.cache_clear()
+        task = TokenizePart(config=str(tmp_path / "corpus.yaml"), root=str(tmp_path), part=0)
+        assert task.complete() is done, engine
+
+
+def test_the_reference_needs_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_check, "_gigatoken", pytest.fail)
+    recipe = make_recipe(tmp_path, conversations(5), engine="reference")
+    assert encoder_of(recipe) is recipe.encoder
+    facts = load_manifest(pack_corpus(recipe)).tokenizer
+    assert (facts.engine, facts.parity) == ("sentencepiece", None)
+    assert not (tmp_path / "data" / "engines").exists()
+
+
+@pytest.mark.parametrize(("kind", "engine"), [("sp_unigram", "sentencepiece"), ("hf_unigram", "tokenizers")])
+def test_a_tokenizer_that_gigatoken_cannot_read_is_the_references_without_a_word(
+    kind: str, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_recipe(tmp_path, conversations(5), tokenizer=str(kind_path(kind)))
+    facts = load_manifest(pack_corpus(recipe)).tokenizer
+    assert facts.engine == engine
+    assert facts.parity is not None
+    assert facts.parity.reason
+    assert facts.parity.texts == 0
+    events.proven(verdict_of(recipe), recipe.encoder)
+    assert capsys.readouterr().err == ""
+    asked = make_recipe(tmp_path, conversations(5), tokenizer=str(kind_path(kind)), engine="gigatoken")
+    with pytest.raises(
+        UsageError, match=r"engine: gigatoken: it cannot stand in for .*: (.* is not BPE|not every byte)"
+    ):
+        encoder_of(asked)
+
+
+@pytest.fixture(autouse=True)
+def _forget() -> Iterator[None]:
+    events._said.clear()
+    yield
+    events._said.clear()
+
+
+def test_digits_that_are_cut_off_first_are_found_by_the_hard_texts(tmp_path: Path) -> None:
+    """The library cuts digits off before it looks for white space at the end of a piece; gigatoken does not."""
+    shutil.copytree(kind_path("hf_byte_level"), tmp_path / "t")
+    spec = json.loads((tmp_path / "t" / "tokenizer.json").read_bytes())
+    words = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
+    words += r"\s*[\r\n]+|\s+(?!\S)|\s+"
+    split = {"type": "Split", "pattern": {"Regex": words}, "behavior": "Isolated", "invert": False}
+    plain = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    digits = {"type": "Digits", "individual_digits": True}
+    for first, differs in (([], False), ([digits], True)):
+        spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [*first, split, plain]}
+        (tmp_path / "t" / "tokenizer.json").write_text(json.dumps(spec))
+        reference = open_encoder(find_tokenizer(tmp_path / "t"))
+        assert (difference(GigatokenEncoder(reference), reference, HARD) is not None) == differs

@@ -1,0 +1,402 @@
+"""A part becomes a token file that accounts for every record and every token, and a receipt that comes last."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.tokenizer_kinds import (
+    BUILT,
+    CHATML_JINJA,
+    check_row,
+    hostile,
+    open_kind,
+    ordinary,
+    read_rows,
+    records,
+    tokenize,
+)
+
+import tasks.readers.record_reader
+import tasks.tokenization.tokenize_part
+from tasks.config import Config, Source
+from tasks.conversations.content import content_digest, said
+from tasks.conversations.formats import read_record
+from tasks.core.errors import DataError, Reject, StorageError
+from tasks.sources.model import Part, SourceSpec
+from tasks.sources.parts import find_parts
+from tasks.storage.schemas import SCHEMA, WHOLE_SCHEMA
+from tasks.storage.token_files import TokenFiles
+from tasks.templates.built_in import BuiltIn
+from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.spans import TEXT, Span, Template, TrainOn, trained_turns
+from tasks.tokenization.tokenize_part import COUNTS, tokenize_part
+
+FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+GOOD = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
+
+
+def part_of(place: Path, lines: list[bytes]) -> Part:
+    (place / "part.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    [(_, [part])] = find_parts([SourceSpec("part.jsonl", "messages")], place, 1 << 30)
+    return part
+
+
+def line_of(record: Any) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode()
+
+
+def run(place: Path, part: Part, template: Template | None = None, **settings: Any) -> dict[str, Any]:
+    encoder = open_kind("sp_bpe_chatml")
+    config = Config(sources=[Source(path="part.jsonl")], **settings)
+    template = template or BuiltIn("chatml", encoder, config.train_on)
+    return tokenize_part(part, encoder, template, config, place / "tokens.arrow", place / "receipt.json")
+
+
+# -- every conversation, every token ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", BUILT)
+def test_every_record_and_every_token_is_accounted_for(kind: str) -> None:
+    encoder = open_kind(kind)
+    bad = st.sampled_from([7, {"messages": 1}, {"messages": [{"role": "assistent", "content": ""}]}, {"messages": []}])
+
+    @FEW
+    @given(
+        st.lists(records(hostile(kind)) | bad, min_size=1, max_size=6),
+        st.sampled_from(["assistant", "last", "all"]),
+        st.sampled_from(["chatml", "llama2", "alpaca", "plain"]),
+    )
+    def check(given_records: list[Any], train_on: TrainOn, name: str) -> None:
+        rows, receipt = tokenize(given_records, encoder, name, train_on)
+        template = BuiltIn(name, encoder, train_on)
+        kept: dict[int, list[Span]] = {}
+        rejected: dict[int, str] = {}
+        control_text = unusual = odd_space = 0
+        for number, record in enumerate(given_records):
+            try:
+                conversation = read_record(record, "messages")
+            except Reject as reject:
+                rejected[number] = reject.reason
+                continue
+            trained = trained_turns(conversation, train_on)
+            if not any(trained):
+                rejected[number] = "no_trained_tokens"
+                continue
+            kept[number] = template.spans(conversation, trained)
+            roles = "".join(message.role[0] for message in conversation.messages).removeprefix("s")
+            unusual += not _in_order(roles)
+            # Control strings hold nothing that JSON escapes, so the record's text holds them where a field does.
+            said = json.dumps(record, ensure_ascii=False)
+            control_text += any(string in said for string in encoder.controls)
+            odd_space += encoder.underline_is_space and "▁" in "".join(span.text for span in kept[number])
+
+        assert [row.record for row in rows] == list(kept)
+        assert {index: code for index, code, _ in receipt["rejects"]} == rejected
+        for row in rows:
+            check_row(row, kept[row.record], encoder)
+            assert not row.trained[0]
+        counts = {name: receipt[name] for name in ("conversations", *COUNTS) if name != "control_text_seen"}
+        assert counts == {
+            "conversations": len(given_records),
+            "accepted": len(rows),
+            "tokens": sum(len(row.ids) - row.separator for row in rows),
+            "not_round_trip": odd_space,
+            "unknown_tokens": sum(int((row.ids == encoder.unk_id).sum()) for row in rows),
+            "unusual_order": unusual,
+        }
+        assert receipt["control_text_seen"] == control_text
+        assert receipt["records"] == len(given_records)
+
+    check()
+
+
+def _in_order(roles: str) -> bool:
+    """Whether the first letters of the roles, system left out, are user and assistant in turn, tools answering."""
+    import re
+
+    return re.fullmatch(r"(ua(t+a)*)*(u|ua(t+a)*t+)?", roles) is not None
+
+
+@pytest.mark.parametrize(
+    ("roles", "unusual"),
+    [
+        (["user", "assistant"], 0),
+        (["system", "user", "assistant", "tool", "tool", "assistant", "user"], 0),
+        (["user", "user", "assistant"], 1),
+        (["assistant"], 1),
+        (["system", "assistant"], 1),
+        (["user", "assistant", "assistant"], 1),
+        (["user", "system", "assistant"], 1),
+        (["user", "tool", "assistant"], 1),
+    ],
+)
+def test_an_unusual_order_of_turns_is_kept_and_counted(roles: list[str], unusual: int) -> None:
+    record = {"messages": [{"role": role, "content": "x"} for role in roles]}
+    rows, receipt = tokenize([record], open_kind("sp_bpe_chatml"), "chatml")
+    assert len(rows) == 1
+    assert receipt["unusual_order"] == unusual
+
+
+def test_control_text_is_counted_once_a_conversation_wherever_it_stands() -> None:
+    encoder = open_kind("sp_bpe_user_defined")
+    messages = GOOD["messages"]
+    told = [
+        {"messages": [messages[0] | {"content": "a</s>b<sep>"}, messages[1]]},
+        {"messages": [messages[0], messages[1] | {"content": "</s>"}]},
+        {"messages": [messages[0], messages[1] | {"tool_calls": [{"function": {"name": "</s>", "arguments": "{}"}}]}]},
+        {"messages": [messages[0], messages[1]], "tools": [{"name": "<s>"}]},
+    ]
+    _, receipt = tokenize([*told, GOOD, GOOD], encoder, "llama2")
+    # llama2 writes [INST] as text although this tokenizer has a token of that name: that is no one's attempt.
+    assert receipt["control_text_seen"] == len(told)
+
+
+def test_text_that_does_not_come_back_is_counted() -> None:
+    record = {"messages": [{"role": "user", "content": "a▁b"}, {"role": "assistant", "content": "c"}]}
+    for kind, expected in (("sp_bpe_chatml", 1), ("hf_byte_level", 0), ("hf_metaspace", 1), ("hf_legacy", 1)):
+        _, receipt = tokenize([record, GOOD], open_kind(kind), "chatml")
+        assert receipt["not_round_trip"] == expected
+
+
+# -- the separator ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "template", "train_on", "separator", "trained"),
+    [
+        ("sp_bpe_chatml", "chatml", "assistant", True, True),
+        ("hf_byte_level", "chatml", "assistant", False, True),
+        ("sp_bpe_chatml", "llama2", "assistant", False, True),
+        ("sp_bpe_chatml", "zephyr", "assistant", False, True),
+        ("hf_byte_level", "llama3", "assistant", True, True),
+        ("hf_byte_level", CHATML_JINJA, "assistant", False, False),
+        ("hf_metaspace", CHATML_JINJA, "assistant", True, True),
+    ],
+)
+def test_an_eos_is_appended_unless_the_template_ended_with_one(
+    kind: str, template: str, train_on: TrainOn, separator: bool, trained: bool
+) -> None:
+    encoder = open_kind(kind)
+    written: Template = (
+        JinjaTemplate("jinja", template, encoder, train_on, "2026-01-01")
+        if "{" in template
+        else BuiltIn(template, encoder, train_on)
+    )
+    [row], receipt = tokenize([GOOD], encoder, written, train_on)
+    assert row.separator == separator
+    assert row.trained[-1] == trained
+    if separator:
+        assert row.ids[-1] == encoder.eos_id
+    assert encoder.decode(row.ids).rstrip().endswith(encoder.control_strings[encoder.eos_id])
+    assert receipt["tokens"] == len(row.ids) - separator
+
+
+def test_the_separator_behind_an_untrained_turn_is_not_trained() -> None:
+    record = {"messages": [*GOOD["messages"], {"role": "user", "content": "thanks"}]}
+    for kind in BUILT:
+        for template in ("chatml", "llama2", "alpaca", "plain"):
+            [row], _ = tokenize([record], open_kind(kind), template)
+            assert row.ids[-1] == open_kind(kind).eos_id
+            assert not row.trained[-1]
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_white_space_behind_the_eos_does_not_hide_it(trained: bool) -> None:
+    encoder = open_kind("sp_bpe_chatml")
+
+    class Ends:
+        name, sha256, markers_as_text = "ends", "", ()
+
+        def spans(self, *_: Any) -> list[Span]:
+            eos = Span("</s>", encoder.eos_id, trained, "assistant")
+            return [Span("a", TEXT, True, "user"), eos, Span(" \n", TEXT, False, "")]
+
+    [row], _ = tokenize([GOOD], encoder, Ends())
+    assert not row.separator
+    assert int((row.ids == encoder.eos_id).sum()) == 1
+
+
+# -- the token file ---------------------------------------------------------------------------------------------------
+
+
+def test_a_token_file_of_many_batches_is_that_of_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    part = part_of(tmp_path, [line_of(GOOD), b"[", line_of({"messages": [GOOD["messages"][0]]}), line_of(GOOD)] * 5)
+    one = run(tmp_path, part)
+    rows = read_rows(tmp_path / "tokens.arrow")
+    monkeypatch.setattr(tasks.tokenization.tokenize_part, "BATCH_CHARACTERS", 1)
+    monkeypatch.setattr(tasks.readers.record_reader, "_BLOCK", 2)
+    heard: list[tuple[int, int, int, float]] = []
+    encoder, config = open_kind("sp_bpe_chatml"), Config(sources=[Source(path="part.jsonl")])
+    template = BuiltIn("chatml", encoder, "assistant")
+    many = tokenize_part(
+        part, encoder, template, config, tmp_path / "t", tmp_path / "r", lambda *told: heard.append(told)
+    )
+    with pa.ipc.open_file(pa.memory_map(str(tmp_path / "t"))) as file:
+        assert file.num_record_batches == 10
+    again = read_rows(tmp_path / "t")
+    assert [(r.record, r.ids.tolist(), r.trained.tolist()) for r in rows] == [
+        (r.record, r.ids.tolist(), r.trained.tolist()) for r in again
+    ]
+    assert {name: one[name] for name in (*COUNTS, "rejects")} == {name: many[name] for name in (*COUNTS, "rejects")}
+    assert heard == sorted(heard), "counts so far"
+    assert heard[-1] == (20, 10, many["tokens"], 1.0)
+
+
+def test_a_token_and_its_label_are_one_number(tmp_path: Path) -> None:
+    run(tmp_path, part_of(tmp_path, [line_of(GOOD)]))
+    files = TokenFiles([tmp_path / "tokens.arrow", None])
+    values = files.tokens(0, 0)
+    encoder = open_kind("sp_bpe_chatml")
+    ids = (values ^ (values >> 31)).tolist()
+    assert encoder.decode(ids) == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|></s>"
+    assert encoder.decode(values[values >= 0].tolist()) == "4<|im_end|></s>"
+    assert files.tables[0].schema == SCHEMA
+    conversation = read_record(GOOD, "messages")
+    assert files.tables[0].column("digest").to_pylist() == [content_digest(said(conversation).encode())]
+    assert len(files.tables[1]) == 0
+
+
+def test_without_packing_the_messages_and_the_text_are_kept(tmp_path: Path) -> None:
+    record = {
+        "messages": [
+            {"role": "user", "content": "a</s>", "name": "Ada"},
+            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {"x": 1}}}]},
+        ],
+        "tools": [{"name": "f"}],
+    }
+    run(tmp_path, part_of(tmp_path, [line_of(record), line_of(GOOD)]), packing=False)
+    table = TokenFiles([tmp_path / "tokens.arrow"]).tables[0]
+    assert table.schema == WHOLE_SCHEMA
+    messages, tools, text = (table.column(name).to_pylist() for name in ("messages", "tools", "text"))
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
+    assert json.loads(messages[0]) == [
+        {"role": "user", "content": "a</s>", "name": "Ada", "tool_calls": None, "tool_call_id": None, "weight": 1},
+        {"role": "assistant", "content": "", "name": None, "tool_calls": [call], "tool_call_id": None, "weight": 1},
+    ]
+    assert tools == ['[{"name":"f"}]', None]
+    assert text[1] == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>"
+
+
+def test_equal_parts_give_equal_bytes(tmp_path: Path) -> None:
+    digests = []
+    for folder in ("a", "b"):
+        place = tmp_path / folder
+        place.mkdir()
+        receipt = run(place, part_of(place, [line_of(GOOD)] * 3))
+        digests.append(
+            [xxhash.xxh3_128_hexdigest((place / name).read_bytes()) for name in ("tokens.arrow", "receipt.json")]
+        )
+        assert receipt["xxh3"] == digests[-1][0]
+        assert receipt["bytes"] == (place / "tokens.arrow").stat().st_size
+    assert digests[0] == digests[1]
+
+
+# -- the receipt ------------------------------------------------------------------------------------------------------
+
+
+def test_rejects_carry_their_record_and_what_is_wrong(tmp_path: Path) -> None:
+    surrogate = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'
+    lines = [
+        line_of(GOOD),
+        b'{"messages": [',
+        line_of({"messages": [{"role": "assistent", "content": "a"}]}),
+        line_of(GOOD),
+        line_of({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}]}),
+        line_of({"messages": [{"role": "assistant", "content": None}]}),
+        surrogate,
+    ]
+    receipt = run(tmp_path, part_of(tmp_path, lines))
+    assert [(index, code) for index, code, _ in receipt["rejects"]] == [
+        (1, "bad_json"),
+        (2, "bad_role"),
+        (4, "no_trained_tokens"),
+        (5, "bad_content"),
+        (6, "lone_surrogate"),
+    ]
+    assert 'did you mean "assistant"?' in receipt["rejects"][1][2]
+    assert (receipt["conversations"], receipt["accepted"]) == (7, 2)
+    assert json.loads((tmp_path / "receipt.json").read_bytes()) == receipt
+
+
+class Fails:
+    """A template that fails in its own way at the second conversation."""
+
+    name, sha256, markers_as_text = "fails", "", ()
+
+    def __init__(self, error: Exception):
+        self.error, self.calls = error, 0
+
+    def spans(self, *_: Any) -> list[Span]:
+        self.calls += 1
+        if self.calls == 2:
+            raise self.error
+        return [Span("a", TEXT, True, "user"), Span("b", TEXT, True, "user")]
+
+
+@pytest.mark.parametrize(
+    "error", [DataError("turn_not_located", "messages[1] cannot be located"), KeyboardInterrupt(), MemoryError()]
+)
+def test_a_run_that_stops_leaves_neither_token_file_nor_receipt(tmp_path: Path, error: Exception) -> None:
+    part = part_of(tmp_path, [line_of(GOOD)] * 3)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(type(error)) as raised:
+        run(tmp_path, part, Fails(error))
+    assert sorted(tmp_path.iterdir()) == before
+    if isinstance(error, DataError):
+        assert str(raised.value) == "part.jsonl:2: messages[1] cannot be located"
+
+
+def test_the_receipt_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    part = part_of(tmp_path, [line_of(GOOD)])
+
+    def refuse(path: Path, data: bytes) -> None:
+        assert path.name == "receipt.json"
+        assert (tmp_path / "tokens.arrow").is_file()
+        raise StorageError("cannot_write", f"{path}: cannot be written: No space left on device")
+
+    monkeypatch.setattr(tasks.tokenization.tokenize_part, "write_bytes", refuse)
+    with pytest.raises(StorageError, match="No space left"):
+        run(tmp_path, part)
+    assert not (tmp_path / "receipt.json").exists()
+
+
+def test_a_source_that_changed_since_it_was_hashed_stops_the_run(tmp_path: Path) -> None:
+    part = part_of(tmp_path, [line_of(GOOD)] * 3)
+    (tmp_path / "part.jsonl").write_bytes(line_of(GOOD) + b"\n")
+    with pytest.raises(DataError, match=r"part\.jsonl"):
+        run(tmp_path, part)
+    assert not (tmp_path / "receipt.json").exists()
+
+
+@pytest.mark.parametrize("content", [" " * 1_000_000, "a" * 1_000_000, "</s>" * 100_000])
+@pytest.mark.parametrize("kind", ["sp_bpe_chatml", "hf_byte_level", "hf_unigram"])
+def test_a_megabyte_of_one_character_is_tokens_like_any_other(kind: str, content: str) -> None:
+    encoder = open_kind(kind)
+    record = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "4"}]}
+    [row], _ = tokenize(
+        [
+            record,
+        ],
+        encoder,
+        "alpaca",
+    )
+    assert content in encoder.decode(row.ids)
+
+
+def test_ordinary_conversations_are_all_accepted() -> None:
+    @FEW
+    @given(st.lists(records(ordinary("hf_byte_level"), usual=True), min_size=1, max_size=5))
+    def check(given_records: list[dict[str, Any]]) -> None:
+        rows, receipt = tokenize(given_records, open_kind("hf_byte_level"), "llama3")
+        assert len(rows) == receipt["accepted"] == len(given_records)
+        assert receipt["rejects"] == []
+
+    check()

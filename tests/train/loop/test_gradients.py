@@ -1,0 +1,226 @@
+"""Training on packed rows is training on the conversations one by one, to the last digits.
+
+    packed rows ─transformers.Trainer─▶ gradient of the adapter at the first optimizer step ┐
+    each conversation alone, from position 0, as its own row ─▶ Σ gradients / trained tokens ┴▶ equal
+
+Run as a script under torch.distributed, this file is one rank of several.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.commands import ROOT
+from support.tiny_training import LENGTH, Row, force_attention, packed_rows, plain_kernels, tiny_model
+from torch.utils.data import SequentialSampler
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from train.machine.ranks import leave
+from train.model.attention import Collator
+from train.model.isolation import check_isolation
+
+Gradients = dict[str, torch.Tensor]
+ROWS = 4  # of one optimizer step
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def chosen() -> list[Row]:
+    return packed_rows()[:ROWS]
+
+
+def alone(rows: Sequence[Row]) -> list[Row]:
+    """The conversations of the rows, each in a row of its own."""
+    found = []
+    for row in rows:
+        bounds = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), LENGTH]
+        pieces = [{name: column[a:b] for name, column in row.items()} for a, b in pairwise(bounds)]
+        found += [piece for piece in pieces if (piece["labels"] >= 0).any()]
+    assert len(found) > len(rows)
+    return found
+
+
+def gradients_of(model: Any) -> Gradients:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def error(found: Gradients, expected: Gradients) -> float:
+    """Relative, over all weights of the adapter."""
+    assert found.keys() == expected.keys()
+    difference = sum((found[name] - expected[name]).square().sum() for name in expected)
+    return float((difference / sum(x.square().sum() for x in expected.values())).sqrt())
+
+
+@cache
+def one_by_one() -> tuple[Gradients, float]:
+    """The token-weighted gradient of the conversations of the chosen rows, and the sum of their loss terms."""
+    torch.set_num_threads(1)
+    model, total, trained = tiny_model(), 0.0, 0
+    for row in alone(chosen()):
+        # Worked out here, from the logits: every label is predicted by the token before it.
+        logits = model(input_ids=row["input_ids"][None], position_ids=row["position_ids"][None]).logits[0, :-1]
+        loss = torch.nn.functional.cross_entropy(logits, row["labels"][1:], reduction="sum")
+        loss.backward()
+        total += loss.item()
+        trained += int((row["labels"][1:] >= 0).sum())
+    return {name: gradient / trained for name, gradient in gradients_of(model).items()}, total
+
+
+class Caught(TrainerCallback):
+    """The gradients before the first optimizer step."""
+
+    def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
+        self.gradients = gradients_of(getattr(model, "module", model))
+
+
+class InOrder(Trainer):
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return SequentialSampler(self.train_dataset)
+
+
+def trained_on(
+    folder: Path, collator: Callable[[list[Row]], Any], model: Any = None, *, micro_batch: int = 1, **arguments: Any
+) -> Gradients:
+    """What the real Trainer has at the first optimizer step."""
+    settings = TrainingArguments(
+        output_dir=str(folder),
+        per_device_train_batch_size=micro_batch,
+        max_steps=1,
+        max_grad_norm=0.0,
+        use_cpu=True,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        logging_strategy="no",
+        remove_unused_columns=False,
+        **arguments,
+    )
+    caught = Caught()
+    trainer = InOrder(model or tiny_model(), settings, collator, chosen(), callbacks=[caught])
+    trainer.train()
+    return caught.gradients
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize(("micro_batch", "accumulation"), [(1, 4), (2, 2), (4, 1)])
+def test_the_gradient_is_that_of_the_conversations_one_by_one(
+    tmp_path: Path, micro_batch: int, accumulation: int, checkpointing: bool
+) -> None:
+    model, calls = tiny_model(), []
+    model.get_decoder().layers[0].self_attn.register_forward_hook(lambda *_: calls.append(1))
+    found = trained_on(
+        tmp_path,
+        Collator("sdpa"),
+        model,
+        micro_batch=micro_batch,
+        gradient_accumulation_steps=accumulation,
+        activation_checkpointing=checkpointing,
+        activation_checkpointing_kwargs={"use_reentrant": False},
+    )
+    assert len(calls) == accumulation * (1 + checkpointing), (
+        "activations are computed once more where they are not kept"
+    )
+    assert any("lora_A" in name and gradient.abs().max() > 0 for name, gradient in found.items())
+    assert error(found, one_by_one()[0]) < 1e-4
+
+
+@pytest.mark.parametrize("backend", ["eager", "varlen", "flash2"])
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_so_it_is_with_other_backends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, checkpointing: bool
+) -> None:
+    plain_kernels(monkeypatch)
+    model = tiny_model()
+    force_attention(model, backend)
+    found = trained_on(
+        tmp_path,
+        Collator(backend),
+        model,
+        micro_batch=2,
+        gradient_accumulation_steps=2,
+        activation_checkpointing=checkpointing,
+        activation_checkpointing_kwargs={"use_reentrant": False},
+    )
+    assert error(found, one_by_one()[0]) < 1e-4
+
+
+@pytest.mark.parametrize("leak", ["mask", "no positions"])
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_a_leak_spoils_the_gradient_and_the_check_catches_it(tmp_path: Path, leak: str, micro_batch: int) -> None:
+    def leaking(rows: list[Row]) -> dict[str, Any]:
+        batch = Collator("sdpa")(rows)
+        if leak == "mask":
+            return batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
+        del batch["position_ids"]
+        return batch
+
+    accumulation = ROWS // micro_batch
+    found = trained_on(tmp_path, leaking, micro_batch=micro_batch, gradient_accumulation_steps=accumulation)
+    assert error(found, one_by_one()[0]) > 0.1
+    rows = chosen()[:micro_batch]
+    assert not check_isolation(tiny_model(), leaking(rows), rows, seed=1).passed
+
+
+def test_the_loss_terms_add_up_to_those_of_the_conversations_one_by_one() -> None:
+    """So the first token of a conversation adds none: alone, it is predicted by nothing."""
+    rows = chosen()
+    begins = [row["position_ids"] == 0 for row in rows]
+    # What it would be if first tokens were trained on.
+    wrong = [r | {"labels": torch.where(b, r["input_ids"], r["labels"])} for r, b in zip(rows, begins, strict=True)]
+    with torch.no_grad():
+        total, other = (tiny_model()(**Collator("sdpa")(x), num_items_in_batch=1).loss.item() for x in (rows, wrong))
+    assert total == pytest.approx(one_by_one()[1], rel=1e-5)
+    assert other > total + 1
+
+
+# Backend, micro-batch, whether activations are computed again.
+RANK_CASES = ("sdpa-1-plain", "sdpa-1-checkpointing", "sdpa-2-checkpointing", "varlen-1-plain")
+
+
+def test_two_ranks_have_the_gradient_of_all_conversations(tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [*launch, str(Path(__file__)), str(tmp_path), *RANK_CASES]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    for case in RANK_CASES:
+        ranks = [load_file(tmp_path / f"{case}-{rank}.safetensors") for rank in range(2)]
+        assert error(ranks[1], ranks[0]) == 0.0
+        assert error(ranks[0], one_by_one()[0]) < 1e-4
+
+
+def rank(folder: Path, cases: list[str]) -> None:
+    """One of two ranks: two rows each, of which a step has all four."""
+    torch.set_num_threads(1)
+    plain_kernels(pytest.MonkeyPatch())
+    for case in cases:
+        backend, micro_batch, checkpointing = case.split("-")
+        model = tiny_model()
+        force_attention(model, backend)
+        found = trained_on(
+            folder,
+            Collator(backend),
+            model,
+            micro_batch=int(micro_batch),
+            gradient_accumulation_steps=2 // int(micro_batch),
+            activation_checkpointing=checkpointing == "checkpointing",
+            ddp_backend="gloo",
+        )
+        assert torch.distributed.get_world_size() == 2
+        save_file(found, folder / f"{case}-{torch.distributed.get_rank()}.safetensors")
+    leave(together=True)
+
+
+if __name__ == "__main__":
+    rank(Path(sys.argv[1]), sys.argv[2:])

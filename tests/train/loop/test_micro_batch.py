@@ -1,0 +1,243 @@
+"""The search for the micro-batch: on devices that are made of numbers, and once on a real model."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.tiny_training import LENGTH, packed_rows, tiny_model
+
+from tasks.core.errors import PartMissing
+from train.config import TrainingConfig
+from train.loop import micro_batch as micro_batch_module
+from train.loop.micro_batch import NEAR, Choice, find_micro_batch, micro_batch, rows_per_step, sizes
+from train.model.attention import Collator
+
+BOUNDLESS = 1e18
+
+
+class Device:
+    """A device on which a pass of n rows takes seconds(n) and bytes(n); its clock moves with the passes alone."""
+
+    def __init__(
+        self,
+        seconds: Callable[[int], float],
+        size: Callable[[int], float] = float,
+        limit: float = BOUNDLESS,
+        foresee: bool = False,
+    ):
+        self._seconds, self._bytes, self.limit, self.foresee = seconds, size, limit, foresee
+        self.now, self._peak, self.passes = 0.0, 0.0, list[int]()
+
+    def step(self, rows: int) -> None:
+        self.passes.append(rows)
+        self.now += self._seconds(rows)
+        self._peak = max(self._peak, self._bytes(rows))
+        if self._bytes(rows) > self.limit:
+            raise torch.OutOfMemoryError("no memory")
+
+    def reset(self) -> None:
+        self._peak = 0.0
+
+    def peak(self) -> float:
+        return self._peak
+
+    def find(self, rows: int, budget: float = BOUNDLESS, agree: micro_batch_module.Agree = list) -> Choice:
+        return find_micro_batch(self.step, rows, 1024, self, budget=budget, agree=agree, clock=lambda: self.now)
+
+
+ROWS = st.integers(1, 300)
+# Seconds of a pass by its place among the sizes: any curve.
+CURVES = st.lists(st.floats(0.01, 10), min_size=10, max_size=10)
+
+
+def by_size(rows: int, curve: list[float]) -> dict[int, float]:
+    return dict(zip(sizes(rows), curve, strict=False))
+
+
+@given(ROWS)
+def test_sizes_divide_the_step_and_double_at_least(rows: int) -> None:
+    found = sizes(rows)
+    assert found[0] == 1
+    assert found[-1] == rows or rows < 2 * found[-1]
+    assert not any(rows % size for size in found)
+    assert all(b >= 2 * a for a, b in pairwise(found))
+
+
+def test_sizes_of_a_power_of_two() -> None:
+    assert sizes(16) == [1, 2, 4, 8, 16]
+
+
+@given(ROWS, CURVES)
+def test_the_smallest_of_the_fast_ones_wins_on_any_curve(rows: int, curve: list[float]) -> None:
+    seconds = by_size(rows, curve)
+    choice = Device(seconds.__getitem__).find(rows)
+    tried = [trial.rows for trial in choice.trials]
+    assert tried == sizes(rows)[: len(tried)]
+    rates = {size: size * 1024 / seconds[size] for size in tried}
+    assert [trial.tokens_per_second for trial in choice.trials] == pytest.approx([*rates.values()])
+    enough = (1 - NEAR) * max(rates.values()) * (1 - 1e-9)
+    assert choice.micro_batch == next(size for size in tried if rates[size] >= enough)
+    assert choice.micro_batch * choice.accumulation == rows
+
+
+@given(ROWS, CURVES)
+def test_it_grows_until_tokens_per_second_fall(rows: int, curve: list[float]) -> None:
+    seconds = by_size(rows, curve)
+    tried = [trial.rows for trial in Device(seconds.__getitem__).find(rows).trials]
+    rates = [size / seconds[size] for size in tried]
+    falls = [rate < (1 - NEAR) * max(rates[: i + 1]) * (1 - 1e-9) for i, rate in enumerate(rates)]
+    assert not any(falls[:-1]), "it went on after a fall"
+    if len(tried) < len(sizes(rows)):
+        assert rates[-1] < (1 - NEAR) * max(rates) * (1 + 1e-9), "it stopped without one"
+
+
+@given(ROWS, st.floats(1, 1000))
+def test_a_gpu_that_refuses_is_asked_once_and_gets_what_it_can_do(rows: int, limit: float) -> None:
+    device = Device(lambda n: 1 + n / 100, limit=limit)  # larger is faster
+    choice = device.find(rows)
+    fits = [size for size in sizes(rows) if size <= limit]
+    assert choice.micro_batch == fits[-1]
+    assert len([n for n in device.passes if n > limit]) == (len(fits) < len(sizes(rows)))
+
+
+@given(ROWS, st.floats(1, 1000), st.floats(0, 0.5))
+def test_a_cpu_is_never_given_more_than_its_memory(rows: int, limit: float, fixed: float) -> None:
+    """Memory that grows with the rows, a part of it being the same for any number."""
+    device = Device(lambda n: 1 + n / 100, lambda n: fixed + n * (1 - fixed), limit, foresee=True)
+    device.find(rows)
+    assert max(map(device._bytes, device.passes)) <= limit
+
+
+@given(ROWS, st.floats(0.001, 20), st.floats(0.001, 2), st.floats(1, 60))
+def test_the_time_is_bounded(rows: int, fixed: float, each: float, budget: float) -> None:
+    """Passes that take a fixed time and some for each row. Each size has one that warms up and one that counts."""
+    device = Device(lambda n: fixed + each * n)
+    device.find(rows, budget)
+    warm = sum(fixed + each * n for n in set(device.passes))
+    assert device.now - warm <= max(budget, fixed + each) + fixed + each
+
+
+@given(ROWS, CURVES, CURVES, st.floats(1, 400), st.floats(1, 400), st.booleans())
+@settings(max_examples=30, deadline=None)
+def test_all_ranks_choose_the_same(
+    rows: int, one: list[float], other: list[float], limit: float, other_limit: float, foresee: bool
+) -> None:
+    """Two ranks of other speed and other memory, each in a thread, that meet wherever they agree."""
+    meet = threading.Barrier(2, timeout=60)
+    told: list[list[float]] = [[], []]
+    found: list[Choice | None] = [None, None]
+
+    def rank(number: int, curve: list[float], limit: float) -> None:
+        def agree(figures: list[float]) -> list[float]:
+            told[number] = figures
+            meet.wait()
+            largest = [max(pair) for pair in zip(*told, strict=True)]
+            meet.wait()
+            return largest
+
+        device = Device(by_size(rows, curve).__getitem__, limit=limit, foresee=foresee)
+        found[number] = device.find(rows, 30.0, agree)
+
+    threads = [threading.Thread(target=rank, args=a) for a in ((0, one, limit), (1, other, other_limit))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert found[0] is not None
+    assert found[0] == found[1]
+    assert found[0].micro_batch <= min(limit, other_limit)
+
+
+def test_one_row_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(PartMissing, match="one row of 1024 tokens does not fit"):
+        Device(float, limit=0.5).find(8)
+
+
+def test_a_batch_of_32_that_is_five_times_slower_than_one_of_8() -> None:
+    rates = {1: 3.0, 2: 5.0, 4: 6.5, 8: 6.7 * 8, 16: 20.0, 32: 1.2 * 32}
+    choice = Device(lambda n: n / rates[n]).find(32)
+    assert (choice.micro_batch, choice.accumulation) == (8, 4)
+    assert choice.reason == "tokens/s fall at 16 rows"
+    table = choice.lines()
+    assert [line.split()[0] for line in table[:-1]] == ["1", "2", "4", "8", "16"]
+    assert [line.split()[0] for line in table if "◀" in line] == ["8"]
+    assert json.loads(json.dumps(asdict(choice)))["trials"][3]["tokens_per_second"] == pytest.approx(6.7 * 8 * 1024)
+
+
+def test_of_sizes_that_are_as_fast_the_smallest_is_taken() -> None:
+    rates = {1: 90.0, 2: 98.0, 4: 100.0, 8: 99.0}
+    choice = Device(lambda n: n / rates[n]).find(8)
+    assert (choice.micro_batch, choice.accumulation) == (2, 4)
+    assert choice.reason == "8 rows are all of a step"
+
+
+def test_the_first_pass_warms_up_and_does_not_count() -> None:
+    times = iter([9.0, 1.0, 3.0])
+    (trial,) = Device(lambda _: next(times)).find(1).trials
+    assert trial.seconds == 2.0
+
+
+# -- on a model --------------------------------------------------------------------------------------------------------
+
+
+def test_training_is_not_changed_by_having_measured() -> None:
+    model, rows, collator = tiny_model(dropout=0.3), packed_rows()[:8], Collator("sdpa")
+
+    def losses(measure: bool) -> tuple[Choice | None, float, list[torch.Tensor]]:
+        model.zero_grad()
+        torch.manual_seed(3)
+        choice = micro_batch(model, rows, collator, TrainingConfig(), 8, 1, False) if measure else None
+        loss = model(**collator(rows[:2]))["loss"]
+        loss.backward()
+        return choice, loss.item(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    _, loss, gradients = losses(measure=False)
+    choice, measured_loss, measured_gradients = losses(measure=True)
+    assert choice is not None
+    assert choice.micro_batch * choice.accumulation == 8
+    assert all(trial.tokens_per_second == pytest.approx(trial.rows * LENGTH / trial.seconds) for trial in choice.trials)
+    assert measured_loss == loss
+    assert all(torch.equal(a, b) for a, b in zip(gradients, measured_gradients, strict=True))
+
+
+def test_a_size_that_the_config_names_is_taken_and_timed() -> None:
+    choice = micro_batch(tiny_model(), packed_rows()[:8], Collator("sdpa"), TrainingConfig(micro_batch=4), 14, 1, False)
+    assert (choice.micro_batch, choice.accumulation) == (4, 4)
+    (trial,) = choice.trials
+    assert (trial.rows, trial.tokens_per_second) == (4, pytest.approx(4 * LENGTH / trial.seconds))
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000))
+def test_rows_of_a_step_can_be_halved_and_are_as_many_as_asked_for(wanted: int, there: int) -> None:
+    rows = rows_per_step(wanted * 1024.0, 1024.0, there)
+    assert 1 <= rows <= there
+    most = min(wanted, there)
+    assert abs(rows - most) <= 0.125 * most
+    assert rows == there or len(sizes(rows)) >= math.log2(rows) - 1
+
+
+def test_the_first_pass_of_a_compiled_model_takes_no_time_from_the_others() -> None:
+    times = iter([100.0, 1.0, 1.0, 100.0, 1.5, 1.5, 100.0, 4.0, 4.0])
+    choice = Device(lambda _: next(times)).find(4, budget=30.0)
+    assert [trial.rows for trial in choice.trials] == [1, 2, 4]
+    assert choice.micro_batch == 2
+
+
+def test_memory_of_this_process_is_seen() -> None:
+    memory = micro_batch_module._CpuMemory(ranks=2)
+    assert 0 < memory.limit < micro_batch_module.machine.free_memory() / 2
+    size = 1 << 28
+    tensor = torch.ones(size, dtype=torch.uint8)
+    assert size * 0.9 < memory.peak() < size * 1.5
+    del tensor
+    memory.reset()
+    assert memory.peak() < size / 2

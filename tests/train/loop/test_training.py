@@ -1,0 +1,248 @@
+"""`python -m train`, the real command on a small corpus and a tiny model: what it leaves, what it refuses, signals.
+
+A signal is sent after the first step was shown. What is compared then is the log of every step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from support.commands import ROOT
+from support.small_corpus import conversations, flip, make_recipe, pack_corpus
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from train.__main__ import main
+from train.loop.checkpoints import newest_complete
+
+LENGTH, VOCABULARY = 128, 500
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Corpora `packed` and `whole` (format 2.0), and the model `tiny`."""
+    folder = tmp_path_factory.mktemp("training")
+    records = conversations(400, seed=3)
+    for name, settings in {"packed": {"validation": 0.1}, "whole": {"packing": False}}.items():
+        pack_corpus(make_recipe(folder / name, records, name=name, sequence_length=LENGTH, **settings))
+    save_model(folder / "tiny")
+    return folder
+
+
+def save_model(path: Path, vocab_size: int = VOCABULARY, positions: int = LENGTH) -> None:
+    torch.manual_seed(1)
+    config = LlamaConfig(
+        vocab_size=vocab_size, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=positions, initializer_range=0.1,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(path)
+
+
+def manifest_of(folder: Path, name: str = "packed") -> Path:
+    (found,) = (folder / name / "manifests").glob("*.json")
+    return found
+
+
+def words(folder: Path, output: Path, *options: str, manifest: Path | None = None) -> list[str]:
+    common = ["--device", "cpu", "--micro-batch", "1", "--tokens-per-step", str(2 * LENGTH), "--learning-rate", "5e-3"]
+    where = ["--manifest", str(manifest or manifest_of(folder)), "--output", str(output)]
+    return [sys.executable, "-m", "train", *where, "--base-model", str(folder / "tiny"), *common, *options]
+
+
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+def stop(command: list[str], number: int) -> tuple[int, str]:
+    """Send a signal at a random moment after the first step; SIGKILL to the last rank. Exit code, and what was said."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
+    assert process.stderr
+    said = ""
+    for line in process.stderr:
+        said += line
+        if re.match(r"step \d+/", line):
+            time.sleep(random.uniform(0, 0.4))
+            ranks = psutil.Process(process.pid).children()
+            (ranks[-1] if ranks and number == signal.SIGKILL else process).send_signal(number)
+            break
+    rest = process.stderr.read()
+    return process.wait(timeout=300), said + rest
+
+
+def losses(output: Path) -> list[tuple[int, float]]:
+    log = json.loads((output / "training.json").read_text())["log"]
+    return [(entry["step"], round(entry["loss"], 5)) for entry in log if "step_seconds" in entry]
+
+
+def test_a_run_leaves_adapter_tokenizer_picture_and_record(folder: Path, tmp_path: Path) -> None:
+    command = words(folder, tmp_path / "run", "--max-steps", "20")
+    done = run(command)
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "run" / "training.json").read_text())
+    manifest = json.loads(manifest_of(folder).read_text())
+    assert done.stdout.splitlines()[-1] == str(tmp_path / "run" / "training.json")
+    assert record["corpus"]["key"] == manifest["key"]
+    assert record["isolation"]["moved"] == 0 < record["isolation"]["first_moved"]
+    result = record["result"]
+    assert result["steps"] == 20
+    assert result["last_loss"] < 0.9 * result["first_loss"]
+    assert result["validation_loss"] < result["first_loss"]
+    assert 0 <= result["data_wait"] < 0.2
+    files = {path.name for path in (tmp_path / "run").iterdir()}
+    assert {"adapter_model.safetensors", "adapter_config.json", "tiny.model", "training.svg"} <= files
+    assert "only 20 optimizer steps" in done.stderr
+    again = run(command)
+    assert (again.returncode, "nothing to do" in again.stderr) == (0, True)
+    assert again.stdout == done.stdout
+    # Killed between the last step and the record: it is finished, and no step is added.
+    weights = (tmp_path / "run" / "adapter_model.safetensors").read_bytes()
+    for name in ("training.json", "adapter_model.safetensors"):
+        (tmp_path / "run" / name).unlink()
+    ended = run(command)
+    assert ended.returncode == 0, ended.stderr
+    finished = json.loads((tmp_path / "run" / "training.json").read_text())["result"]
+    assert [finished[name] for name in ("steps", "last_loss")] == [result[name] for name in ("steps", "last_loss")]
+    assert finished["validation_loss"] == pytest.approx(result["validation_loss"], rel=1e-5)
+    assert (tmp_path / "run" / "adapter_model.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_that_was_stopped_and_then_killed_ends_with_the_same_losses(
+    folder: Path, tmp_path: Path, ranks: int
+) -> None:
+    options = ("--max-steps", "40", "--gpus", str(ranks), "--save-every", "4")
+    whole = run(words(folder, tmp_path / "whole", *options))
+    assert whole.returncode == 0, whole.stderr
+    assert len(losses(tmp_path / "whole")) == 40
+
+    command, key = words(folder, tmp_path / "stopped", *options), json.loads(manifest_of(folder).read_text())["key"]
+    code, said = stop(command, signal.SIGTERM)
+    assert code == 75, said
+    assert "Traceback" not in said
+    checkpoints = list((tmp_path / "stopped").glob("checkpoint-*"))
+    newest = max(checkpoints, key=lambda path: int(path.name.split("-")[1]))
+    assert all((path / "complete.json").exists() for path in checkpoints)
+    assert newest_complete(tmp_path / "stopped", key) == newest
+    assert not (tmp_path / "stopped" / "training.json").exists()
+
+    code, said = stop(command, signal.SIGKILL)
+    assert code == (-signal.SIGKILL if ranks == 1 else 1), said
+    assert ("rank 1 was killed by SIGKILL" in said) == (ranks == 2)
+    assert f"after {newest.name}" in said
+
+    resumed = run(command)
+    assert resumed.returncode == 0, resumed.stderr
+    assert "after checkpoint-" in resumed.stderr
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+
+
+def test_conversations_of_format_2_are_trained_on(folder: Path, tmp_path: Path) -> None:
+    done = run(words(folder, tmp_path / "run", "--max-steps", "6", manifest=manifest_of(folder, "whole")))
+    assert done.returncode == 0, done.stderr
+    record = json.loads((tmp_path / "run" / "training.json").read_text())
+    assert record["format_version"] == "2.0"
+    assert record["result"]["last_loss"] < record["result"]["first_loss"]
+
+
+# -- refusals: one thing is wrong each time --------------------------------------------------------------------------
+
+
+def refused(capsys: pytest.CaptureFixture[str], command: list[str], code: int, message: str) -> None:
+    """In this process: to load torch anew for each takes five seconds."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        assert main(command[command.index("train") + 1 :]) == code
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    said = capsys.readouterr().err
+    assert message in said
+    assert sum(" error: " in line for line in said.splitlines()) == 1
+    assert "step 1/" not in said
+
+
+def test_an_edited_manifest_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(folder / "packed", tmp_path / "packed")
+    manifest = manifest_of(tmp_path)
+    manifest.write_text(manifest.read_text().replace('"seed": 42', '"seed": 43'))
+    refused(capsys, words(folder, tmp_path / "run", manifest=manifest), 65, "was edited or damaged")
+
+
+def test_a_damaged_shard_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(folder / "packed", tmp_path / "packed")
+    (shard,) = (tmp_path / "packed").rglob("train-00000-of-00001.arrow")
+    flip(shard)
+    refused(capsys, words(folder, tmp_path / "run", manifest=manifest_of(tmp_path)), 65, "train-00000-of-00001.arrow")
+
+
+def test_a_damaged_tokenizer_is_not_handed_on(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(folder / "packed", tmp_path / "packed")
+    (model,) = (tmp_path / "packed").rglob("tokenizer/tiny.model")
+    flip(model)
+    refused(capsys, words(folder, tmp_path / "run", manifest=manifest_of(tmp_path)), 65, "tokenizer/tiny.model")
+
+
+def test_ids_beyond_the_vocabulary_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(tmp_path / "small", vocab_size=100)
+    refused(
+        capsys,
+        words(folder, tmp_path / "run", "--base-model", str(tmp_path / "small")),
+        65,
+        "embeddings for ids up to 99",
+    )
+
+
+def test_rows_longer_than_the_positions_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_model(tmp_path / "short", positions=64)
+    refused(capsys, words(folder, tmp_path / "run", "--base-model", str(tmp_path / "short")), 65, "positions for 64")
+
+
+def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other.model"
+    data = bytearray((folder / "packed" / "tiny.model").read_bytes())
+    other.write_bytes(data + b"\x0a\x00")
+    refused(
+        capsys, words(folder, tmp_path / "run", "--tokenizer", str(other)), 65, "the corpus was made with the tokenizer"
+    )
+
+
+def test_another_corpus_than_the_checkpoint_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = run(words(folder, tmp_path / "run", "--max-steps", "2"))
+    assert done.returncode == 0, done.stderr
+    other = words(folder, tmp_path / "run", "--max-steps", "2", manifest=manifest_of(folder, "whole"))
+    refused(capsys, other, 65, "was trained on corpus")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--lora-rr", "8"], 64, "unrecognized arguments: --lora-rr"),
+        (["--lora-r", "many"], 64, "lora_r: Input should be a valid integer"),
+        (["--precision", "bf16"], 69, "bf16"),
+        (["--attention", "varlen"], 69, "varlen needs a GPU"),
+        (["--base-model", "./nowhere"], 66, "no such folder"),
+    ],
+)
+def test_settings_that_cannot_be_met_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, message: str
+) -> None:
+    refused(capsys, words(folder, tmp_path / "run", *options), code, message)

@@ -1,0 +1,263 @@
+"""What is in effect is what was asked for, or the run stops with a line that says how to go on."""
+
+from __future__ import annotations
+
+import builtins
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tasks.core.errors import PartMissing
+from train.config import TrainingConfig
+from train.machine import devices
+from train.machine.devices import Device, Gpu
+
+H200 = Gpu("NVIDIA H200", 150_000_000_000, (9, 0))
+T4 = Gpu("Tesla T4", 15_000_000_000, (7, 5))
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Makes the machine one with these GPUs; `sign`: one that torch does not see; `nf4`: what bitsandbytes lacks."""
+
+    def make(*gpus: Gpu, sign: str | None = None, nf4: str | None = None) -> None:
+        monkeypatch.setattr(devices, "gpus", lambda: list(gpus))
+        monkeypatch.setattr(devices, "gpu_count", lambda: len(gpus))
+        monkeypatch.setattr(devices, "gpu_sign", lambda: sign)
+        monkeypatch.setattr(devices, "why_no_nf4", lambda kind: nf4)
+
+    return make
+
+
+def config(**settings: Any) -> TrainingConfig:
+    return TrainingConfig(**settings)
+
+
+def refusal(call: Callable[[TrainingConfig], Any], **settings: Any) -> str:
+    with pytest.raises(PartMissing) as refused:
+        call(config(**settings))
+    message = str(refused.value)
+    assert "\n" not in message
+    return message
+
+
+# -- what is in effect -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "kind", "precision"),
+    [
+        ([], {}, "cpu", "fp32"),
+        ([], {"device": "cpu", "precision": "fp32"}, "cpu", "fp32"),
+        ([H200], {}, "cuda", "bf16"),
+        ([H200], {"device": "cuda", "precision": "bf16"}, "cuda", "bf16"),
+        ([H200], {"precision": "fp32"}, "cuda", "fp32"),
+        ([H200], {"device": "cpu"}, "cpu", "fp32"),
+        ([T4], {}, "cuda", "fp32"),
+        ([H200, T4], {}, "cuda", "fp32"),
+    ],
+)
+def test_auto_takes_what_there_is(
+    gpus: list[Gpu], settings: dict[str, str], kind: str, precision: str, given: Callable[..., None]
+) -> None:
+    given(*gpus)
+    device = devices.resolve(config(**settings))
+    assert (device.kind, device.precision, device.bf16) == (kind, precision, precision == "bf16")
+    assert device.name == gpus[0].name if kind == "cuda" else "CPU" in device.name
+
+
+def test_each_process_has_a_gpu_of_its_own(given: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    a100 = Gpu("NVIDIA A100", 80_000_000_000, (8, 0))
+    given(H200, a100)
+    for rank, gpu in (("0", H200), ("1", a100)):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        assert devices.resolve(config()).name == gpu.name
+    given(H200)  # the only one that this process is shown
+    assert devices.resolve(config()).name == H200.name
+
+
+def test_a_gpu_that_is_not_used_stops_the_run(given: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    given(sign="/dev/nvidia0")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    for call in (devices.resolve, devices.ranks):
+        for device in ("auto", "cuda"):
+            message = refusal(call, device=device)
+            assert "a GPU is there (/dev/nvidia0) and torch does not use it: torch" in message
+            assert "build for the CPU; install one for CUDA" in message
+            assert message.endswith("device: cpu")
+        call(config(device="cpu"))
+
+
+def test_cuda_without_a_gpu_stops_the_run(given: Callable[..., None]) -> None:
+    given()
+    assert refusal(devices.resolve, device="cuda").endswith("or train on the CPU: device: auto or cpu")
+
+
+@pytest.mark.parametrize(("gpu", "why"), [(None, "CPU"), (T4, "Tesla T4 (compute capability 7.5) has no bf16")])
+def test_bf16_that_would_not_be_in_effect_stops_the_run(gpu: Gpu | None, why: str, given: Callable[..., None]) -> None:
+    given(*filter(None, [gpu]))
+    message = refusal(devices.resolve, precision="bf16")
+    assert message.startswith("precision: bf16")
+    assert why in message
+    assert "set precision: auto" in message
+
+
+@pytest.mark.parametrize("gpus", [[], [H200]])
+def test_nf4_without_bitsandbytes_stops_the_run(gpus: list[Gpu], given: Callable[..., None]) -> None:
+    given(*gpus, nf4="it lacks a library; install it")
+    message = refusal(devices.resolve)
+    assert message == (
+        "quantization: nf4 cannot be used: it lacks a library; install it; or train without it: quantization: none"
+    )
+    devices.resolve(config(quantization="none"))
+
+
+@pytest.mark.parametrize(
+    ("gpus", "settings", "count"),
+    [
+        ([], {}, 1),
+        ([], {"gpus": 2}, 2),  # two processes on a CPU, by gloo
+        ([H200] * 4, {}, 4),
+        ([H200] * 4, {"gpus": 3}, 3),
+        ([H200] * 4, {"device": "cpu"}, 1),
+    ],
+)
+def test_one_process_a_gpu(gpus: list[Gpu], settings: dict[str, Any], count: int, given: Callable[..., None]) -> None:
+    given(*gpus)
+    assert devices.ranks(config(**settings)) == count
+
+
+def test_more_gpus_than_there_are_stop_the_run(given: Callable[..., None]) -> None:
+    given(H200, H200)
+    assert "gpus: 3: torch sees 2 here; set gpus: auto or a number up to 2" in refusal(devices.ranks, gpus=3)
+
+
+# -- GPUs --------------------------------------------------------------------------------------------------------------
+
+
+def test_why_torch_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert devices.why_no_gpu().startswith(f"torch {torch.__version__} is a build for the CPU")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    for hidden in ("", "-1"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+        assert devices.why_no_gpu() == f"CUDA_VISIBLE_DEVICES={hidden} hides it; unset it"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert "--gpus all" in devices.why_no_gpu()
+
+    def too_old() -> None:
+        raise RuntimeError(
+            "The NVIDIA driver on your system is too old (found version 11040). Please update your GPU driver."
+        )
+
+    monkeypatch.setattr(torch.cuda, "init", too_old)
+    assert devices.why_no_gpu() == (
+        "The NVIDIA driver on your system is too old (found version 11040) (torch is built for CUDA 13.0); "
+        "update the driver or install another torch"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "sign"),
+    [
+        ("GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-1f)\n", 0, "nvidia-smi: GPU 0: NVIDIA GeForce RTX 4090"),
+        ("No devices found.\n", 0, None),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", 9, None),
+    ],
+)
+def test_a_gpu_shows_in_nvidia_smi(
+    said: str, code: int, sign: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "Path", lambda path: tmp_path / path.lstrip("/"))
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    assert devices.gpu_sign() is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "nvidia-smi").write_text("")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code, said))
+    assert devices.gpu_sign() == sign
+    for place in ("proc/driver/nvidia/gpus/0000:01:00.0", "dev/nvidia0"):
+        (tmp_path / place).mkdir(parents=True)
+        assert devices.gpu_sign() == "/" + place.removesuffix("/0000:01:00.0")
+
+
+# -- bitsandbytes ------------------------------------------------------------------------------------------------------
+
+
+def test_bitsandbytes_works_here() -> None:
+    assert devices.why_no_nf4("cpu") is None
+
+
+def test_bitsandbytes_that_fails_or_computes_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    import bitsandbytes
+
+    def without_library(*_: Any, **__: Any) -> None:
+        raise RuntimeError("\nMethod 'cquantize' not available in CPU-only version of bitsandbytes.\nReinstall")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bitsandbytes.functional, "quantize_4bit", without_library)
+        assert "(Method 'cquantize' not available in CPU-only version of bitsandbytes)" in str(
+            devices.why_no_nf4("cpu")
+        )
+    with monkeypatch.context() as patch:
+        patch.setattr(bitsandbytes, "matmul_4bit", lambda *_, **__: torch.zeros(64, 64))
+        assert "computes wrong on this CPU (off by 1)" in str(devices.why_no_nf4("cpu"))
+    importing = builtins.__import__
+
+    def refuse(name: str, *others: Any) -> Any:
+        if name == "bitsandbytes":
+            raise ImportError("libcudart.so.13: cannot open shared object file")
+        return importing(name, *others)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    assert devices.why_no_nf4("cuda") == (
+        "bitsandbytes cannot be imported (libcudart.so.13: cannot open shared object file); "
+        "install it with: make extras"
+    )
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    4000 kB\n"}, 4_096_000),
+        # A container of 3 MB that holds 1 MB, 0.4 MB of which are files that were read.
+        (
+            {
+                "/proc/meminfo": "MemAvailable: 4000 kB\n",
+                "/sys/fs/cgroup/memory.max": "3000000\n",
+                "/sys/fs/cgroup/memory.current": "1000000\n",
+                "/sys/fs/cgroup/memory.stat": "anon 5\ninactive_file 400000\n",
+            },
+            2_400_000,
+        ),
+        ({"/proc/meminfo": "MemAvailable: 1000 kB\n", "/sys/fs/cgroup/memory.max": "max\n"}, 1_024_000),
+    ],
+)
+def test_free_memory(files: dict[str, str], free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_read", lambda path: files.get(path, ""))
+    assert devices.free_memory() == free
+
+
+def test_wsl_is_told_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version, wsl in (("Linux version 5.15.167.4-microsoft-standard-WSL2", True), ("Linux version 6.8", False)):
+        monkeypatch.setattr(devices, "_read", {"/proc/version": version}.get)
+        assert devices.is_wsl() is wsl
+
+
+def test_facts_of_this_machine(tmp_path: Path) -> None:
+    assert devices.version_of("torch") == torch.__version__
+    assert devices.version_of("no-such-package") is None
+    assert devices.cpus() >= 1
+    assert 0 < devices.free_disk(tmp_path / "not" / "there") == devices.free_disk(tmp_path)
+    assert devices.free_memory() > 0
+    assert devices.gpu_count() == len(devices.gpus())
+    if not devices.gpu_count():
+        assert devices.resolve(config(device="cpu")) == Device("cpu", "fp32", f"CPU, {devices.cpus()} cores")

@@ -1,0 +1,80 @@
+"""The work of a token, against torch's own count of the operations of a step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.tiny_training import LENGTH, VOCABULARY, packed_rows, tiny_model
+from torch.utils.flop_counter import FlopCounterMode
+
+from train.model.attention import Collator
+from train.model.flops import flops_per_token, parameters, peak_flops
+
+ROWS = 2
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_it_is_what_torch_counts(family: str, tied: bool) -> None:
+    model = tiny_model(family, tie_word_embeddings=tied, attn_implementation="eager", vocab_size=VOCABULARY)
+    # Else the first layer has no gradient of its input to compute.
+    model.enable_input_require_grads()
+    batch = Collator("eager")(packed_rows()[:ROWS])
+    with FlopCounterMode(display=False) as counter:
+        model(**batch)["loss"].backward()
+    counted = counter.get_total_flops() / (ROWS * LENGTH)
+    # Eager attention computes all L tokens for each, masked or not: as if each attended to L.
+    everything = torch.full((1, 1), LENGTH - 1)
+    assert flops_per_token(model, everything) == pytest.approx(counted, rel=0.005)
+
+
+def test_attention_is_causal_and_ends_at_the_conversation() -> None:
+    model, rows = tiny_model(), packed_rows()[:4]
+    places = torch.stack([row["position_ids"] for row in rows])
+    # How many tokens each one attends to, from the conversations of the rows.
+    number = (places == 0).cumsum(1)
+    attends = (number[:, :, None] == number[:, None, :]).tril().sum(2).double().mean().item()
+    assert 1 < attends < LENGTH / 2
+    alone = flops_per_token(model, torch.zeros(1, 1, dtype=torch.int32))
+    assert flops_per_token(model, places) - alone == pytest.approx(12 * 2 * 64 * (attends - 1))
+
+
+def test_a_window_bounds_attention() -> None:
+    model, places = tiny_model("mistral"), torch.arange(LENGTH)[None]
+    window = model.config.sliding_window
+    assert flops_per_token(model, places) < flops_per_token(tiny_model("llama"), places)
+    seen = (places + 1).clamp(max=window).double().mean().item()
+    alone = flops_per_token(model, places[:, :1])
+    assert flops_per_token(model, places) - alone == pytest.approx(12 * 2 * 64 * (seen - 1))
+
+
+def test_parameters_and_the_adapter() -> None:
+    bare, model = tiny_model(adapter=False), tiny_model()
+    everything, trainable = parameters(model)
+    # r 4 on q, k, v, o and the MLP's three, in two layers of 64 wide with half as wide k and v, 128 in the MLP.
+    assert trainable == 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))
+    assert everything - trainable == sum(weights.numel() for weights in bare.parameters())
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H100 NVL", 835e12),
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA L4", 121e12),
+        ("NVIDIA A10G", 70e12),
+        ("NVIDIA A10", 125e12),
+        ("NVIDIA GeForce RTX 4090", 165e12),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("Tesla T4", None),
+        ("NVIDIA RTX A4000", None),
+        ("CPU, 2 cores", None),
+    ],
+)
+def test_peak_of_a_gpu(name: str, peak: float | None) -> None:
+    assert peak_flops(name) == peak

@@ -1,0 +1,371 @@
+"""The check of isolation: it passes where conversations are apart, and catches every leak that was seen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support.tiny_training import FAMILIES, LENGTH, Row, force_attention, packed_rows, plain_kernels, tiny_model
+
+from tasks.core.errors import DataError, PartMissing
+from train.model import isolation
+from train.model.attention import BACKENDS, Collator, why_not
+from train.model.isolation import (
+    Isolation,
+    check_isolation,
+    choose_rows,
+    count_conversations,
+    fastest,
+    require_isolation,
+)
+
+Batch = dict[str, Any]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def several(count: int) -> list[Row]:
+    """Real rows with two or more conversations each."""
+    return [packed_rows()[i] for i in choose_rows(packed_rows(), count)]
+
+
+# -- apart ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("backend", ["sdpa", "eager", "flex", "varlen", "flash2"])
+def test_nothing_moves_in_isolated_rows(monkeypatch: pytest.MonkeyPatch, backend: str, family: str, count: int) -> None:
+    plain_kernels(monkeypatch)
+    model, rows = tiny_model(family, dropout=0.1), several(count)
+    force_attention(model, backend)
+    # flex has a forward pass on a CPU, which takes 20 s to compile.
+    with torch.compiler.set_stance("force_eager") if backend == "flex" else nullcontext():
+        seen = check_isolation(model, Collator(backend)(rows), rows, seed=1)
+    assert (seen.moved, seen.noise) == (0.0, 0.0)
+    assert seen.first_moved > 1
+    assert seen.passed
+    assert (seen.rows, seen.conversations) == (count, sum(map(count_conversations, rows)) - count)
+
+
+def test_it_runs_with_activation_checkpointing_and_autocast() -> None:
+    model, rows = tiny_model(dropout=0.1), several(2)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    with torch.autocast("cpu", torch.bfloat16):
+        assert check_isolation(model, Collator("sdpa")(rows), rows, seed=1).passed
+        leaks = Collator("sdpa")(rows) | {"attention_mask": torch.ones(2, LENGTH)}
+        assert not check_isolation(model, leaks, rows, seed=1).passed
+
+
+# -- not apart --------------------------------------------------------------------------------------------------------
+
+
+def padded(batch: Batch) -> torch.Tensor:
+    mask = torch.ones_like(batch["input_ids"])
+    mask[:, -5:] = 0
+    return mask
+
+
+LEAKS: dict[str, Callable[[Batch], Batch]] = {
+    "mask of ones": lambda batch: batch | {"attention_mask": torch.ones_like(batch["input_ids"])},
+    "padded mask": lambda batch: batch | {"attention_mask": padded(batch)},
+    "no positions": lambda batch: {name: x for name, x in batch.items() if name != "position_ids"},
+    "cache": lambda batch: batch | {"use_cache": True},
+    "one row does not restart": lambda batch: (
+        batch | {"position_ids": torch.cat([batch["position_ids"][:-1], torch.arange(LENGTH)[None]])}
+    ),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
+@pytest.mark.parametrize("leak", LEAKS)
+def test_every_leak_is_caught(leak: str, backend: str, count: int) -> None:
+    model, rows = tiny_model(dropout=0.1), several(count)
+    force_attention(model, backend)
+    seen = check_isolation(model, LEAKS[leak](Collator(backend)(rows)), rows, seed=1)
+    assert not seen.passed
+    assert seen.moved > 0.1
+    assert seen.noise == 0.0
+
+
+def test_a_cache_that_the_model_keeps_by_itself_is_caught() -> None:
+    model, rows = tiny_model(use_cache=True), several(1)
+    assert not check_isolation(model, Collator("sdpa")(rows), rows, seed=1).passed
+
+
+def test_one_leaking_row_among_many_is_caught() -> None:
+    model, rows = tiny_model(), several(4)
+    batch = Collator("sdpa")(rows)
+    assert check_isolation(model, batch, rows, seed=1).passed
+    for row in range(4):
+        positions = batch["position_ids"].clone()
+        second = int((positions[row] == 0).nonzero()[1])
+        positions[row, second:] += second
+        assert not check_isolation(model, batch | {"position_ids": positions}, rows, seed=1).passed
+
+
+@pytest.mark.parametrize(
+    ("change", "leaks"),
+    [
+        (lambda batch: batch, False),
+        # transformers finds the segments by itself for a single row only, and a mask with zeros wins over the bounds.
+        (lambda batch: {name: x for name, x in batch.items() if "seq_lens" not in name}, True),
+        (lambda batch: batch | {"attention_mask": padded(batch)}, True),
+    ],
+)
+def test_flash_attention_leaks_without_its_bounds(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Batch], Batch], leaks: bool
+) -> None:
+    plain_kernels(monkeypatch)
+    model, rows = tiny_model(), several(2)
+    force_attention(model, "flash2")
+    assert check_isolation(model, change(Collator("flash2")(rows)), rows, seed=1).passed != leaks
+
+
+# -- what it measures -------------------------------------------------------------------------------------------------
+
+
+def passes(model: Any, batch: Batch, rows: list[Row], seed: int) -> tuple[Isolation, list[torch.Tensor]]:
+    """What the check says, and the ids that it gave to the model."""
+    given: list[torch.Tensor] = []
+    hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
+    seen = check_isolation(model, batch, rows, seed=seed)
+    hook.remove()
+    return seen, given
+
+
+def test_the_first_conversation_is_replaced_token_by_token_and_nothing_else() -> None:
+    model, rows = tiny_model(), several(2)
+    batch = Collator("sdpa")(rows)
+    for seed in range(10):
+        one, same, other = passes(model, batch, rows, seed)[1]
+        assert torch.equal(one, batch["input_ids"])
+        assert torch.equal(same, one)
+        assert torch.equal(one != other, (batch["position_ids"] == 0).cumsum(1) == 1)
+        assert 0 <= int(other.min()) <= int(other.max()) < model.config.vocab_size
+
+
+@pytest.mark.parametrize("logits", [1, 7 * 500, 1 << 26])
+def test_slices_of_logits_give_what_whole_logits_give(monkeypatch: pytest.MonkeyPatch, logits: int) -> None:
+    monkeypatch.setattr(isolation, "LOGITS", logits)
+    model, rows = tiny_model(), several(2)
+    batch = LEAKS["mask of ones"](Collator("sdpa")(rows))
+    seen, (one, _, other) = passes(model, batch, rows, seed=1)
+    first = (batch["position_ids"] == 0).cumsum(1) == 1
+    with torch.no_grad():
+        moved = (model(**batch | {"input_ids": one}).logits - model(**batch | {"input_ids": other}).logits).abs()
+    assert seen.moved == pytest.approx(moved[~first].max().item(), rel=1e-5)
+    assert seen.first_moved == pytest.approx(moved[first].max().item(), rel=1e-5)
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_what_is_not_a_number_is_not_lost_among_slices(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+    monkeypatch.setattr(isolation, "LOGITS", 1)
+    one = torch.randn(1, 4, 64)
+    other = one.clone()
+    other[0, place] = math.nan
+    with torch.no_grad():
+        assert math.isnan(isolation._moved(tiny_model(), one, other, torch.ones(1, 4, dtype=torch.bool)))
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model, rows = tiny_model(dropout=0.1).eval(), several(1)
+    state, hooks = torch.random.get_rng_state(), len(model.get_decoder()._forward_hooks)
+    check_isolation(model, Collator("sdpa")(rows), rows, seed=1)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not any(module.training for module in model.modules())
+    assert len(model.get_decoder()._forward_hooks) == hooks
+    assert all(weights.grad is None for weights in model.parameters())
+
+
+def test_it_runs_as_in_training_with_the_same_dropout_in_every_pass() -> None:
+    """Other random numbers in a pass would be noise, and hide a leak that is smaller."""
+    model, rows = tiny_model(dropout=0.5).eval(), several(1)
+    batch = Collator("sdpa")(rows)
+    modes: list[bool] = []
+    model.get_decoder().register_forward_pre_hook(lambda module, _: modes.append(module.training))
+    with torch.no_grad():
+        model.train()
+        logits = [model(**batch).logits for _ in range(2)]
+    assert not torch.equal(*logits), "dropout is not in effect, so this test shows nothing"
+    assert check_isolation(model.eval(), batch, rows, seed=1).noise == 0.0
+    assert modes[2:] == [True] * 3
+
+
+@pytest.mark.parametrize(
+    ("moved", "first_moved", "noise", "passed"),
+    [
+        (0.0, 9.0, 0.0, True),
+        (0.5, 9.0, 0.5, True),
+        (0.6, 9.0, 0.5, False),
+        (0.5, 4.0, 0.5, False),
+        (0.0, 0.0, 0.0, False),
+        (0.0, math.inf, 0.0, False),
+        (math.nan, 9.0, 0.0, False),
+        (0.0, math.nan, 0.0, False),
+        (0.0, 9.0, math.nan, False),
+        (math.inf, math.inf, math.inf, False),
+    ],
+)
+def test_what_passes(moved: float, first_moved: float, noise: float, passed: bool) -> None:
+    assert Isolation(1, 1, moved, first_moved, noise).passed == passed
+
+
+def test_it_is_said_in_a_line() -> None:
+    said = str(Isolation(2, 5, 0.0, 9.8765, 0.0))
+    assert said == "the first conversation of 2 rows replaced: its logits moved by 9.88, those of the 5 behind by 0"
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------------
+
+
+def require(model: Any, rows: list[Row], collator: Callable[[list[Row]], Batch], attention: str = "sdpa") -> Any:
+    return require_isolation(model, rows, collator, 2, attention=attention, seed=1)
+
+
+def test_leaking_rows_are_refused_in_one_line() -> None:
+    def leaking(rows: list[Row]) -> Batch:
+        return LEAKS["mask of ones"](Collator("sdpa")(rows))
+
+    with pytest.raises(DataError) as error:
+        require(tiny_model(), packed_rows(), leaking, "eager")
+    message = str(error.value)
+    assert "see each other with attention `eager` (logits moved by " in message
+    assert message.endswith("; nothing is trained. Try `attention: sdpa`")
+    assert "\n" not in message
+
+
+def test_a_check_that_sees_nothing_is_no_proof() -> None:
+    model = tiny_model()
+    torch.nn.init.zeros_(model.get_output_embeddings().weight)
+    with pytest.raises(DataError, match="cannot see anything with attention `sdpa`"):
+        require(model, packed_rows(), Collator("sdpa"))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_logits_that_are_not_finite_are_no_proof(value: float, everywhere: bool) -> None:
+    model = tiny_model()
+    with torch.no_grad():
+        weights = model.get_output_embeddings().weight
+        (weights if everywhere else weights[17, :1]).fill_(value)
+    with pytest.raises(DataError, match="the model's logits are not finite"):
+        require(model, packed_rows(), Collator("sdpa"))
+
+
+def test_noise_is_told_from_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that gives something else each time moves as much without a change."""
+    model = tiny_model()
+    source = torch.Generator().manual_seed(1)
+    head = model.get_output_embeddings()
+    head.register_forward_hook(lambda _m, _i, out: out + torch.randn(out.shape, generator=source) * 100)
+    with pytest.raises(DataError, match="cannot see anything"):
+        require(model, packed_rows(), Collator("sdpa"))
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, ValueError, NotImplementedError, ImportError])
+def test_a_backend_that_does_not_run_is_said(kind: type[Exception]) -> None:
+    def broken(_: list[Row]) -> Batch:
+        raise kind("head size 96 is not supported\nat line 12")
+
+    with pytest.raises(PartMissing) as error:
+        require(tiny_model(), packed_rows(), broken, "flash2")
+    assert str(error.value) == (
+        "attention `flash2` does not run here: head size 96 is not supported; try `attention: sdpa`"
+    )
+
+
+def test_memory_that_runs_out_is_not_taken_for_it() -> None:
+    def greedy(_: list[Row]) -> Batch:
+        raise torch.OutOfMemoryError("16 GB")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        require(tiny_model(), packed_rows(), greedy)
+
+
+# -- rows -------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_of_one_conversation_have_nothing_to_keep_apart() -> None:
+    alone = [row for row in packed_rows() if count_conversations(row) == 1]
+    assert alone
+    assert choose_rows(alone, 2) == []
+    assert require(tiny_model(), alone, Collator("sdpa")) is None
+
+
+@st.composite
+def rows_of_runs(draw: st.DrawFn) -> tuple[Row, int]:
+    """A row of 1 to 4 conversations, each with a trained token that is not its first, and perhaps a pad tail."""
+    conversations = draw(st.integers(1, 4))
+    positions, labels = [], []
+    for run in range(conversations + draw(st.integers(0, 1))):
+        length = draw(st.integers(2, 5))
+        positions += range(length)
+        trained = draw(st.integers(1, length - 1)) if run < conversations else -1
+        labels += [3 if i == trained else -100 for i in range(length)]
+    return {"position_ids": torch.tensor(positions), "labels": torch.tensor(labels)}, conversations
+
+
+@given(st.lists(rows_of_runs(), max_size=8), st.integers(1, 6))
+def test_rows_that_are_chosen(made: list[tuple[Row, int]], count: int) -> None:
+    assert [count_conversations(row) for row, _ in made] == [conversations for _, conversations in made]
+    fit = [number for number, (_, conversations) in enumerate(made) if conversations >= 2]
+    chosen = choose_rows([row for row, _ in made], count)
+    assert chosen == ([fit[i % len(fit[:count])] for i in range(count)] if fit else [])
+
+
+def test_no_more_rows_are_read_than_needed() -> None:
+    rows = several(2)
+    assert choose_rows([*rows, None], 2) == [0, 1]
+
+
+# -- the fastest ------------------------------------------------------------------------------------------------------
+
+
+def test_the_fastest_of_those_that_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, rows = tiny_model(dropout=0.1).eval(), packed_rows()
+    state = torch.random.get_rng_state()
+    best, trials = fastest(model, rows, 2, seed=1)
+    speeds = {trial.attention: trial.tokens_per_second for trial in trials}
+    assert speeds.keys() == BACKENDS.keys()
+    assert best == max(speeds, key=speeds.__getitem__)
+    assert model.config._attn_implementation == best
+    assert {name for name, speed in speeds.items() if speed} == {"sdpa", "eager"}
+    for trial in trials:
+        why = why_not(trial.attention, torch.device("cpu"))
+        assert trial.reason == (f"{why}; use `attention: sdpa`" if why else "")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert not model.training
+    assert all(weights.grad is None for weights in model.parameters())
+
+
+def test_a_backend_that_leaks_or_breaks_is_out_however_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Leaking(Collator):
+        def __call__(self, rows: Any) -> Batch:
+            batch = super().__call__(rows)
+            return LEAKS["mask of ones"](batch) if self.backend == "sdpa" else batch
+
+    monkeypatch.setattr(isolation, "Collator", Leaking)
+    best, trials = fastest(tiny_model(), packed_rows(), 2, seed=1, passes=1)
+    reasons = {trial.attention: trial.reason for trial in trials}
+    assert best == "eager"
+    assert "see each other with attention `sdpa`" in reasons["sdpa"]
+
+    model = tiny_model()
+    model.get_output_embeddings().register_forward_hook(fail)
+    with pytest.raises(PartMissing, match=r"no attention backend trains .*\(flash3: .*; eager: .* bad width;"):
+        fastest(model, packed_rows(), 2, seed=1)
+
+
+def fail(*_: Any) -> None:
+    raise RuntimeError("bad width")

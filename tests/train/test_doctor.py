@@ -1,0 +1,149 @@
+"""What a machine can lack is a line that says how to mend it; the exit code says whether one can train."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from typing import Any
+
+import pytest
+from hypothesis import given as drawn
+from hypothesis import strategies as st
+from rich.console import Console
+
+from train import doctor
+from train.doctor import Finding
+from train.machine import devices
+from train.machine.devices import Gpu
+
+GPU = Gpu("NVIDIA H200", 150_754_820_096, (9, 0))
+
+
+def healthy(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
+    """A machine with one good GPU, but for `facts`."""
+    gpus = facts.pop("gpus", [GPU])
+    usual = {
+        "gpus": lambda: gpus,
+        "gpu_count": lambda: len(gpus),
+        "gpu_sign": lambda: None,
+        "why_no_nf4": lambda kind: None,
+        "is_wsl": lambda: False,
+        "free_memory": lambda: 64 << 30,
+        "free_disk": lambda path: 500 << 30,
+        "compiler": lambda: "/usr/bin/c++",
+        "has_nccl": lambda: True,
+    }
+    for name, fact in (usual | facts).items():
+        monkeypatch.setattr(devices, name, fact)
+    # The backends of train.model.attention ask torch for a GPU, which is not here.
+    monkeypatch.setattr(doctor, "_attention", lambda: Finding("ok", "attention", "sdpa"))
+
+
+def looked_at(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> tuple[int, str]:
+    """Exit code and text on a page of 80 columns, its lines joined."""
+    healthy(monkeypatch, **facts)
+    out = io.StringIO()
+    code = doctor.main(Console(file=out, width=80, markup=False, emoji=False, highlight=False))
+    assert max(map(len, out.getvalue().splitlines())) <= 80
+    return code, re.sub(r"\s+", " ", out.getvalue())
+
+
+def test_a_healthy_machine_has_nothing_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, text = looked_at(monkeypatch)
+    assert code == 0
+    assert "GPU NVIDIA H200, 140 GiB, compute capability 9.0" in text
+    assert f"torch {metadata.version('torch')}" in text
+    assert text.endswith("training can run here ")
+    assert "→" not in text
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "mend"),
+    [
+        ({"gpus": []}, "warning GPU none", "training runs on the CPU"),
+        ({"gpus": [], "gpu_sign": lambda: "/dev/nvidia0"}, "problem GPU is there (/dev/nvidia0)", "--device cpu"),
+        ({"gpus": [Gpu("T4", 1 << 34, (7, 5))]}, "warning precision fp32: T4", "2020 or later"),
+        ({"why_no_nf4": lambda kind: "it is broken"}, "problem NF4 it is broken", "--quantization none"),
+        ({"gpus": [GPU, GPU], "has_nccl": lambda: False}, "problem processes 2 GPUs", "--gpus 1"),
+        ({"compiler": lambda: None}, "warning compiler no C++", "apt-get install g++"),
+        ({"is_wsl": lambda: True}, "warning WSL rows are read", ".wslconfig"),
+        ({"free_memory": lambda: 3 << 30}, "warning memory 3.0 GiB free", "end other programs"),
+        ({"free_disk": lambda path: 2 << 30}, "warning disk 2.0 GiB free", "make room"),
+    ],
+)
+def test_what_is_amiss_is_said_with_how_to_mend_it(
+    facts: dict[str, Callable[..., Any]], level: str, mend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, text = looked_at(monkeypatch, **facts)
+    assert level in text
+    assert re.search(rf"{re.escape(level)}.*→ [^→]*{re.escape(mend)}", text)
+    is_problem = level.startswith("problem")
+    assert code == (69 if is_problem else 0)
+    verdict = "training cannot run here as it is set: 1 problem" if is_problem else "training can run here: 1 warning"
+    assert text.endswith(f"{verdict} ")
+
+
+def test_missing_libraries_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even torch is there: nothing of it may be imported."""
+    found = devices.version_of
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(
+        devices, "version_of", lambda package: {"torch": None, "trl": "0.9.1"}.get(package, found(package))
+    )
+    for name in ("gpus", "gpu_count", "gpu_sign", "why_no_nf4", "has_nccl"):
+        monkeypatch.setattr(devices, name, lambda *_: pytest.fail("torch is not there"))
+    findings = doctor.examine()
+    problems = {finding.what: finding for finding in findings if finding.level == "problem"}
+    assert problems.keys() == {"torch", "trl"}
+    assert re.fullmatch(r"is not installed; <[\d.]+,>=[\d.]+ is needed", problems["torch"].found)
+    assert re.fullmatch(r"0\.9\.1 is not <[\d.]+,>=[\d.]+", problems["trl"].found)
+    assert {finding.mend for finding in problems.values()} == {"make extras"}
+    assert doctor.main(Console(file=io.StringIO())) == 69
+
+
+def test_a_library_that_cannot_be_loaded_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> Any:
+        raise OSError("libtorch_cuda.so: cannot open shared object file")
+
+    code, text = looked_at(monkeypatch, gpus=[], gpu_count=broken)
+    assert code == 69
+    assert "problem libraries cannot be loaded: libtorch_cuda.so" in text
+
+
+def test_attention_backends_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "gpu_count", lambda: 0)
+    assert doctor._attention() == Finding("ok", "attention", "sdpa, eager")
+
+
+def test_what_training_needs_is_what_the_project_says() -> None:
+    needs = devices.training_needs()
+    assert {"torch", "transformers", "trl", "peft", "bitsandbytes"} <= needs.keys()
+    assert {"luigi", "pytest", "ruff"} & needs.keys() == set()
+    assert all(re.fullmatch(r"<[\d.]+,>=[\d.]+", wanted) for wanted in needs.values())
+
+
+@drawn(st.lists(st.integers(0, 30), min_size=1, max_size=3), st.lists(st.integers(0, 30), min_size=1, max_size=3))
+def test_versions_compare_as_numbers(version: list[int], bound: list[int]) -> None:
+    texts = [".".join(map(str, numbers)) for numbers in (version, bound)]
+    padded = [numbers + [0] * (3 - len(numbers)) for numbers in (version, bound)]
+    assert doctor.in_range(f"{texts[0]}+cpu", f">={texts[1]}") is (padded[0] >= padded[1])
+    assert doctor.in_range(texts[0], f"<{texts[1]}") is (padded[0] < padded[1])
+
+
+def test_a_range_has_two_ends() -> None:
+    assert [doctor.in_range(v, ">=3.11,<3.14") for v in ("3.10.9", "3.11.0", "3.13.9", "3.14.0")] == [
+        *(False, True, True, False)
+    ]
+
+
+def test_on_a_terminal_the_levels_are_words_too() -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=80, force_terminal=True, color_system="standard", markup=False)
+    doctor.show([Finding("problem", "torch", "[bold]is not here[/bold] " * 8, "get it")], console)
+    assert "\x1b[" in out.getvalue()
+    plain = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
+    assert plain.startswith("problem  torch         [bold]is not here[/bold]")
+    assert max(map(len, plain.splitlines())) <= 80

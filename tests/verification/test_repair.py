@@ -1,0 +1,522 @@
+"""repair: what was damaged comes back to the byte and nothing else is touched; or the reason, and nothing is harmed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.commands import BIN, ROOT, command
+from support.small_corpus import conversations, pack_corpus, write_project
+from support.tokenizer_kinds import CHATML_JINJA, kind_path
+
+from tasks import recipe as recipe_module
+from tasks.core.errors import Busy, DataError, InputMissing, NotReproducible, PackError, StorageError, UsageError
+from tasks.recipe import resolve
+from tasks.storage import corpus_folder
+from tasks.storage.files import read_json, sha256_of, to_json
+from tasks.storage.keys import VERSIONS
+from tasks.storage.manifest import FileFacts, load_manifest, manifest_digest
+from tasks.verification import repair as repair_module
+from tasks.verification.rebuild import rebuild
+from tasks.verification.repair import _publish, repair
+from tasks.verification.verify import verify
+
+BAD = {"messages": [{"role": "assistent", "content": "x"}]}
+
+KINDS: dict[str, dict[str, Any]] = {
+    "packed": {"validation": 0.2, "max_rejects": 1.0, "part_size": 4096},
+    "whole": {"packing": False, "max_rejects": 1.0},
+    "jinja": {"template": "own.jinja", "tokenizer": "hf", "max_rejects": 1.0},
+    "trained": {"tokenizer": None, "vocab_size": 320, "max_rejects": 1.0},
+}
+
+
+def make(root: Path, **values: Any) -> Path:
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "own.jinja").write_text(CHATML_JINJA)
+    shutil.copytree(kind_path("hf_byte_level"), root / "hf", dirs_exist_ok=True)
+    return pack_corpus(resolve(write_project(root, [*conversations(100), BAD], **values), root))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 8000)
+        return {kind: make(tmp_path_factory.mktemp(kind), **values) for kind, values in KINDS.items()}
+
+
+@pytest.fixture(autouse=True)
+def shards_of_8000_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 8000)
+
+
+class Copy:
+    """A project that may be damaged, and what its corpus was."""
+
+    def __init__(self, made: Path, root: Path):
+        shutil.copytree(made.parent.parent, root)
+        self.root = root
+        self.path = root / "manifests" / made.name
+        self.folder = root / "data" / "corpora" / made.stem
+        record = read_json(self.folder / "run.json")
+        record["made_from"]["folder"] = str(root)
+        (self.folder / "run.json").write_bytes(to_json(record))
+        self.listed = [self.folder / file.path for file in load_manifest(self.path).listed()]
+        self.before = self.files()
+
+    def files(self) -> dict[Path, tuple[bytes, int, int]]:
+        """Content, inode and time of every file of the corpus, and of both manifests."""
+        found = [*sorted(self.folder.rglob("*")), self.path]
+        return {p: (p.read_bytes(), p.stat().st_ino, p.stat().st_mtime_ns) for p in found if p.is_file()}
+
+    def without_plans(self) -> None:
+        shutil.rmtree(self.root / "data" / "plans")
+
+    def repair(self, *damaged: Path, path: Path | None = None) -> list[str]:
+        """Where each came from; the corpus must be what it was, and only the damaged files written."""
+        mended = list(repair(path or self.path))
+        assert sorted(m.path for m in mended) == sorted(damaged)
+        after = self.files()
+        assert {p: content for p, (content, *_) in after.items()} == {p: c for p, (c, *_) in self.before.items()}
+        for file, facts in self.before.items():
+            assert (after[file] == facts) is (file not in damaged), file
+        assert not [p for p in damaged if p.is_symlink()]
+        verify(self.path)
+        return [m.source for m in mended]
+
+    def refused_by(self, check: Callable[[Path], Any], kind: type[PackError]) -> str:
+        with pytest.raises(kind) as caught:
+            check(self.path)
+        return str(caught.value)
+
+    def refused(self, kind: type[PackError] = DataError, **options: Any) -> str:
+        before = self.files()
+        with pytest.raises(kind) as caught:
+            list(repair(self.path, **options))
+        assert self.files() == before, "something was touched"
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+
+@pytest.fixture
+def copy(made: dict[str, Path], tmp_path: Path) -> Copy:
+    return Copy(made["packed"], tmp_path / "copy")
+
+
+def flip(path: Path, bit: int = 1234) -> None:
+    data = bytearray(path.read_bytes())
+    data[bit // 8 % len(data)] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def link(path: Path) -> None:
+    outside = path.parents[4] / f"outside-{path.name}"
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
+DAMAGES: dict[str, Callable[[Path], Any]] = {
+    "flipped": flip,
+    "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
+    "emptied": lambda path: os.truncate(path, 0),
+    "extended": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "missing": Path.unlink,
+    "link": link,
+    "broken link": lambda path: (path.unlink(), path.symlink_to("nowhere")),
+}
+
+
+# -- what comes back -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kept", ["plans and sources", "plans", "sources"])
+def test_all_files_come_back_at_once(kind: str, kept: str, made: dict[str, Path], tmp_path: Path) -> None:
+    copy = Copy(made[kind], tmp_path / "copy")
+    if kept == "plans":
+        (copy.root / "chat.jsonl").unlink()
+    elif kept == "sources":
+        copy.without_plans()
+        shutil.rmtree(copy.root / "data" / "tokens")
+    for number, file in enumerate(copy.listed):
+        list(DAMAGES.values())[number % 5](file)
+    sources = copy.repair(*copy.listed)
+    shards = sources[-sum("train-" in file.name or "validation-" in file.name for file in copy.listed) :]
+    assert {*shards} == {"the plan and its token files" if kept != "sources" else "the sources"}
+    assert list(repair(copy.path)) == []
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32))
+def test_whatever_is_damaged_comes_back_and_nothing_else_is_touched(seed: int, copy: Copy) -> None:
+    source = random.Random(seed)
+    damaged = source.sample(copy.listed, source.randint(0, 4))
+    damaged += source.sample([copy.path, copy.folder / "manifest.json"], source.randint(0, 1))
+    for file in damaged:
+        how = source.choice([name for name in DAMAGES if file != copy.path or "link" not in name])
+        DAMAGES[how](file)
+    try:
+        copy.repair(*damaged)
+    finally:
+        copy.before = copy.files()
+
+
+def test_swapped_shards_come_back(copy: Copy) -> None:
+    first, other, _ = (file for file in copy.listed if file.name.startswith("train-0000"))
+    first.rename(copy.root / "x")
+    other.rename(first)
+    (copy.root / "x").rename(other)
+    copy.repair(first, other)
+
+
+def test_a_corpus_that_was_moved_is_mended_from_the_project_in_the_current_folder(
+    copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = tmp_path / "elsewhere" / "moved"
+    shutil.copytree(copy.folder, moved)
+    shard = moved / "train-00000-of-00003.arrow"
+    flip(shard)
+    monkeypatch.chdir(tmp_path)
+    (copy.root / "chat.jsonl").rename(copy.root / "other.jsonl")
+    with pytest.raises(InputMissing, match=r"train-00000-of-00003.arrow: cannot be put back as it was: chat.jsonl"):
+        list(repair(moved))
+    assert not (tmp_path / "data").exists()
+    monkeypatch.chdir(copy.root)
+    assert [m.path for m in repair(moved)] == [shard]
+    assert shard.read_bytes() == (copy.folder / shard.name).read_bytes()
+
+
+def test_a_folder_that_became_a_link_is_a_folder_again(copy: Copy) -> None:
+    inside = copy.folder / "tokenizer"
+    outside = copy.root / "outside"
+    inside.rename(outside)
+    inside.symlink_to(outside)
+    kept = {p: p.stat().st_mtime_ns for p in outside.iterdir()}
+    copy.repair(*(file for file in copy.listed if file.parent == inside))
+    assert not inside.is_symlink()
+    assert {p: p.stat().st_mtime_ns for p in outside.iterdir()} == kept
+
+
+# -- what it is made from --------------------------------------------------------------------------------------------
+
+
+def token_files(copy: Copy) -> dict[Path, int]:
+    return {p: p.stat().st_mtime_ns for p in sorted((copy.root / "data" / "tokens").rglob("*.arrow"))}
+
+
+@pytest.mark.parametrize("how", ["flipped", "truncated", "missing"])
+def test_a_token_file_that_is_damaged_too_is_made_again_and_no_other(how: str, copy: Copy) -> None:
+    kept = token_files(copy)
+    assert len(kept) > 2
+    bad = list(kept)[1]
+    DAMAGES[how](bad)
+    shards = [file for file in copy.listed if file.name.startswith("train-")]
+    for shard in shards:
+        flip(shard)
+    assert "the sources" in copy.repair(*shards)
+    after = token_files(copy)
+    assert after.keys() == kept.keys()
+    assert [p for p in kept if after[p] != kept[p]] == [bad]
+
+
+def test_a_plan_that_is_damaged_too_is_not_used(copy: Copy) -> None:
+    [plan] = (copy.root / "data" / "plans").glob("*/plan.arrow")
+    flip(plan)
+    flip(copy.listed[0])
+    assert copy.repair(copy.listed[0]) == ["the sources"]
+
+
+def test_what_is_kept_and_gives_other_bytes_is_not_published(copy: Copy) -> None:
+    """A receipt that lies gives another index: then nothing that was kept is used."""
+    copy.without_plans()
+    for receipt in (copy.root / "data" / "tokens").rglob("*.json"):
+        values = orjson.loads(receipt.read_bytes())
+        values["records"] += 1
+        receipt.write_bytes(orjson.dumps(values))
+    index = copy.folder / "index.arrow"
+    flip(index)
+    assert copy.repair(index) == ["the sources, with nothing that was kept"]
+    shutil.rmtree(copy.root / "data" / "plans")
+    for receipt in (copy.root / "data" / "tokens").rglob("*.json"):
+        receipt.write_bytes(b'{"bytes": ' + str(receipt.with_suffix(".arrow").stat().st_size).encode() + b"}")
+    flip(index)
+    copy.before = copy.files() | {index: copy.before[index]}
+    assert copy.repair(index) == ["the sources"]
+
+
+def test_a_plan_that_lies_is_not_published(copy: Copy) -> None:
+    """Its digests are right, and its rows are others."""
+    [plan] = (copy.root / "data" / "plans").glob("*/plan.json")
+    values = orjson.loads(plan.read_bytes())
+    values["token_files"].reverse()
+    plan.write_bytes(to_json(values))
+    shard = copy.folder / "train-00000-of-00003.arrow"
+    flip(shard)
+    assert copy.repair(shard) == ["the sources"]
+    values["token_files"].reverse()
+    for odd in ([values], {"name": values["name"]}):
+        plan.write_bytes(to_json(odd))
+        flip(shard)
+        copy.before = copy.files() | {shard: copy.before[shard]}
+        assert copy.repair(shard) == ["the sources"]
+
+
+def test_a_copy_in_another_corpus_is_found_though_the_config_is_gone(copy: Copy) -> None:
+    shutil.copytree(copy.folder, copy.folder.with_name("other-0123456789ab"))
+    (copy.root / "tiny.model").unlink()
+    (copy.folder / "run.json").unlink()
+    copy.before = copy.files()
+    tokenizer = copy.folder / "tokenizer" / "tiny.model"
+    flip(tokenizer)
+    assert copy.repair(tokenizer) == ["a copy of it"]
+
+
+# -- what cannot be mended -------------------------------------------------------------------------------------------
+
+
+def test_sources_that_changed_are_named_and_nothing_is_harmed(copy: Copy) -> None:
+    copy.without_plans()
+    flip(copy.listed[0])
+    source = copy.root / "chat.jsonl"
+    original = source.read_bytes()
+    source.write_bytes(original + original.splitlines()[0] + b"\n")
+    assert f"{source} has changed since" in copy.refused()
+    source.write_bytes(original)
+    config = copy.root / "corpus.yaml"
+    config.write_text(config.read_text() + "seed: 43\n")
+    assert "seed was 42, the config has 43" in copy.refused(config_file=config)
+    config.write_text(config.read_text().replace("seed: 43", "name: other"))
+    source.with_name("more.jsonl").write_bytes(original)
+    config.write_text(config.read_text().replace("chat.jsonl", "'*.jsonl'").replace("name: other", ""))
+    assert "more.jsonl is a source that was not there then" in copy.refused(config_file=config)
+    source.unlink()
+    assert "the source chat.jsonl is not there any more" in copy.refused(config_file=config)
+
+
+def test_a_tokenizer_or_template_of_today_is_another(made: dict[str, Path], tmp_path: Path) -> None:
+    copy = Copy(made["jinja"], tmp_path / "copy")
+    copy.without_plans()
+    flip(copy.listed[0])
+    (copy.root / "own.jinja").write_text(CHATML_JINJA + " ")
+    assert "the template own.jinja is another than then" in copy.refused()
+    flip(copy.root / "hf" / "tokenizer.json", 8)
+    assert "the tokenizer is another than then" in copy.refused()
+    for name in ("tokenizer/tokenizer.json", "template.jinja"):
+        file = copy.folder / name
+        content = file.read_bytes()
+        file.unlink()
+        assert f"{name}: cannot be put back as it was" in copy.refused()
+        file.write_bytes(content)
+
+
+def test_another_version_cannot_make_it_again(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy.without_plans()
+    flip(copy.listed[0])
+    monkeypatch.setitem(VERSIONS, "corpus", 99)
+    assert "the version of packcorpus, is another than then" in copy.refused()
+
+
+def test_without_a_run_record_the_config_is_asked_for(copy: Copy) -> None:
+    shutil.rmtree(copy.root / "data" / "plans")
+    shard = copy.listed[0]
+    for record in (b"", b"{}", b'{"made_from": {"folder": "/nowhere", "part_size": 5}}', b'{"made_from": [1]}'):
+        flip(shard)
+        (copy.folder / "run.json").write_bytes(record)
+        assert "name it with --config FILE" in copy.refused(UsageError)
+        flip(shard)
+    flip(shard)
+    (copy.folder / "run.json").write_bytes(b'{"made_from": {"folder": "/nowhere", "part_size": 5000}}')
+    assert "/nowhere: the folder of the config is gone; name the config" in copy.refused(InputMissing)
+    assert [m.path for m in repair(copy.path, copy.root / "corpus.yaml")] == [shard]
+    verify(copy.path)
+
+
+def test_a_tokenizer_that_is_nowhere_is_not_made_up(copy: Copy) -> None:
+    (copy.folder / "tokenizer" / "tiny.model").unlink()
+    (copy.root / "tiny.model").unlink()
+    assert "tiny.model: no such tokenizer" in copy.refused(InputMissing)
+    (copy.folder / "run.json").unlink()
+    assert "name it with --config FILE" in copy.refused(UsageError)
+
+
+def test_other_bytes_take_nothing_away(copy: Copy) -> None:
+    inside, outside = copy.folder / "tokenizer", copy.root / "outside"
+    inside.rename(outside)
+    inside.symlink_to(outside)
+    facts = FileFacts(path="tokenizer/tiny.model", bytes=1, sha256="0" * 64)
+    assert not _publish(b"other", inside / "tiny.model", copy.folder, facts)
+    assert inside.is_symlink()
+
+
+def test_what_changes_while_it_is_copied_is_not_published(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = copy.folder / "index.arrow"
+    right = sha256_of(index)
+    flip(index)
+    lie = type("Lie", (), {"hexdigest": lambda self: right})
+    monkeypatch.setattr(repair_module.hashlib, "file_digest", lambda *_: lie())
+    before = index.read_bytes()
+    with pytest.raises(DataError, match=r"index.arrow: what it is made from changed meanwhile; repair again"):
+        _publish(copy.listed[0], index, copy.folder, FileFacts(path="index.arrow", bytes=1, sha256=right))
+    assert index.read_bytes() == before
+    assert not list(copy.folder.glob(".*"))
+
+
+def test_a_file_that_cannot_be_read_is_named(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path) -> str:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(corpus_folder, "sha256_of", refuse)
+    assert f"{copy.listed[0]}: cannot be read: Input/output error" in copy.refused_by(verify, StorageError)
+
+
+def test_a_folder_in_a_files_place_and_what_does_not_belong_are_left_alone(copy: Copy) -> None:
+    index = copy.folder / "index.arrow"
+    index.unlink()
+    index.mkdir()
+    (index / "mine.txt").write_text("mine")
+    assert f"{index}: is a folder; move it elsewhere" in copy.refused()
+    shutil.rmtree(index)
+    (copy.folder / "mine.txt").write_text("mine")
+    with pytest.raises(DataError, match=r"mine.txt: does not belong to this corpus; move it elsewhere"):
+        list(repair(copy.path))
+    (copy.folder / "yours.txt").write_text("yours")
+    with pytest.raises(DataError, match=r"2 files are not as they should be\n.*mine.txt: .*\n.*yours.txt: "):
+        list(repair(copy.path))
+    assert (copy.folder / "mine.txt").read_text() == "mine"
+    (copy.folder / "mine.txt").unlink()
+    (copy.folder / "yours.txt").unlink()
+    verify(copy.path)
+
+
+def test_a_disk_that_refuses_leaves_all_as_it_was(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    flip(copy.listed[0])
+    monkeypatch.setattr(os, "rename", refuse)
+    assert "No space left on device" in copy.refused(PackError)
+    assert not list(copy.folder.glob(".*"))
+
+
+def test_a_run_at_the_same_corpus_is_waited_for(copy: Copy) -> None:
+    flip(copy.listed[0])
+    lock = copy.root / "data" / "plans" / f"{copy.path.stem}.lock"
+    code = "import sys, pathlib; from tasks.storage.files import lock; print(lock(pathlib.Path(sys.argv[1]))); input()"
+    words = (sys.executable, "-u", "-c", code, str(lock))
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as other:
+        assert other.stdout
+        assert other.stdout.readline() == b"True\n"
+        assert "a run is making this corpus" in copy.refused(Busy)
+        other.communicate(b"\n")
+
+
+# -- manifests -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["flipped", "truncated", "extended", "missing", "edited"])
+@pytest.mark.parametrize("which", ["published", "own"])
+@pytest.mark.parametrize("named", ["published", "own"])
+def test_a_manifest_is_mended_from_its_other_copy(which: str, named: str, how: str, copy: Copy) -> None:
+    places = {"published": copy.path, "own": copy.folder / "manifest.json"}
+    bad = places[which]
+    if how == "edited":
+        bad.write_bytes(bad.read_bytes().replace(b'"seed": 42', b'"seed": 43'))
+    else:
+        DAMAGES[how](bad)
+    flip(copy.listed[0])
+    sources = copy.repair(copy.listed[0], bad, path=places[named])
+    assert sources[-1] == "the other copy"
+
+
+def test_a_manifest_that_became_a_link_is_a_file_again(copy: Copy) -> None:
+    own = copy.folder / "manifest.json"
+    own.unlink()
+    own.symlink_to(copy.path)
+    copy.repair(own)
+
+
+def test_two_manifests_of_which_none_is_whole_or_both_are(copy: Copy) -> None:
+    own = copy.folder / "manifest.json"
+    values = orjson.loads(own.read_bytes())
+    values["noticed"]["control_text_seen"] += 1
+    values["digest"] = manifest_digest(values)
+    own.write_bytes(to_json(values))
+    assert "differ, and each is as it was signed; keep the right one" in copy.refused()
+    flip(own)
+    flip(copy.path)
+    assert "no copy of the manifest is whole" in copy.refused()
+    with pytest.raises(InputMissing, match=r"nowhere.json: no such manifest"):
+        list(repair(copy.root / "nowhere.json"))
+
+
+def test_a_manifest_that_was_copied_elsewhere_finds_its_corpus(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+    elsewhere = copy.root / "elsewhere.json"
+    shutil.copy(copy.path, elsewhere)
+    flip(copy.listed[0])
+    assert [m.path for m in repair(elsewhere)] == [copy.listed[0]]
+    verify(copy.path)
+
+
+# -- made again ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_corpus_made_again_is_the_same_bytes(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
+    copy = Copy(made[kind], tmp_path / "copy")
+    assert rebuild(copy.path).endswith("the same bytes")
+    assert rebuild(copy.folder / "manifest.json", copy.root / "corpus.yaml") == rebuild(copy.path)
+    assert copy.files() == copy.before
+
+
+def test_a_corpus_that_is_another_when_it_is_made_again_is_told_by_its_first_file(copy: Copy) -> None:
+    shard = copy.folder / "train-00001-of-00003.arrow"
+    original = shard.read_bytes()
+    flip(shard)
+    with pytest.raises(NotReproducible, match=f"{shard}: is another when it is made again$"):
+        rebuild(copy.path)
+    shard.write_bytes(original)
+    values = orjson.loads(copy.path.read_bytes())
+    values["tokenizer"]["engine"] = "another"
+    values["digest"] = manifest_digest(values)
+    for path in (copy.path, copy.folder / "manifest.json"):
+        path.write_bytes(to_json(values))
+    with pytest.raises(NotReproducible, match=r"manifest.json: .*: tokenizer.engine was another, is gigatoken$"):
+        rebuild(copy.path)
+    (copy.root / "chat.jsonl").write_bytes(b'{"messages": []}\n')
+    with pytest.raises(NotReproducible, match=r"chat.jsonl has changed since"):
+        rebuild(copy.path)
+
+
+def test_the_commands(copy: Copy, tmp_path: Path) -> None:
+    tool = str(BIN / "packcorpus")
+    manifest = str(copy.path.relative_to(copy.root))
+    flip(copy.listed[0])
+    done = command(copy.root, tool, "verify", manifest)
+    assert done.returncode == 65
+    advice = done.stderr.splitlines()[0].rpartition("mend it with: ")[2].split()
+    assert advice[:2] == ["packcorpus", "repair"]
+    done = command(copy.root, str(BIN / advice[0]), *advice[1:])
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
+    assert done.stdout.startswith(f"mended {copy.listed[0]} (does not have the SHA-256")
+    done = command(copy.root, tool, "repair", manifest)
+    assert (done.returncode, done.stdout) == (0, "nothing to mend: every file is as it was recorded\n")
+    done = command(copy.root, tool, "verify", "--config", "corpus.yaml", manifest)
+    assert (done.returncode, done.stderr.splitlines()[0]) == (64, "E101 error: --config goes with --rebuild")
+    done = command(copy.root, tool, "verify", "--rebuild", "--config", "nosuch.yaml", manifest)
+    assert (done.returncode, done.stderr[:12]) == (66, "E102 error: ")  # which says nothing of the corpus
+    (copy.root / "chat.jsonl").write_bytes(b'{"messages": []}\n')
+    done = command(copy.root, tool, "verify", "--rebuild", manifest)
+    assert done.returncode == 104
+    assert done.stderr.startswith("E524 error: ")
+    assert "chat.jsonl has changed since" in done.stderr
+    assert sha256_of(copy.path) == sha256_of(copy.folder / "manifest.json")

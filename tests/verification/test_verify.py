@@ -1,0 +1,777 @@
+"""verify: accepts a corpus, and for each invariant refuses one that breaks it and nothing else.
+
+A corpus is tampered with and its manifest signed anew, so that only the check in question can notice.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.small_corpus import conversations, flip, make_recipe, pack_corpus
+
+from tasks import recipe as recipe_module
+from tasks.core.errors import DataError, InputMissing, PackError
+from tasks.corpus import shards
+from tasks.storage.corpus_folder import UNLISTED, reading
+from tasks.storage.files import sha256_of, to_json
+from tasks.storage.manifest import manifest_digest
+from tasks.storage.schemas import INDEX_SCHEMA, row_schema
+from tasks.verification.verify import verify
+
+LENGTH = 128
+BAD = {"messages": [{"role": "assistent", "content": "x"}]}
+LONG = [
+    {"messages": [{"role": "user", "content": f"{i}"}, {"role": "assistant", "content": "the train leaves " * 40}]}
+    for i in range(6)
+]
+
+
+def make(root: Path, **values: Any) -> Path:
+    records = [*conversations(40, longest=5), BAD, *LONG, *conversations(values.pop("again", 0), longest=5)]
+    settings = {"sequence_length": LENGTH, "validation": 0.2, "max_rejects": 1.0} | values
+    return pack_corpus(make_recipe(root, records, **settings))
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "truncate": {"overlong": "truncate"},
+    "drop": {"overlong": "drop", "validation": 0.0},
+    "split": {"overlong": "split", "train_on": "all"},
+    "whole": {"packing": False},
+    "mixed": {
+        "sources": [{"path": "chat.jsonl", "weight": 1.5, "limit": 25}], "duplicates": "drop", "max_turns": 2,
+        "epochs": 2, "again": 3,
+    },
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A corpus of each kind, in several batches and shards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "BATCH_TOKENS", 5 * LENGTH)
+        patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 3000)
+        return {kind: make(tmp_path_factory.mktemp(kind), **values) for kind, values in KINDS.items()}
+
+
+@dataclass
+class Tampered:
+    """A copy of a corpus. Columns of the first shard are int64[R, L] and may be changed; `sign` writes all back."""
+
+    path: Path
+    manifest: dict[str, Any]
+    index: list[dict[str, Any]]
+    rows: dict[str, np.ndarray]
+
+    @property
+    def folder(self) -> Path:
+        return self.path.parent.parent / str(self.manifest["corpus"])
+
+    @property
+    def shard(self) -> Path:
+        return self.folder / self.manifest["splits"]["train"]["shards"][0]["path"]
+
+    def pieces(self, row: int | None = None) -> list[dict[str, Any]]:
+        """The index's entries of the first shard, by row and start."""
+        own = [r for r in self.index if (r["split"], r["shard"]) == ("train", 0) and row in (None, r["row"])]
+        return sorted(own, key=lambda r: (r["row"], r["start"]))
+
+    def filled(self, row: int) -> int:
+        return int(self.rows["attention_mask"][row].sum())
+
+    def write_rows(self, schema: pa.Schema | None = None) -> None:
+        schema = schema or row_schema(LENGTH, self.manifest["key"])
+        arrays = []
+        for field in schema:
+            values = self.rows[field.name].reshape(-1).astype(field.type.value_type.to_pandas_dtype())
+            arrays.append(pa.FixedSizeListArray.from_arrays(pa.array(values), type=field.type))
+        with pa.OSFile(str(self.shard), "w") as file, pa.ipc.new_stream(file, schema) as writer:
+            writer.write_batch(pa.record_batch(arrays, schema=schema))
+
+    def write_index(self, schema: pa.Schema = INDEX_SCHEMA) -> None:
+        with pa.OSFile(str(self.folder / "index.arrow"), "w") as file, pa.ipc.new_stream(file, schema) as writer:
+            writer.write_table(pa.Table.from_pylist(self.index, schema=schema))
+
+    def sign(self) -> None:
+        """The manifest says of every file what is there now, and of itself that nobody edited it."""
+        listed = [shard for split in self.manifest["splits"].values() for shard in split["shards"]]
+        for entry in (*listed, *self.manifest["files"]):
+            where = self.folder / entry["path"]
+            entry |= {"bytes": where.stat().st_size, "sha256": sha256_of(where)}
+        self.manifest["digest"] = manifest_digest(self.manifest)
+        for copy in (self.path, self.folder / "manifest.json"):
+            copy.write_bytes(to_json(self.manifest))
+
+    def refused(self) -> str:
+        with pytest.raises(DataError) as caught:
+            verify(self.path)
+        return str(caught.value)
+
+
+def copy_of(made: dict[str, Path], kind: str, folder: Path) -> Tampered:
+    root = made[kind].parent.parent
+    shutil.copytree(root, folder / kind)
+    path = folder / kind / made[kind].relative_to(root)
+    manifest = orjson.loads(path.read_bytes())
+    with pa.OSFile(str(folder / kind / manifest["corpus"] / "index.arrow")) as file:
+        index = pa.ipc.open_stream(file).read_all().to_pylist()
+    copy = Tampered(path, manifest, index, {})
+    if manifest["packing_metadata"]["enabled"]:
+        with pa.OSFile(str(copy.shard)) as file:
+            table = pa.ipc.open_stream(file).read_all().combine_chunks()
+        for name in table.schema.names:
+            copy.rows[name] = np.array(table[name].to_pylist(), np.int64)
+    return copy
+
+
+@pytest.fixture
+def truncated(made: dict[str, Path], tmp_path: Path) -> Tampered:
+    return copy_of(made, "truncate", tmp_path)
+
+
+# -- what holds ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_corpus_is_accepted(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
+    report = verify(made[kind])
+    assert [name for name, _ in report.checks] == ["manifest", "files", "rows", "index", "ledger"]
+    manifest = orjson.loads(made[kind].read_bytes())
+    ledger = manifest["ledger"]
+    assert ledger["conversations"]["read"] == 47 + KINDS[kind].get("again", 0)
+    assert sum(ledger["conversations"]["rejected"].values()) >= 1
+    counts = {"truncate": "truncated", "split": "split"}
+    if kind in counts:
+        assert ledger["conversations"][counts[kind]] == 6, "the corpus of this test lacks what it is for"
+    if kind == "drop":
+        assert ledger["conversations"]["dropped"] == {"too_long": 6}
+    assert f"{ledger['pieces']['packed']} pieces" in dict(report.checks)["index"]
+    assert len(manifest["splits"]["train"]["shards"]) > 1
+
+    moved = tmp_path / "moved"
+    shutil.copytree(made[kind].parent.parent / manifest["corpus"], moved)
+    assert verify(moved / "manifest.json").checks == report.checks
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_signing_what_is_unchanged_is_accepted(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
+    """The tool of these tests breaks nothing by itself."""
+    copy = copy_of(made, kind, tmp_path)
+    copy.write_index()
+    if copy.rows:
+        copy.write_rows()
+    copy.sign()
+    verify(copy.path)
+
+
+def test_a_shard_without_rows_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 100)
+    for kind, values in KINDS.items():
+        path = make(tmp_path / kind, **values | {"sequence_length": 512})
+        assert 0 in [shard["rows"] for shard in orjson.loads(path.read_bytes())["splits"]["train"]["shards"]]
+        verify(path)
+
+
+# -- rows ------------------------------------------------------------------------------------------------------------
+
+
+def with_pads(t: Tampered) -> int:
+    return next(row for row in range(len(t.rows["labels"])) if t.filled(row) < LENGTH)
+
+
+def second(t: Tampered) -> tuple[int, int]:
+    """(row, start) of a piece that does not open its row."""
+    piece = next(p for p in t.pieces() if p["start"] > 0)
+    return piece["row"], piece["start"]
+
+
+def mask_value(t: Tampered) -> None:
+    t.rows["attention_mask"][0, 0] = 2
+
+
+def mask_hole(t: Tampered) -> None:
+    t.rows["attention_mask"][1, 3] = 0
+
+
+def empty_row(t: Tampered) -> None:
+    t.rows["attention_mask"][1] = 0
+
+
+def id_beyond(t: Tampered) -> None:
+    row, start = second(t)
+    untrained = start + int(np.flatnonzero(t.rows["labels"][row, start:] == -100)[0])
+    t.rows["input_ids"][row, untrained] = t.manifest["tokenizer"]["vocab_size"]
+
+
+def id_negative(t: Tampered) -> None:
+    t.rows["input_ids"][0, 0] = -1
+
+
+def other_pad(t: Tampered) -> None:
+    t.rows["input_ids"][with_pads(t), -1] = 5
+
+
+def other_label(t: Tampered) -> None:
+    row, at = np.argwhere(t.rows["labels"] != -100)[0]
+    t.rows["labels"][row, at] += 1
+
+
+def other_ignored(t: Tampered) -> None:
+    row, at = np.argwhere(t.rows["labels"] == -100)[0]
+    t.rows["labels"][row, at] = -1
+
+
+def trained_pad(t: Tampered) -> None:
+    t.rows["labels"][with_pads(t), -1] = t.manifest["tokenizer"]["pad_token_id"]
+
+
+def nothing_trained(t: Tampered) -> None:
+    t.rows["labels"][2] = -100
+
+
+def position_runs_on(t: Tampered) -> None:
+    row, start = second(t)
+    t.rows["position_ids"][row, start:] += start
+
+
+def position_of_the_pads(t: Tampered) -> None:
+    row = with_pads(t)
+    t.rows["position_ids"][row, t.filled(row) :] += 1
+
+
+def position_of_one(t: Tampered) -> None:
+    t.rows["position_ids"][0, 2] = 0
+
+
+def trained_head(t: Tampered) -> None:
+    row, start = second(t)
+    t.rows["labels"][row, start] = t.rows["input_ids"][row, start]
+
+
+def no_separator(t: Tampered) -> None:
+    piece = next(p for p in t.pieces() if p["separator"])
+    at = piece["row"], piece["start"] + piece["length"] - 1
+    t.rows["input_ids"][at] += 1
+    if t.rows["labels"][at] != -100:
+        t.rows["labels"][at] += 1
+
+
+def one_label_less(t: Tampered) -> None:
+    row = next(row for row in range(9) if (t.rows["labels"][row] != -100).sum() > 1)
+    at = np.flatnonzero(t.rows["labels"][row] != -100)[0]
+    t.rows["labels"][row, at] = -100
+
+
+ROWS: list[tuple[Callable[[Tampered], None], str]] = [
+    (mask_value, "attention_mask holds other values than 0 and 1"),
+    (mask_hole, "attention_mask has a pad among the tokens"),
+    (empty_row, "the row is empty"),
+    (id_beyond, "a token id is beyond the vocabulary"),
+    (id_negative, "a token id is beyond the vocabulary"),
+    (other_pad, "a pad is not the pad token"),
+    (other_label, "a label is neither -100 nor the token itself"),
+    (other_ignored, "a label is neither -100 nor the token itself"),
+    (trained_pad, "a pad is trained on"),
+    (nothing_trained, "no token of the row is trained on"),
+    (position_runs_on, "position_ids do not restart at 0 at every conversation"),
+    (position_of_the_pads, "position_ids do not restart at 0 at every conversation"),
+    (position_of_one, "position_ids do not restart at 0 at every conversation"),
+    (trained_head, "the first token of a conversation is trained on"),
+    (no_separator, "a conversation is not closed by the EOS separator"),
+    (one_label_less, "the index counts other trained tokens than the labels"),
+]
+
+
+@pytest.mark.parametrize(("tamper", "said"), ROWS, ids=[tamper.__name__ for tamper, _ in ROWS])
+def test_a_row_that_breaks_one_invariant(tamper: Callable[[Tampered], None], said: str, truncated: Tampered) -> None:
+    tamper(truncated)
+    truncated.write_rows()
+    truncated.sign()
+    message = truncated.refused()
+    assert message.endswith(said)
+    assert message.startswith(f"{truncated.shard}: row 0")
+
+
+def test_a_trained_separator_behind_a_truncated_conversation(truncated: Tampered) -> None:
+    t = truncated
+    piece = next(p for p in t.pieces() if p["truncated"])
+    at = piece["row"], piece["start"] + piece["length"] - 1
+    t.rows["labels"][at] = t.rows["input_ids"][at]
+    t.write_rows()
+    t.sign()
+    assert "the separator behind a conversation that was cut is trained on" in t.refused()
+
+
+def test_a_row_more_or_less(truncated: Tampered) -> None:
+    t = truncated
+    original = dict(t.rows)
+    t.rows = {name: values[:-1] for name, values in original.items()}
+    t.write_rows()
+    t.sign()
+    assert re.search(r"arrow: holds (\d+) rows, the manifest says \d+$", t.refused())
+    t.rows = {name: np.concatenate([values, values[-1:]]) for name, values in original.items()}
+    t.write_rows()
+    t.sign()
+    assert "the index covers other tokens" in t.refused()
+
+
+def test_a_shard_of_another_corpus_or_schema(truncated: Tampered) -> None:
+    t = truncated
+    right = row_schema(LENGTH, t.manifest["key"])
+    wide = pa.list_(pa.field("item", pa.int64(), nullable=False), LENGTH)
+    for schema in (
+        row_schema(LENGTH, "0" * 64),
+        right.with_metadata({**right.metadata, b"format_version": b"2.0"}),
+        right.remove_metadata(),
+        right.set(2, pa.field("labels", wide, nullable=False)),
+        right.remove(3),
+        right.set(0, right.field(0).with_nullable(True)),
+    ):
+        t.write_rows(schema)
+        t.sign()
+        assert "is not a shard of this corpus (schema or metadata differ)" in t.refused()
+
+
+def test_what_is_no_arrow_file(truncated: Tampered) -> None:
+    t = truncated
+    for path in (t.shard, t.folder / "index.arrow", t.folder / "rejects.jsonl"):
+        data = path.read_bytes()
+        for damaged in (b"", b"PAR1 no arrow file", data[: len(data) // 2], data[100:], b"\0" * len(data)):
+            if path.suffix == ".jsonl" and not damaged:
+                continue
+            path.write_bytes(damaged)
+            t.sign()
+            assert path.name in t.refused()
+        path.write_bytes(data)
+    t.sign()
+    verify(t.path)
+
+
+# -- index -----------------------------------------------------------------------------------------------------------
+
+
+def move_a_border(t: Tampered) -> None:
+    piece = next(p for p in t.pieces() if p["start"] > 0)
+    before = next(p for p in t.pieces(piece["row"]) if p["start"] + p["length"] == piece["start"])
+    before["length"] -= 1
+    piece["start"] -= 1
+    piece["length"] += 1
+
+
+def leave_a_gap(t: Tampered) -> None:
+    piece = next(p for p in t.pieces() if p["start"] > 0)
+    before = next(p for p in t.pieces(piece["row"]) if p["start"] + p["length"] == piece["start"])
+    before["length"] -= 1
+    piece["length"] += 1
+
+
+def drop_an_entry(t: Tampered) -> None:
+    t.index.remove(t.pieces()[0])
+
+
+def add_an_entry(t: Tampered) -> None:
+    t.index.append(t.pieces()[0] | {"record": 999})
+
+
+def no_length(t: Tampered) -> None:
+    t.index.append(t.pieces()[0] | {"record": 999, "length": 0})
+
+
+def in_no_shard(t: Tampered) -> None:
+    t.index.append(t.pieces()[0] | {"record": 999, "shard": 99})
+
+
+def in_no_row(t: Tampered) -> None:
+    t.index.append(t.pieces()[0] | {"record": 999, "row": 9999})
+
+
+def in_a_row_below(t: Tampered) -> None:
+    t.index.append(t.pieces()[0] | {"record": 999, "row": -1})
+
+
+def a_null(t: Tampered) -> None:
+    t.pieces()[0]["start"] = None
+
+
+def a_null_trained(t: Tampered) -> None:
+    t.pieces()[0]["trained"] = None
+
+
+def other_trained(t: Tampered) -> None:
+    t.pieces()[0]["trained"] += 1
+
+
+INDEX: list[tuple[Callable[[Tampered], None], str]] = [
+    (move_a_border, "position_ids do not restart at 0 at every conversation"),
+    (leave_a_gap, "the index's pieces leave a gap or overlap"),
+    (drop_an_entry, "the index covers other tokens"),
+    (add_an_entry, "the index covers other tokens"),
+    (no_length, "a piece has no length"),
+    (in_no_shard, "has pieces in shards or rows that do not exist"),
+    (in_no_row, "has pieces in shards or rows that do not exist"),
+    (in_a_row_below, "has pieces in shards or rows that do not exist"),
+    (a_null, "start is null where it may not be"),
+    (a_null_trained, "trained is null where it may not be"),
+    (other_trained, "the index counts other trained tokens than the labels"),
+]
+
+
+@pytest.mark.parametrize(("tamper", "said"), INDEX, ids=[tamper.__name__ for tamper, _ in INDEX])
+def test_an_index_that_breaks_one_invariant(tamper: Callable[[Tampered], None], said: str, truncated: Tampered) -> None:
+    tamper(truncated)
+    truncated.write_index()
+    truncated.sign()
+    assert truncated.refused().endswith(said)
+
+
+def of_split(t: Tampered, split: str | None) -> list[dict[str, Any]]:
+    return [entry for entry in t.index if entry["split"] == split]
+
+
+def one_conversation(t: Tampered, entry: dict[str, Any], **changes: Any) -> None:
+    """Change what all entries of a conversation say."""
+    for other in t.index:
+        if other["record"] == entry["record"]:
+            other |= changes
+
+
+def too_many_turns(t: Tampered) -> None:
+    one_conversation(t, of_split(t, "train")[0], turns=3)
+
+
+def few_turns_for_a_drop(t: Tampered) -> None:
+    next(entry for entry in t.index if entry["dropped"] == "max_turns")["turns"] = 2
+
+
+def on_both_sides(t: Tampered) -> None:
+    one_conversation(t, of_split(t, "validation")[0], digest=of_split(t, "train")[0]["digest"])
+
+
+def twice_the_same(t: Tampered) -> None:
+    by_length: dict[int, dict[str, Any]] = {}
+    for entry in of_split(t, "train"):
+        other = by_length.setdefault(entry["length"], entry)
+        if other["record"] != entry["record"]:
+            return one_conversation(t, entry, digest=other["digest"])
+    raise AssertionError("no two are as long")
+
+
+def others_in_an_epoch(t: Tampered) -> None:
+    one = of_split(t, "train_epoch_2")[0]
+    other = next(entry for entry in of_split(t, "train_epoch_2") if entry["length"] != one["length"])
+    one["record"], other["record"] = other["record"], one["record"]
+
+
+def another_reason(t: Tampered) -> None:
+    next(entry for entry in t.index if entry["dropped"] == "duplicate")["dropped"] = "limit"
+
+
+MIXED: list[tuple[Callable[[Tampered], None], str]] = [
+    (too_many_turns, "is packed, and max_turns is 2"),
+    (few_turns_for_a_drop, "was dropped by max_turns, and is not outside of it"),
+    (on_both_sides, "is in the validation split, and what it says is in the training split, too"),
+    (twice_the_same, "is packed, and so is another that says the same"),
+    (others_in_an_epoch, "train_epoch_2 has other pieces than train"),
+    (another_reason, "dropped is recorded as"),
+]
+
+
+@pytest.mark.parametrize(("tamper", "said"), MIXED, ids=[tamper.__name__ for tamper, _ in MIXED])
+def test_a_choice_that_the_settings_do_not_make(
+    tamper: Callable[[Tampered], None], said: str, made: dict[str, Path], tmp_path: Path
+) -> None:
+    t = copy_of(made, "mixed", tmp_path)
+    tamper(t)
+    t.write_index()
+    t.sign()
+    assert said in t.refused()
+
+
+def test_an_index_of_another_schema(truncated: Tampered) -> None:
+    truncated.write_index(INDEX_SCHEMA.set(1, pa.field("record", pa.int32())))
+    truncated.sign()
+    assert "index.arrow: has another schema than expected" in truncated.refused()
+
+
+def test_rows_of_format_2_are_counted(made: dict[str, Path], tmp_path: Path) -> None:
+    t = copy_of(made, "whole", tmp_path)
+    first, another = (p for p in t.index if p["row"] in (0, 1) and (p["split"], p["shard"]) == ("train", 0))
+    first["row"] = another["row"]
+    t.write_index()
+    t.sign()
+    assert t.refused().endswith("the index does not hold one conversation for each row")
+    t.index.remove(first)
+    t.write_index()
+    t.sign()
+    assert t.refused().endswith("the index does not hold one conversation for each row")
+
+
+# -- the ledger ------------------------------------------------------------------------------------------------------
+
+# Numbers that nothing in a corpus folder can tell a second time.
+NOT_RECOUNTED = {
+    "digest", "noticed", "sources.bytes", "ledger.pieces.dropped", "ledger.tokens.rejected",
+    "ledger.conversations.split", "tokenizer.parity",
+}  # fmt: skip
+
+
+def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from numbers(inner, (*path, key))
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        yield path
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_number_of_the_manifest_is_counted_again(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
+    t = copy_of(made, kind, tmp_path)
+    original = orjson.dumps(t.manifest)
+    checked = 0
+    for where in numbers(t.manifest):
+        name = ".".join(str(key) for key in where if not isinstance(key, int))
+        if any(name == known or name.startswith(f"{known}.") for known in NOT_RECOUNTED):
+            continue
+        changed = orjson.loads(original)
+        inner = changed
+        for key in where[:-1]:
+            inner = inner[key]
+        inner[where[-1]] += 1
+        changed["digest"] = manifest_digest(changed)
+        for copy in (t.path, t.folder / "manifest.json"):
+            copy.write_bytes(to_json(changed))
+        try:
+            verify(t.path)
+        except DataError:
+            checked += 1
+        else:
+            pytest.fail(f"{name} is not counted again")
+    assert checked > 30
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"ledger.conversations.packed": 1, "ledger.conversations.dropped.too_long": -1}, "packed conversations is"),
+        ({"ledger.conversations.read": 1, "ledger.conversations.dropped.too_long": 1}, "dropped is"),
+        ({"ledger.tokens.encoded": 1, "ledger.tokens.dropped": 1}, "tokens of all sources is"),
+        ({"ledger.tokens.separators": 1, "ledger.tokens.dropped": 1}, "separators is"),
+        ({"ledger.tokens.packed": 1, "ledger.tokens.dropped": -1}, "packed tokens is"),
+        ({"packing_metadata.rows": 1, "packing_metadata.lower_bound_rows": 1}, "rows is"),
+        ({"packing_metadata.compression_ratio": 1}, "compression_ratio is"),
+        ({"sources.0.accepted": 1, "sources.0.rejected": -1}, "chat.jsonl: accepted is"),
+        ({"splits.train.rows": 1, "splits.validation.rows": -1}, "rows of train is"),
+    ],
+)
+def test_a_ledger_that_closes_and_lies(
+    changes: dict[str, int], said: str, made: dict[str, Path], tmp_path: Path
+) -> None:
+    t = copy_of(made, "drop", tmp_path)
+    for where, change in changes.items():
+        *above, last = where.split(".")
+        inner: Any = t.manifest
+        for key in above:
+            inner = inner[int(key) if key.isdigit() else key]
+        inner[last] += change
+    t.sign()
+    assert f"manifest.json: {said} recorded as" in t.refused()
+
+
+def test_fewer_rows_than_the_lower_bound(truncated: Tampered) -> None:
+    packing = truncated.manifest["packing_metadata"]
+    packing["lower_bound_rows"] = packing["rows"] + 1
+    packing["above_lower_bound_percent"] = round(100 * (packing["rows"] / (packing["rows"] + 1) - 1), 4)
+    truncated.sign()
+    assert "rows are fewer than the lower bound" in truncated.refused()
+
+
+def test_a_split_of_another_name(truncated: Tampered) -> None:
+    truncated.manifest["splits"]["test"] = {"rows": 0, "shards": []}
+    truncated.sign()
+    assert "splits is recorded as" in truncated.refused()
+
+
+def test_a_conversation_of_no_source(truncated: Tampered) -> None:
+    t = truncated
+    facts, entry = t.manifest["sources"][0], t.pieces()[0]
+    entry["source"] = 9
+    for name, change in (("accepted", 1), ("conversations", 1), ("trained_tokens", entry["trained"])):
+        facts[name] -= change
+    t.write_index()
+    t.sign()
+    assert "conversations of all sources is recorded as 47, counted 46" in t.refused()
+
+
+def test_more_rejects_than_counted(truncated: Tampered) -> None:
+    path = truncated.folder / "rejects.jsonl"
+    original = path.read_bytes()
+    for changed in (b"", original * 2, original.replace(b"bad_role", b"good_role"), original.replace(b"chat", b"shat")):
+        path.write_bytes(changed)
+        truncated.sign()
+        assert " is recorded as " in truncated.refused()
+
+
+def test_a_corpus_without_rows(truncated: Tampered) -> None:
+    t = truncated
+    for split in t.manifest["splits"].values():
+        for shard in split["shards"]:
+            (t.folder / shard["path"]).unlink()
+        split |= {"rows": 0, "shards": []}
+    t.index = []
+    t.write_index()
+    t.sign()
+    assert t.refused().endswith("the corpus holds no row")
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def flipped(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Tampered:
+    return copy_of(made, "truncate", tmp_path_factory.mktemp("flipped"))
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_flipped_bit_is_found_wherever_it_is(flipped: Tampered, data: st.DataObject) -> None:
+    found = sorted(p for p in flipped.folder.rglob("*") if p.is_file() and p.name != "run.json")
+    path = data.draw(st.sampled_from([*found, flipped.path]), label="file")
+    original = path.read_bytes()
+    bit = data.draw(st.integers(0, 8 * max(len(original), 1) - 1), label="bit")
+    if not original:
+        return
+    damaged = bytearray(original)
+    damaged[bit // 8] ^= 1 << bit % 8
+    try:
+        path.write_bytes(damaged)
+        with pytest.raises(PackError) as caught:
+            verify(flipped.path)
+        assert str(path) in str(caught.value)
+    finally:
+        path.write_bytes(original)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "extended", "emptied", "missing", "link", "folder"])
+def test_a_damaged_file_is_named_with_what_to_do(damage: str, truncated: Tampered, tmp_path: Path) -> None:
+    listed = [p for p in truncated.folder.rglob("*") if p.is_file() and p.name not in UNLISTED]
+    assert len(listed) > 5
+    for path in listed:
+        data = path.read_bytes()
+        path.unlink()
+        said = f"{path}: "
+        if damage == "missing":
+            said += f"is missing; mend it with: packcorpus repair {truncated.folder}"
+        elif damage == "link":
+            (tmp_path / "outside").write_bytes(data)
+            path.symlink_to(tmp_path / "outside")
+            said += "is a link; a corpus holds its files itself"
+        elif damage == "folder":
+            path.mkdir()
+            said += "is missing"
+        else:
+            path.write_bytes({"truncated": data[:-1], "extended": data + b"\0", "emptied": b""}[damage])
+            said += f"holds {path.stat().st_size:,} bytes, {len(data):,} were written; mend it"
+        with pytest.raises((DataError, InputMissing), match=re.escape(said)):
+            verify(truncated.path)
+        path.rmdir() if damage == "folder" else path.unlink(missing_ok=True)
+        path.write_bytes(data)
+    verify(truncated.path)
+
+
+def test_swapped_shards(truncated: Tampered) -> None:
+    first, other = (truncated.folder / s["path"] for s in truncated.manifest["splits"]["train"]["shards"][:2])
+    data = first.read_bytes(), other.read_bytes()
+    first.write_bytes(data[1])
+    other.write_bytes(data[0])
+    assert str(first) in truncated.refused()
+    truncated.sign()
+    assert str(first) in truncated.refused(), "swapped, and the manifest signed anew"
+
+
+def test_what_does_not_belong(truncated: Tampered, tmp_path: Path) -> None:
+    t = truncated
+    extra = t.folder / "train-00009-of-00009.arrow"
+    extra.touch()
+    assert t.refused() == f"{extra}: does not belong to this corpus; move it elsewhere"
+    extra.unlink()
+    inside = t.folder / "tokenizer" / ".hidden"
+    inside.touch()
+    assert t.refused() == f"{inside}: does not belong to this corpus; move it elsewhere"
+    inside.unlink()
+    for target in (tmp_path, tmp_path / "nothing", t.shard):
+        extra.symlink_to(target)
+        assert t.refused() == f"{extra}: does not belong to this corpus; move it elsewhere"
+        extra.unlink()
+    verify(t.path)
+
+
+def test_a_folder_that_is_a_link(truncated: Tampered, tmp_path: Path) -> None:
+    folder = truncated.folder / "tokenizer"
+    shutil.move(folder, tmp_path / "outside")
+    folder.symlink_to(tmp_path / "outside")
+    assert "is a link; a corpus holds its files itself" in truncated.refused()
+
+
+def test_all_files_that_are_not_as_they_should_be_are_told_at_once(truncated: Tampered) -> None:
+    """None hides another, and what they hold is not looked at."""
+    t = truncated
+    lost, stray, copy = t.folder / "index.arrow", t.folder / "mine.txt", t.folder / "manifest.json"
+    flip(t.shard)
+    lost.unlink()
+    stray.write_text("mine")
+    copy.write_bytes(copy.read_bytes().replace(b"small", b"large"))
+    with pytest.raises(DataError) as caught:
+        verify(t.path)
+    head, *told = str(caught.value).splitlines()
+    assert head == (f"{t.folder}: 4 files are not as they should be; mend it with: packcorpus repair {t.folder}")
+    assert told[0].startswith(f"  {copy}: ")
+    assert told[1:] == [
+        f"  {t.shard}: does not have the SHA-256 that was recorded",
+        f"  {lost}: is missing",
+        f"  {stray}: does not belong to this corpus; move it elsewhere",
+    ]
+    assert [file["code"] for file in caught.value.facts["files"]] == ["E503", "E510", "E508", "E511"]
+
+
+def test_of_many_strays_twenty_are_named(truncated: Tampered) -> None:
+    for number in range(25):
+        (truncated.folder / f"x{number:02}").write_text("")
+    head, *told = truncated.refused().splitlines()
+    assert head == f"{truncated.folder}: 25 files are not as they should be"
+    assert len(told) == 21
+    assert told[0] == f"  {truncated.folder}/x00: does not belong to this corpus; move it elsewhere"
+    assert told[-1] == "  … and 5 more"
+
+
+def test_a_folder_that_is_a_link_is_said_of_its_files(truncated: Tampered, tmp_path: Path) -> None:
+    inside = truncated.folder / "tokenizer"
+    inside.rename(tmp_path / "outside")
+    inside.symlink_to(tmp_path / "outside")
+    assert truncated.refused().startswith(f"{inside / 'tiny.model'}: is a link; ")
+
+
+def test_two_manifests_that_differ(truncated: Tampered) -> None:
+    copy = truncated.folder / "manifest.json"
+    copy.write_bytes(copy.read_bytes() + b"\n")
+    assert truncated.refused().startswith(f"{copy}: was edited or damaged")
+
+
+@pytest.mark.parametrize(
+    "error", [pa.ArrowNotImplementedError, pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError]
+)
+def test_whatever_goes_wrong_while_a_file_is_read_is_said_of_it(error: type[Exception]) -> None:
+    with (
+        pytest.raises(DataError, match=r"x\.arrow: cannot be read as what it should be: .*odd"),
+        reading(Path("x.arrow")),
+    ):
+        raise error("odd")

@@ -1,0 +1,229 @@
+"""Packed rows as a torch Dataset: each shard's digest is checked, then its rows lie in memory, or in a map of the file.
+
+    shard ─read_verified─▶ its bytes ─record batches─▶ checked and counted ─▶ int32[rows, L] of each column
+    row numbers of a batch ─▶ input_ids int32[L], labels int64[L], position_ids int32[L] of each row
+
+In memory, the very bytes that were hashed are those that are parsed; they are freed when their rows are copied out.
+attention_mask is counted and left behind: passed on to a model, it turns the isolation of conversations off.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
+from pathlib import Path
+from typing import Literal, SupportsIndex
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+
+from tasks.core.errors import DataError
+from tasks.storage.corpus_folder import reading
+from tasks.storage.schemas import IGNORED
+from train.data.corpus import PACKED, Corpus, Shard, open_corpus, read_verified
+from train.machine.devices import cpus, free_memory, is_wsl
+
+Columns = dict[str, np.ndarray]  # int32[rows, L] by name
+
+# Bytes of shards that are in memory at a time, besides the rows that were copied out of them: 26 shards as PackCorpus
+# makes them of 8 MB of chats, or one that is larger than this.
+RAW_BYTES = 1 << 30
+
+
+class PackedDataset(torch.utils.data.Dataset):
+    """Rows of one split of a corpus of format 3.0. A DataLoader fetches the rows of a batch at once.
+
+        from torch.utils.data import DataLoader
+        from transformers import default_data_collator
+        from train.data.dataset import PackedDataset
+        rows = PackedDataset("manifests/sample-0123456789ab.json")
+        batches = DataLoader(rows, batch_size=8, shuffle=True, collate_fn=default_data_collator)
+
+    A row is {"input_ids": int32[L], "labels": int64[L], "position_ids": int32[L]}: copies, which may be changed. It
+    never has an attention_mask, and no position_ids where the corpus has none and `allow_unisolated` was given.
+
+    rows, tokens, trained_tokens   counts; tokens are without pads
+    conversations                  pieces of conversations in rows; None where rows have no position_ids
+    max_id                         the largest token id
+    load                           "memory" or "mmap". "auto" takes memory where the rows of all processes of this
+                                   machine (LOCAL_WORLD_SIZE) fit in half of what is free; on WSL, always memory
+    nbytes                         bytes of the columns that are kept
+    notes                          what a person should know, a sentence each, besides the notes of the corpus
+
+    Raises DataError or InputMissing, naming the file, where a shard is not what the manifest or format 3.0 says. A
+    mapped file that is truncated ends the process with SIGBUS, so leave the files alone while they are in use.
+    """
+
+    def __init__(
+        self,
+        given: Corpus | Path | str,
+        split: str = "train",
+        load: Literal["auto", "memory", "mmap"] = "auto",
+        allow_unisolated: bool = False,
+    ):
+        corpus = given if isinstance(given, Corpus) else open_corpus(given, allow_unisolated)
+        if corpus.format_version != PACKED:
+            raise DataError(
+                "not_trainable",
+                f"{corpus.folder}: holds conversations (format {corpus.format_version}), not packed rows; pack them "
+                "with packing: true, or train on them with: python -m train --manifest",
+            )
+        self.corpus, self.split = corpus, split
+        self.rows = corpus.rows(split)
+        if not self.rows:
+            there = ", ".join(f"{name} has {corpus.rows(name):,}" for name in corpus.splits)
+            raise DataError("no_rows", f"{corpus.folder}: the split {split!r} has no rows ({there})")
+        self._names = ("input_ids", "labels", *["position_ids"] * corpus.isolated)
+        self.nbytes = self.rows * corpus.sequence_length * 4 * len(self._names)
+        shards = corpus.splits[split]
+        largest = max(shard.bytes for shard in shards)
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        fits = processes * (self.nbytes + largest) <= free_memory() // 2
+        self.load = load if load != "auto" else "memory" if fits else "mmap"
+        self.notes: tuple[str, ...] = ()
+        if is_wsl():
+            self.load, self.notes = "memory", ("on WSL rows are always in memory",)
+        threads = max(1, cpus() // processes)
+        if self.load == "memory":
+            threads = max(1, min(threads, RAW_BYTES // largest))
+            shape = (self.rows, corpus.sequence_length)
+            whole: Columns | None = {name: np.empty(shape, np.int32) for name in self._names}
+        else:
+            whole = None
+        tops = accumulate((shard.rows for shard in shards), initial=0)
+        with ThreadPoolExecutor(threads) as pool:  # hashing and copying release the GIL
+            loaded = list(pool.map(lambda shard, top: self._load(shard, top, whole), shards, tops))
+        self._blocks = [whole] if whole else [block for blocks, _ in loaded for block in blocks]
+        self._tops = [0, *accumulate(len(block["input_ids"]) for block in self._blocks)][:-1]
+        counts = np.array([count for _, counts in loaded for count in counts])
+        self.max_id = int(counts[:, 0].max())
+        self.tokens, self.trained_tokens, conversations = counts[:, 1:].sum(axis=0).tolist()
+        self.conversations: int | None = conversations if corpus.isolated else None
+
+    def _load(self, shard: Shard, top: int, whole: Columns | None) -> tuple[list[Columns], list[tuple[int, ...]]]:
+        """The record batches of a shard, as maps of the file or copied into `whole` from `top`; and their counts."""
+        data = read_verified(self.corpus, shard, mapped=whole is None)
+        where = self.corpus.folder / shard.path
+        blocks, counts, rows = [], [], 0
+        for columns, mask in _record_batches(where, data, self._names, self.corpus.sequence_length):
+            first, rows = rows, rows + len(mask)
+            if rows > shard.rows:
+                break
+            counts.append(_check_and_count(columns, mask, f"{where}: row {first}"))
+            if whole is None:
+                blocks.append(columns)
+            else:
+                for name, values in columns.items():
+                    whole[name][top + first : top + rows] = values
+        if rows != shard.rows:
+            raise DataError(
+                "wrong_count",
+                f"{where}: does not hold the {shard.rows:,} rows that are recorded; run: packcorpus verify",
+            )
+        return blocks, counts
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, row: SupportsIndex) -> dict[str, torch.Tensor]:
+        return self.__getitems__([row])[0]
+
+    def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[dict[str, torch.Tensor]]:
+        """Several rows at once; negative numbers count from the end. Raises IndexError beyond."""
+        places = [self._place(row) for row in rows]
+        batch = []
+        for name in self._names:
+            kind = torch.int64 if name == "labels" else torch.int32
+            values = torch.empty((len(places), self.corpus.sequence_length), dtype=kind)
+            for copy, (block, row) in zip(values.numpy(), places, strict=True):
+                copy[:] = block[name][row]
+            batch.append(values)
+        return [dict(zip(self._names, row, strict=True)) for row in zip(*batch, strict=True)]
+
+    def _place(self, number: SupportsIndex) -> tuple[Columns, int]:
+        row = operator.index(number)
+        row += self.rows if row < 0 else 0
+        if not 0 <= row < self.rows:
+            raise IndexError(f"row {operator.index(number)} of {self.rows}")
+        block = bisect_right(self._tops, row) - 1
+        return self._blocks[block], row - self._tops[block]
+
+
+class Passes(torch.utils.data.Dataset):
+    """The rows of one packing in each pass over the data: of the k-th in the k-th, then from the first on again.
+
+    `packings` have as many rows each.
+    """
+
+    def __init__(self, packings: Sequence[PackedDataset]):
+        self.packings, self._now = packings, packings[0]
+
+    def begin(self, number: int) -> None:
+        """A pass begins; they are counted from 0."""
+        self._now = self.packings[number % len(self.packings)]
+
+    def __len__(self) -> int:
+        return len(self._now)
+
+    def __getitem__(self, row: SupportsIndex) -> dict[str, torch.Tensor]:
+        return self._now[row]
+
+    def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[dict[str, torch.Tensor]]:
+        return self._now.__getitems__(rows)
+
+
+def _record_batches(
+    where: Path, data: pa.Buffer, names: Sequence[str], length: int
+) -> Iterator[tuple[Columns, np.ndarray]]:
+    """(columns, attention_mask int8[rows, L]) of each record batch; views of `data` where it has these types."""
+    with reading(where):
+        for batch in pa.ipc.open_stream(data):
+            if batch.num_rows:
+                columns = {name: _matrix(batch.column(name), name, pa.int32(), length) for name in names}
+                yield columns, _matrix(batch.column("attention_mask"), "attention_mask", pa.int8(), length)
+
+
+def _matrix(column: pa.Array, name: str, kind: pa.DataType, length: int) -> np.ndarray:
+    values = column.flatten()
+    if column.null_count or values.null_count:
+        raise ValueError(f"{name} has nulls")
+    shortest, longest = pc.min_max(pc.list_value_length(column)).values()
+    if shortest.as_py() != length or longest.as_py() != length:
+        raise ValueError(f"{name} has rows of {shortest} to {longest} places, not {length}")
+    return values.cast(kind).to_numpy().reshape(-1, length)
+
+
+def _check_and_count(columns: Columns, mask: np.ndarray, where: str) -> tuple[int, ...]:
+    """max_id, tokens, trained tokens, conversations. Raises DataError where a row is not one of format 3.0.
+
+    For rows of which no manifest says that `verify` would accept them: what would train wrongly without an error.
+    """
+    ids, labels, positions = columns["input_ids"], columns["labels"], columns.get("position_ids")
+
+    def require(held: np.ndarray, what: str) -> None:
+        """`held` is a bool for each token."""
+        if not held.all():
+            raise DataError("bad_row", f"{where} + {int(np.argwhere(~held)[0][0])}: {what}")
+
+    trained = labels != IGNORED
+    require(ids >= 0, "a token id is negative")
+    require((mask == 1) | (mask == 0), "attention_mask holds other values than 0 and 1")
+    require(mask[:, 1:] <= mask[:, :-1], "attention_mask has a pad before a token")
+    require(trained <= mask, "a pad is trained on")
+    require((labels == ids) | ~trained, "a label is neither -100 nor the token itself")
+    require(trained.any(axis=1, keepdims=True), "no token of the row is trained on")
+    conversations = 0
+    if positions is not None:
+        require(positions[:, :1] == 0, "position_ids do not begin at 0")
+        begins = positions == 0
+        goes_on = positions[:, 1:] == positions[:, :-1] + 1
+        require(goes_on | begins[:, 1:] | (mask[:, 1:] == 0), "position_ids neither go on nor restart at 0")
+        require(~(trained & begins), "the first token of a conversation is trained on")
+        conversations = int(np.count_nonzero(begins & (mask == 1)))
+    return int(ids.max()), int(np.count_nonzero(mask)), int(np.count_nonzero(trained)), conversations

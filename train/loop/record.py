@@ -1,0 +1,103 @@
+"""What a run leaves behind: the adapter, the tokenizer, a picture, and a record that names the corpus.
+
+model, log of the steps ─write_results─▶ adapter_model.safetensors, tokenizer, training.svg, then training.json
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from tasks.encoders.tokenizer_files import TokenizerFiles
+from tasks.storage.files import to_json, write_bytes
+
+LIBRARIES = ("packcorpus", "torch", "transformers", "peft", "bitsandbytes", "accelerate", "datasets", "trl", "numpy")
+
+
+def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
+    """Figures of a whole run from the log of its steps; rates are means over the time of all steps."""
+    steps = [entry for entry in log if "step_seconds" in entry]
+    evaluations = [entry["eval_loss"] for entry in log if "eval_loss" in entry]
+    seconds = sum(entry["step_seconds"] for entry in steps)
+    names = ("tokens_per_second", "non_pad_tokens_per_second", "trained_tokens_per_second", "mfu")
+    return {
+        "steps": len(steps),
+        "first_loss": steps[0]["loss"],
+        "last_loss": steps[-1]["loss"],
+        "validation_loss": evaluations[-1] if evaluations else None,
+        "seconds": round(seconds, 3),
+        "data_wait": round(sum(entry["data_wait"] * entry["step_seconds"] for entry in steps) / seconds, 6),
+        "peak_memory_bytes": int(max(entry["memory_bytes"] for entry in steps)),
+    } | {
+        name: round(sum(entry[name] * entry["step_seconds"] for entry in steps) / seconds, 4)
+        for name in names
+        if name in steps[0]
+    }
+
+
+def versions() -> dict[str, str]:
+    return {name: metadata.version(name) for name in LIBRARIES}
+
+
+def write_results(
+    folder: Path, model: Any, tokenizer: TokenizerFiles | None, record: dict[str, Any], log: list[dict[str, Any]]
+) -> None:
+    """Everything into the run's folder; `training.json` last, since it says that the run is done."""
+    for adapter in model.peft_config.values():
+        adapter.base_model_name_or_path = record["base_model"]
+    model.save_pretrained(folder, safe_serialization=True)
+    (folder / "adapter_model.safetensors").chmod(0o666 & ~_umask())  # it is written for its owner alone
+    (folder / "README.md").unlink(missing_ok=True)  # peft's model card, full of placeholders
+    for file in tokenizer.files if tokenizer else ():
+        shutil.copy(file, folder)
+    write_bytes(folder / "training.svg", picture(log, record["corpus"]["name"]))
+    write_bytes(folder / "training.json", to_json(record | {"log": log}))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def picture(log: list[dict[str, Any]], title: str) -> bytes:
+    """Loss above, tokens/s below, over optimizer steps; an SVG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    steps = [entry for entry in log if "step_seconds" in entry]
+    evaluations = [entry for entry in log if "eval_loss" in entry]
+    with mpl.rc_context({"svg.hashsalt": title, "svg.fonttype": "path"}):
+        figure, (above, below) = plt.subplots(2, 1, figsize=(8, 6), sharex=True, layout="constrained")
+        at = [entry["step"] for entry in steps]
+        above.plot(at, [entry["loss"] for entry in steps], color="#1f5fa8", label="training")
+        if evaluations:
+            places = [entry["step"] for entry in evaluations], [entry["eval_loss"] for entry in evaluations]
+            above.plot(*places, "o--", color="#b8500f", label="validation")
+        above.set_ylabel("loss")
+        above.legend(frameon=False)
+        for name, label, style in (
+            ("tokens_per_second", "all", "-"),
+            ("non_pad_tokens_per_second", "without pads", "--"),
+            ("trained_tokens_per_second", "trained on", ":"),
+        ):
+            if name in steps[0]:
+                below.plot(at, [entry[name] for entry in steps], style, color="#333333", label=label)
+        below.set_ylim(bottom=0)
+        below.set_ylabel("tokens/s")
+        below.set_xlabel("optimizer step")
+        below.legend(frameon=False)
+        for axes in (above, below):
+            axes.spines[["top", "right"]].set_visible(False)
+            axes.grid(alpha=0.25)
+        above.set_title(title)
+        out = io.BytesIO()
+        figure.savefig(out, format="svg", metadata={"Date": None})
+        plt.close(figure)
+    return out.getvalue()

@@ -1,0 +1,206 @@
+"""The Trainer, measured: where the time of each optimizer step goes, and a loss on the validation split that is exact.
+
+    rows ─Trainer─▶ steps ─log─▶ loss, tokens/s, share of time spent waiting for data, memory, MFU
+
+Nothing of the training itself is changed: batches, loss, gradients and optimizer are transformers' own.
+"""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+from tasks.core.errors import DataError
+from train.config import TrainingConfig
+from train.data.dataset import Passes
+
+
+def arguments(config: TrainingConfig, output: str, choice: dict[str, Any], device: str, bf16: bool) -> dict[str, Any]:
+    """What TrainingArguments (and TRL's SFTConfig, which extends it) is given."""
+    return {
+        "output_dir": output,
+        "per_device_train_batch_size": choice["micro_batch"],
+        "per_device_eval_batch_size": choice["micro_batch"],
+        "gradient_accumulation_steps": choice["accumulation"],
+        "num_train_epochs": config.epochs,
+        "max_steps": config.max_steps or -1,
+        "learning_rate": config.rate,
+        "lr_scheduler_type": config.schedule,
+        "warmup_steps": config.warmup,  # below 1 it is a share of the steps
+        "weight_decay": config.weight_decay,
+        "max_grad_norm": config.max_grad_norm,
+        "optim": config.optimizer,
+        "bf16": bf16,
+        "activation_checkpointing": config.activation_checkpointing,
+        "activation_checkpointing_kwargs": {"use_reentrant": False},
+        "logging_steps": 1,
+        # It would show the mean of earlier losses in place of one that is not a number.
+        "logging_nan_inf_filter": False,
+        "save_steps": config.save_every,
+        "eval_strategy": "steps" if config.eval_every else "no",
+        "eval_steps": config.eval_every,
+        "report_to": config.report_to,
+        "disable_tqdm": True,
+        "remove_unused_columns": False,
+        "dataloader_num_workers": 0,  # rows are in memory: a worker would only copy them once more
+        "use_cpu": device == "cpu",
+        "seed": config.seed,
+        "average_tokens_across_devices": True,
+        "ddp_find_unused_parameters": False,
+    }
+
+
+class Measured:
+    """Mixed into a Trainer (transformers' or TRL's): what `log` says of each step.
+
+    `tokens_per_row` are the tokens of a packed row that are no pad, on average; `flops` the useful work of a token, and
+    `peak` what the devices of all ranks can do in a second (None: unknown, then there is no MFU).
+    """
+
+    tokens_per_row: float
+    flops: float
+    peak: float | None
+    args: Any
+    state: Any
+    model: Any
+
+    def measure(self, tokens_per_row: float, flops: float, peak: float | None) -> None:
+        self.tokens_per_row, self.flops, self.peak = tokens_per_row, flops, peak
+        self._forget()
+
+    def _forget(self) -> None:
+        self._started: float | None = None
+        self._waited = 0.0
+        self._places = 0
+        self._tokens = self._trained = 0.0
+
+    def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
+        if self._started is None:
+            self._started = time.perf_counter()
+        timed = _Timed(epoch_iterator)
+        batches, trained = super().get_batch_samples(timed, num_batches, device)  # type: ignore[misc]
+        self._waited += timed.seconds
+        for batch in batches:
+            self._places += batch["labels"].numel()
+            mask = batch.get("attention_mask")  # where rows are padded by the collator
+            self._tokens += len(batch["labels"]) * self.tokens_per_row if mask is None else float(mask.sum())
+        self._trained = float(trained)
+        return batches, trained
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self._started is not None:
+            if not math.isfinite(logs["loss"]):
+                raise DataError(
+                    "loss_diverged",
+                    f"the loss of step {self.state.global_step} is {logs['loss']}; nothing was saved after the newest "
+                    "checkpoint. Lower learning_rate, or look at the rows with `packcorpus inspect --row N`",
+                )
+            logs |= self._measures(time.perf_counter() - self._started)
+            self._forget()
+        super().log(logs, start_time)  # type: ignore[misc]
+
+    def _measures(self, seconds: float) -> dict[str, float]:
+        """Figures of one optimizer step; tokens are those of all ranks."""
+        ranks = self.args.world_size
+        rate = self._places * ranks / seconds
+        measures = {
+            "step_seconds": seconds,
+            "data_wait": self._waited / seconds,
+            "tokens_per_second": rate,
+            "non_pad_tokens_per_second": self._tokens * ranks / seconds,
+            "trained_tokens_per_second": self._trained / seconds,
+            "memory_bytes": float(peak_memory(self.args.device)),
+        }
+        return measures | ({"mfu": rate * self.flops / self.peak} if self.peak else {})
+
+    def evaluate(
+        self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> dict[str, float]:
+        """Mean loss of the trained tokens of the split; each row counts once, on whatever number of ranks."""
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
+        self.model.eval()
+        sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
+        with torch.no_grad():
+            for batch in self._batches_of_rank(dataset):
+                tokens = (batch["labels"][:, 1:] != -100).sum()
+                with self.compute_loss_context_manager():  # type: ignore[attr-defined]
+                    sums += torch.stack([self.model(**batch)["loss"].double() * tokens, tokens.double()])
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(sums)
+        self.model.train()
+        metrics = {f"{metric_key_prefix}_loss": (sums[0] / sums[1]).item()}
+        self._started = None  # not a part of any step
+        self.log(metrics)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[attr-defined,has-type]
+        return metrics
+
+    def _batches_of_rank(self, dataset: Any) -> Iterator[dict[str, torch.Tensor]]:
+        mine = range(self.args.process_index, len(dataset), self.args.world_size)
+        size = self.args.per_device_eval_batch_size
+        for top in range(0, len(mine), size):
+            rows = [dataset[row] for row in mine[top : top + size]]
+            yield self._prepare_inputs(self.data_collator(rows))  # type: ignore[attr-defined]
+
+
+class PackedTrainer(Measured, Trainer):
+    """Trainer for rows of format 3.0."""
+
+
+def one_gpu(args: TrainingArguments) -> TrainingArguments:
+    """One process a GPU, also where more are visible: the Trainer would multiply the batch by their number, and wrap
+    the model in DataParallel."""
+    assert args.device  # counts them, once
+    args._n_gpu = 1
+    return args
+
+
+class NextPacking(TrainerCallback):
+    """Tells the rows which pass begins. accelerate would do so on one rank, and not on several."""
+
+    def __init__(self, rows: Passes):
+        self._rows = rows
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._rows.begin(int(state.epoch or 0))
+
+
+def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: Passes, validation: Any) -> PackedTrainer:
+    return PackedTrainer(
+        model=model,
+        args=one_gpu(TrainingArguments(**given)),
+        data_collator=collator,
+        train_dataset=train,
+        eval_dataset=validation,
+        callbacks=[NextPacking(train)],
+    )
+
+
+class _Timed:
+    """Seconds spent in the iterator."""
+
+    def __init__(self, batches: Any):
+        self._batches, self.seconds = iter(batches), 0.0
+
+    def __iter__(self) -> _Timed:
+        return self
+
+    def __next__(self) -> Any:
+        start = time.perf_counter()
+        try:
+            return next(self._batches)
+        finally:
+            self.seconds += time.perf_counter() - start
+
+
+def peak_memory(device: Any) -> int:
+    """Bytes: the most that this process held on the GPU, or in memory where it trains on the CPU."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,5 @@
+"""Model: a base model becomes a quantized model with an adapter, proven to isolate conversations.
+
+In:  the name or folder of a base model, and the training settings.
+Out: the model, its attention backend, and the proof that packed conversations do not see each other.
+"""

@@ -1,0 +1,217 @@
+"""The base model, and whether it fits the corpus.
+
+config.base_model ─base_model─▶ a local folder or a hub name; with none, a small Llama, built here
+base ─read_config─▶ model config ─┬─check_model─────▶ every id has an embedding, every row has positions
+manifest ─────────────────────────┴─check_tokenizer─▶ the model's tokenizer is the one that made the rows
+
+The small Llama has random weights of the seed. It shows that everything works, and learns what an adapter can teach
+such a model: which words are frequent, not what they say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from safetensors.torch import save
+from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
+
+from tasks.core.errors import DataError, InputMissing
+from tasks.encoders.tokenizer_files import TOKENIZER_FILES, TokenizerFiles, find_tokenizer
+from tasks.storage.files import write_bytes
+from tasks.storage.manifest import Manifest
+from train.config import TrainingConfig
+
+PARAMETERS = 23_000_000
+# Two wide layers are a quarter faster on a CPU than four (attention is cheaper), and learn more in the same steps.
+LAYERS = 2
+POSITIONS = 4096
+
+# -- the small Llama ---------------------------------------------------------------------------------------------------
+
+
+def small_llama(vocab_size: int, sequence_length: int) -> LlamaConfig:
+    """A Llama of about 23 M parameters: as wide as leaves room for 2 layers beside the embeddings (tied).
+
+    Within 10 % for vocabularies from 300 to 150,000. From about 180,000 the embeddings alone are as large.
+    """
+    fits = [h for h in range(128, 1024, 64) if vocab_size * h + LAYERS * 16 * h * h <= PARAMETERS]
+    hidden = max(fits, default=128)
+    # A layer has 4 h² in its attention and 3 h × wide in its MLP, wide being about 4 h.
+    room = max(0, PARAMETERS - vocab_size * hidden)
+    layers = max(LAYERS, round(room / (16 * hidden * hidden)))
+    wide = max(2 * hidden, round((room / layers - 4 * hidden * hidden) / (3 * hidden) / 64) * 64)
+    return LlamaConfig(
+        architectures=["LlamaForCausalLM"],
+        vocab_size=vocab_size,
+        hidden_size=hidden,
+        intermediate_size=wide,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden // 64,
+        num_key_value_heads=hidden // 64,
+        # Whoever packs longer rows gets a model that reads them.
+        max_position_embeddings=max(POSITIONS, sequence_length),
+        # Random weights of this size keep the scale of what passes through. With the usual 0.02 an adapter has little
+        # to work with: after 20 steps of 2 rows on the sample the loss is 6.5, and 5.5 with these (from 8.5 and 8.9).
+        initializer_range=hidden**-0.5,
+        tie_word_embeddings=True,
+        # No token of the corpus is special to a model that was never trained.
+        bos_token_id=None,
+        eos_token_id=None,
+        dtype="float32",
+    )
+
+
+def build_small_llama(vocab_size: int, sequence_length: int, seed: int, folder: Path) -> Path:
+    """Write the small Llama to `folder`/llama-23m-<digest of its config and seed>, unless it is there.
+
+    config.json is written last and makes it whole: a run that was killed leaves none. Equal arguments, equal bytes.
+    """
+    config = small_llama(vocab_size, sequence_length)
+    described = orjson.dumps([orjson.loads(config.to_json_string()), seed], option=orjson.OPT_SORT_KEYS)
+    with torch.device("meta"):
+        millions = round(sum(p.numel() for p in LlamaForCausalLM(config).parameters()) / 1e6)
+    path = folder / f"llama-{millions}m-{hashlib.sha256(described).hexdigest()[:12]}"
+    if (path / "config.json").exists():
+        return path
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    weights = {name: tensor for name, tensor in model.state_dict().items() if name != "lm_head.weight"}  # tied
+    write_bytes(path / "model.safetensors", save(weights, {"format": "pt"}))
+    write_bytes(path / "config.json", config.to_json_string().encode())
+    return path
+
+
+def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, folder: Path) -> Path | str:
+    """Where the base model is: a local folder, or a name on a hub. With none in the config, it is built in `folder`.
+
+    Raises InputMissing where a path is named that is not there, DataError where it holds no model.
+    """
+    named = config.base_model
+    if named is None:
+        return build_small_llama(vocab_size, sequence_length, config.seed, folder)
+    path = Path(named).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise DataError(
+                "bad_model", f"base_model: {named}: holds no config.json; name a folder that save_pretrained wrote"
+            )
+        return path
+    # A hub knows names of the forms `model` and `owner/model` only.
+    if path.exists() or named.startswith((".", "/", "~")) or named.count("/") > 1:
+        raise InputMissing(
+            "model_missing", f"base_model: {named}: no such folder; name a folder with a model, or a model of the hub"
+        )
+    return named
+
+
+# -- the contract ------------------------------------------------------------------------------------------------------
+
+
+def read_config(base: Path | str) -> Any:
+    """The model's configuration, of a language model. Raises DataError or InputMissing, naming the model."""
+    try:
+        found = AutoConfig.from_pretrained(base, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise unreadable(base, error) from None
+    return found.get_text_config()
+
+
+def unreadable(base: Path | str, error: Exception) -> DataError | InputMissing:
+    """One line on why a model could not be loaded."""
+    reason = " ".join(str(error).split())[:300].rstrip(".")
+    if isinstance(base, Path):
+        return DataError(
+            "bad_model", f"base_model: {base}: cannot be read ({reason}); copy the model anew, or name another"
+        )
+    return InputMissing(
+        "model_missing",
+        f"base_model: {base!r} is no folder here and could not be fetched from the hub ({reason}); "
+        "check the name and the network, or name a local folder",
+    )
+
+
+def positions(config: Any) -> int | None:
+    """Tokens of the longest row that a model reads; None where it has no such limit.
+
+    Where positions are rotated more slowly (rope scaling), a config may give the length before scaling.
+    """
+    longest = getattr(config, "max_position_embeddings", None)
+    rope = getattr(config, "rope_parameters", None) or {}
+    if longest and rope.get("factor"):
+        scaled = rope["factor"] * (rope.get("original_max_position_embeddings") or longest)
+        return max(int(scaled), longest)
+    return longest or None
+
+
+def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int) -> None:
+    """Raises DataError where an id of the rows is beyond the vocabulary, or a row longer than the positions."""
+    if max_id >= config.vocab_size:
+        raise DataError(
+            "ids_beyond_model",
+            f"the corpus has the id {max_id}, and {base} has embeddings for ids up to {config.vocab_size - 1}; "
+            "pack the corpus with that model's tokenizer, or name the model that this tokenizer belongs to",
+        )
+    longest = positions(config)
+    if longest is not None and sequence_length > longest:
+        raise DataError(
+            "rows_beyond_model",
+            f"rows have {sequence_length} tokens, and {base} has positions for {longest}; "
+            f"pack the corpus with --sequence-length {longest}, or name a model that reads longer rows",
+        )
+
+
+def check_tokenizer(manifest: Manifest, config: TrainingConfig, base: Path | str) -> str:
+    """Compare the tokenizer that the model will be used with to the one that made the rows; a line for people.
+
+    That is `tokenizer` of the config, or else the base model's own. Raises DataError where the digests differ,
+    InputMissing or UsageError where `tokenizer` is not there.
+    """
+    wanted, kind = manifest.tokenizer.sha256, manifest.tokenizer.kind
+    place = config.tokenizer or base
+    path = Path(config.tokenizer) if config.tokenizer else base if isinstance(base, Path) else _of_hub(base)
+    if not config.tokenizer and not _has_tokenizer(path):
+        return f"tokenizer: {place} has none; nothing to compare with the corpus's"
+    found = _tokenizers(path, kind) or [find_tokenizer(path)]  # of another kind: refused below, with its digest
+    digests = [files.sha256() for files in found]
+    if wanted not in digests:
+        raise DataError(
+            "other_tokenizer",
+            f"the corpus was made with the tokenizer {wanted[:12]}, and {place} has {digests[0][:12]}; pack the corpus "
+            "with that tokenizer, or name as `tokenizer` the file that the model is really used with",
+        )
+    return f"tokenizer: {wanted[:12]}, the same in {place} and in the corpus"
+
+
+def _of_hub(name: str) -> Path:
+    """A folder with the tokenizer's files of a model on the hub. Raises InputMissing."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(TOKENIZER_FILES)))
+    except Exception as error:  # network, name, token: each library beneath has its own
+        raise unreadable(name, error) from None
+
+
+def _has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES[:2])
+
+
+def _tokenizers(path: Path, kind: str) -> list[TokenizerFiles]:
+    """What a corpus of this kind may have been given of the tokenizer at `path`: the main file alone, or the folder.
+
+    A folder often has both kinds; each counts with its own files.
+    """
+    files = find_tokenizer(path)
+    suffix = ".model" if kind == "sentencepiece" else ".json"
+    if path.is_file():
+        return [files] if files.main.suffix == suffix else []
+    main = files.main if files.main.suffix == suffix else path / f"tokenizer{suffix}"
+    if not main.is_file():
+        return []
+    alone = TokenizerFiles(main, (main,))
+    return [files, alone] if files.main == main else [alone]
