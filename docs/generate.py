@@ -42,27 +42,27 @@ def training_model() -> type:
 
 def command_line() -> Any:
     """Return the typer application of the `packcorpus` command."""
-    from tasks.cli import app
+    from tasks.cli.app import app
 
     return app
 
 
 def conversation_formats() -> list[str]:
-    from tasks.conversations import FORMATS
+    from tasks.conversations.formats import FORMATS
 
-    return list(FORMATS)
+    return [getattr(one, "name", one) for one in FORMATS]
 
 
 def column_names() -> list[str]:
     """Return the key names that `columns` may map."""
-    from tasks.conversations import COLUMNS
+    from tasks.conversations.formats import COLUMNS
 
     return list(COLUMNS)
 
 
 def containers() -> dict[str, list[str]]:
     """Return the file extensions of each container."""
-    from tasks.containers import EXTENSIONS
+    from tasks.readers.containers import EXTENSIONS
 
     found: dict[str, list[str]] = {}
     for extension, container in EXTENSIONS.items():
@@ -71,21 +71,21 @@ def containers() -> dict[str, list[str]]:
 
 
 def compressions() -> list[str]:
-    from tasks.containers import COMPRESSIONS
+    from tasks.readers.containers import COMPRESSIONS
 
     return list(COMPRESSIONS)
 
 
 def compressible() -> set[str]:
     """Return the containers that are also read compressed."""
-    from tasks.containers import TEXT_CONTAINERS
+    from tasks.readers.containers import TEXT_CONTAINERS
 
     return set(TEXT_CONTAINERS)
 
 
 def template_markers() -> dict[str, tuple[str, ...]]:
     """Return the control tokens that each built-in template may write."""
-    from tasks.templates import BUILT_IN, MARKERS
+    from tasks.templates.built_in import BUILT_IN, MARKERS
 
     return {name: MARKERS[name] for name in BUILT_IN}
 
