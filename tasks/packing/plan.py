@@ -133,7 +133,7 @@ def _rejects(
     config = recipe.config
     message = (
         f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong}); "
-        "increase sequence_length to keep the conversation"
+        "increase sequence_length to keep it"
     )
     found = [
         Rejected(part, bases[part] + record, code, text)
