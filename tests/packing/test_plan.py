@@ -440,7 +440,7 @@ def test_a_damaged_token_file_is_refused_by_name() -> None:
     with recipe_of([[PartInput({line: ([~1, 2, EOS], True) for line in range(3)}, {}, 3)]]) as recipe:
         file = recipe.layout.token_file(recipe.tokens_key(recipe.parts[0]))
         flip(file)
-        with pytest.raises(StorageError, match=rf"{file.name}: is damaged"):
+        with pytest.raises(StorageError, match=rf"{file.name}: damaged"):
             make_plan(recipe, recipe.plan_folder)
 
 
