@@ -1,7 +1,7 @@
-"""The corpus folder: shards first, then what lies beside them, the manifest last.
+"""Write the corpus folder: shards first, then the other files, the manifest last.
 
-data/corpora/<name>-<key12>/   train-00000-of-00004.arrow …, index.arrow, rejects.jsonl, tokenizer/, template.jinja (if
-                               it is one), README.md, run.json, manifest.json
+data/corpora/<name>-<key12>/   train-00000-of-00004.arrow …, index.arrow, rejects.jsonl, tokenizer/, template.jinja (for
+                               a Jinja template), README.md, run.json, manifest.json
 manifests/<name>-<key12>.json  the same bytes as manifest.json: the commit
 """
 
@@ -25,14 +25,14 @@ from tasks.storage.token_files import TokenFiles
 
 
 def claim(recipe: Recipe) -> None:
-    """Make sure that no other run makes this corpus at the same time, before workers are forked. Raises Busy."""
+    """Lock the corpus for this run, before workers are forked. Raises Busy if another run holds the lock."""
     path = recipe.layout.lock(recipe.config.name, recipe.corpus_key)
     if not lock(path):
-        raise Busy("busy", f"{recipe.corpus_folder}: another run is making this corpus; wait for it, then run again")
+        raise Busy("busy", f"{recipe.corpus_folder}: another run is writing this corpus; wait for it, then run again")
 
 
 def has_artefact(file: Path, receipt: Path, refused: str = "") -> bool:
-    """Whether a stage left a receipt and the file that it speaks of, at its full size, and not made by `refused`."""
+    """Return whether a receipt and its file exist, at the recorded size and not made by the engine `refused`."""
     if not (receipt.is_file() and file.is_file()):
         return False
     try:
@@ -43,7 +43,7 @@ def has_artefact(file: Path, receipt: Path, refused: str = "") -> bool:
 
 
 def has_plan(folder: Path) -> bool:
-    """Whether a plan's receipt is there, and each file that it speaks of at its full size."""
+    """Return whether a plan's receipt and all files it lists exist, at their recorded sizes."""
     try:
         sizes = read_json(folder / "plan.json")["files"]
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
@@ -60,7 +60,7 @@ def shard_receipt(recipe: Recipe, shard: int) -> Path:
 
 
 def write_shard_of(recipe: Recipe, shard: int) -> dict[str, Any]:
-    """Write shard number `shard` of the plan, then its receipt, and return the receipt."""
+    """Write shard number `shard` of the plan, then its receipt; return the receipt."""
     config = recipe.config
     receipt = write_planned_shard(
         shard_file(recipe, shard),
@@ -78,7 +78,10 @@ def write_shard_of(recipe: Recipe, shard: int) -> dict[str, Any]:
 def write_planned_shard(
     path: Path, shard: int, plan_folder: Path, token_files: list[Path], encoder: Encoder | None, length: int, key: str
 ) -> dict[str, Any]:
-    """Shard number `shard` of a plan, from the token files that it speaks of; without an encoder, in format 2.0."""
+    """Write shard number `shard` of a plan from the token files the plan refers to.
+
+    Without an encoder, the shard has format 2.0. Returns the shard's receipt.
+    """
     with pa.memory_map(str(plan_folder / "plan.arrow")) as file:
         plan = pa.ipc.open_file(file).get_batch(shard)
         used = set(to_numpy(plan.column("part")).tolist())
@@ -90,7 +93,7 @@ def write_planned_shard(
 
 
 def copies_beside(recipe: Recipe) -> dict[str, bytes]:
-    """What lies beside the shards, by its name in the corpus folder."""
+    """Return the files to copy into the corpus folder next to the shards: contents by name."""
     copies = {name: (recipe.plan_folder / name).read_bytes() for name in ("index.arrow", "rejects.jsonl")}
     copies |= {f"tokenizer/{file.name}": file.read_bytes() for file in recipe.tokenizer_files.files}
     if recipe.template_source is not None:
@@ -99,15 +102,15 @@ def copies_beside(recipe: Recipe) -> dict[str, bytes]:
 
 
 def publish_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:
-    """Put what lies beside the shards into the corpus folder and commit the manifest; return its path."""
+    """Write the remaining files of the corpus folder, commit the manifest, and return its path."""
     folder = recipe.corpus_folder
     shards = [read_json(shard_receipt(recipe, shard)) for shard in range(len(recipe.shard_names()))]
     plan = read_json(recipe.plan_folder / "plan.json")
     files = []
     for name, content in copies_beside(recipe).items():
-        # The digest of what should be there: one of what came to lie there would vouch for a damaged copy.
+        # Record the checksum of the content, not of the file: the latter would vouch for a damaged copy.
         files.append({"path": name} | write_bytes(folder / name, content))
-    # Where a repair finds the sources again.
+    # `repair` finds the sources by this.
     made_from = {"folder": str(recipe.folder.absolute()), "part_size": recipe.config.part_size}
     write_bytes(folder / "run.json", to_json(run_record | {"made_from": made_from}))
     manifest = build_manifest(recipe, plan, shards, files)
@@ -117,7 +120,10 @@ def publish_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:
 
 
 def is_published(recipe: Recipe) -> bool:
-    """Whether the corpus is committed and whole: manifest unedited, every file there at its full size."""
+    """Return whether the corpus is committed and complete.
+
+    That is, its manifest is unmodified and every file exists at its recorded size.
+    """
     if not recipe.published.is_file():
         return False
     try:
@@ -125,7 +131,7 @@ def is_published(recipe: Recipe) -> bool:
         folder = recipe.corpus_folder
         if (folder / "manifest.json").read_bytes() != recipe.published.read_bytes():
             return False
-        # A run that was killed may have left the manifest in a folder that was not synced yet.
+        # A killed run may have written the manifest without syncing its folder.
         sync_folder(recipe.published.parent)
         return all((folder / file.path).stat().st_size == file.bytes for file in manifest.listed())
     except (PackError, OSError):

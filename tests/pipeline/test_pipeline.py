@@ -326,7 +326,7 @@ def test_a_second_run_at_once_says_that_the_corpus_is_taken(folder: Path) -> Non
         fcntl.flock(file, fcntl.LOCK_EX)
         busy = luigi(folder, "--config", "corpus.yaml")
         assert busy.returncode == 75
-        assert "another run is making this corpus" in busy.stderr
+        assert "another run is writing this corpus" in busy.stderr
         assert "Traceback" not in busy.stderr
     assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
 
