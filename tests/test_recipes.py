@@ -24,7 +24,9 @@ from support.tokenizer_kinds import kind_path
 from tasks.core.errors import DataError
 from train.model import isolation
 
-RECIPES = (ROOT / "docs" / "recipes.md").read_text()
+RECIPES = next(
+    page for page in (ROOT / "docs" / name for name in ("guides/other-trainers.md", "recipes.md")) if page.exists()
+).read_text()
 
 
 def code_of(heading: str) -> str:
