@@ -42,7 +42,8 @@ def launch(ranks: int, arguments: list[str]) -> None:
         shutdown_timeout=PATIENCE,
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "train", *arguments)
+        # -P keeps the working directory off sys.path: a user's own train.py or tasks.py must not replace ours.
+        elastic_launch(config, sys.executable)("-P", "-m", "train", *arguments)
     except SignalException:
         raise Interrupted("interrupted", "interrupted; the same command goes on from here") from None
     except ChildFailedError as error:
