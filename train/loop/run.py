@@ -33,7 +33,7 @@ from train.loop import micro_batch, record
 from train.loop.checkpoints import Checkpoints, newest_complete
 from train.loop.display import ProgressLine, duration, open_console, show_effect, show_result, si
 from train.loop.feed import Feed, open_feed
-from train.loop.interruption import Interruption
+from train.machine.interruption import Interruption
 from train.loop.run_folder import RunFolder, step_of
 from train.loop.trainer import arguments
 from train.machine import devices

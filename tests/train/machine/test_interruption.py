@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tasks.core.errors import Interrupted
-from train.loop.interruption import Interruption
+from train.machine.interruption import Interruption
 from train.machine import signals
 
 
