@@ -24,9 +24,7 @@ from support.tokenizer_kinds import kind_path
 from tasks.core.errors import DataError
 from train.model import isolation
 
-RECIPES = next(
-    page for page in (ROOT / "docs" / name for name in ("guides/other-trainers.md", "recipes.md")) if page.exists()
-).read_text()
+RECIPES = (ROOT / "docs" / "guides" / "other-trainers.md").read_text()
 
 
 def code_of(heading: str) -> str:
