@@ -30,7 +30,9 @@ class TrainingConfig(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     base_model: str | None = Field(
-        None, min_length=1, description="A local folder or a Hugging Face name. Absent: a small Llama built from the seed."
+        None,
+        min_length=1,
+        description="A local folder or a Hugging Face name. Absent: a small Llama built from the seed.",
     )
     tokenizer: str | None = Field(
         None,

@@ -98,7 +98,12 @@ def _python() -> Finding:
     wanted = metadata.metadata("packcorpus")["Requires-Python"] or ""
     if in_range(version, wanted):
         return Finding("ok", "Python", version)
-    return Finding("problem", "Python", f"{version} is not supported ({wanted} is required)", "make clean, then make PYTHON=python3.12")
+    return Finding(
+        "problem",
+        "Python",
+        f"{version} is not supported ({wanted} is required)",
+        "make clean, then make PYTHON=python3.12",
+    )
 
 
 def _libraries() -> Iterator[Finding]:
@@ -137,12 +142,12 @@ def _gpus() -> Iterator[Finding]:
         major, minor = gpu.capability
         yield Finding("ok", "GPU", f"{gpu.name}, {gpu.memory / GIB:.0f} GiB, compute capability {major}.{minor}")
     if found:
-        if reason := devices.why_no_bf16():
+        if reason := devices.no_bf16_reason():
             yield Finding("warning", "precision", f"fp32: {reason}", "a GPU from 2020 or later is several times faster")
         else:
             yield Finding("ok", "precision", "bf16")
     elif sign := devices.gpu_sign():
-        fix = f"{devices.why_no_gpu()}; or train without it: --device cpu"
+        fix = f"{devices.no_gpu_reason()}; or train without it: --device cpu"
         yield Finding("problem", "GPU", f"present ({sign}), but torch does not use it", fix)
     else:
         yield Finding("warning", "GPU", "none", "training runs on the CPU: enough for small models and experiments")
@@ -151,7 +156,7 @@ def _gpus() -> Iterator[Finding]:
 
 def _quantization() -> Finding:
     kind = "cuda" if devices.gpu_count() else "cpu"
-    if reason := devices.why_no_nf4(kind):
+    if reason := devices.no_nf4_reason(kind):
         return Finding("problem", "NF4", reason, "or train without it: --quantization none")
     return Finding("ok", "NF4", f"bitsandbytes {devices.version_of('bitsandbytes')} works on the {_called(kind)}")
 
@@ -159,10 +164,10 @@ def _quantization() -> Finding:
 def _attention() -> Finding:
     import torch
 
-    from train.model.attention import BACKENDS, why_not
+    from train.model.attention import BACKENDS, unavailable_reason
 
     kind = "cuda" if devices.gpu_count() else "cpu"
-    reasons = {name: why_not(name, torch.device(kind)) for name in BACKENDS}
+    reasons = {name: unavailable_reason(name, torch.device(kind)) for name in BACKENDS}
     usable = ", ".join(name for name, reason in reasons.items() if not reason)
     missing = "; ".join(dict.fromkeys(reason for reason in reasons.values() if reason))
     if kind == "cpu" or not missing:
@@ -207,7 +212,9 @@ def _wsl() -> Finding:
 def _memory() -> Finding:
     free = devices.free_memory()
     if free < LITTLE_MEMORY:
-        return Finding("warning", "memory", f"{free / GIB:.1f} GiB free", "close other programs, or use a smaller model")
+        return Finding(
+            "warning", "memory", f"{free / GIB:.1f} GiB free", "close other programs, or use a smaller model"
+        )
     return Finding("ok", "memory", f"{free / GIB:.1f} GiB free")
 
 

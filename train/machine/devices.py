@@ -1,6 +1,6 @@
 """Detect what the machine offers, as plain values, and decide which of it a run uses.
 
-    torch, bitsandbytes, /dev, /proc ─gpus, unused_gpu, why_no_bf16, why_no_nf4, …─▶ facts
+    torch, bitsandbytes, /dev, /proc ─gpus, unused_gpu, no_bf16_reason, no_nf4_reason, …─▶ facts
     facts + TrainingConfig ─resolve─▶ Device(kind, precision, name)     what is actually in effect
                            └─ranks──▶ number of processes
 
@@ -56,7 +56,7 @@ def resolve(config: TrainingConfig) -> Device:
     NF4 is unavailable. It tries bitsandbytes on the GPU, so call it in the process that trains.
     """
     kind = _kind(config)
-    if config.quantization == "nf4" and (reason := why_no_nf4(kind)):
+    if config.quantization == "nf4" and (reason := no_nf4_reason(kind)):
         raise PartMissing(
             "no_nf4", f"quantization: nf4 cannot be used: {reason}; to train without it, set quantization: none"
         )
@@ -68,7 +68,7 @@ def resolve(config: TrainingConfig) -> Device:
                 "set precision: auto, or train on a GPU",
             )
         return Device("cpu", "fp32", f"CPU, {cpus()} cores")
-    reason = why_no_bf16()
+    reason = no_bf16_reason()
     if config.precision == "bf16" and reason:
         raise PartMissing("no_bf16", f"precision: bf16 cannot be used: {reason}; set precision: auto or fp32")
     fp32 = config.precision == "fp32" or reason
@@ -123,9 +123,7 @@ def check_reporting(config: TrainingConfig) -> None:
     """Raise PartMissing if the tool named by `report_to` is not installed."""
     tool = config.report_to
     if tool != "none" and version_of(tool) is None:
-        raise PartMissing(
-            "library_missing", f"report_to: {tool} is not installed; run: pip install {tool}"
-        )
+        raise PartMissing("library_missing", f"report_to: {tool} is not installed; run: pip install {tool}")
 
 
 def _kind(config: TrainingConfig) -> Literal["cuda", "cpu"]:
@@ -136,11 +134,11 @@ def _kind(config: TrainingConfig) -> Literal["cuda", "cpu"]:
     if sign := gpu_sign():
         raise PartMissing(
             "no_gpu",
-            f"a GPU is present ({sign}) but torch does not use it: {why_no_gpu()}; "
+            f"a GPU is present ({sign}) but torch does not use it: {no_gpu_reason()}; "
             "to train without it, set device: cpu",
         )
     if config.device == "cuda":
-        raise PartMissing("no_gpu", f"device: cuda: {why_no_gpu()}; to train on the CPU, set device: auto or cpu")
+        raise PartMissing("no_gpu", f"device: cuda: {no_gpu_reason()}; to train on the CPU, set device: auto or cpu")
     return "cpu"
 
 
@@ -156,7 +154,7 @@ def gpu_count() -> int:
     """Return the number of GPUs that torch can use."""
     import torch
 
-    with warnings.catch_warnings():  # why_no_gpu reports the reason
+    with warnings.catch_warnings():  # no_gpu_reason reports the reason
         warnings.simplefilter("ignore")
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
@@ -189,7 +187,7 @@ def gpu_sign() -> str | None:
     return None
 
 
-def why_no_gpu() -> str:
+def no_gpu_reason() -> str:
     """Return why torch cannot use a GPU, and how to fix it."""
     import torch
 
@@ -202,13 +200,11 @@ def why_no_gpu() -> str:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         reason = str(error).strip().splitlines()[0].split(". Please", 1)[0].rstrip(".")
-        return (
-            f"{reason} (torch is built for CUDA {torch.version.cuda}); update the driver or install a matching torch"
-        )
+        return f"{reason} (torch is built for CUDA {torch.version.cuda}); update the driver or install a matching torch"
     return "torch finds none; if this is a container, start it with GPU access (--gpus all)"
 
 
-def why_no_bf16() -> str | None:
+def no_bf16_reason() -> str | None:
     """Return why the GPUs that torch uses cannot compute in bf16; None if all of them can."""
     for gpu in gpus():
         # Turing and older emulate bf16, several times slower than fp32. 8.0 is Ampere; AMD reports 9 or more.
@@ -218,7 +214,7 @@ def why_no_bf16() -> str | None:
     return None
 
 
-def why_no_nf4(kind: str) -> str | None:
+def no_nf4_reason(kind: str) -> str | None:
     """Return why bitsandbytes cannot quantize on a device, and how to fix it; None if a small test product is right."""
     # bitsandbytes logs an error of twenty lines if its library cannot be loaded.
     import logging
@@ -236,16 +232,16 @@ def why_no_nf4(kind: str) -> str | None:
         weights = torch.linspace(-1, 1, 64 * 64, device=device).reshape(64, 64)
         packed, state = functional.quantize_4bit(weights, quant_type="nf4", compress_statistics=True)
         product = matmul_4bit(torch.eye(64, device=device), packed.t(), quant_state=state)
-        error = float((product - weights.t()).abs().max())
+        deviation = float((product - weights.t()).abs().max())
     except Exception as failure:  # RuntimeError, AttributeError, NotImplementedError: whatever the backend lacks
         fix = "reinstall it"
         if kind == "cuda":
             fix = f"install a release built for CUDA {torch.version.cuda} (for details run python -m bitsandbytes)"
         return f"bitsandbytes {version} does not work on {_place(kind)} ({_first_line(failure)}); {fix}"
     # Half of the widest gap between two of NF4's 16 values is 0.152.
-    if error > 0.16:
+    if deviation > 0.16:
         return (
-            f"bitsandbytes {version} computes wrong results on {_place(kind)} (off by {error:.2g}); "
+            f"bitsandbytes {version} computes wrong results on {_place(kind)} (off by {deviation:.2g}); "
             "install another release"
         )
     return None
