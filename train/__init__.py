@@ -1,4 +1,4 @@
-"""The consumer of corpora: a manifest becomes an adapter. Never imports `pipeline`.
+"""Train on a corpus: a manifest becomes an adapter. Never imports `pipeline`.
 
     python -m train --manifest manifests/sample-0123456789ab.json
 

@@ -72,7 +72,10 @@ def _values(field: FieldInfo) -> str:
 
 
 def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
-    """Run the command and return its exit code; `guard` if the caller has installed one."""
+    """Run the command and return its exit code.
+
+    `guard` is the caller's, if it has installed one.
+    """
     guard = guard or SignalGuard()
     try:
         if arguments and not arguments[0].startswith("-"):

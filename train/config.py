@@ -1,4 +1,4 @@
-"""Settings of a training run: `qlora.yaml` and the command line → `TrainingConfig`.
+"""Read the settings of a training run from `qlora.yaml` and the command line.
 
 train/qlora.yaml ─┐
                   ├─load_training_config─▶ TrainingConfig
@@ -37,8 +37,8 @@ class TrainingConfig(BaseModel):
     tokenizer: str | None = Field(
         None,
         min_length=1,
-        description="The tokenizer the model will be used with; its checksum must match the manifest's. Absent: the base "
-        "model's, or else the corpus's own copy.",
+        description="The tokenizer the model will be used with; its checksum must match the manifest's. Absent: the "
+        "base model's, or else the corpus's own copy.",
     )
     output: str | None = Field(
         None,
@@ -107,9 +107,10 @@ class TrainingConfig(BaseModel):
 
 
 def load_training_config(path: Path = DEFAULT, overrides: dict[str, str] | None = None) -> TrainingConfig:
-    """Read and check a training config; `overrides` maps keys to YAML texts and wins over the file.
+    """Read and check a training config.
 
-    Raises UsageError or InputMissing, which name the key and the closest known one.
+    `overrides` maps keys to YAML texts and wins over the file. Raises UsageError or InputMissing, which name the key
+    and the closest known one.
     """
     values = read_settings(path)
     for key, text in (overrides or {}).items():

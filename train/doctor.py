@@ -1,4 +1,4 @@
-"""`python -m train doctor`: what this machine can train with, and how to fix what is missing.
+"""Report whether this machine can train, and how to fix what is missing.
 
     machine ─examine─▶ [Finding(level, topic, found, fix), …] ─show─▶ one line each, with its fix below
                                                              └─main─▶ 0, or 69 if training cannot run
@@ -49,14 +49,20 @@ class Finding:
 
 
 def main(console: Console | None = None) -> int:
-    """Examine the machine and print the findings. Returns 0 if training can run here, 69 if it cannot."""
+    """Examine the machine and print the findings.
+
+    Returns 0 if training can run here, 69 if it cannot.
+    """
     findings = examine()
     show(findings, console or Console(markup=False, emoji=False, highlight=False))
     return PartMissing.exit_code if any(finding.level == "problem" for finding in findings) else 0
 
 
 def examine() -> list[Finding]:
-    """Return all findings, the most basic first. Checks that need torch are left out if torch is missing."""
+    """Return all findings, the most basic first.
+
+    Checks that need torch are left out if torch is missing.
+    """
     findings = [_python(), *_libraries()]
     if devices.version_of("torch"):
         try:
@@ -107,7 +113,7 @@ def _python() -> Finding:
 
 
 def _libraries() -> Iterator[Finding]:
-    """One finding with the versions of all usable packages, and one for each that is missing or out of range."""
+    """Yield a finding for each unusable package, and one for all others."""
     good = []
     for package, wanted in devices.training_needs().items():
         version = devices.version_of(package)
@@ -122,7 +128,10 @@ def _libraries() -> Iterator[Finding]:
 
 
 def in_range(version: str, wanted: str) -> bool:
-    """Return whether a version is in a range such as ">=2.8,<3"; local parts such as +cpu are ignored."""
+    """Return whether a version is in a range such as ">=2.8,<3".
+
+    Local parts such as +cpu are ignored.
+    """
     bounds = re.findall(r"(>=|<)\s*([\w.]+)", wanted)
     return all((_numbers(version) >= _numbers(bound)) == (sign == ">=") for sign, bound in bounds)
 

@@ -1,4 +1,6 @@
-"""Format 2.0, one conversation per row, for TRL's SFTTrainer: tokenized here, by the rules of format 3.0.
+"""Tokenize format 2.0 (one conversation per row) for TRL's SFTTrainer.
+
+The tokens and labels are those of format 3.0.
 
     <corpus>/train-….arrow ─digest─▶ messages, tools, text ─rebuild─▶ Conversation ─template─▶ spans
         ─encoder─▶ tokens, as many as index.arrow records ─cut─▶ Dataset(input_ids, labels)
@@ -47,10 +49,10 @@ SFT_SETTINGS: dict[str, Any] = {"dataset_kwargs": {"skip_prepare_dataset": True}
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of the conversations and tokens of a split; the EOS that closes a conversation counts as a token.
+    """Counts of the conversations and tokens of a split.
 
-    read = rows + dropped; tokens + tokens_truncated + tokens_dropped = tokens of the index + truncated, because a
-    truncated conversation is closed by an additional EOS.
+    The EOS that closes a conversation counts as a token. read = rows + dropped; tokens + tokens_truncated +
+    tokens_dropped = tokens of the index + truncated, because a truncated conversation is closed by an additional EOS.
     """
 
     read: int = 0
@@ -64,10 +66,11 @@ class Counts:
 
 
 def sft_dataset(corpus: Corpus, split: str = "train") -> tuple[Dataset, Counts]:
-    """Return the conversations of a split as input_ids and labels (lists of int32), in the order of the shards.
+    """Return the conversations of a split, in the order of the shards.
 
-    A conversation longer than sequence_length is cut as in format 3.0: an untrained EOS closes it. Raises DataError or
-    InputMissing if a shard, the tokenizer, or the template is not that of the manifest, or yields other tokens.
+    The columns are input_ids and labels, lists of int32. A conversation longer than sequence_length is cut as in format
+    3.0: an untrained EOS closes it. Raises DataError or InputMissing if a shard, the tokenizer, or the template is not
+    that of the manifest, or yields other tokens.
     """
     manifest, folder = _manifest(corpus), corpus.folder
     encoder = open_tokenizer(manifest, folder)
@@ -92,9 +95,10 @@ _ROWS = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.i
 def _tokenize(
     corpus: Corpus, shard: Shard, manifest: Manifest, encoder: Encoder, template: Template, sizes: pa.Table
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokenize the conversations of a shard, as in a token file: int32[tokens] and offsets int64[conversations + 1].
+    """Tokenize the conversations of a shard, as in a token file.
 
-    `sizes` are their rows of the index. They must yield as many tokens and trained tokens as the index records.
+    Returns int32[tokens] and the offsets int64[conversations + 1]. `sizes` are their rows of the index. They must yield
+    as many tokens and trained tokens as the index records.
     """
     path = corpus.folder / shard.path
     rows = _read_stream(corpus, shard, conversation_schema(manifest.sequence_length, manifest.key))
@@ -149,7 +153,10 @@ def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, t
 def _spans(
     row: dict[str, Any], manifest: Manifest, encoder: Encoder, template: Template
 ) -> tuple[Conversation, list[Span]]:
-    """Return the conversation of a row, and its spans, which must equal the text of the row. Raises Reject."""
+    """Return the conversation of a row, and its spans.
+
+    Raises Reject if no spans equal the text of the row.
+    """
     for conversation in _rebuilt(row, manifest, encoder):
         spans = template.spans(conversation, trained_turns(conversation, manifest.train_on))
         if "".join(span.text for span in spans) == row["text"]:
@@ -158,10 +165,11 @@ def _spans(
 
 
 def _rebuilt(row: dict[str, Any], manifest: Manifest, encoder: Encoder) -> Iterator[Conversation]:
-    """Yield candidates for the conversation a row was made from; the first that renders to its text is right.
+    """Yield candidates for the conversation that a row was made from.
 
-    A row stores content and context of a message as one string. The template `alpaca` renders the context separately,
-    so for it every position where the two can have been joined is tried; only the last request of a record has one.
+    The first that renders to the text of the row is the right one. A row stores content and context of a message as one
+    string. The template `alpaca` renders the context separately, so for it every position where the two can have been
+    joined is tried; only the last request of a record has one.
     """
     if row["messages"] is None:
         bos = encoder.control_strings.get(encoder.bos_id, "") if encoder.adds_bos and encoder.bos_id is not None else ""
@@ -182,7 +190,7 @@ def _rebuilt(row: dict[str, Any], manifest: Manifest, encoder: Encoder) -> Itera
 def _cut_all(
     values: np.ndarray, offsets: np.ndarray, manifest: Manifest, encoder: Encoder, counts: Counts
 ) -> pa.RecordBatch:
-    """Cut the conversations of one shard to sequence_length, and count what is truncated or dropped."""
+    """Cut the conversations of one shard to sequence_length, and count them."""
     kept: list[np.ndarray] = [np.empty(0, np.int32)]
     for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         conversation = values[start:stop]
@@ -243,7 +251,10 @@ def _read_index(corpus: Corpus, manifest: Manifest, split: str) -> pa.Table:
 
 
 def _open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Template:
-    """Open the template named by the manifest. Raises DataError or InputMissing if it is missing or has changed."""
+    """Open the template named by the manifest.
+
+    Raises DataError or InputMissing if it is missing or has changed.
+    """
     name, sha256 = manifest.template.name, manifest.template.sha256
     if name in BUILT_IN:
         if built_in_sha256(name) != sha256:
@@ -280,7 +291,10 @@ class PaddingTokenizer(PreTrainedTokenizerFast):
 
 
 def padding_tokenizer(corpus: Corpus) -> PaddingTokenizer:
-    """Return the `processing_class` for SFTTrainer. Raises DataError or InputMissing as `sft_dataset` does."""
+    """Return the `processing_class` for SFTTrainer.
+
+    Raises DataError or InputMissing as `sft_dataset` does.
+    """
     from tokenizers import Tokenizer, models
 
     manifest = _manifest(corpus)

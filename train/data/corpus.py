@@ -1,4 +1,4 @@
-"""Open a manifest, a corpus folder, or a folder of shards without a manifest as a Corpus. Loads no torch.
+"""Open a manifest, a corpus folder, or a folder of shards. Loads no torch.
 
 x, KEY, manifests/x.json, CORPUS/manifest.json, CORPUS ─load_manifest─▶ key, length, digests ─┐
 a folder of shards alone ─their names, schema metadata────────────────▶ key, length ──────────┤
@@ -38,12 +38,12 @@ END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One Arrow file; `path` is relative to the folder, `sha256` is None without a manifest."""
+    """One Arrow file; `path` is relative to the folder."""
 
     path: str
     rows: int
     bytes: int
-    sha256: str | None
+    sha256: str | None  # None without a manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,12 @@ class Corpus:
 
 
 def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
-    """Open a corpus by its manifest or by the metadata of its shards, and check every shard's schema.
+    """Open a corpus by its manifest or by the metadata of its shards.
+
+    Checks every shard's schema; digests are checked later, by `read_verified`.
 
     Raises InputMissing, UsageError, DataError, or StorageError, which name the file and its fault. Packed rows without
-    position_ids are an error unless `allow_unisolated`. Digests are checked later, by `read_verified`.
+    position_ids are an error unless `allow_unisolated`.
     """
     path = Path(path)
     inside = path / "manifest.json"
@@ -91,7 +93,7 @@ def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
 
 
 def read_verified(corpus: Corpus, shard: Shard, mapped: bool = False) -> pa.Buffer:
-    """Return the bytes of a shard, read or mapped, after checking the recorded size and SHA-256.
+    """Read or map a shard, and check its recorded size and SHA-256.
 
     Raises DataError or InputMissing, which name the file. A map also shows later changes of the file.
     """
@@ -215,7 +217,10 @@ def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
 
 
 def _find_shards(folder: Path) -> list[tuple[str, Path]]:
-    """Return (split, path) of every shard, in order. Raises DataError or InputMissing if a split is incomplete."""
+    """Return (split, path) of every shard, in order.
+
+    Raises DataError or InputMissing if a split is incomplete.
+    """
     found: dict[str, dict[int, Path]] = {}
     totals: dict[str, int] = {}
     for path in sorted(folder.glob("*.arrow")):
@@ -273,7 +278,7 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
 
 
 def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool) -> None:
-    """Check that the columns of packed rows are lists of integers, and position_ids present unless allowed."""
+    """Check that columns are lists of integers, and that position_ids exist."""
     for name in (*REQUIRED, "position_ids"):
         if name not in schema.names:
             continue
@@ -292,7 +297,10 @@ def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool) -> None:
 
 
 def _key_of_bytes(folder: Path, splits: dict[str, list[Shard]]) -> str:
-    """Compute a key for shards that have none, so that a checkpoint is only resumed on the same rows."""
+    """Compute a key for shards that have none.
+
+    With it, a checkpoint is resumed only on the same rows.
+    """
     digests = [sha256_of(folder / shard.path) for shards in splits.values() for shard in shards]
     return hashlib.sha256("".join(digests).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Packed rows as a torch Dataset: every shard's digest is checked, and rows are kept in memory or mapped.
+"""Packed rows as a torch Dataset, verified, in memory or mapped.
 
     shard ─read_verified─▶ its bytes ─record batches─▶ checked and counted ─▶ int32[rows, L] of each column
     row numbers of a batch ─▶ input_ids int32[L], labels int64[L], position_ids int32[L] of each row
@@ -37,7 +37,9 @@ RAW_BYTES = 1 << 30
 
 
 class PackedDataset(torch.utils.data.Dataset):
-    """The packed rows of one split of a corpus (format 3.0). A DataLoader fetches the rows of a batch at once.
+    """The packed rows of one split of a corpus (format 3.0).
+
+    A DataLoader fetches the rows of a batch at once:
 
         from torch.utils.data import DataLoader
         from transformers import default_data_collator
@@ -107,7 +109,10 @@ class PackedDataset(torch.utils.data.Dataset):
         self.conversations: int | None = conversations if corpus.isolated else None
 
     def _load(self, shard: Shard, start: int, whole: Columns | None) -> tuple[list[Columns], list[tuple[int, ...]]]:
-        """Return the record batches of a shard, mapped or copied into `whole` from row `start`; and their counts."""
+        """Return the record batches of a shard, and their counts.
+
+        They are mapped, or copied into `whole` from row `start`.
+        """
         data = read_verified(self.corpus, shard, mapped=whole is None)
         path = self.corpus.folder / shard.path
         blocks, counts, rows = [], [], 0
@@ -135,7 +140,10 @@ class PackedDataset(torch.utils.data.Dataset):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[dict[str, torch.Tensor]]:
-        """Return several rows; negative numbers count from the end. Raises IndexError if a row does not exist."""
+        """Return several rows; negative numbers count from the end.
+
+        Raises IndexError if a row does not exist.
+        """
         places = [self._place(row) for row in rows]
         batch = []
         for name in self._names:
@@ -156,9 +164,10 @@ class PackedDataset(torch.utils.data.Dataset):
 
 
 class Passes(torch.utils.data.Dataset):
-    """The rows of one packing per pass over the data: the k-th packing in the k-th pass, then the first again.
+    """The rows of one packing per pass over the data.
 
-    All `packings` have the same number of rows.
+    The k-th pass has the rows of the k-th packing; after the last, the first follows again. All `packings` have the
+    same number of rows.
     """
 
     def __init__(self, packings: Sequence[PackedDataset]):
@@ -181,7 +190,10 @@ class Passes(torch.utils.data.Dataset):
 def _record_batches(
     path: Path, data: pa.Buffer, names: Sequence[str], length: int
 ) -> Iterator[tuple[Columns, np.ndarray]]:
-    """Yield (columns, attention_mask int8[rows, L]) of each record batch; views of `data` if it has these types."""
+    """Yield (columns, attention_mask int8[rows, L]) of each record batch.
+
+    They are views of `data` if it has these types.
+    """
     with reading(path):
         for batch in pa.ipc.open_stream(data):
             if batch.num_rows:
@@ -200,10 +212,10 @@ def _matrix(column: pa.Array, name: str, kind: pa.DataType, length: int) -> np.n
 
 
 def _check_and_count(columns: Columns, mask: np.ndarray, path: Path, first_row: int) -> tuple[int, ...]:
-    """Return max_id, tokens, trained tokens, and conversations. Raises DataError if a row violates format 3.0.
+    """Return max_id, tokens, trained tokens, and conversations.
 
-    Shards without a manifest have never been verified, and these are the faults that would train wrongly without an
-    error.
+    Raises DataError if a row violates format 3.0. Shards without a manifest have never been verified, and these are the
+    faults that would train wrongly without an error.
     """
     ids, labels, positions = columns["input_ids"], columns["labels"], columns.get("position_ids")
 

@@ -22,7 +22,7 @@ from train.loop.run_folder import COMPLETE, checkpoints_of
 
 
 class Checkpoints(TrainerCallback):
-    """Seals every checkpoint the Trainer saves, then removes all but the newest `keep`."""
+    """Seals every saved checkpoint, then removes all but the newest `keep`."""
 
     def __init__(self, facts: dict[str, Any], keep: int):
         self._facts, self._keep = facts, keep

@@ -1,4 +1,6 @@
-"""What is actually in effect in a run, read from the model and the rows rather than from the settings; and warnings.
+"""Describe what is actually in effect in a run, and warn about it.
+
+The facts are read from the model and the rows rather than from the settings.
 
 Run + Steps ─in_effect─▶ {"attention": "sdpa; …", …}: the table before the first step, and `in_effect` of the record
             └─warnings─▶ one sentence each

@@ -58,7 +58,10 @@ class PackedFeed:
         return packed_trainer(model, given, collator, self.passes, self.validation)
 
     def positions(self) -> torch.Tensor:
-        """Return the position_ids of typical rows, int[rows, L]; without them a row counts as one conversation."""
+        """Return the position_ids of typical rows, int[rows, L].
+
+        A row without them counts as one conversation.
+        """
         rows = [self.train[row] for row in range(min(64, len(self.train)))]
         length = len(rows[0]["input_ids"])
         return torch.stack([row.get("position_ids", torch.arange(length)) for row in rows])
@@ -111,7 +114,10 @@ Feed = PackedFeed | ConversationFeed
 
 
 def open_feed(corpus: Corpus, config: TrainingConfig) -> Feed:
-    """Read the rows and check every shard's digest. Raises DataError or InputMissing, which name the file."""
+    """Read the rows and check every shard's digest.
+
+    Raises DataError or InputMissing, which name the file.
+    """
     return PackedFeed(corpus, config) if corpus.format_version == PACKED else ConversationFeed(corpus, config)
 
 

@@ -1,4 +1,6 @@
-"""Choose the number of rows per pass by measuring: the largest that fits in memory is often not the fastest.
+"""Choose the number of rows per pass by measuring.
+
+The largest number that fits in memory is often not the fastest.
 
     rows of an optimizer step ─sizes─▶ 1, 2, 4, 8 … ─find_micro_batch─▶ a pass of each, timed ─▶ Choice
                                                      until memory is short, tokens/s fall, or time is up
@@ -38,7 +40,10 @@ Agree = Callable[[list[float]], list[float]]
 
 
 class Memory(Protocol):
-    """Memory of a device. Passes may use `limit` bytes; if `cautious`, none that might need more is tried."""
+    """Memory of a device, of which passes may use `limit` bytes.
+
+    If `cautious`, no pass that might need more is tried.
+    """
 
     limit: float
     cautious: bool
@@ -108,11 +113,12 @@ def find_micro_batch(
     agree: Agree = list,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Choice:
-    """Try sizes from 1 upward; `step(n)` runs a forward and backward pass of n rows to completion.
+    """Try sizes from 1 upward, and choose the fastest.
 
-    Each size runs once to warm up and is then timed twice. `budget` bounds the timed passes in seconds; the first pass
-    is not counted, because it may compile for minutes. All ranks decide by the same figures, the worst of each. Raises
-    PartMissing if one row does not fit into memory.
+    `step(n)` runs a forward and backward pass of n rows to completion. Each size runs once to warm up and is then timed
+    twice. `budget` bounds the timed passes in seconds; the first pass is not counted, because it may compile for
+    minutes. All ranks decide by the same figures, the worst of each. Raises PartMissing if one row does not fit into
+    memory.
     """
     spent = 0.0
     limit = -agree([-memory.limit])[0]
@@ -147,7 +153,10 @@ def choose(trials: Sequence[Trial]) -> int:
 
 
 def _reason_to_stop(trials: Sequence[Trial], size: int, limit: float | None, spent: float, budget: float) -> str | None:
-    """Return why the next size is not tried; None to try it. Time and memory grow at most linearly with the rows."""
+    """Return why the next size is not tried; None to try it.
+
+    Time and memory grow at most linearly with the rows.
+    """
     last, best = trials[-1], max(trial.tokens_per_second for trial in trials)
     if last.tokens_per_second < (1 - NEAR) * best:
         return f"tokens/s fall at {last.rows} rows"
@@ -162,7 +171,10 @@ def _reason_to_stop(trials: Sequence[Trial], size: int, limit: float | None, spe
 def _time(
     step: Callable[[int], None], size: int, budget: float, clock: Callable[[], float], memory: Memory
 ) -> tuple[list[float], bool]:
-    """Time one or two passes after one to warm up. Returns the seconds, and whether they fit into memory."""
+    """Time one or two passes after one to warm up.
+
+    Returns the seconds, and whether the passes fit into memory.
+    """
     times: list[float] = []
     memory.reset()
     while len(times) < 3 and sum(times[1:]) <= budget * (len(times) > 1):
@@ -181,10 +193,11 @@ def _time(
 def micro_batch(
     model: Any, dataset: Any, collator: Any, config: TrainingConfig, rows_per_step: int, ranks: int, bf16: bool
 ) -> Choice:
-    """Choose the micro-batch of a model with an adapter: measured on the first rows of the dataset, or as configured.
+    """Choose the micro-batch of a model with an adapter.
 
-    `rows_per_step` is the number of one rank. Measuring does not affect training: gradients are cleared, and the state
-    of the random number generators is restored. Raises PartMissing if one row does not fit into memory.
+    It is measured on the first rows of the dataset, unless the config sets it. `rows_per_step` is the number of one
+    rank. Measuring does not affect training: gradients are cleared, and the state of the random number generators is
+    restored. Raises PartMissing if one row does not fit into memory.
     """
     length = len(dataset[0]["input_ids"])
     device = model.device

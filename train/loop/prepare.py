@@ -1,4 +1,4 @@
-"""Prepare a run: everything that is opened, checked, or measured before its first step.
+"""Open, check, and measure everything that a run needs before its first step.
 
     corpus + settings ─feed─▶ rows, collator ─▶ model with adapter ─▶ attention, options, micro-batch: measured
       ─▶ isolation, proven ─▶ Run
@@ -67,7 +67,10 @@ class Run:
 def prepare(
     corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, device: Device, state: PartialState
 ) -> Run:
-    """Open the corpus and the model, measure what the config leaves open, and prove isolation. Raises PackError."""
+    """Open corpus and model, measure what the config leaves open, prove isolation.
+
+    Raises PackError.
+    """
     main = state.is_main_process
     with together():
         check_reporting(config)
@@ -134,7 +137,10 @@ def _choose(
     state: PartialState,
     autocast: Any,
 ) -> Choices:
-    """Choose attention, options, and micro-batch: as an earlier start on this machine did, or measured now."""
+    """Choose attention, options, and micro-batch.
+
+    They are measured, unless an earlier start on this machine did so.
+    """
     place = (state.device.type, device.precision, state.num_processes)
     known = before if before and (before.device, before.precision, before.ranks) == place else None
     with autocast():
@@ -162,7 +168,10 @@ def _choose(
 
 
 def _choose_attention(model: Any, feed: Feed, attention: str, seed: int) -> tuple[str, list[str]]:
-    """Make the model use an attention backend; `auto` measures all. Returns its name and a table of what was measured."""
+    """Make the model use an attention backend; `auto` measures all.
+
+    Returns its name, and a table of the measurements.
+    """
     if attention == "auto":
         if not feed.isolated:
             return "sdpa", []
@@ -177,7 +186,10 @@ def _choose_attention(model: Any, feed: Feed, attention: str, seed: int) -> tupl
 
 
 def _check_resumed(checkpoint: Path | None, before: Choices | None, now: Choices) -> list[str]:
-    """Return warnings if a run is resumed on another machine. Raises UsageError if it would see other rows."""
+    """Return warnings if a run is resumed on another machine.
+
+    Raises UsageError if it would see other rows.
+    """
     if checkpoint is None or before is None:
         return []
     if before.rows_per_step != now.rows_per_step:

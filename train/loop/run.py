@@ -33,7 +33,10 @@ from train.model import flops
 
 
 def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, guard: SignalGuard) -> None:
-    """Train, and write everything to `folder`. Raises PackError if the run is refused, Interrupted on a signal."""
+    """Train, and write everything to `folder`.
+
+    Raises PackError if the run is refused, Interrupted on a signal.
+    """
     interruption = Interruption(guard)
     _silence_libraries()
     device = devices.resolve(config)
@@ -69,7 +72,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
 
 
 def _silence_libraries() -> None:
-    """Silence the libraries' own messages; everything that matters to the user is reported by us."""
+    """Silence the libraries; what matters to the user is reported by us."""
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it logs every attempt to reach a network
@@ -78,7 +81,7 @@ def _silence_libraries() -> None:
 
 
 def _trainer(run: Run, *callbacks: Any) -> Any:
-    """Build the Trainer of the corpus's format, with our callbacks and without its own output."""
+    """Build the Trainer for the corpus's format, with our output only."""
     choices, device = run.choices, run.device
     given = arguments(
         run.config, str(run.folder.path), choices.micro_batch, choices.accumulation, device.kind, device.bf16

@@ -32,7 +32,7 @@ COMPLETE = "complete.json"
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """The machine of a run, and what its first start measured there; `tokens_per_second` is that of one rank."""
+    """The machine of a run, and what its first start measured there."""
 
     device: str
     precision: str
@@ -40,7 +40,7 @@ class Choices:
     attention: str
     micro_batch: int  # rows per forward pass
     accumulation: int  # passes per optimizer step
-    tokens_per_second: float
+    tokens_per_second: float  # of one rank
     table: list[str]  # the measurements, for display
     notes: list[str]
 
@@ -67,7 +67,7 @@ class RunFolder:
         self._run = self.path / "run.json"
 
     def check(self) -> None:
-        """Refuse a folder that holds another run or other files. Raises DataError or UsageError."""
+        """Raise DataError or UsageError if the folder belongs to anything else."""
         if not self._run.exists():
             # A run that was killed while it wrote run.json leaves a partial file.
             partial = f".{self._run.name}."
@@ -96,7 +96,10 @@ class RunFolder:
             )
 
     def claim(self) -> None:
-        """Lock the folder for the lifetime of this process. Raises Busy if another process trains in it."""
+        """Lock the folder for the lifetime of this process.
+
+        Raises Busy if another process trains in it.
+        """
         if not lock(self.path / LOCK):
             raise Busy("busy", f"{self.path}: another run is using this folder; wait until it ends, then retry")
 
@@ -105,7 +108,7 @@ class RunFolder:
         return Choices(**read_json(self._run)["choices"]) if self._run.exists() else None
 
     def steps_done(self) -> int:
-        """Return the number of optimizer steps that a resumed run skips; 0 at the first start."""
+        """Return the optimizer steps that a resumed run skips; 0 at the first start."""
         complete = [path for path in checkpoints_of(self.path) if (path / COMPLETE).exists()]
         return step_of(complete[-1]) if complete else 0
 
@@ -126,7 +129,10 @@ def step_of(checkpoint: Path) -> int:
 
 
 def _model_digest(base_model: str | None) -> str | None:
-    """Identify a local model: small files by content, weights by name and size (reading them takes minutes)."""
+    """Identify a local model by its small files, and by name and size of weights.
+
+    Reading the weights would take minutes.
+    """
     if base_model is None or not Path(base_model).is_dir():
         return base_model
     digest = hashlib.sha256()

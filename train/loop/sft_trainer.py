@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer for tokenized conversations, measured like the Trainer for packed rows.
+"""TRL's SFTTrainer for tokenized conversations, with measurements.
 
 Imported only for format 2.0, because TRL takes seconds to load.
 """

@@ -1,4 +1,4 @@
-"""The Trainer with measurements: how each optimizer step spends its time, and an exact loss on the validation split.
+"""The Trainer, with measurements of each step and an exact validation loss.
 
     rows ─Trainer─▶ steps ─log─▶ loss, tokens/s, share of time spent waiting for data, memory, MFU
 
@@ -25,7 +25,7 @@ from train.data.dataset import Passes
 def arguments(
     config: TrainingConfig, output: str, micro_batch: int, accumulation: int, device: str, bf16: bool
 ) -> dict[str, Any]:
-    """Return the arguments of TrainingArguments and of TRL's SFTConfig, which extends it."""
+    """Return the arguments of TrainingArguments, which SFTConfig extends."""
     return {
         "output_dir": output,
         "per_device_train_batch_size": micro_batch,
@@ -60,7 +60,7 @@ def arguments(
 
 
 class Measured:
-    """Mixin for transformers' or TRL's Trainer that adds measurements to the log of each step.
+    """Mixin for a Trainer that adds measurements to the log of each step.
 
     `tokens_per_row` is the mean number of tokens of a packed row without padding, `flops` the useful work per token,
     and `peak` the FLOP/s of the devices of all ranks (None if unknown; then there is no MFU).
@@ -125,7 +125,10 @@ class Measured:
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Compute the mean loss of the split's trained tokens; each row counts once on any number of ranks."""
+        """Compute the mean loss of the split's trained tokens.
+
+        Each row counts once, on any number of ranks.
+        """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
         self.model.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
@@ -166,7 +169,10 @@ def one_gpu(args: TrainingArguments) -> TrainingArguments:
 
 
 class NextPacking(TrainerCallback):
-    """Switches to the next packing at the start of each epoch. accelerate does so on one rank, but not on several."""
+    """Switches to the next packing at the start of each epoch.
+
+    accelerate does so on one rank, but not on several.
+    """
 
     def __init__(self, rows: Passes):
         self._rows = rows
@@ -204,7 +210,7 @@ class _Timed:
 
 
 def peak_memory(device: Any) -> int:
-    """Bytes: the most that this process held on the GPU, or in memory where it trains on the CPU."""
+    """Return the peak memory of this process in bytes, on the GPU or the CPU."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,4 +1,4 @@
-"""Detect what the machine offers, as plain values, and decide which of it a run uses.
+"""Detect what the machine offers, and decide which of it a run uses.
 
     torch, bitsandbytes, /dev, /proc ─gpus, unused_gpu, no_bf16_reason, no_nf4_reason, …─▶ facts
     facts + TrainingConfig ─resolve─▶ Device(kind, precision, name)     what is actually in effect
@@ -76,9 +76,10 @@ def resolve(config: TrainingConfig) -> Device:
 
 
 def ranks(config: TrainingConfig) -> int:
-    """Return the number of processes: one per GPU; on a CPU one, or the value of `gpus`. CUDA is not initialized.
+    """Return the number of processes, without initializing CUDA.
 
-    Raises PartMissing as `resolve` does, and if `gpus` is more than torch can see.
+    One per GPU; on a CPU one, or the value of `gpus`. Raises PartMissing as `resolve` does, and if `gpus` is more than
+    torch can see.
     """
     if _kind(config) == "cpu":
         return 1 if config.gpus == "auto" else config.gpus
@@ -143,7 +144,10 @@ def _kind(config: TrainingConfig) -> Literal["cuda", "cpu"]:
 
 
 def _own_gpu() -> int:
-    """Return the index of this process's GPU; a launcher may also show each process a single one."""
+    """Return the index of this process's GPU.
+
+    A launcher may also show each process a single one.
+    """
     return int(os.environ.get("LOCAL_RANK", "0")) % gpu_count()
 
 
@@ -168,7 +172,7 @@ def gpus() -> list[Gpu]:
 
 
 def gpu_sign() -> str | None:
-    """Return evidence that an NVIDIA GPU is present, whether torch can use it or not; None without any."""
+    """Return evidence of an NVIDIA GPU, whether torch can use it or not."""
     if Path("/dev/nvidia0").exists():
         return "/dev/nvidia0"
     # The folder exists even when the driver is loaded without a GPU; in a container it is the host's.
@@ -205,7 +209,7 @@ def no_gpu_reason() -> str:
 
 
 def no_bf16_reason() -> str | None:
-    """Return why the GPUs that torch uses cannot compute in bf16; None if all of them can."""
+    """Return why torch's GPUs cannot compute in bf16; None if all of them can."""
     for gpu in gpus():
         # Turing and older emulate bf16, several times slower than fp32. 8.0 is Ampere; AMD reports 9 or more.
         if gpu.capability < (8, 0):
@@ -215,7 +219,10 @@ def no_bf16_reason() -> str | None:
 
 
 def no_nf4_reason(kind: str) -> str | None:
-    """Return why bitsandbytes cannot quantize on a device, and how to fix it; None if a small test product is right."""
+    """Return why bitsandbytes fails on a device, and how to fix it.
+
+    None if it computes a small product correctly.
+    """
     # bitsandbytes logs an error of twenty lines if its library cannot be loaded.
     import logging
 
@@ -285,9 +292,9 @@ def is_wsl() -> bool:
 
 
 def free_memory() -> int:
-    """Return the bytes of memory available without swapping: the machine's, or what a container's limit leaves.
+    """Return the bytes of memory available without swapping.
 
-    If the system does not report them (macOS), half of the total memory.
+    Respects the limit of a container. If the system does not report them (macOS), half of the total memory.
     """
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
@@ -312,7 +319,7 @@ def free_disk(path: Path) -> int:
 
 
 def compiler() -> str | None:
-    """Return the path of the C++ compiler that torch.compile would use; None without one."""
+    """Return the C++ compiler that torch.compile would use; None without one."""
     return next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
 
 

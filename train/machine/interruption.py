@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM during training: all ranks stop after the same step, with one complete checkpoint.
+"""Stop all ranks after the same step on Ctrl-C or SIGTERM, with a checkpoint.
 
     signal ─▶ a flag ─on_step_end─▶ the highest flag of all ranks ─▶ save, stop ─▶ exit code 75
 
@@ -23,7 +23,10 @@ from train.machine.signals import NUMBERS, SignalGuard, is_rank
 
 
 class Interruption(TrainerCallback):
-    """Handles SIGTERM and SIGINT once it is constructed; `stopped` is True if one ended the run."""
+    """Handles SIGTERM and SIGINT from its construction on.
+
+    `stopped` is True if one of them ended the run.
+    """
 
     def __init__(self, guard: SignalGuard) -> None:
         self.stopped = False

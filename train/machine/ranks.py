@@ -22,9 +22,10 @@ Result = TypeVar("Result")
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Stop all ranks if one fails in this block, in which no rank may wait for another.
+    """Stop all ranks if one fails in this block.
 
-    Raises the PackError of this rank, or one without a message if another rank failed first and reports for all.
+    Within the block, no rank may wait for another. Raises the PackError of this rank, or one without a message if
+    another rank failed first and reports for all.
     """
     failed: PackError | None = None
     try:
@@ -48,7 +49,10 @@ def together() -> Iterator[None]:
 
 
 def main_first(main: bool, work: Callable[[], Result]) -> Result:
-    """Run `work` on the first rank, then on the others, which see what the first built, fetched, or removed."""
+    """Run `work` on the first rank, then on the others.
+
+    They find what the first has built, downloaded, or removed.
+    """
     for turn in (True, False):
         with together():
             if main == turn:
@@ -57,7 +61,10 @@ def main_first(main: bool, work: Callable[[], Result]) -> Result:
 
 
 def leave(together: bool) -> None:
-    """End the process group; `together` if all ranks get here. A rank that exits with it open may be aborted."""
+    """End the process group; `together` if all ranks get here.
+
+    A rank that exits while it is open may be aborted.
+    """
     if torch.distributed.is_initialized():
         if together:
             torch.distributed.barrier()

@@ -1,4 +1,6 @@
-"""Ctrl-C and SIGTERM outside the training steps: there is nothing to save, so the process ends at once with one line.
+"""End the process at once on Ctrl-C or SIGTERM outside the training steps.
+
+There is nothing to save then, so one line and the exit code are enough.
 
     python -m train ─install─▶ libraries, model, proof ─▶ steps (Interruption) ─▶ results ─leave─▶ exit
 
@@ -21,7 +23,7 @@ NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
 
 class SignalGuard:
-    """Ends the process on a signal; after `leave`, with the exit code that was passed to it."""
+    """Ends the process on a signal; after `leave`, with the code passed to it."""
 
     def __init__(self) -> None:
         self._exit_code: int | None = None  # set once the result has been reported
@@ -52,11 +54,17 @@ class SignalGuard:
 
 
 def _ignore() -> None:
-    """Ignore signals while Python exits: that takes torch a while, with the system's default handlers."""
+    """Ignore signals while Python exits, which takes torch a while.
+
+    Python has restored the system's default handlers by then.
+    """
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def is_rank() -> bool:
-    """Return whether this is one of several processes; their launcher then reports the interruption."""
+    """Return whether this is one of several processes.
+
+    If so, their launcher reports the interruption.
+    """
     return "TORCHELASTIC_RUN_ID" in os.environ

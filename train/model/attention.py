@@ -1,4 +1,4 @@
-"""Attention backends that keep the conversations of a row apart, and the batches they need.
+"""Attention backends that keep conversations apart, and their batches.
 
     rows of PackedDataset ─Collator(backend)─▶ input_ids, labels, position_ids      [B, L]
                                                + cu_seq_lens_q, cu_seq_lens_k       [n + 1] if the backend needs them
@@ -48,7 +48,10 @@ PACKAGES = {
 
 
 def unavailable_reason(backend: str, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> str | None:
-    """Return why a backend cannot train on a device in a precision; None if it can, as far as known before trying."""
+    """Return why a backend cannot train on a device in a precision.
+
+    None if it can, as far as that is known without trying.
+    """
     if backend in ("sdpa", "eager"):
         return None
     if device.type != "cuda":
@@ -90,9 +93,10 @@ def use_attention(model: Any, backend: str) -> None:
 
 
 def segments(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Return the bounds of a batch's segments as one sequence, int32[n + 1], and the length of the longest.
+    """Return the bounds of a batch's segments, and the length of the longest.
 
-    `position_ids` is int[B, L]; a segment starts wherever they are 0, and with every row.
+    The bounds are int32[n + 1], for the batch as one sequence. `position_ids` is int[B, L]; a segment starts wherever
+    they are 0, and with every row.
     """
     is_start = position_ids == 0
     is_start[:, 0] = True
@@ -103,7 +107,7 @@ def segments(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
 
 @dataclass(frozen=True, slots=True)
 class Collator:
-    """transformers' `default_data_collator`, plus the bounds of the segments if the backend needs them.
+    """transformers' `default_data_collator`, plus segment bounds if needed.
 
     The bounds are valid only for the unchanged batch: accelerate must not split or join batches. It does neither for a
     dataset with a length, of which every rank reads its own batches; torch's DataParallel would.
@@ -143,10 +147,10 @@ def varlen_forward(
     sliding_window: int | None = None,
     **inputs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute causal attention within the segments of a batch: [B, H, L, D] → [B, L, H, D], as transformers calls it.
+    """Compute causal attention within the segments of a batch.
 
-    `key` and `value` may have fewer heads. `inputs` contains what the Collator adds. Raises PartMissing if the model
-    needs a feature that torch's kernel lacks.
+    The interface is that of transformers: [B, H, L, D] → [B, L, H, D]. `key` and `value` may have fewer heads. `inputs`
+    contains what the Collator adds. Raises PartMissing if the model needs a feature that torch's kernel lacks.
     """
     missing = [name for name in ("softcap", "s_aux", "position_bias") if inputs.get(name) is not None]
     missing += ["dropout"] * (dropout > 0) + ["attention_mask"] * (attention_mask is not None)

@@ -34,9 +34,10 @@ POSITIONS = 4096
 
 
 def small_llama(vocab_size: int, sequence_length: int) -> LlamaConfig:
-    """Return the config of a Llama of about 23M parameters, as wide as 2 layers and the tied embeddings allow.
+    """Return the config of a Llama of about 23M parameters.
 
-    Within 10 % for vocabularies from 300 to 150,000. From about 180,000 the embeddings alone are that large.
+    It is as wide as 2 layers and the tied embeddings allow. Within 10 % for vocabularies from 300 to 150,000. From
+    about 180,000 the embeddings alone are that large.
     """
     fits = [h for h in range(128, 1024, 64) if vocab_size * h + LAYERS * 16 * h * h <= PARAMETERS]
     hidden = max(fits, default=128)
@@ -66,9 +67,10 @@ def small_llama(vocab_size: int, sequence_length: int) -> LlamaConfig:
 
 
 def build_small_llama(vocab_size: int, sequence_length: int, seed: int, folder: Path) -> Path:
-    """Write the small Llama to `folder`/llama-23m-<digest of its config and seed>, unless it exists.
+    """Write the small Llama to `folder`/llama-23m-<digest>, unless it exists.
 
-    config.json is written last and marks it as complete. Equal arguments yield equal bytes.
+    The digest is that of its config and seed. config.json is written last and marks it as complete. Equal arguments
+    yield equal bytes.
     """
     config = small_llama(vocab_size, sequence_length)
     described = orjson.dumps([orjson.loads(config.to_json_string()), seed], option=orjson.OPT_SORT_KEYS)
@@ -87,9 +89,10 @@ def build_small_llama(vocab_size: int, sequence_length: int, seed: int, folder: 
 
 
 def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, folder: Path) -> Path | str:
-    """Return the base model's folder, or its Hugging Face name. Without one in the config, it is built in `folder`.
+    """Return the base model's folder, or its Hugging Face name.
 
-    Raises InputMissing if the path does not exist, DataError if it contains no model.
+    Without one in the config, it is built in `folder`. Raises InputMissing if the path does not exist, DataError if it
+    contains no model.
     """
     named = config.base_model
     if named is None:
@@ -114,7 +117,10 @@ def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, fo
 
 
 def read_config(base: Path | str) -> Any:
-    """Read the text config of a model. Raises DataError or InputMissing, which name the model."""
+    """Read the text config of a model.
+
+    Raises DataError or InputMissing, which name the model.
+    """
     try:
         found = AutoConfig.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -150,7 +156,10 @@ def positions(config: Any) -> int | None:
 
 
 def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int) -> None:
-    """Raise DataError if an id of the rows exceeds the vocabulary, or a row is longer than the model's positions."""
+    """Raise DataError if the rows do not fit the model.
+
+    Ids must be below the vocabulary size, and rows no longer than the model's positions.
+    """
     if max_id >= config.vocab_size:
         raise DataError(
             "ids_beyond_model",
@@ -167,10 +176,10 @@ def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int
 
 
 def check_tokenizer(manifest: Manifest, config: TrainingConfig, base: Path | str) -> str:
-    """Check that the model will be used with the tokenizer that made the rows. Returns a note for the user.
+    """Check that the model will be used with the tokenizer that made the rows.
 
-    It is the config's `tokenizer`, or else the base model's own. Raises DataError if the digests differ, InputMissing or
-    UsageError if `tokenizer` does not exist.
+    Returns a note for the user. It is the config's `tokenizer`, or else the base model's own. Raises DataError if the
+    digests differ, InputMissing or UsageError if `tokenizer` does not exist.
     """
     wanted, kind = manifest.tokenizer.sha256, manifest.tokenizer.kind
     place = config.tokenizer or base
@@ -189,7 +198,7 @@ def check_tokenizer(manifest: Manifest, config: TrainingConfig, base: Path | str
 
 
 def _of_hub(name: str) -> Path:
-    """Download the tokenizer's files of a model on the Hub to a folder. Raises InputMissing."""
+    """Download the tokenizer of a model on the Hub. Raises InputMissing."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -203,9 +212,10 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def _tokenizers(path: Path, kind: str) -> list[TokenizerFiles]:
-    """Return the sets of files at `path` that a corpus may have used: the main file alone, or the folder.
+    """Return the sets of files at `path` that a corpus may have used.
 
-    A folder often contains both kinds of tokenizer; each counts with its own files.
+    They are the main file alone, or the folder. A folder often contains both kinds of tokenizer; each counts with its
+    own files.
     """
     files = find_tokenizer(path)
     suffix = ".model" if kind == "sentencepiece" else ".json"

@@ -1,4 +1,4 @@
-"""The work per token and the peak of a GPU: together, the model FLOPs utilization (MFU).
+"""Count the FLOP of a token and the FLOP/s of a GPU, which give the MFU.
 
     model, position_ids ─flops_per_token─▶ FLOP        name of the GPU ─peak_flops─▶ FLOP/s
 
@@ -47,7 +47,10 @@ PEAK = {
 
 
 def parameters(model: Any) -> tuple[int, int]:
-    """Count (all, trainable) parameters, both including the adapter. NF4 packs two into a byte; both are counted."""
+    """Count (all, trainable) parameters, both including the adapter.
+
+    NF4 packs two parameters into a byte; both are counted.
+    """
     # Tied weights are yielded once.
     counts = [(_count(weights), weights.requires_grad) for weights in model.parameters()]
     return sum(count for count, _ in counts), sum(count for count, trainable in counts if trainable)
@@ -59,7 +62,10 @@ def _count(weights: Any) -> int:
 
 
 def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
-    """Return the useful FLOP per token of a training step; `position_ids`, int[rows, L], belong to typical rows."""
+    """Return the useful FLOP per token of a training step.
+
+    `position_ids`, int[rows, L], belong to typical rows.
+    """
     config = model.config.get_text_config()
     total, adapter = parameters(model)
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()

@@ -1,4 +1,6 @@
-"""Prove before training that conversations in a row do not see each other; find the fastest backend that passes.
+"""Prove before training that conversations in a row do not see each other.
+
+`fastest` chooses the fastest attention backend that passes.
 
     dataset ─choose_rows─▶ rows with two or more conversations ─collator─▶ batch, as in training
     model(batch) ──────────────────────────────────────▶ logits ┐
@@ -36,7 +38,10 @@ FAILURES = (ImportError, NotImplementedError, RuntimeError, ValueError)
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The result of the check. Differences are the largest absolute ones between logits; they may be NaN."""
+    """The result of the check.
+
+    Differences are the largest absolute ones between logits; they may be NaN.
+    """
 
     rows: int
     conversations: int  # after the first of their row: their logits must not move
@@ -50,7 +55,10 @@ class Isolation:
 
     @property
     def sees(self) -> bool:
-        """Return whether a change has an effect far above the noise; otherwise the check proves nothing."""
+        """Return whether a change has an effect far above the noise.
+
+        Otherwise the check proves nothing.
+        """
         return self.first_moved > 10 * self.noise
 
     def __str__(self) -> str:
@@ -67,9 +75,10 @@ def count_conversations(row: dict[str, Any]) -> int:
 
 
 def choose_rows(dataset: Any, count: int) -> list[int]:
-    """Return the first `count` rows with two or more conversations, repeated if there are fewer.
+    """Return the first `count` rows with at least two conversations.
 
-    Empty if no row has two: then there is nothing to isolate. `dataset` is like PackedDataset.
+    They are repeated if there are fewer. Empty if no row has two: then there is nothing to isolate. `dataset` is like
+    PackedDataset.
     """
     found: list[int] = []
     for number in range(len(dataset)):
@@ -81,12 +90,12 @@ def choose_rows(dataset: Any, count: int) -> list[int]:
 
 
 def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, Any]], *, seed: int) -> Isolation:
-    """Replace the first conversation of every row, and measure whether the logits of the later ones move.
+    """Replace the first conversation of every row; measure the effect on others.
 
-    `batch` is the model's input in training (without its `labels`), built from `rows`. The starts of conversations are
-    read from the rows, so a batch that lost its positions is detected. The model runs as in training: same mode,
-    dropout (with the same random numbers in every pass), cache setting, and keywords. Call it inside the autocast
-    context of training, if there is one.
+    The effect is how far their logits move. `batch` is the model's input in training (without its `labels`), built from
+    `rows`. The starts of conversations are read from the rows, so a batch that lost its positions is detected. The
+    model runs as in training: same mode, dropout (with the same random numbers in every pass), cache setting, and
+    keywords. Call it inside the autocast context of training, if there is one.
 
     The model's whole forward runs, with logits only for the last token. The last hidden states, [B, L, hidden], are
     captured where the decoder returns them, and pass through the model's own head in slices of at most LOGITS logits:
@@ -128,7 +137,10 @@ def _hidden(model: Any, batch: dict[str, Any], seed: int) -> torch.Tensor:
 
 
 def _moved(model: Any, one: torch.Tensor, other: torch.Tensor, where: torch.Tensor) -> float:
-    """Return the largest difference between the logits of two passes where `where`, bool[B, L]; may be NaN."""
+    """Return the largest difference between the logits of two passes.
+
+    Only tokens in `where`, bool[B, L], are compared. The result may be NaN.
+    """
     head = model.get_output_embeddings()
     step = max(1, LOGITS // model.get_input_embeddings().num_embeddings)
     pairs = zip(one[where].split(step), other[where].split(step), strict=True)
@@ -140,9 +152,10 @@ def _moved(model: Any, one: torch.Tensor, other: torch.Tensor, where: torch.Tens
 def require_isolation(
     model: Any, dataset: Any, collator: Any, count: int, *, attention: str, seed: int
 ) -> Isolation | None:
-    """Check the isolation of at least ROWS real rows, in batches of `count`; None if no row has two conversations.
+    """Check the isolation of at least ROWS real rows, in batches of `count`.
 
-    Raises DataError if conversations see each other or the check is blind, PartMissing if the backend does not run.
+    Returns None if no row has two conversations. Raises DataError if conversations see each other or the check is
+    blind, PartMissing if the backend does not run.
     """
     rows = [dataset[number] for number in choose_rows(dataset, count * math.ceil(ROWS / count))]
     if not rows:
@@ -207,7 +220,7 @@ class Trial:
 
 
 def fastest(model: Any, dataset: Any, count: int, *, seed: int, passes: int = 3) -> tuple[str, list[Trial]]:
-    """Return the fastest backend (tokens/s) that passes the check, and the trials of all backends.
+    """Return the fastest backend that passes the check, and all trials.
 
     Each backend runs the same `count` rows: one pass to warm up, then the median of `passes`. The model keeps the
     returned backend, without gradients; the state of the random number generators is restored. With several ranks the
@@ -237,7 +250,7 @@ def _try(model: Any, dataset: Any, count: int, backend: str, seed: int, passes: 
 def try_backend(
     model: Any, dataset: Any, count: int, backend: str, *, seed: int, isolated: bool = True, passes: int = 1
 ) -> Trial:
-    """Use a backend, check the isolation of `count` rows, and run forward and backward passes.
+    """Use a backend, check the isolation of `count` rows, and time passes.
 
     Raises DataError if conversations see each other, PartMissing if the backend does not run here.
     """

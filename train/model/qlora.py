@@ -1,4 +1,4 @@
-"""The trained model: a frozen base in 4 bits, a LoRA adapter in fp32, and two options that are tested first.
+"""Build the trained model: a frozen base in 4 bits, a LoRA adapter in fp32.
 
     base model ─load_model─▶ NF4, double quantization ─add_adapter─▶ LoRA on its linear layers
                                                                       └─check─▶ both actually in effect, or an error
@@ -45,7 +45,7 @@ CHUNK = 512
 def load_model(
     base: Path | str, config: TrainingConfig, device: torch.device | str, bf16: bool, attention: str = "sdpa"
 ) -> Any:
-    """Load the base model on `device`, frozen, with a new adapter, ready for training: a PeftModel.
+    """Load the base model on `device`, frozen, with a new adapter: a PeftModel.
 
     Weights that are not quantized, and the computations of NF4, are bf16 or fp32; the adapter is fp32 and starts from
     `config.seed`. Raises DataError or InputMissing if the model cannot be read or does not fit the settings,
@@ -97,7 +97,7 @@ def load_model(
 
 
 def add_adapter(model: Any, config: TrainingConfig) -> Any:
-    """Freeze a model and add a LoRA adapter, whose weights depend only on `config.seed`."""
+    """Freeze a model and add a LoRA adapter, initialized from `config.seed`."""
     targets: Any = "all-linear"  # excludes the head
     if config.lora_targets == "attention":
         names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
@@ -141,7 +141,7 @@ def check(model: Any, config: TrainingConfig) -> None:
 
 
 def keep_random(device: torch.device) -> Any:
-    """Return a context that restores torch's random number generators of the CPU and of `device`."""
+    """Return a context that restores the random state of CPU and `device`."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
@@ -158,7 +158,7 @@ Undo = Callable[[], None]
 
 
 def apply_options(model: Any, config: TrainingConfig, batch: dict[str, torch.Tensor], bf16: bool) -> list[str]:
-    """Turn on `compile` and `fused_loss` if the config sets them and a step with them gives the same result.
+    """Turn on `compile` and `fused_loss` if configured and equivalent.
 
     Loss and gradient norm of the adapter on `batch`, real rows on the model's device, must stay within 1e-4 (fp32) or
     1e-2 (bf16). An option that differs or fails is undone. Returns a note for the user on each requested option.
@@ -186,9 +186,9 @@ def apply_options(model: Any, config: TrainingConfig, batch: dict[str, torch.Ten
 
 
 def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], bf16: bool) -> tuple[float, float]:
-    """Return the mean loss of the trained tokens and the gradient norm of one step, then clear the gradient.
+    """Return the mean loss of the trained tokens and the gradient norm of one step.
 
-    Dropout is off, because compiled code draws other random numbers.
+    Clears the gradient afterwards. Dropout is off, because compiled code draws other random numbers.
     """
     dropouts = [(module, module.p) for module in model.modules() if isinstance(module, torch.nn.Dropout)]
     for module, _ in dropouts:
@@ -224,9 +224,10 @@ def _adapter_with_gradients(model: Any, seed: int) -> Iterator[None]:
 
 
 def compile_layers(model: Any) -> Undo:
-    """Compile each decoder layer in place: all share one graph per batch size, and weights keep their names.
+    """Compile each decoder layer in place.
 
-    Activation checkpointing is part of transformers' layers, so it is compiled with them.
+    All layers share one graph per batch size, and weights keep their names. Activation checkpointing is part of
+    transformers' layers, so it is compiled with them.
     """
     layers = model.get_decoder().layers
     for layer in layers:
@@ -240,10 +241,11 @@ def compile_layers(model: Any) -> Undo:
 
 
 def fuse_loss(model: Any) -> Undo:
-    """Make a causal language model compute its loss from the hidden states in chunks, without all logits in memory.
+    """Make a causal language model compute its loss without all logits in memory.
 
-    A pass with labels then returns the loss but no logits; one without labels is unchanged. With `num_items_in_batch`
-    the loss is the sum over the trained tokens divided by it, as the Trainer's accumulation requires.
+    The loss is computed from the hidden states in chunks. A pass with labels then returns the loss but no logits; one
+    without labels is unchanged. With `num_items_in_batch` the loss is the sum over the trained tokens divided by it, as
+    the Trainer's accumulation requires.
     """
     causal = model.get_base_model()
     plain = causal.forward
