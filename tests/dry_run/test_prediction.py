@@ -346,7 +346,7 @@ def test_a_run_that_will_fail_is_an_exit_code(tmp_path: Path) -> None:
     assert failing.returncode == 65
     said = " ".join(failing.stdout.split())  # it may be wrapped
     assert "1.96 % of the conversations are rejected, max_rejects allows 0.00 %: the run will fail; " in said
-    assert "named under Rejects; max_rejects: 0.0197 would let them pass" in said
+    assert "named under Rejects; set max_rejects: 0.0197 to accept this" in said
     write_project(tmp_path, records, max_rejects=0.1)
     assert command(tmp_path, tool, "check", "corpus.yaml").returncode == 0
     twice = command(tmp_path, tool, "check", "corpus.yaml", "--config", str(config))
