@@ -381,7 +381,7 @@ def test_tokens_of_rejected_conversations_are_told(folder: Path) -> None:
     (folder / "long.jsonl").write_bytes(long + b"\n")
     set_config(folder, sources="[chats.jsonl, long.jsonl]", max_rejects=0.5)
     done = luigi(folder, "--config", "corpus.yaml")
-    assert "of all tokens were of conversations that were rejected" in done.stderr, done.stderr
+    assert "of all tokens were in conversations that were rejected" in done.stderr, done.stderr
     tokens = orjson.loads((folder / done.stdout.split()[-1]).read_bytes())["ledger"]["tokens"]
     assert tokens["rejected"] > 400
     shown = command(folder, str(BIN / "packcorpus"), "inspect")
