@@ -18,8 +18,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from tasks import recipe as recipe_module
 from tasks.core.errors import DataError, InputMissing, PackError
 from tasks.corpus.manifest_builder import build_manifest, publish
-from tasks.corpus.publish import is_published
-from tasks.storage import manifest as manifest_module
+from tasks.stages import Publish
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import sha256_of, to_json
 from tasks.storage.keys import VERSIONS
@@ -252,7 +251,9 @@ def test_folders_that_a_killed_run_made_are_synced_before_the_manifest_is_publis
     folder = root / manifest.corpus
     synced: list[tuple[Path, bool]] = []
     path.unlink()
-    monkeypatch.setattr(manifest_module, "sync_folder", lambda folder: synced.append((folder, path.exists())))
+    monkeypatch.setattr(
+        "tasks.corpus.manifest_builder.sync_folder", lambda folder: synced.append((folder, path.exists()))
+    )
     publish(manifest, folder, path)
     assert synced == [(above, False) for above in (folder.parent, folder.parent.parent, root)]
     assert path.read_bytes() == (folder / "manifest.json").read_bytes()
@@ -316,24 +317,24 @@ def test_is_published(copied: Corpus) -> None:
     root, path = copied
     recipe = make_recipe(root, conversations(40), validation=0.2)
     assert recipe.published == path
-    assert is_published(recipe)
+    assert Publish(recipe).is_done()
     for file in load_manifest(path).listed():
         where = recipe.corpus_folder / file.path
         data = where.read_bytes()
         where.write_bytes(data + b"x")
-        assert not is_published(recipe)
+        assert not Publish(recipe).is_done()
         where.unlink()
-        assert not is_published(recipe)
+        assert not Publish(recipe).is_done()
         where.write_bytes(data)
-    assert is_published(recipe)
+    assert Publish(recipe).is_done()
     for where in (recipe.corpus_folder / "manifest.json", path):
         data = where.read_bytes()
         where.write_bytes(data.replace(b'"seed": 42', b'"seed": 43'))
-        assert not is_published(recipe)
+        assert not Publish(recipe).is_done()
         where.write_bytes(data)
-    assert is_published(recipe)
+    assert Publish(recipe).is_done()
     path.unlink()
-    assert not is_published(recipe)
+    assert not Publish(recipe).is_done()
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
