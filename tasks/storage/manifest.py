@@ -233,7 +233,9 @@ def load_manifest(path: Path) -> Manifest:
         if error.reason != "damaged_artefact":
             raise
         ours = path.name == "manifest.json" or path.absolute().parent.name == "manifests"
-        raise DataError("bad_manifest", f"{error}, and so no manifest{f'; {mend(path)}' if ours else ''}") from None
+        raise DataError(
+            "bad_manifest", f"{error}, and so no manifest{f'; {repair_hint(path)}' if ours else ''}"
+        ) from None
     try:
         manifest = Manifest.model_validate(values)
     except ValidationError as error:
@@ -247,7 +249,8 @@ def load_manifest(path: Path) -> Manifest:
         raise DataError("bad_manifest", f"{path}: is not a packcorpus manifest: {error}") from None
     if not unedited:
         raise DataError(
-            "edited_manifest", f"{path}: was edited or damaged (its content does not match its digest); {mend(path)}"
+            "edited_manifest",
+            f"{path}: was edited or damaged (its content does not match its digest); {repair_hint(path)}",
         )
     for inside in (*(file.path for file in manifest.listed()), manifest.tokenizer.path, manifest.corpus):
         pure = PurePosixPath(inside)
@@ -259,13 +262,14 @@ def load_manifest(path: Path) -> Manifest:
         raise DataError("bad_manifest", f"{path}: is not a packcorpus manifest: config: {error!r}") from None
     if key != manifest.key:
         raise DataError(
-            "edited_manifest", f"{path}: was edited (its key is not that of its settings and sources); {mend(path)}"
+            "edited_manifest",
+            f"{path}: was edited (its key is not that of its settings and sources); {repair_hint(path)}",
         )
     for name, once, again in _said_twice(manifest):
         if once != again:
             raise DataError(
                 "edited_manifest",
-                f"{path}: was edited ({name} is {once} in one place, {again} in another); {mend(path)}",
+                f"{path}: was edited ({name} is {once} in one place, {again} in another); {repair_hint(path)}",
             )
     return manifest
 
@@ -283,9 +287,9 @@ def _said_twice(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
         yield "the tokenizer's digest", tokenizer.digest, tokenizer.sha256
 
 
-def mend(path: Path) -> str:
-    """What to do about a corpus or manifest that is not as it was published."""
-    return f"mend it with: packcorpus repair {shlex.quote(str(path))}"
+def repair_hint(path: Path) -> str:
+    """Name the command that restores a damaged corpus or manifest, as the end of an error message."""
+    return f"run: packcorpus repair {shlex.quote(str(path))}"
 
 
 def check_ledger(ledger: dict[str, Any]) -> None:

@@ -47,7 +47,7 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: pa.Table, tok
 
     ledger, packing = manifest.ledger, manifest.packing_metadata
     check_ledger(ledger.model_dump())
-    with reading(folder / "rejects.jsonl"):
+    with reading(folder / "rejects.jsonl", folder):
         rejects = [orjson.loads(line) for line in (folder / "rejects.jsonl").read_bytes().splitlines()]
         reasons, rejected_by = (Counter(reject[key] for reject in rejects) for key in ("reason", "source"))
     require("rejected", dict(sorted(reasons.items())), ledger.conversations.rejected)

@@ -433,7 +433,7 @@ def test_a_damaged_corpus_is_refused_by_name(made: dict[str, Path], tmp_path: Pa
         flip(file)
     else:
         file.write_bytes(data[:-1] if damage == "cut" else b"\xff" * len(data))
-    with pytest.raises((DataError, InputMissing), match=f"{re.escape(name)}: .*; mend it with: packcorpus repair "):
+    with pytest.raises((DataError, InputMissing), match=f"{re.escape(name)}: .*; run: packcorpus repair "):
         write_report(path, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 

@@ -3,7 +3,6 @@
 x, KEY, manifests/x.json, CORPUS/manifest.json, CORPUS ─load_manifest─▶ key, length, digests ─┐
 a folder of shards alone ─their names, schema metadata────────────────▶ key, length ──────────┤
 every shard ─schema: version, key, length, columns────────────────────────────────────────────┴─▶ Corpus
-Corpus + shard ─read_verified─▶ its bytes, SHA-256 as recorded
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection.manifests import by_name, find_manifest
-from tasks.storage.corpus_folder import check_copies, check_digest, check_listed, corpus_folder, find_listed, reading
+from tasks.storage.corpus_folder import check_copies, check_listed, corpus_folder, find_listed, reading
 from tasks.storage.files import read_json, sha256_of
 from tasks.storage.keys import FORMAT_VERSION
-from tasks.storage.manifest import Manifest, load_manifest, mend
-from tasks.storage.schemas import conversation_schema, row_schema
+from tasks.storage.manifest import Manifest, load_manifest
+from tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
 from tasks.storage.splits import SPLITS
 
 SHARD_NAME = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.arrow")
@@ -68,7 +67,7 @@ def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
     """Find out what was given, by its manifest or by the metadata of its shards, and check every shard's schema.
 
     Raises InputMissing, UsageError, DataError or StorageError, naming the file and what was found in it; also where
-    packed rows have no position_ids, unless `allow_unisolated`. Digests are checked later, by `read_verified`.
+    packed rows have no position_ids, unless `allow_unisolated`. Checksums are checked later, by shards.read_verified.
     """
     path = Path(path)
     inside = path / "manifest.json"
@@ -86,23 +85,6 @@ def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
     elif path.suffix == ".arrow":
         raise UsageError("one_file", f"{path}: is one file of a corpus; name the manifest, or the folder {path.parent}")
     return _from_manifest(path, allow_unisolated)
-
-
-def read_verified(corpus: Corpus, shard: Shard, mapped: bool = False) -> pa.Buffer:
-    """The bytes of a shard, of the size and SHA-256 that are recorded: read once, or a map of the file.
-
-    Raises DataError or InputMissing, naming the file. A map shows what the file becomes later, too.
-    """
-    where = find_listed(corpus.folder, shard.path, shard.bytes)
-    with reading(where):
-        if mapped:
-            with pa.memory_map(str(where)) as file:
-                data = file.read_buffer()
-        else:
-            data = pa.py_buffer(where.read_bytes())
-    if shard.sha256:
-        check_digest(where, hashlib.sha256(data).hexdigest(), shard.sha256, corpus.folder)
-    return data
 
 
 # -- with a manifest -------------------------------------------------------------------------------------------------
@@ -131,25 +113,17 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
     for file in manifest.files:  # 2 % of the bytes of a corpus, and what its ids and labels mean
         check_listed(folder, file)
     splits = {name: [Shard(**shard.model_dump()) for shard in split.shards] for name, split in manifest.splits.items()}
-    schema_of = row_schema if version == PACKED else conversation_schema
-    wanted = schema_of(manifest.sequence_length, manifest.key)
-    lacking = False
+    wanted, lacking = shard_schema(manifest), False
     for shard in (shard for shards in splits.values() for shard in shards):
         where = find_listed(folder, shard.path, shard.bytes)
         # A column's name that is damaged is found when it is asked for: it may be no UTF-8.
-        with reading(where), pa.memory_map(str(where)) as file:
+        with reading(where, folder), pa.memory_map(str(where)) as file:
             schema = pa.ipc.open_stream(file).schema
-            if schema.metadata != wanted.metadata:
-                raise DataError(
-                    "foreign_shard", f"{where}: is not of this corpus (metadata {_said(schema)}); {mend(folder)}"
-                )
-            if version == PACKED and "position_ids" not in schema.names:
+            if version == PACKED and schema.metadata == wanted.metadata and "position_ids" not in schema.names:
                 _check_rows(where, schema, allow_unisolated)
                 lacking = True
-            elif not schema.equals(wanted):
-                raise DataError(
-                    "foreign_shard", f"{where}: is not of this corpus (columns {_columns(schema)}); {mend(folder)}"
-                )
+            else:
+                check_schema(where, schema, wanted, folder)
     return Corpus(
         name=manifest.name,
         folder=folder,
@@ -256,11 +230,11 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
     if version is None or not columns & set(names):
         raise DataError(
             "not_trainable",
-            f"{path}: is neither packed rows ({PACKED}) nor conversations ({WHOLE}): metadata {_said(schema)}, "
-            f"columns {_columns(schema)}; make a corpus with PackCorpus",
+            f"{path}: is neither packed rows ({PACKED}) nor conversations ({WHOLE}): "
+            f"metadata {describe_metadata(schema)}, columns {describe_columns(schema)}; make a corpus with PackCorpus",
         )
     if not length.isdecimal() or not int(length):
-        raise DataError("not_trainable", f"{path}: has no sequence_length: metadata {_said(schema)}")
+        raise DataError("not_trainable", f"{path}: has no sequence_length: metadata {describe_metadata(schema)}")
     if version == PACKED:
         _check_rows(path, schema, allow_unisolated)
     return _Header(version, said.get("manifest_key", ""), int(length), "position_ids" in schema.names), rows
@@ -276,7 +250,7 @@ def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool) -> None:
         if not is_list or not pa.types.is_integer(type_.value_type):
             raise DataError("not_trainable", f"{path}: {name} is {type_}, not a list of integers")
     if missing := [name for name in REQUIRED if name not in schema.names]:
-        raise DataError("not_trainable", f"{path}: has no {', '.join(missing)}; columns {_columns(schema)}")
+        raise DataError("not_trainable", f"{path}: has no {', '.join(missing)}; columns {describe_columns(schema)}")
     if "position_ids" not in schema.names and not allow_unisolated:
         raise DataError(
             "unisolated_rows",
@@ -289,16 +263,3 @@ def _key_of_bytes(folder: Path, splits: dict[str, list[Shard]]) -> str:
     """A key for shards that carry none: a checkpoint is resumed on the same rows, or not at all."""
     digests = [sha256_of(folder / shard.path) for shards in splits.values() for shard in shards]
     return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _said(schema: pa.Schema) -> str:
-    """The metadata of a schema in a line; another tool's values may be long."""
-    pairs = (schema.metadata or {}).items()
-    return (
-        ", ".join(f"{key.decode(errors='replace')}={value[:64].decode(errors='replace')}" for key, value in pairs)
-        or "none"
-    )
-
-
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema) or "none"
