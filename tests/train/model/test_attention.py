@@ -15,7 +15,15 @@ from transformers import default_data_collator
 from tasks.core.errors import PartMissing
 from train.config import Attention
 from train.model import attention
-from train.model.attention import BACKENDS, BY_SEGMENTS, Collator, segments, use_attention, varlen_forward, unavailable_reason
+from train.model.attention import (
+    BACKENDS,
+    BY_SEGMENTS,
+    Collator,
+    segments,
+    unavailable_reason,
+    use_attention,
+    varlen_forward,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
