@@ -78,6 +78,6 @@ def limited_by(giving_all: Sequence[str], left_out: float, packed: float) -> str
     names, many = " and ".join(map(printable, giving_all)), len(giving_all) > 1
     verb = "are used in full and limit" if many else "is used in full and limits"
     return (
-        f"{names} {verb} the others (token_share): {100 * left_out / (left_out + packed):.0f} % of the conversations are "
-        f"left out; lower {'their weights' if many else 'its weight'} to include more"
+        f"{names} {verb} the others (token_share): {100 * left_out / (left_out + packed):.0f} % of the conversations "
+        f"are left out; lower {'their weights' if many else 'its weight'} to include more"
     )

@@ -149,8 +149,8 @@ def _delayed_interrupts() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in received:
-            signal.raise_signal(number)
+        for waiting in received:
+            signal.raise_signal(waiting)
 
 
 def _memory() -> int:

@@ -16,7 +16,7 @@ from tasks.packing.pieces import CHUNK, Accepted, Pieces, pieces_of
 from tasks.packing.placement import Placed
 from tasks.packing.rejects import Rejected
 from tasks.recipe import Recipe
-from tasks.storage.manifest import check_ledger
+from tasks.storage.manifest import Ledger
 from tasks.storage.schemas import DROPS, REJECTED
 from tasks.storage.token_files import TokenColumns
 
@@ -106,14 +106,14 @@ def count_lost(pieces: Pieces, config: Config) -> Lost:
 
 def make_ledger(
     receipts: list[dict[str, Any]], pieces: Pieces, sums: Tally, lost: Lost, rejects: list[Rejected], places: int
-) -> dict[str, Any]:
+) -> Ledger:
     """Build the manifest's ledger. `places` is rows × sequence_length, or 0 without packing.
 
     Raises DataError if it does not balance.
     """
     packed = sums.total("places")
     repeated = packed - sums.total("separators") - (sums.once("places") - sums.once("separators"))
-    ledger = {
+    values = {
         "conversations": {
             "read": sum(receipt["conversations"] for receipt in receipts),
             "packed": int(np.count_nonzero(pieces.accepted.why == 0)),
@@ -135,7 +135,8 @@ def make_ledger(
             "trained": sums.total("trained"),
         },
     }
-    check_ledger(ledger)
+    ledger = Ledger.model_validate(values)
+    ledger.check(places)
     return ledger
 
 

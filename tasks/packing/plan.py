@@ -81,7 +81,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     placed = _write_blocks(folder, pieces, tokens, recipe)
     places = sum(block.rows for block in placed) * config.sequence_length if config.packing else 0
     receipt = {
-        "ledger": make_ledger(receipts, pieces, sums, lost, rejects, places),
+        "ledger": make_ledger(receipts, pieces, sums, lost, rejects, places).model_dump(),
         "packing_metadata": packing_metadata(
             config, sums, placed, bin_packing.ALGORITHM if config.packing else "one conversation a row"
         ),

@@ -27,7 +27,6 @@ from tasks.corpus.shards import write_shard
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
 from tasks.sources.model import Part, SourceFile
-from tasks.storage.manifest import check_ledger
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import INDEX_SCHEMA, PLAN_SCHEMA
 from tasks.storage.token_files import TokenFiles
@@ -453,33 +452,13 @@ def test_nothing_to_pack() -> None:
 # -- the ledger ------------------------------------------------------------------------------------------------------
 
 
-def test_a_ledger_that_does_not_close_fails() -> None:
-    ledger: dict[str, Any] = {
-        "conversations": {"read": 10, "packed": 6, "rejected": {"a": 1, "b": 1}, "dropped": {"too_long": 2}},
-        "tokens": {"encoded": 100, "separators": 6, "repeated": 4, "packed": 90, "truncated": 14, "dropped": 6},
-    }
-    check_ledger(ledger)
-    for group, names in (("conversations", ("read", "packed")), ("tokens", tuple(ledger["tokens"]))):
-        for name in names:
-            for change in (-1, 1):
-                changed = orjson.loads(orjson.dumps(ledger))
-                changed[group][name] += change
-                with pytest.raises(DataError, match="the ledger does not close"):
-                    check_ledger(changed)
-    for name, reason in (("rejected", "b"), ("dropped", "too_long")):
-        changed = orjson.loads(orjson.dumps(ledger))
-        changed["conversations"][name][reason] += 1
-        with pytest.raises(DataError, match="10 conversations read, 11 ended"):
-            check_ledger(changed)
-
-
 def test_a_receipt_that_lies_fails_the_plan() -> None:
     for name in ("conversations", "tokens"):
         with recipe_of(rejected(3, 0)) as recipe:
             path = recipe.layout.token_receipt(recipe.tokens_key(recipe.parts[0]))
             receipt = orjson.loads(path.read_bytes())
             path.write_bytes(orjson.dumps(receipt | {name: receipt[name] + 1}))
-            with pytest.raises(DataError, match="the ledger does not close"):
+            with pytest.raises(DataError, match="the ledger does not balance"):
                 make_plan(recipe, recipe.plan_folder)
             assert not (recipe.plan_folder / "plan.json").exists()
 
