@@ -32,7 +32,7 @@ COLUMNS = {
     "3.0": """\
 | column | type | content |
 |---|---|---|
-| `input_ids` | int32[{length}] | token ids: conversations, each followed by EOS ({eos}), then padding ({pad}) |
+| `input_ids` | int32[{length}] | token ids: conversations, each ending with EOS ({eos}), then padding ({pad}) |
 | `labels` | int32[{length}] | the token id if the token is trained on, otherwise -100 |
 | `position_ids` | int32[{length}] | positions; restart at 0 at every conversation and at the padding |
 | `attention_mask` | int8[{length}] | 1 for tokens, 0 for padding; **do not pass it to the model** (see Training) |

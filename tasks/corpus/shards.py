@@ -3,7 +3,7 @@
     plan of one shard + token files ─write_shard─▶ train-00000-of-00004.arrow
                                                     input_ids, attention_mask, labels, position_ids
 
-A row has L tokens: conversations, each followed by the EOS separator, then padding. Rows are built in batches: every
+A row has L tokens: conversations, each closed by the EOS separator, then padding. Rows are built in batches: every
 piece of a conversation is read once, directly into its place, and the four columns are computed from there.
 """
 
