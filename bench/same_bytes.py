@@ -1,4 +1,4 @@
-"""Compare every shard, index, and plan of two checkouts: do both write the same bytes?
+"""Check that two checkouts write the same shards, indexes, and plans.
 
     python bench/same_bytes.py OTHER_CHECKOUT [--corpora FOLDER] [--tokenizer FILE]
 
@@ -75,7 +75,7 @@ def cases(corpora: Path | None, tokenizer: Path | None) -> dict[str, dict[str, A
 
 
 def digests(checkout: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Pack `config` with the code of `checkout`; return the SHA-256 of every compared file, by name."""
+    """Pack `config` with the code of `checkout`; return checksums by file name."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "corpus.yaml").write_text(yaml.safe_dump(config))
