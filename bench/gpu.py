@@ -1,4 +1,4 @@
-"""What training on a GPU costs, by attention backend, torch.compile and fused loss, beside TRL's SFTTrainer.
+"""Measure training on a GPU by attention backend, torch.compile, and fused loss, next to TRL's SFTTrainer.
 
     python bench/gpu.py FOLDER MANIFEST [MANIFEST …] [--whole MANIFEST] [--layers 16 --hidden 2048] [--steps 12]
 
@@ -40,7 +40,7 @@ def build_model(folder: Path, vocab_size: int, layers: int, hidden: int, positio
 
 
 def ours(folder: Path, manifest: Path, model: Path, steps: int, **settings: Any) -> dict[str, Any]:
-    """Figures of one run of the real command, or {"refused": why}."""
+    """Run the real command once. Returns its figures, or {"refused": reason}."""
     output = folder / f"run-{time.time_ns()}"
     options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value).lower())]
     command = [sys.executable, "-m", "train", "--manifest", str(manifest), "--base-model", str(model), *options]
@@ -54,7 +54,7 @@ def ours(folder: Path, manifest: Path, model: Path, steps: int, **settings: Any)
 
 
 def trl(manifest: Path, model: Path, length: int, steps: int, micro_batch: int, tokens_per_step: int) -> dict[str, Any]:
-    """SFTTrainer on the same conversations, model, quantisation and adapter; its own packing, its own loop."""
+    """Run SFTTrainer on the same conversations, model, quantization, and adapter, with its own packing and loop."""
     import torch
     from transformers import TrainerCallback
     from trl import SFTConfig, SFTTrainer
@@ -148,7 +148,7 @@ def main() -> None:
             how = backend + ", compile" * compiled + ", fused loss" * fused
             show(length, how, found)
         size = 1
-        while given.whole and size * length <= given.tokens_per_step:  # TRL does not search for the best by itself
+        while given.whole and size * length <= given.tokens_per_step:  # TRL does not search for the best size itself
             case = {
                 "length": length, "steps": given.steps, "micro_batch": size, "tokens_per_step": given.tokens_per_step
             }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Rows a second from a corpus: PackedDataset beside `datasets` with_format("torch"). Prints a table in Markdown.
+"""Measure rows per second of PackedDataset and `datasets` with_format("torch"). Prints a Markdown table.
 
     python bench/loading.py manifests/x.json [--runs 5]
 

@@ -97,7 +97,7 @@ def loss_alone(model: Any, batch: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("heading", ["transformers.Trainer", "trl.SFTTrainer", "A bare PyTorch loop"])
-def test_a_recipe_trains_on_every_conversation_as_if_it_were_alone(project: Path, heading: str) -> None:
+def test_a_recipe_trains_on_isolated_conversations(project: Path, heading: str) -> None:
     values, batches = run(heading, project)
     if heading == "transformers.Trainer":
         assert len(values["trainer"].eval_dataset) > 0
@@ -116,7 +116,7 @@ def test_a_recipe_trains_on_every_conversation_as_if_it_were_alone(project: Path
         assert abs(leaking - loss) > 1e-4 * loss, "a leak would show"
 
 
-def test_the_trainer_takes_a_corpus_without_a_validation_split(tmp_path: Path) -> None:
+def test_the_trainer_accepts_a_corpus_without_a_validation_split(tmp_path: Path) -> None:
     corpus = folder_of(pack_small(tmp_path, sequence_length=256, validation=0.0))
     tiny_model(adapter=False).save_pretrained(tmp_path / "model")
     shutil.copytree(corpus, tmp_path / "corpus")
@@ -124,7 +124,7 @@ def test_the_trainer_takes_a_corpus_without_a_validation_split(tmp_path: Path) -
     assert (values["trainer"].eval_dataset, len(batches)) == (None, 3)
 
 
-def test_trl_makes_the_positions_of_the_corpus(project: Path) -> None:
+def test_trl_computes_the_positions_of_the_corpus(project: Path) -> None:
     values, batches = run("trl.SFTTrainer", project)
     known = {tuple(row["input_ids"]): row["position_ids"] for row in values["rows"]["train"]}
     for batch in batches:
@@ -148,7 +148,7 @@ def test_a_recipe_that_leaks_stops_before_it_trains(
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 6), min_size=4, max_size=4), min_size=1, max_size=3))
-def test_the_mask_is_that_of_the_segments(lengths: list[list[int]]) -> None:
+def test_the_mask_equals_the_segments(lengths: list[list[int]]) -> None:
     values: dict[str, Any] = {}
     exec(compile(code_of("A model of your own"), "recipe", "exec"), values)  # noqa: S102 - our own documentation
     assert (values["bounds"].tolist(), values["longest"]) == ([0, 3, 5], 3)

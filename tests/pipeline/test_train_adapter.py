@@ -90,7 +90,7 @@ def test_a_signal_leaves_a_checkpoint_from_which_the_same_command_goes_on(
         done = command(folder, *wanted)
         assert done.returncode == 0, done.stderr
         assert f"after {checkpoint.name}" in done.stderr
-        assert f"training goes on after step {checkpoint.name.removeprefix('checkpoint-')}; loading" in done.stderr
+        assert f"resuming after step {checkpoint.name.removeprefix('checkpoint-')}; loading" in done.stderr
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.5])
