@@ -318,7 +318,7 @@ def test_a_fused_loss_that_differs_is_not_used(base: Path, monkeypatch: pytest.M
     model = load(base)
     before = adapter(model)
     (note,) = apply_options(model, TrainingConfig(fused_loss=True), batch_of(0, 1), False)
-    assert note.startswith("fused_loss: not used: loss or gradient differ by")
+    assert note.startswith("fused_loss: not used: loss or gradient differs by")
     assert model(**batch_of(0)).logits is not None
     assert same_as_before(model, before)
 
