@@ -1,7 +1,7 @@
-"""docs/recipes.md: every recipe runs as it stands, and trains on each conversation as if it were alone.
+"""Every recipe of docs/guides/other-trainers.md trains on isolated conversations.
 
-A recipe's code, with a small corpus and a tiny model in place of the two paths, is run in a folder of the test's own.
-What it gives to the model is kept, and compared with the conversations of the same rows, each given by itself.
+The code of a recipe runs unchanged in a temporary folder, with the two paths set to a small corpus and a tiny model.
+What the model receives is compared with the conversations of the same rows, each in a batch of its own.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def code_of(heading: str) -> str:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of short conversations, several a row, and a model with a tokenizer."""
+    """Build a corpus with several conversations per row, and a model with a tokenizer."""
     folder = tmp_path_factory.mktemp("recipes")
     corpus = folder_of(pack_small(folder, sequence_length=256))
     tiny_model(adapter=False).save_pretrained(folder / "model")
@@ -54,7 +54,7 @@ def _here(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def run(heading: str, project: Path) -> tuple[Any, list[dict[str, Any]]]:
-    """What the recipe leaves behind, and every batch that it trained on, as the model got it."""
+    """Run a recipe. Returns its variables, and every batch the model received."""
     batches: list[dict[str, Any]] = []
     values: dict[str, Any] = {"FOLDER": str(project / "corpus"), "MODEL": str(project / "model")}
 
@@ -77,7 +77,7 @@ def run(heading: str, project: Path) -> tuple[Any, list[dict[str, Any]]]:
 
 
 def conversations_of(batch: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
-    """Each conversation of a batch as a batch of its own; pads are some of them, with no label."""
+    """Return each conversation of a batch, and its padding, as a batch of its own."""
     flat = {name: batch[name].flatten() for name in ("input_ids", "labels", "position_ids")}
     begins = (flat["position_ids"] == 0).nonzero().flatten().tolist()
     spans = pairwise([*begins, len(flat["input_ids"])])
@@ -85,7 +85,7 @@ def conversations_of(batch: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
 
 
 def loss_alone(model: Any, batch: dict[str, Any]) -> float:
-    """The mean over all trained tokens, with every conversation given to the model by itself."""
+    """Return the mean loss over all trained tokens of separate conversations."""
     total, count = 0.0, 0
     for one in conversations_of(batch):
         trained = int((one["labels"][:, 1:] >= 0).sum())

@@ -1,7 +1,7 @@
 """Real rows and tiny models for tests of training.
 
-data/sample ─packed_rows─▶ rows of 256 tokens, as train.data.dataset returns them ┐
-tiny_model(family) ─▶ 2 layers, fp32, grouped-query attention ──────────────┴▶ what the tests train
+data/sample ─packed_rows─▶ rows of 256 tokens, as train.data.dataset returns ┐
+tiny_model(family) ─▶ 2 layers, fp32, grouped-query attention ───────────────┴▶ what the tests train
 plain_kernels(monkeypatch) ─▶ the kernels of a GPU in plain torch, so that calls to them can be tested here
 """
 
@@ -44,7 +44,7 @@ Row = dict[str, torch.Tensor]
 
 @cache
 def packed_rows() -> list[Row]:
-    """Return rows of the bundled sample: input_ids and position_ids int32[256], labels int64[256]."""
+    """Return rows of the sample: input_ids, position_ids int32[256], labels int64."""
     with tempfile.TemporaryDirectory() as folder:
         manifest = pack_corpus(
             make_recipe(Path(folder), conversations(40), sources=SOURCES, sequence_length=LENGTH, **SETTINGS)
@@ -62,7 +62,7 @@ def packed_rows() -> list[Row]:
 
 
 def tiny_model(family: str = "llama", adapter: bool = True, dropout: float = 0.0, **settings: Any) -> Any:
-    """Build a model of a family with seeded weights, and a LoRA adapter whose B is not zero."""
+    """Build a model with seeded weights, and a LoRA adapter whose B is not zero."""
     torch.manual_seed(7)
     build, config, own = FAMILIES[family]
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -84,7 +84,7 @@ def tiny_model(family: str = "llama", adapter: bool = True, dropout: float = 0.0
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, left: int) -> torch.Tensor:
-    """Compute causal attention of one segment, [T, heads, D], that reaches `left` tokens back (-1: all)."""
+    """Attend within one segment, [T, heads, D], `left` tokens back (-1: all)."""
     back = torch.arange(len(q))[:, None] - torch.arange(len(k))[None, :]
     mask = (back >= 0) & ((left < 0) | (back <= left))
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
@@ -100,7 +100,7 @@ def attend_segments(
     longest: Any,
     **how: Any,
 ) -> torch.Tensor:
-    """Check the call of a segment kernel: one more bound than segments, int32, covering the whole batch."""
+    """Check the call of a segment kernel, whose int32 bounds cover the batch."""
     assert torch.equal(*bounds)
     assert bounds[0].dtype == torch.int32
     assert (bounds[0][0], bounds[0][-1]) == (0, len(q))

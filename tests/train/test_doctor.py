@@ -1,4 +1,4 @@
-"""Everything a machine may lack is reported with its fix; the exit code shows whether training can run."""
+"""Everything a machine may lack is reported with its fix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The settings of a training run: the file, the command line, and how invalid values are reported."""
+"""Training settings from the file and the command line, and their errors."""
 
 from __future__ import annotations
 

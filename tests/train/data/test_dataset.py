@@ -1,4 +1,4 @@
-"""PackedDataset returns the rows of the shards, and only if they match the manifest.
+"""PackedDataset returns the rows of the shards if they match the manifest.
 
 The reference is what `datasets` and pyarrow read from the same files.
 """
@@ -227,7 +227,7 @@ def rejected(given: Any, load: Any, kind: type[PackError] = DataError) -> str:
 
 @pytest.mark.parametrize("load", LOADS)
 def test_every_flipped_bit_is_detected(copy: Path, load: str) -> None:
-    """Whether the corpus was opened before the damage or after it, which reads the schema first."""
+    """Whether the corpus is opened before the damage or after it."""
     corpus, source = open_corpus(copy), random.Random(0)
     for shard in shards_of(copy):
         whole = shard.read_bytes()

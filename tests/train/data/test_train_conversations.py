@@ -1,4 +1,4 @@
-"""Format 2.0: TRL receives the tokens and labels of format 3.0, and trains on exactly these."""
+"""Format 2.0: TRL trains on exactly the tokens and labels of format 3.0."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def index_of(corpus: Corpus) -> list[dict[str, Any]]:
 
 
 def packed_conversations(corpus: Corpus) -> dict[Key, Row]:
-    """Return every conversation of a corpus of format 3.0, cut from its row by the index."""
+    """Return every conversation of a packed corpus, cut out by the index."""
     shards = {
         (split, number): pa.ipc.open_stream((corpus.folder / shard.path).read_bytes()).read_all()
         for split, found in corpus.splits.items()
@@ -68,7 +68,7 @@ def packed_conversations(corpus: Corpus) -> dict[Key, Row]:
 
 
 def check_equal(whole: Corpus, packed: Corpus) -> Counts:
-    """Compare row by row; only what format 3.0 rejects may be missing. Returns the counts of both splits."""
+    """Compare row by row; only what format 3.0 rejects may be missing."""
     expected = packed_conversations(packed)
     total = Counts()
     for split in whole.splits:
@@ -235,7 +235,7 @@ def tiny_model() -> Any:
 
 
 def loss_by_hand(model: Any, rows: Dataset) -> float:
-    """Compute the cross-entropy of the trained tokens, each conversation separately, without padding."""
+    """Compute the cross-entropy of each conversation separately, without padding."""
     total, count = 0.0, 0
     with torch.no_grad():
         for row in rows:

@@ -1,4 +1,4 @@
-"""open_corpus opens the same corpus by any name, and rejects everything else with its name."""
+"""open_corpus finds a corpus by any name, and rejects everything else."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_a_shard_of_another_corpus_is_rejected_despite_its_digest(copy: Path) ->
 
 @pytest.mark.parametrize("with_manifest", [True, False])
 def test_a_damaged_column_name_is_rejected(with_manifest: bool, copy: Path) -> None:
-    """The name is not UTF-8 any more, which pyarrow reports only when the name is read."""
+    """The name is no longer UTF-8, which pyarrow reports only on reading it."""
     shard = shards_of(copy)[0]
     folder = shard.parent
     shard.write_bytes(shard.read_bytes().replace(b"position_ids", b"positio\xee_ids"))
@@ -246,7 +246,7 @@ def test_links_are_rejected(copy: Path, tmp_path: Path) -> None:
 
 
 def test_a_truncated_shard_is_rejected_even_between_two_batches(tmp_path: Path) -> None:
-    """Without a manifest its size is unknown, and Arrow takes the end of the file for the end of the rows."""
+    """Without a manifest, only the end of the Arrow stream reveals it."""
     shard = tmp_path / NAME
     write_rows(shard, random_rows(6))
     whole = shard.read_bytes()

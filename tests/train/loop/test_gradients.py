@@ -1,4 +1,4 @@
-"""Training on packed rows equals training on separate conversations, to the last digits.
+"""Training on packed rows equals training on separate conversations.
 
     packed rows ─transformers.Trainer─▶ gradient of the adapter at the first optimizer step ┐
     each conversation alone, from position 0, as its own row ─▶ Σ gradients / trained tokens ┴▶ equal
@@ -66,7 +66,7 @@ def error(found: Gradients, expected: Gradients) -> float:
 
 @cache
 def one_by_one() -> tuple[Gradients, float]:
-    """Return the token-weighted gradient of the chosen rows' conversations, and the sum of their loss terms."""
+    """Return the token-weighted gradient and the summed loss of the conversations."""
     torch.set_num_threads(1)
     model, total, trained = tiny_model(), 0.0, 0
     for row in alone(chosen()):
@@ -175,7 +175,7 @@ def test_a_leak_changes_the_gradient_and_is_detected(tmp_path: Path, leak: str, 
 
 
 def test_the_loss_equals_that_of_separate_conversations() -> None:
-    """So the first token of a conversation adds nothing: in a separate conversation, nothing predicts it."""
+    """So the first token of a conversation, which nothing predicts, adds nothing."""
     rows = chosen()
     begins = [row["position_ids"] == 0 for row in rows]
     # The loss if first tokens were trained on.

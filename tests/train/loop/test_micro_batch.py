@@ -25,7 +25,7 @@ BOUNDLESS = 1e18
 
 
 class Device:
-    """A device on which a pass of n rows takes seconds(n) and bytes(n); its clock advances only with the passes."""
+    """A simulated device: a pass of n rows takes seconds(n) and bytes(n)."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ def test_a_cpu_never_exceeds_its_memory(rows: int, limit: float, fixed: float) -
 
 @given(ROWS, st.floats(0.001, 20), st.floats(0.001, 2), st.floats(1, 60))
 def test_measuring_time_is_bounded(rows: int, fixed: float, each: float, budget: float) -> None:
-    """Passes take a fixed time plus some per row. Each size has one pass to warm up and one that counts."""
+    """Passes take a fixed time plus some per row; the first of a size is free."""
     device = Device(lambda n: fixed + each * n)
     device.find(rows, budget)
     warm = sum(fixed + each * n for n in set(device.passes))
@@ -131,7 +131,7 @@ def test_measuring_time_is_bounded(rows: int, fixed: float, each: float, budget:
 def test_all_ranks_choose_the_same(
     rows: int, one: list[float], other: list[float], limit: float, other_limit: float, cautious: bool
 ) -> None:
-    """Two ranks with different speed and memory, each in a thread, that meet whenever they agree."""
+    """Two ranks with different speed and memory, each in a thread."""
     meet = threading.Barrier(2, timeout=60)
     sent: list[list[float]] = [[], []]
     found: list[Choice | None] = [None, None]

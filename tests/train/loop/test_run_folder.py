@@ -1,4 +1,4 @@
-"""A run is found again by its key; another corpus or other settings never use its folder."""
+"""A run is found by its key; other corpora and settings never use its folder."""
 
 from __future__ import annotations
 

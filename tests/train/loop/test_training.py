@@ -1,6 +1,6 @@
-"""`python -m train` on a small corpus and a tiny model: results, rejections, signals.
+"""`python -m train` on a small corpus: results, rejections, signals.
 
-A signal is sent after the first step was shown. What is compared then is the log of every step.
+Signals are sent at a random moment after the first step (SIGKILL to the last rank); the logs of all steps are compared.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def stop(command: list[str], number: int) -> tuple[int, str]:
-    """Send a signal at a random moment after the first step; SIGKILL to the last rank. Returns exit code and stderr."""
+    """Send a signal after the first step. Returns the exit code and stderr."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr

@@ -1,4 +1,4 @@
-"""The requested device and precision are in effect, or the run stops with a line that names the fix."""
+"""The requested device and precision are in effect, or the run stops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T4 = Gpu("Tesla T4", 15_000_000_000, (7, 5))
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Fake a machine with these GPUs; `sign`: of one that torch does not see; `nf4`: why bitsandbytes fails."""
+    """Fake a machine with these GPUs, or with the `sign` of one that torch misses."""
 
     def make(*gpus: Gpu, sign: str | None = None, nf4: str | None = None) -> None:
         monkeypatch.setattr(devices, "gpus", lambda: list(gpus))

@@ -1,4 +1,4 @@
-"""Backends and their batches: bounds of segments, and correct calls of GPU kernels."""
+"""Attention backends, bounds of segments, and correct calls of GPU kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The FLOP of a token, compared with torch's own count of the operations of a step."""
+"""The FLOP of a token equal torch's own count of the operations of a step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The isolation check passes if conversations are isolated, and detects every known leak."""
+"""The isolation check accepts isolated rows and detects every known leak."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ def test_rows_of_one_conversation_need_no_check() -> None:
 
 @st.composite
 def rows_of_runs(draw: st.DrawFn) -> tuple[Row, int]:
-    """A row of 1 to 4 conversations, each with a trained token that is not its first, and perhaps padding."""
+    """A row of 1 to 4 conversations with trained tokens, and perhaps padding."""
     conversations = draw(st.integers(1, 4))
     positions, labels = [], []
     for run in range(conversations + draw(st.integers(0, 1))):

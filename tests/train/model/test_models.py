@@ -1,4 +1,4 @@
-"""The base model: the small Llama, and every violation of the contract between model and corpus."""
+"""The small Llama, and the contract between a base model and a corpus."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ def test_the_tokenizer_of_a_model_on_the_hub(
 
 
 def test_a_corpus_made_with_a_folder(tmp_path: Path) -> None:
-    """Its digest covers all files of the tokenizer: the model's folder must have the same ones."""
+    """Its digest covers all files, so the model's folder must have the same ones."""
     base = folder_with(tmp_path / "project" / "base", model=MODEL.read_bytes())
     (base / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     made = load_manifest(pack_corpus(make_recipe(tmp_path / "project", conversations(8), tokenizer="base")))

@@ -1,6 +1,6 @@
-"""The trained model: what is frozen, quantized, and adapted, and that the options change only speed.
+"""What is frozen, quantized, and adapted; options change only speed.
 
-A tiny model is saved as others would save it, loaded by the real code on the CPU, and fed with real rows.
+A tiny model is saved in the usual way, loaded by the real code on the CPU, and trained on real rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ needs_compiler = pytest.mark.skipif(compiler() is None, reason="torch.compile ne
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a model with weights of the usual size, so that it can learn, and tied embeddings."""
+    """Write a model that can learn (weights of the usual size), tied embeddings."""
     folder = tmp_path_factory.mktemp("base")
     tiny_model(adapter=False, initializer_range=0.02, tie_word_embeddings=True, use_cache=True).save_pretrained(folder)
     return folder
@@ -74,7 +74,7 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
 
 
 def test_the_loss_falls_with_nf4_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By more than 10 % in 20 steps on two real rows, and no weight of the base model changes."""
+    """By more than 10 % in 20 steps, while no weight of the base model changes."""
     monkeypatch.setattr(base_model, "PARAMETERS", 500_000)
     model = load(base_model.build_small_llama(VOCABULARY, LENGTH, 42, tmp_path))
     frozen = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
