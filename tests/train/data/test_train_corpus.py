@@ -184,7 +184,7 @@ def test_the_manifest_of_another_tool_is_ignored(tmp_path: Path) -> None:
     write_rows(tmp_path / NAME, random_rows(2))
     corpus = open_corpus(tmp_path)
     assert corpus.manifest is None
-    assert f"{manifest}: is another tool's manifest" in corpus.notes[0]
+    assert f"{manifest}: belongs to another tool" in corpus.notes[0]
     manifest.write_text("[]")
     assert "not a packcorpus manifest" in rejected(manifest)
 

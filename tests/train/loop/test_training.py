@@ -24,7 +24,10 @@ from support.small_corpus import conversations, flip, make_recipe, pack_corpus
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from train.__main__ import main
+from train.config import TrainingConfig
+from train.data.corpus import open_corpus
 from train.loop.checkpoints import newest_complete
+from train.loop.run_folder import Choices, RunFolder
 
 LENGTH, VOCABULARY = 128, 500
 
@@ -224,8 +227,9 @@ def test_a_different_tokenizer_is_rejected(folder: Path, tmp_path: Path, capsys:
 def test_another_corpus_than_that_of_the_run_is_rejected(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(words(folder, tmp_path / "run", "--max-steps", "2"))
-    assert done.returncode == 0, done.stderr
+    config = TrainingConfig(output=str(tmp_path / "run"))
+    started = RunFolder(tmp_path, config, open_corpus(manifest_of(folder)))
+    started.write(Choices("cpu", "fp32", 1, "sdpa", 1, 2, 100.0, [], []))
     other = words(folder, tmp_path / "run", "--max-steps", "2", manifest=manifest_of(folder, "whole"))
     rejected(capsys, other, 65, "was trained on corpus")
 
