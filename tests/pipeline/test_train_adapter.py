@@ -129,5 +129,5 @@ def test_without_the_extras_it_is_said_what_is_missing(folder: Path) -> None:
     (folder / "hidden" / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     done = command(folder, *words(OPTIONS), PYTHONPATH=f"{folder / 'hidden'}:{os.environ.get('PYTHONPATH', '')}")
     assert done.returncode == 69, done.stderr
-    assert "E721 error: training needs torch, not installed here; install with: make extras" in done.stderr
+    assert "E721 error: training needs torch, which is not installed; run: make extras" in done.stderr
     assert done.stderr.count(" error: ") == 1
