@@ -33,15 +33,16 @@ from tasks.core.errors import DataError, Reject
 from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_tokenizer
 from tasks.encoders.encoder import Encoder
 from tasks.packing.pieces import cut_conversation
-from tasks.storage.corpus_folder import check_listed, reading
+from tasks.storage.corpus_folder import check_listed
 from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED, INDEX_SCHEMA, SCHEMA, conversation_schema
+from tasks.storage.schemas import IGNORED, SCHEMA
+from tasks.storage.shards import open_index, open_shard, shard_schema
 from tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
 from tasks.templates.jinja_template import JinjaTemplate
 from tasks.templates.spans import Span, Template, trained_turns
 from tasks.tokenization.segments import segments_of
 from tasks.tokenization.token_batch import BATCH_CHARACTERS, COUNTS, Batch
-from train.data.corpus import Corpus, Shard, read_verified
+from train.data.corpus import Corpus, Shard
 
 # Arguments of SFTConfig besides the settings of the run: the rows are already tokenized and cut.
 SFT_SETTINGS: dict[str, Any] = {"dataset_kwargs": {"skip_prepare_dataset": True}}
@@ -101,7 +102,8 @@ def _tokenize(
     as many tokens and trained tokens as the index records.
     """
     path = corpus.folder / shard.path
-    rows = _read_stream(corpus, shard, conversation_schema(manifest.sequence_length, manifest.key))
+    with open_shard(manifest, corpus.folder, shard, verified=True) as record_batches:
+        rows = pa.Table.from_batches(record_batches, shard_schema(manifest))
     values, lengths, trained = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
     for batch in _batches(path, rows, manifest, encoder, template):
         encoded = batch.encode(SCHEMA)
@@ -228,25 +230,10 @@ def _manifest(corpus: Corpus) -> Manifest:
     return corpus.manifest
 
 
-def _read_stream(corpus: Corpus, shard: Shard, schema: pa.Schema) -> pa.Table:
-    """Read an Arrow stream of the corpus, and check its digest and schema."""
-    path = corpus.folder / shard.path
-    data = read_verified(corpus, shard)
-    with reading(path):
-        table = pa.ipc.open_stream(data).read_all()
-    if not table.schema.equals(schema, check_metadata=True):
-        raise DataError(
-            "foreign_shard", f"{path}: belongs to another corpus (its schema or key differs); rebuild the corpus"
-        )
-    return table
-
-
 def _read_index(corpus: Corpus, manifest: Manifest, split: str) -> pa.Table:
     """Return the rows of index.arrow of a split, ordered by row within the shard."""
-    facts = next((file for file in manifest.files if file.path == "index.arrow"), None)
-    if facts is None:
-        raise DataError("bad_index", f"{corpus.folder}: its manifest lists no index.arrow; rebuild the corpus")
-    index = _read_stream(corpus, Shard(facts.path, 0, facts.bytes, facts.sha256), INDEX_SCHEMA)
+    with open_index(manifest, corpus.folder, verified=True) as reader:
+        index = reader.read_all()
     return index.filter(pc.equal(index["split"].cast(pa.string()), split)).sort_by("row")
 
 

@@ -3,7 +3,6 @@
 x, KEY, manifests/x.json, CORPUS/manifest.json, CORPUS ─load_manifest─▶ key, length, digests ─┐
 a folder of shards alone ─their names, schema metadata────────────────▶ key, length ──────────┤
 every shard ─schema: version, key, length, columns────────────────────────────────────────────┴─▶ Corpus
-Corpus + shard ─read_verified─▶ its bytes, SHA-256 as recorded
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection.manifests import by_name, find_manifest
-from tasks.storage.corpus_folder import check_copies, check_digest, check_listed, corpus_folder, find_listed, reading
+from tasks.storage.corpus_folder import check_copies, check_listed, corpus_folder, find_listed, reading
 from tasks.storage.files import read_json, sha256_of
 from tasks.storage.keys import FORMAT_VERSION
-from tasks.storage.manifest import Manifest, load_manifest, mend
-from tasks.storage.schemas import conversation_schema, row_schema
+from tasks.storage.manifest import Manifest, load_manifest
+from tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
 from tasks.storage.splits import SPLITS
 
 SHARD_NAME = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.arrow")
@@ -67,7 +66,7 @@ class Corpus:
 def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
     """Open a corpus by its manifest or by the metadata of its shards.
 
-    Checks every shard's schema; digests are checked later, by `read_verified`.
+    Checks every shard's schema; checksums are checked later, by `shards.read_verified`.
 
     Raises InputMissing, UsageError, DataError, or StorageError, which name the file and its fault. Packed rows without
     position_ids are an error unless `allow_unisolated`.
@@ -90,23 +89,6 @@ def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
             "one_file", f"{path}: is only one file of a corpus; pass the manifest, or the folder {path.parent}"
         )
     return _from_manifest(path, allow_unisolated)
-
-
-def read_verified(corpus: Corpus, shard: Shard, mapped: bool = False) -> pa.Buffer:
-    """Read or map a shard, and check its recorded size and SHA-256.
-
-    Raises DataError or InputMissing, which name the file. A map also shows later changes of the file.
-    """
-    where = find_listed(corpus.folder, shard.path, shard.bytes)
-    with reading(where):
-        if mapped:
-            with pa.memory_map(str(where)) as file:
-                data = file.read_buffer()
-        else:
-            data = pa.py_buffer(where.read_bytes())
-    if shard.sha256:
-        check_digest(where, hashlib.sha256(data).hexdigest(), shard.sha256, corpus.folder)
-    return data
 
 
 # -- with a manifest -------------------------------------------------------------------------------------------------
@@ -135,27 +117,17 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
     for file in manifest.files:  # 2 % of the bytes of a corpus; they define what its ids and labels mean
         check_listed(folder, file)
     splits = {name: [Shard(**shard.model_dump()) for shard in split.shards] for name, split in manifest.splits.items()}
-    schema_of = row_schema if version == PACKED else conversation_schema
-    wanted = schema_of(manifest.sequence_length, manifest.key)
-    lacking = False
+    wanted, lacking = shard_schema(manifest), False
     for shard in (shard for shards in splits.values() for shard in shards):
         where = find_listed(folder, shard.path, shard.bytes)
         # Keep the comparison in this block: a damaged column name may not be UTF-8 and is decoded only when read.
-        with reading(where), pa.memory_map(str(where)) as file:
+        with reading(where, folder), pa.memory_map(str(where)) as file:
             schema = pa.ipc.open_stream(file).schema
-            if schema.metadata != wanted.metadata:
-                raise DataError(
-                    "foreign_shard",
-                    f"{where}: does not belong to this corpus (metadata {_metadata(schema)}); {mend(folder)}",
-                )
-            if version == PACKED and "position_ids" not in schema.names:
+            if version == PACKED and schema.metadata == wanted.metadata and "position_ids" not in schema.names:
                 _check_rows(where, schema, allow_unisolated)
                 lacking = True
-            elif not schema.equals(wanted):
-                raise DataError(
-                    "foreign_shard",
-                    f"{where}: does not belong to this corpus (columns {_columns(schema)}); {mend(folder)}",
-                )
+            else:
+                check_schema(where, schema, wanted, folder)
     return Corpus(
         name=manifest.name,
         folder=folder,
@@ -267,11 +239,11 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
     if version is None or not columns & set(names):
         raise DataError(
             "not_trainable",
-            f"{path}: contains neither packed rows ({PACKED}) nor conversations ({WHOLE}): metadata "
-            f"{_metadata(schema)}, columns {_columns(schema)}; build a corpus with PackCorpus",
+            f"{path}: contains neither packed rows ({PACKED}) nor conversations ({WHOLE}): "
+            f"metadata {describe_metadata(schema)}, columns {describe_columns(schema)}; build a corpus with PackCorpus",
         )
     if not length.isdecimal() or not int(length):
-        raise DataError("not_trainable", f"{path}: has no sequence_length: metadata {_metadata(schema)}")
+        raise DataError("not_trainable", f"{path}: has no sequence_length: metadata {describe_metadata(schema)}")
     if version == PACKED:
         _check_rows(path, schema, allow_unisolated)
     return _Header(version, metadata.get("manifest_key", ""), int(length), "position_ids" in schema.names), rows
@@ -287,7 +259,7 @@ def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool) -> None:
         if not is_list or not pa.types.is_integer(type_.value_type):
             raise DataError("not_trainable", f"{path}: {name} is {type_}, not a list of integers")
     if missing := [name for name in REQUIRED if name not in schema.names]:
-        raise DataError("not_trainable", f"{path}: has no {', '.join(missing)}; columns {_columns(schema)}")
+        raise DataError("not_trainable", f"{path}: has no {', '.join(missing)}; columns {describe_columns(schema)}")
     if "position_ids" not in schema.names and not allow_unisolated:
         raise DataError(
             "unisolated_rows",
@@ -303,16 +275,3 @@ def _key_of_bytes(folder: Path, splits: dict[str, list[Shard]]) -> str:
     """
     digests = [sha256_of(folder / shard.path) for shards in splits.values() for shard in shards]
     return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _metadata(schema: pa.Schema) -> str:
-    """Format the metadata of a schema as one line; another tool's values may be long."""
-    pairs = (schema.metadata or {}).items()
-    return (
-        ", ".join(f"{key.decode(errors='replace')}={value[:64].decode(errors='replace')}" for key, value in pairs)
-        or "none"
-    )
-
-
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema) or "none"

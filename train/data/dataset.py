@@ -26,7 +26,8 @@ import torch
 from tasks.core.errors import DataError
 from tasks.storage.corpus_folder import reading
 from tasks.storage.schemas import IGNORED
-from train.data.corpus import PACKED, Corpus, Shard, open_corpus, read_verified
+from tasks.storage.shards import check_row_count, read_verified
+from train.data.corpus import PACKED, Corpus, Shard, open_corpus
 from train.machine.devices import cpus, free_memory, is_wsl
 
 Columns = dict[str, np.ndarray]  # int32[rows, L] by name
@@ -113,24 +114,20 @@ class PackedDataset(torch.utils.data.Dataset):
 
         They are mapped, or copied into `whole` from row `start`.
         """
-        data = read_verified(self.corpus, shard, mapped=whole is None)
+        data = read_verified(self.corpus.folder, shard, mapped=whole is None)
         path = self.corpus.folder / shard.path
         blocks, counts, rows = [], [], 0
         for columns, mask in _record_batches(path, data, self._names, self.corpus.sequence_length):
             first, rows = rows, rows + len(mask)
             if rows > shard.rows:
-                break
+                continue
             counts.append(_check_and_count(columns, mask, path, first))
             if whole is None:
                 blocks.append(columns)
             else:
                 for name, values in columns.items():
                     whole[name][start + first : start + rows] = values
-        if rows != shard.rows:
-            raise DataError(
-                "wrong_count",
-                f"{path}: does not contain the {shard.rows:,} rows recorded in the manifest; run: packcorpus verify",
-            )
+        check_row_count(path, rows, shard.rows, self.corpus.folder)
         return blocks, counts
 
     def __len__(self) -> int:
