@@ -272,7 +272,7 @@ def test_a_ledger_that_does_not_balance_makes_no_manifest(tmp_path: Path) -> Non
         with pytest.raises(DataError, match="the ledger does not balance"):
             build_manifest(recipe, plan, changed, files)
     moved = [{**shards[0], "rows": shards[0]["rows"] + 1}, {**shards[1], "rows": shards[1]["rows"] - 1}]
-    with pytest.raises(DataError, match="shards have other row counts than planned"):
+    with pytest.raises(DataError, match="the rows per shard differ from the plan"):
         build_manifest(recipe, plan, moved, files)
 
 
