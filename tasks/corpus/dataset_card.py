@@ -85,7 +85,7 @@ def dataset_card(manifest: Manifest) -> bytes:
 
 
 def _header(manifest: Manifest) -> dict[str, Any]:
-    licences, languages = (manifest.config.get(name) or [] for name in ("licence", "language"))
+    licences, languages = (manifest.config.get(name) or [] for name in ("license", "language"))
     configs = [
         {"split": split_name(split), "path": _pattern(facts.shards[0].path)}
         for split, facts in manifest.splits.items()
@@ -150,7 +150,7 @@ packcorpus (format {manifest.format_version}). `manifest.json` says what went in
 | tokenizer | {_code(tokenizer.path)}, {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, SHA-256 `{tokenizer.sha256}` |
 | template | {_code(manifest.template.name)}, SHA-256 `{manifest.template.sha256}` |
 | conversations | {conversations.read:,} read, {lost[0]:,} rejected (`rejects.jsonl`), {dropped} |
-| licence | {", ".join(map(_code, manifest.config.get("licence") or [])) or "not stated; see the sources"} |
+| licence | {", ".join(map(_code, manifest.config.get("license") or [])) or "not stated; see the sources"} |
 | key | `{manifest.key}` |
 
 ## Load it
