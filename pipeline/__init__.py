@@ -9,13 +9,13 @@ Importing this package registers the tasks. It is the only one that imports luig
 from tasks.core import startup  # before all else
 
 # isort: split
-from pipeline import exits, settings, signals
+from pipeline import command_line_errors, run_guard, settings
 from pipeline.graph import PackCorpus, PlanPacking, TokenizePart, TrainAdapter, TrainTokenizer, WriteShard
 
 __all__ = ["PackCorpus", "PlanPacking", "TokenizePart", "TrainAdapter", "TrainTokenizer", "WriteShard"]
 
 settings.apply()
-exits.use_own_exit_codes()
-exits.tell_unknown_options()
-signals.follow_forks()
+command_line_errors.use_own_exit_codes()
+command_line_errors.tell_unknown_options()
+run_guard.follow_forks()
 startup.is_over()

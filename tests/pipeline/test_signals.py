@@ -19,7 +19,7 @@ from luigi.scheduler import RUNNING, Scheduler
 from luigi.worker import TaskProcess
 from support.commands import BIN, ROOT, write_chats
 
-from pipeline import events, signals, training
+from pipeline import events, run_guard, training
 from pipeline.graph import PackCorpus
 from pipeline.progress import counters
 from tasks.core import startup
@@ -103,10 +103,10 @@ def in_a_destructor() -> None:
 
 
 def while_signals_wait() -> None:
-    signals._before_fork()
+    run_guard._before_fork()
     with suppress(SystemExit):
         press(signal.SIGTERM)
-    signals._after_fork()
+    run_guard._after_fork()
     time.sleep(60)
 
 
@@ -139,7 +139,7 @@ def test_a_child_that_asks_whether_a_corpus_is_there_stays_a_child(
     (tmp_path / "corpus.yaml").write_text("name: some\nsources: [a.jsonl]\n")
     write_chats(tmp_path / "a.jsonl", 3)
     counters.put(rows=5)
-    monkeypatch.setattr(signals, "in_task", lambda: True)
+    monkeypatch.setattr(run_guard, "in_task", lambda: True)
 
     def work() -> None:
         assert not PackCorpus(config=str(tmp_path / "corpus.yaml"), root=str(tmp_path)).complete()
@@ -157,7 +157,7 @@ def test_a_child_that_asks_whether_a_corpus_is_there_stays_a_child(
 def as_parent() -> Iterator[None]:
     for number in STOP:
         signal.signal(number, signal.default_int_handler)
-    signals.begin()
+    run_guard.begin()
     with suppress(KeyboardInterrupt):
         yield
         os._exit(0)
@@ -199,9 +199,9 @@ def test_only_the_first_of_several_counts() -> None:
 
 def test_a_signal_counts_again_in_the_next_run_and_when_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> None:
-        monkeypatch.setattr(signals, "PATIENCE", 0.2)
+        monkeypatch.setattr(run_guard, "PATIENCE", 0.2)
         with as_parent():
-            for wait in (lambda: time.sleep(0.3), signals.begin, signals.begin):
+            for wait in (lambda: time.sleep(0.3), run_guard.begin, run_guard.begin):
                 with suppress(KeyboardInterrupt):
                     press()
                     os._exit(4)
@@ -216,7 +216,7 @@ def test_what_a_program_does_with_signals_is_its_own() -> None:
         heard: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signals.begin()
+        run_guard.begin()
         ignored = exit_code(press)  # nor do its children hear what it ignores
         press()
         press(signal.SIGTERM)
@@ -240,10 +240,10 @@ from pathlib import Path
 
 import luigi
 
-from pipeline import signals
+from pipeline import run_guard
 
-signals.PATIENCE = 0.5
-signals.begin()
+run_guard.PATIENCE = 0.5
+run_guard.begin()
 folder = Path(sys.argv[1])
 
 class Deaf(luigi.Task):
@@ -314,9 +314,9 @@ def test_the_parent_alone_is_told(tmp_path: Path, number: signal.Signals) -> Non
 
 LATE = """
 import os, signal, sys, threading
-from pipeline import signals
+from pipeline import run_guard
 
-signals.begin()
+run_guard.begin()
 
 class Last:
     def __init__(self):

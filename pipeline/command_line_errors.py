@@ -27,7 +27,7 @@ from luigi.cmdline_parser import CmdlineParser
 from luigi.parameter import ParameterException
 from luigi.task_register import TaskClassException
 
-from pipeline import signals
+from pipeline import run_guard
 from pipeline.progress import counters, display
 from tasks.core.error_messages import DEBUG, foreseen, is_on, told
 from tasks.core.errors import Interrupted, PackError, StorageError, UsageError
@@ -37,7 +37,7 @@ _told: set[str] = set()
 
 def begin() -> None:
     """Forget an earlier run of this process."""
-    signals.begin()
+    run_guard.begin()
     _told.clear()
 
 
@@ -89,7 +89,7 @@ def use_own_exit_codes() -> None:
 def _on_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     display.stop()
     if issubclass(kind, KeyboardInterrupt):
-        signals.end_children()
+        run_guard.end_children()
         if counters.of_run("exit_code") != Interrupted.exit_code:  # a training has said so, with the step
             tell(Interrupted("interrupted", "interrupted; the same command goes on from here"))
         os._exit(Interrupted.exit_code)
