@@ -1,21 +1,20 @@
-"""The order of the work: the Luigi graph.
+"""Run the stages in order: the Luigi graph.
 
     luigi --module pipeline PackCorpus --config corpus.yaml
     luigi --module pipeline TrainAdapter --config corpus.yaml
 
-Importing this package registers the tasks. It is the only one that imports luigi.
+Importing this package registers the tasks. No other package imports luigi.
 """
 
-from tasks.core import startup  # before all else
+from tasks.core import startup  # before everything else
 
 # isort: split
-from pipeline import command_line_errors, run_guard, settings
+from pipeline import settings
 from pipeline.graph import PackCorpus, PlanPacking, TokenizePart, TrainAdapter, TrainTokenizer, WriteShard
+from pipeline.run_guard import guard
 
 __all__ = ["PackCorpus", "PlanPacking", "TokenizePart", "TrainAdapter", "TrainTokenizer", "WriteShard"]
 
 settings.apply()
-command_line_errors.use_own_exit_codes()
-command_line_errors.tell_unknown_options()
-run_guard.follow_forks()
+guard.install()
 startup.is_over()
