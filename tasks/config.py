@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from tasks.core.errors import UsageError
 from tasks.core.yaml_settings import check_settings, read_settings
+from tasks.storage.keys import KEY_NAMES
 
 Format = Literal["auto", "messages", "sharegpt", "alpaca", "dolly", "oasst", "prompt_completion", "text"]
 
@@ -99,8 +100,9 @@ class Config(BaseModel):
     epochs: int = Field(
         1, ge=1, le=100, description="Packings of the training split, each a split of its own: one for each pass."
     )
-    licence: list[Identifier] = Field(
-        default_factory=list, description="Licences of the sources, such as [cc-by-4.0]; for the dataset card."
+    license: list[Identifier] = Field(
+        default_factory=list,
+        description="Licenses of the sources, such as [cc-by-4.0]; for the dataset card. `licence` is accepted, too.",
     )
     language: list[Identifier] = Field(
         default_factory=list, description="Languages of the conversations, such as [en, de]; for the dataset card."
@@ -121,6 +123,18 @@ class Config(BaseModel):
     part_size: int = Field(64 << 20, ge=1 << 10, description="Bytes of a source file that one task reads.")
     plan_group: int = Field(100_000_000, ge=1, description="Conversations that are packed together in one plan.")
     max_record_bytes: int = Field(16_000_000, ge=1 << 10, description="A longer line is rejected.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_other_names(cls, values: Any) -> Any:
+        """Accept a setting by its former name."""
+        if not isinstance(values, dict):
+            return values
+        for name, other in KEY_NAMES.items():
+            if name in values and other in values:
+                raise ValueError(f"{name} and {other} are the same setting; keep {name}")
+        today = {other: name for name, other in KEY_NAMES.items()}
+        return {today.get(name, name): value for name, value in values.items()}
 
     @field_validator("template_date")
     @classmethod

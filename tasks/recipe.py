@@ -23,7 +23,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
 from tasks.sources.model import Part, SourceFile, SourceSpec
 from tasks.sources.parts import find_parts
-from tasks.storage.keys import corpus_key, key_of
+from tasks.storage.keys import VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
 from tasks.storage.splits import split_names
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
@@ -153,7 +153,7 @@ class Recipe:
         return [file.sha256, file.container, file.compression, file.format, list(file.columns)]
 
     def tokens_key(self, part: Part) -> str:
-        read = {"part": part.sha256, "read": self._content(part.file)[1:]}
+        read = {"part": part.sha256, "read": self._content(part.file)[1:], "texts": VERSIONS["texts"]}
         return key_of("tokens", read | self._texts | {"whole": not self.config.packing})
 
     @cached_property

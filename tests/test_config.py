@@ -31,7 +31,7 @@ DEFAULTS = {
     "min_turns": None,
     "max_turns": None,
     "epochs": 1,
-    "licence": [],
+    "license": [],
     "language": [],
     "packing": True,
     "seed": 42,
@@ -88,7 +88,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "min_turns": 1,
         "max_turns": 9,
         "epochs": 3,
-        "licence": ["cc-by-4.0", "mit"],
+        "license": ["cc-by-4.0", "mit"],
         "language": ["en", "zh-Hant"],
         "packing": True,
         "seed": (1 << 63) - 1,
@@ -106,6 +106,16 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     assert config.model_dump(exclude={"sources"}) == {k: v for k, v in values.items() if k != "sources"}
     assert isinstance(config.max_rejects, float), "1 and 1.0 must give the same key"
     assert config.sources[0].columns == {"instruction": "frage"}
+
+
+def test_license_is_accepted_by_its_former_name(tmp_path: Path) -> None:
+    now, then = (load(tmp_path, f"sources: x.jsonl\n{name}: [mit]\n") for name in ("license", "licence"))
+    assert now == then
+    assert now.license == ["mit"]
+    both = refusal(tmp_path, "sources: x.jsonl\nlicence: [mit]\nlicense: [mit]\n")
+    assert both.endswith("\n  license and licence are the same setting; keep license")
+    assert "  license[0]: " in refusal(tmp_path, "sources: x.jsonl\nlicence: ['-']\n")
+    assert "did you mean `license`?" in refusal(tmp_path, "sources: x.jsonl\nlicens: [mit]\n")
 
 
 def test_the_command_line_goes_over_the_file(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "min_turns": (3, {}),
     "max_turns": (2, {}),
     "epochs": (2, {}),
-    "licence": (["cc-by-4.0"], {}),
+    "license": (["cc-by-4.0"], {}),
     "language": (["en"], {}),
     "packing": (False, {}),
     "seed": (43, {}),

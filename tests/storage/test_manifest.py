@@ -161,7 +161,7 @@ def test_every_edited_value_is_refused(copied: Corpus) -> None:
 def test_a_key_more_or_less_is_refused(copied: Corpus) -> None:
     _, path = copied
     original = orjson.loads(path.read_bytes())
-    for key in original:
+    for key in original.keys() - {"texts_version"}:  # which corpora of earlier versions do not have
         write_values(path, {k: v for k, v in original.items() if k != key}, sign=key != "digest")
         with pytest.raises(DataError, match=f"is not a packcorpus manifest: {key}"):
             load_manifest(path)

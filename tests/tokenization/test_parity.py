@@ -322,9 +322,9 @@ def test_a_tokenizer_that_gigatoken_cannot_read_is_the_references_without_a_word
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    events._said.clear()
+    events._sent.notes.clear()
     yield
-    events._said.clear()
+    events._sent.notes.clear()
 
 
 def test_digits_that_are_cut_off_first_are_found_by_the_hard_texts(tmp_path: Path) -> None:
