@@ -33,7 +33,7 @@ from tasks.encoders.tokenizer_files import find_tokenizer
 from tasks.recipe import Recipe
 from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, refuse
 from tasks.storage.files import CHUNK, atomic_file, lock, read_json, sha256_of, write_bytes
-from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest
+from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, without_repair_hint
 from tasks.storage.paths import Layout
 from tasks.verification.rebuild import config_for, is_whole, make_stages, recipe_for
 
@@ -138,7 +138,7 @@ def _damage(folder: Path, file: Listed) -> str:
 
 
 def _said(error: PackError, path: Path) -> str:
-    return str(error).removeprefix(f"{path}: ").partition("; mend it with")[0]
+    return without_repair_hint(error).removeprefix(f"{path}: ")
 
 
 # -- where its bytes are to be had -----------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ def test_links_are_refused(copy: Path, tmp_path: Path) -> None:
     (shard.parent / "manifest.json").unlink()
     for found in (message, refused(shard.parent)):
         assert str(shard) in found
-        assert "is a link" in found
+        assert "is a symbolic link" in found
 
 
 def test_a_shard_that_was_cut_is_refused_also_between_two_batches(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_read_verified_gives_the_bytes_that_are_recorded(copy: Path) -> None:
             assert read_verified(corpus.folder, shard, mapped).to_pybytes() == where.read_bytes()
         where.write_bytes(where.read_bytes()[::-1])
         for mapped in (False, True):
-            with pytest.raises(DataError, match=f"{where}: does not have the SHA-256"):
+            with pytest.raises(DataError, match=f"{where}: does not have the recorded SHA-256"):
                 read_verified(corpus.folder, shard, mapped)
 
 
@@ -289,7 +289,7 @@ def test_without_digests_the_size_is_still_checked(tmp_path: Path) -> None:
     corpus = open_corpus(tmp_path)
     write_rows(tmp_path / NAME, random_rows(3))
     for mapped in (False, True):
-        with pytest.raises(DataError, match=f"{NAME}: holds .* bytes"):
+        with pytest.raises(DataError, match=f"{NAME}: has .* bytes"):
             read_verified(corpus.folder, corpus.splits["train"][0], mapped)
 
 
