@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, PackError, StorageError
-from tasks.storage.files import sha256_of
+from tasks.storage.files import sha256_of, write_bytes
 from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, repair_hint, without_repair_hint
 
 
@@ -48,6 +48,31 @@ SHOWN = 20  # files named in one error
 
 
 THREADS = 8  # files hashed at a time; hashing releases the GIL
+
+
+LAST = ".last"  # in manifests/: the name of the manifest that the latest run published or found complete
+
+
+def remember_manifest(root: Path, name: str) -> None:
+    """Record `name`, a file of <root>/manifests, as the manifest of the latest run.
+
+    A run that changes nothing writes nothing. A folder that cannot be written to is not an error: the record is a
+    convenience.
+    """
+    path, content = root / "manifests" / LAST, f"{name}\n".encode()
+    with suppress(StorageError, OSError):
+        if not (path.is_file() and path.read_bytes() == content):
+            write_bytes(path, content)
+
+
+def last_manifest(root: Path) -> Path | None:
+    """Return the manifest of the latest run below `root`, or None if there is no record or the file is gone."""
+    try:
+        name = (root / "manifests" / LAST).read_text(encoding="utf-8").strip()
+        path = root / "manifests" / name
+        return path if name == path.name and path.is_file() else None
+    except (OSError, ValueError):
+        return None
 
 
 def report_beside(folder: Path) -> Path:

@@ -15,6 +15,7 @@ import orjson
 import pytest
 from support.commands import BIN, ROOT, SHARED, command, corpus_bytes, luigi, needs_shared, pack, write_chats
 
+from tasks.storage.corpus_folder import last_manifest
 from tasks.verification.verify import verify
 
 CONFIG = """
@@ -224,9 +225,9 @@ FAILURES = {
     "no such source": ({"sources": "[{path: chatz.jsonl}]"}, (), "chatz.jsonl"),
     "no such tokenizer": ({"tokenizer": "nowhere.model"}, (), "no such tokenizer"),
     "no such template": ({"template": "chatlm"}, (), "neither built in"),
-    "over-long": ({"overlong": "error", "sequence_length": 16}, (), "more than sequence_length 16"),
+    "over-long": ({"overlong": "error", "sequence_length": 16}, (), "tokens exceed sequence_length 16"),
     "all dropped": ({"overlong": "drop", "sequence_length": 8}, (), "no conversation is left to pack"),
-    "not a tokenizer": ({"tokenizer": "chats.jsonl"}, (), "neither a .model nor a .json"),
+    "not a tokenizer": ({"tokenizer": "chats.jsonl"}, (), "not a .model or .json file"),
     "no number": ({}, ("--sequence-length", "1k"), "sequence_length: Input should be a valid integer, found '1k'"),
     "nearly a template": ({"template": "chat-ml"}, (), 'did you mean "chatml"?'),
     "zero length": ({}, ("--sequence-length", "0"), "greater than or equal to 8"),
@@ -380,7 +381,7 @@ def test_tokens_of_rejected_conversations_are_told(folder: Path) -> None:
     (folder / "long.jsonl").write_bytes(long + b"\n")
     set_config(folder, sources="[chats.jsonl, long.jsonl]", max_rejects=0.5)
     done = luigi(folder, "--config", "corpus.yaml")
-    assert "of all tokens were of conversations that were rejected" in done.stderr, done.stderr
+    assert "of all tokens were in conversations that were rejected" in done.stderr, done.stderr
     tokens = orjson.loads((folder / done.stdout.split()[-1]).read_bytes())["ledger"]["tokens"]
     assert tokens["rejected"] > 400
     shown = command(folder, str(BIN / "packcorpus"), "inspect")
@@ -403,6 +404,16 @@ def test_it_works_from_any_folder(folder: Path, tmp_path_factory: pytest.TempPat
         )
         assert done.returncode == code, done.stderr
         assert len(list(place.glob("manifests/*.json"))) == (code == 0)
+
+
+def test_the_manifest_of_the_latest_run_is_remembered(folder: Path) -> None:
+    """Also if the corpus was already packed: inspect and verify without a name refer to it."""
+    first = pack(folder, "--config", "corpus.yaml")
+    assert last_manifest(folder) == first
+    other = pack(folder, "--config", "corpus.yaml", "--sequence-length", "200")
+    assert last_manifest(folder) == other != first
+    assert "already packed" in luigi(folder, "--config", "corpus.yaml").stderr
+    assert last_manifest(folder) == first
 
 
 def test_a_source_may_be_a_path_by_itself(folder: Path) -> None:

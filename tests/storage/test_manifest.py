@@ -19,7 +19,7 @@ from tasks import recipe as recipe_module
 from tasks.core.errors import DataError, InputMissing, PackError
 from tasks.corpus import manifest_builder
 from tasks.corpus.manifest_builder import build_manifest, publish
-from tasks.corpus.publish import is_published
+from tasks.stages import Publish
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import sha256_of, to_json
 from tasks.storage.keys import VERSIONS
@@ -348,24 +348,24 @@ def test_is_published(copied: Corpus) -> None:
     root, path = copied
     recipe = make_recipe(root, conversations(40), validation=0.2)
     assert recipe.published == path
-    assert is_published(recipe)
+    assert Publish(recipe).is_done()
     for file in load_manifest(path).listed():
         where = recipe.corpus_folder / file.path
         data = where.read_bytes()
         where.write_bytes(data + b"x")
-        assert not is_published(recipe)
+        assert not Publish(recipe).is_done()
         where.unlink()
-        assert not is_published(recipe)
+        assert not Publish(recipe).is_done()
         where.write_bytes(data)
-    assert is_published(recipe)
+    assert Publish(recipe).is_done()
     for where in (recipe.corpus_folder / "manifest.json", path):
         data = where.read_bytes()
         where.write_bytes(data.replace(b'"seed": 42', b'"seed": 43'))
-        assert not is_published(recipe)
+        assert not Publish(recipe).is_done()
         where.write_bytes(data)
-    assert is_published(recipe)
+    assert Publish(recipe).is_done()
     path.unlink()
-    assert not is_published(recipe)
+    assert not Publish(recipe).is_done()
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
