@@ -24,6 +24,8 @@ from tasks.storage.files import read_json, to_json
 from tasks.storage.keys import FORMAT_VERSION, KEY_NAMES, corpus_key
 from tasks.storage.paths import Layout
 
+REPAIR = "run: packcorpus repair"
+
 SHA256 = Field(pattern=r"^[0-9a-f]{64}$")
 
 
@@ -322,4 +324,9 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
 
 def repair_hint(path: Path) -> str:
     """Return the command that restores a damaged corpus or manifest, as the end of an error message."""
-    return f"run: packcorpus repair {shlex.quote(str(path))}"
+    return f"{REPAIR} {shlex.quote(str(path))}"
+
+
+def without_repair_hint(error: Exception) -> str:
+    """Return an error message that ends with "; " and `repair_hint`, without it."""
+    return str(error).partition(f"; {REPAIR}")[0]

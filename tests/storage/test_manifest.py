@@ -340,7 +340,7 @@ def test_the_corpus_folder_is_found(copied: Corpus, tmp_path: Path, monkeypatch:
     shutil.rmtree(home)
     monkeypatch.chdir(tmp_path)
     assert corpus_folder(manifest, moved / "manifest.json") == moved
-    with pytest.raises(InputMissing, match=rf"{path.name}: its corpus folder .* is gone; rebuild the corpus"):
+    with pytest.raises(InputMissing, match=rf"{path.name}: its corpus folder .* is missing; rebuild the corpus"):
         corpus_folder(manifest, path)
 
 

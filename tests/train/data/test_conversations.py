@@ -191,7 +191,7 @@ def test_the_corpus_contains_its_jinja_template(tmp_path: Path) -> None:
 def test_a_damaged_file_is_rejected(damaged: str, tmp_path: Path) -> None:
     corpus = pack(tmp_path, conversations(5), packing=False)
     flip(corpus.folder / damaged)
-    with pytest.raises(DataError, match=f"{damaged}: does not have the SHA-256 that was recorded"):
+    with pytest.raises(DataError, match=f"{damaged}: does not have the recorded SHA-256"):
         sft_dataset(corpus)
 
 
