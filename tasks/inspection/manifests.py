@@ -12,11 +12,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
+from tasks.core.suggest import suggest
 
 if TYPE_CHECKING:
     from tasks.storage.manifest import Manifest
@@ -55,8 +55,7 @@ def find_file(path: Path | None, wanted: str = "file") -> Path:
         raise InputMissing("manifest_missing", f"{path}: is no corpus folder (it holds no manifest.json)")
     stems = [file.stem for file in _manifests()]
     names = {name: None for stem in stems for name in (stem, stem.rpartition("-")[0])}
-    near = get_close_matches(path.name.removesuffix(".json"), names, LISTED)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = suggest(path.name.removesuffix(".json"), names, LISTED)
     if not wanted:
         raise InputMissing("manifest_missing", f"{path}: no such manifest{hint}")
     told, ending = f"{path}: no such {wanted}{hint}", path.suffix.lower()
