@@ -746,8 +746,8 @@ def test_the_same_file_read_in_two_ways(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "error", "message"),
     [
-        ("c/chat.jsonl", InputMissing, 'there is no such file or folder; did you mean "chats.jsonl"?'),
-        ("cc/chats.jsonl", InputMissing, 'there is no such file or folder; did you mean "c"?'),
+        ("c/chat.jsonl", InputMissing, "there is no such file or folder; did you mean chats.jsonl?"),
+        ("cc/chats.jsonl", InputMissing, "there is no such file or folder; did you mean c?"),
         ("c/*.csv", InputMissing, "the glob matches no file in "),
         ("*", InputMissing, "the glob matches no file, only folders"),
         ("empty", InputMissing, "the folder holds no file"),
@@ -932,7 +932,7 @@ def test_why_a_format_cannot_be_told(tmp_path: Path, content: bytes, reason: str
     [
         (
             {"prompt": "user_query", "completion": "bot_replies"},
-            "a.jsonl: columns: completion: no key `bot_replies`; did you mean `bot_reply`?; "
+            "a.jsonl: columns: completion: no key `bot_replies`; did you mean bot_reply?; "
             "keys found: user_query, bot_reply",
         ),
         ({"messages": "msgs"}, "a.jsonl: columns: messages: no key `msgs`; keys found: user_query, bot_reply"),
