@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tasks.core.errors import StorageError
+from tasks.core.errors import DataError, StorageError
 from tasks.readers.container import Record, RecordReader
 from tasks.readers.containers import container_named
 from tasks.readers.memory_limit import bounded_table
@@ -43,12 +43,13 @@ def sample_files(
     *,
     most_files: int = MOST_FILES,
     stream: int = STREAM,
+    skip_unreadable: bool = False,
 ) -> list[Sample]:
     """Sample `files` and return the samples in the order of the files.
 
     Up to `most_files` of them are read, evenly spread, and one of each of as many entries of the config; together at
     most 1.5 × `budget` bytes. The same files give the same samples. Raises DataError or StorageError if one cannot be
-    read.
+    read, unless those are skipped.
     """
     firsts = {file.entry: number for number, file in reversed([*enumerate(files)])}
     chosen = sorted({*_spread(len(files), most_files), *(firsts.values() if len(firsts) <= most_files else ())})
@@ -65,7 +66,11 @@ def sample_files(
         share = max(budget // (2 * len(chosen)), budget * sizes[number] // sum(sizes.values()))
         try:
             sample = _sample(file, share, max_record_bytes, stream)
-        except OSError as error:
+        except (DataError, OSError) as error:
+            if skip_unreadable:
+                continue
+            if isinstance(error, DataError):
+                raise
             raise StorageError("cannot_read", f"{file.name}: cannot be read: {error.strerror or error}") from None
         if stands_for[number] != file.bytes:
             sample = replace(sample, stands_for=stands_for[number] / max(file.bytes, 1))
