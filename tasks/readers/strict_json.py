@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import orjson
@@ -76,6 +77,16 @@ _KEY_END = np.uint16(int.from_bytes(b'":', "little"))
 
 
 _NOT_A_NUMBER = re.compile(r"-?(?:NaN|Infinity|inf)\b", re.IGNORECASE)
+
+
+def decode_block(texts: list[bytes]) -> list[Any] | None:
+    """Decode the records of a block at once; None if one of them has to be examined by `parse_record`."""
+    try:
+        records = list(map(orjson.loads, texts))
+    except orjson.JSONDecodeError:
+        return None
+    block = b"\n".join(texts)
+    return records if key_ends(block) == count_keys(records) and not big_integer(block) else None
 
 
 def parse_record(text: bytes, unterminated: bool) -> object:

@@ -23,13 +23,13 @@ from support.tokenizer_kinds import (
     tokenize,
 )
 
-import tasks.readers.record_reader
+import tasks.readers.container
 import tasks.tokenization.tokenize_part
-from tasks.config import Config, Source
+from tasks.config import Config
 from tasks.conversations.content import content_digest, said
 from tasks.conversations.formats import read_record
 from tasks.core.errors import DataError, Reject, StorageError
-from tasks.sources.model import Part, SourceSpec
+from tasks.sources.model import Part, Source
 from tasks.sources.parts import find_parts
 from tasks.storage.schemas import SCHEMA, WHOLE_SCHEMA
 from tasks.storage.token_files import TokenFiles
@@ -45,7 +45,7 @@ GOOD = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", 
 
 def part_of(place: Path, lines: list[bytes]) -> Part:
     (place / "part.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    [(_, [part])] = find_parts([SourceSpec("part.jsonl", "messages")], place, 1 << 30)
+    [(_, [part])] = find_parts([Source(path="part.jsonl", format="messages")], place, 1 << 30)
     return part
 
 
@@ -232,7 +232,7 @@ def test_a_token_file_of_many_batches_is_that_of_one(monkeypatch: pytest.MonkeyP
     one = run(tmp_path, part)
     rows = read_rows(tmp_path / "tokens.arrow")
     monkeypatch.setattr(tasks.tokenization.tokenize_part, "BATCH_CHARACTERS", 1)
-    monkeypatch.setattr(tasks.readers.record_reader, "_BLOCK", 2)
+    monkeypatch.setattr(tasks.readers.container, "BLOCK", 2)
     heard: list[tuple[int, int, int, float]] = []
     encoder, config = open_kind("sp_bpe_chatml"), Config(sources=[Source(path="part.jsonl")])
     template = BuiltIn("chatml", encoder, "assistant")
@@ -321,7 +321,7 @@ def test_rejects_carry_their_record_and_what_is_wrong(tmp_path: Path) -> None:
         (5, "bad_content"),
         (6, "lone_surrogate"),
     ]
-    assert 'did you mean "assistant"?' in receipt["rejects"][1][2]
+    assert "did you mean assistant?" in receipt["rejects"][1][2]
     assert (receipt["conversations"], receipt["accepted"]) == (7, 2)
     assert json.loads((tmp_path / "receipt.json").read_bytes()) == receipt
 

@@ -180,7 +180,13 @@ def test_quantization_without_effect_is_rejected(base: Path) -> None:
 def test_a_trainable_weight_outside_the_adapter_is_rejected(base: Path) -> None:
     model = load(base)
     model.get_input_embeddings().weight.requires_grad_(True)
-    rejected(DataError, "embed_tokens.weight and 0 more weights outside the adapter would be trained", check, model, TrainingConfig())
+    rejected(
+        DataError,
+        "embed_tokens.weight and 0 more weights outside the adapter would be trained",
+        check,
+        model,
+        TrainingConfig(),
+    )
 
 
 def test_an_adapter_in_low_precision_is_rejected(base: Path) -> None:
