@@ -64,7 +64,8 @@ def test_the_same_bytes_in_any_part_folder_and_process(model: Path, tmp_path: Pa
     assert train(parts, tmp_path / "again.model") == model.read_bytes()
     script = (
         "import sys; from pathlib import Path\n"
-        "from tasks.sources.source_files import SourceSpec, find_parts\n"
+        "from tasks.sources.model import SourceSpec\n"
+        "from tasks.sources.parts import find_parts\n"
         "from tasks.tokenization.train_tokenizer import train_tokenizer\n"
         "folder = Path(sys.argv[1])\n"
         "[(_, parts)] = find_parts([SourceSpec('chat.jsonl', 'messages')], folder, 1 << 20)\n"
