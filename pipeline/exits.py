@@ -15,7 +15,6 @@ import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from types import TracebackType
 from typing import Any, NoReturn
 from zlib import crc32
@@ -31,6 +30,7 @@ from pipeline import signals
 from pipeline.progress import counters, display
 from tasks.core.error_messages import DEBUG, foreseen, is_on, told
 from tasks.core.errors import Interrupted, PackError, StorageError, UsageError
+from tasks.core.suggest import suggest
 
 _told: set[str] = set()
 
@@ -132,8 +132,7 @@ def tell_unknown_options() -> None:
 
         def refuse(message: str) -> NoReturn:
             wrong = re.search(r"unrecognized arguments: (--[^ =]+)", message)
-            near = get_close_matches(wrong[1], parser._option_string_actions, 1) if wrong else []
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = suggest(wrong[1], parser._option_string_actions) if wrong else ""
             raise UsageError("bad_command_line", f"{message}{hint}; see luigi --module pipeline PackCorpus --help")
 
         parser.error = refuse  # type: ignore[method-assign]

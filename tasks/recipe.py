@@ -12,13 +12,13 @@ import hashlib
 import math
 import os
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from tasks.config import Config, load_config, path_in
 from tasks.core.errors import InputMissing, UsageError
+from tasks.core.suggest import suggest
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
 from tasks.sources.model import Part, SourceFile, SourceSpec
@@ -110,11 +110,10 @@ class Recipe:
             return source
         file = path_in(self.folder, name)
         if not os.path.isfile(file):  # not file.is_file(), which raises where a name is too long
-            near = get_close_matches(name, (*BUILT_IN, "tokenizer"), 1)
-            hint = f'; did you mean "{near[0]}"?' if near else ""
             raise InputMissing(
                 "template_missing",
-                f"template: {name!r} is neither built in ({', '.join(BUILT_IN)}, tokenizer) nor a file ({file}){hint}",
+                f"template: {name!r} is neither built in ({', '.join(BUILT_IN)}, tokenizer) nor a file ({file})"
+                f"{suggest(name, (*BUILT_IN, 'tokenizer'))}",
             )
         try:
             return file.read_text(encoding="utf-8")

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import NoReturn
 
 from tasks.conversations.fields import json_of, list_of, missing, optional_text, parsed, required, text_of
 from tasks.conversations.model import ROLES, Conversation, Message, ToolCall
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
+from tasks.core.suggest import suggest
 
 ROLE_NAMES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
@@ -203,6 +203,5 @@ def tools_of(record: dict[str, object]) -> tuple[str, ...]:
 def refuse_role(role: object, where: str, roles: Mapping[str, str]) -> NoReturn:
     if not isinstance(role, str):
         raise Reject("bad_role", f"{where}: expected a string, found {kind(role)}")
-    near = get_close_matches(role.lower()[:100], roles, n=1)
-    advice = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(roles)}"
-    raise Reject("bad_role", f"{where} {shown(role)} is not a role; {advice}")
+    advice = suggest(role, roles) or f"; known are {', '.join(roles)}"
+    raise Reject("bad_role", f"{where} {shown(role)} is not a role{advice}")

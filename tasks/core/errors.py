@@ -95,5 +95,5 @@ class Reject(_Coded):
     """One conversation cannot be used; it goes to rejects.jsonl and the run goes on.
 
     `reason` is counted in the ledger, `message` says what was found and where within the record (such as
-    'messages[2].role "assistent" is not a role; did you mean "assistant"?').
+    'messages[2].role "assistent" is not a role; did you mean assistant?').
     """

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,6 +21,7 @@ import pyarrow.compute as pc
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import printable
+from tasks.core.suggest import suggest
 from tasks.storage.corpus_folder import find_listed, reading
 from tasks.storage.manifest import Manifest, Shard, mend
 from tasks.storage.schemas import INDEX_SCHEMA
@@ -163,8 +163,8 @@ def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
         return found[0], int(line) if len(line) < 19 else MOST_RECORDS
     if found:
         raise UsageError("not_in_it", f"--at {text}: is the end of {len(found)} sources; write more of the path")
-    near = get_close_matches(name, [*paths, *(PurePosixPath(path).name for path in paths)], 1)
-    hint = f"; did you mean {near[0]}?" if near else f"; its sources: {', '.join(paths[:5])}{' …' * (len(paths) > 5)}"
+    known = [*paths, *(PurePosixPath(path).name for path in paths)]
+    hint = suggest(name, known) or f"; its sources: {', '.join(paths[:5])}{' …' * (len(paths) > 5)}"
     raise UsageError("not_in_it", f"--at {text}: no source of this corpus{hint}")
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
-from difflib import get_close_matches
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path, PurePath
 
@@ -16,6 +15,7 @@ from tasks.conversations.column_guesses import guess_columns
 from tasks.conversations.formats import COLUMNS, FORMATS, detect
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
+from tasks.core.suggest import suggest
 from tasks.readers.compression import unpacked
 from tasks.readers.containers import TEXT_CONTAINERS, container_of
 from tasks.readers.json_array import array_elements, read_whole
@@ -151,7 +151,7 @@ def _tell_format(path: Path, name: str, container: str, compression: str, column
         found = f"none is an object{f' ({reject})' if reject else ''}"
     if keys and (lacking := [(ours, theirs) for ours, theirs in columns.items() if theirs not in keys]):
         said = "; ".join(
-            f"columns: {ours}: no key `{as_yaml(theirs)}`{_near_key(theirs, keys)}" for ours, theirs in lacking
+            f"columns: {ours}: no key `{as_yaml(theirs)}`{suggest(theirs, keys)}" for ours, theirs in lacking
         )
         advice = f"; without columns it is read as {bare}: leave columns out" if bare else ""
         raise DataError("unknown_format", f"{name}: {said}; {found}{advice}")
@@ -163,11 +163,6 @@ def _tell_format(path: Path, name: str, container: str, compression: str, column
         f"{name}: the format cannot be told from its first {f'{count} records' if count > 1 else 'record'}; {found}; "
         f"formats tried: {', '.join(FORMATS)}; name one with format:, or say with columns: which key holds what",
     )
-
-
-def _near_key(name: str, keys: Sequence[str]) -> str:
-    near = get_close_matches(name, keys, n=1)
-    return f"; did you mean `{as_yaml(near[0])}`?" if near else ""
 
 
 def as_yaml(key: str) -> str:

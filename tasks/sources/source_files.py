@@ -16,12 +16,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 
 from tasks.conversations.formats import COLUMNS, FORMATS
 from tasks.core.errors import StorageError, UsageError
 from tasks.core.printable import shown
+from tasks.core.suggest import suggest
 from tasks.readers.containers import container_of
 from tasks.sources.identify import as_yaml, resolve
 from tasks.sources.locate import locate
@@ -91,8 +91,7 @@ def _check_spec(spec: SourceSpec) -> None:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
+    return suggest(name, known) or f"; known are {', '.join(known)}"
 
 
 def _how(file: SourceFile, spec: SourceSpec) -> str:

@@ -295,13 +295,13 @@ BAD: list[tuple[str, object, str, str]] = [
         "messages",
         _message(role="assistent"),
         "bad_role",
-        'messages[1].role "assistent" is not a role; did you mean "assistant"?',
+        'messages[1].role "assistent" is not a role; did you mean assistant?',
     ),
     (
         "messages",
         _message(role="Assistant"),
         "bad_role",
-        'messages[1].role "Assistant" is not a role; did you mean "assistant"?',
+        'messages[1].role "Assistant" is not a role; did you mean assistant?',
     ),
     (
         "messages",
@@ -454,7 +454,7 @@ BAD: list[tuple[str, object, str, str]] = [
         "sharegpt",
         {"conversation": [{"from": "humen", "value": "a"}]},
         "bad_role",
-        'conversation[0].from "humen" is not a role; did you mean "human"?',
+        'conversation[0].from "humen" is not a role; did you mean human?',
     ),
     ("sharegpt", {"conversations": [{"from": "gpt"}]}, "missing_key", "conversations[0].value is missing"),
     (

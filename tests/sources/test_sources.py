@@ -37,7 +37,7 @@ from tasks.core.errors import DataError, InputMissing, PackError, Reject, Storag
 from tasks.readers import containers, json_array, record_reader, strict_json
 from tasks.readers.compression import BOMB_BYTES
 from tasks.readers.lines import CHUNK
-from tasks.sources import parts, source_files
+from tasks.sources import parts
 from tasks.sources.model import Part, SourceFile, SourceSpec
 from tasks.sources.parts import find_parts, place_of, read_part
 
@@ -303,7 +303,7 @@ def test_one_file_that_cannot_be_read_ends_the_digests_of_the_others(
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n')
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n' * 2000)
     monkeypatch.setattr(parts, "_HASH_CHUNK", 1)
-    monkeypatch.setattr(source_files, "sha256", Slow)
+    monkeypatch.setattr(parts, "sha256", Slow)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     with pytest.raises(StorageError, match=r"a\.jsonl: cannot be read: Input/output error"):
         find_parts([SourceSpec("*.jsonl", "text")], tmp_path, 1 << 20)
@@ -611,7 +611,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @given(st.text('":a', max_size=40).map(str.encode), st.sampled_from([2, 4, 1 << 18]))
 def test_ends_of_keys_are_counted_as_bytes_counts_them(text: bytes, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record_reader, "CHUNK", chunk)
+        patch.setattr(strict_json, "CHUNK", chunk)
         assert strict_json.key_ends(text) == text.count(b'":')
 
 
@@ -634,7 +634,7 @@ def test_an_array_is_read_block_by_block_as_it_is_as_a_whole(
         found = []
         for size in (block, 1 << 20):
             with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-                patch.setattr(record_reader, "CHUNK", size)
+                patch.setattr(json_array, "CHUNK", size)
                 path = write(Path(name) / "a.json", text)
                 reader = record_reader.RecordReader(path, "a.json", "json", "", 0, 0)
                 seen: list[object] = []
@@ -746,8 +746,8 @@ def test_the_same_file_read_in_two_ways(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "error", "message"),
     [
-        ("c/chat.jsonl", InputMissing, 'there is no such file or folder; did you mean "chats.jsonl"?'),
-        ("cc/chats.jsonl", InputMissing, 'there is no such file or folder; did you mean "c"?'),
+        ("c/chat.jsonl", InputMissing, "there is no such file or folder; did you mean chats.jsonl?"),
+        ("cc/chats.jsonl", InputMissing, "there is no such file or folder; did you mean c?"),
         ("c/*.csv", InputMissing, "the glob matches no file in "),
         ("*", InputMissing, "the glob matches no file, only folders"),
         ("empty", InputMissing, "the folder holds no file"),
@@ -834,7 +834,7 @@ def test_real_files_are_told_and_read_without_a_reject(name: str, format: str, c
 
 
 def test_parts_grow_where_there_would_be_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.sources.source_files.MOST_PARTS", 8)
+    monkeypatch.setattr("tasks.sources.parts.MOST_PARTS", 8)
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "some words of text"}\n' * 400)
     [(_, parts)] = find_parts([SourceSpec("a.jsonl")], tmp_path, 16)
     assert 4 <= len(parts) <= 9
@@ -932,7 +932,7 @@ def test_why_a_format_cannot_be_told(tmp_path: Path, content: bytes, reason: str
     [
         (
             {"prompt": "user_query", "completion": "bot_replies"},
-            "a.jsonl: columns: completion: no key `bot_replies`; did you mean `bot_reply`?; "
+            "a.jsonl: columns: completion: no key `bot_replies`; did you mean bot_reply?; "
             "keys found: user_query, bot_reply",
         ),
         ({"messages": "msgs"}, "a.jsonl: columns: messages: no key `msgs`; keys found: user_query, bot_reply"),

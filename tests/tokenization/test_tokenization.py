@@ -321,7 +321,7 @@ def test_rejects_carry_their_record_and_what_is_wrong(tmp_path: Path) -> None:
         (5, "bad_content"),
         (6, "lone_surrogate"),
     ]
-    assert 'did you mean "assistant"?' in receipt["rejects"][1][2]
+    assert "did you mean assistant?" in receipt["rejects"][1][2]
     assert (receipt["conversations"], receipt["accepted"]) == (7, 2)
     assert json.loads((tmp_path / "receipt.json").read_bytes()) == receipt
 

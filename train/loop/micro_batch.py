@@ -11,7 +11,6 @@ learned does not hang on the machine.
 
 from __future__ import annotations
 
-import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from typing import Any, Protocol
 import torch
 
 from tasks.core.errors import PartMissing
+from tasks.core.process import peak_memory
 from train.config import TrainingConfig
 from train.machine import devices
 from train.model.attention import batch_of
@@ -274,4 +274,4 @@ class _CpuMemory:
         return most - self._resting
 
     def _most(self) -> float:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+        return float(peak_memory())

@@ -25,13 +25,13 @@ from accelerate import PartialState
 from transformers import PrinterCallback, TrainerState
 
 from tasks.core.errors import Interrupted, UsageError
-from tasks.core.printable import counted
+from tasks.core.printable import counted, duration
 from tasks.encoders.corpus_tokenizer import find_tokenizer_files
 from train.config import TrainingConfig
 from train.data.corpus import PACKED, Corpus
 from train.loop import micro_batch, record
 from train.loop.checkpoints import Checkpoints, newest_complete
-from train.loop.display import ProgressLine, duration, open_console, show_effect, show_result, si
+from train.loop.display import ProgressLine, open_console, show_effect, show_result, si
 from train.loop.feed import Feed, open_feed
 from train.loop.interruption import Interruption
 from train.loop.run_folder import RunFolder, step_of

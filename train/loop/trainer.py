@@ -8,8 +8,6 @@ Nothing of the training itself is changed: batches, loss, gradients and optimize
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from tasks.core import process
 from tasks.core.errors import DataError
 from train.config import TrainingConfig
 from train.data.dataset import Passes
@@ -203,4 +202,4 @@ def peak_memory(device: Any) -> int:
     """Bytes: the most that this process held on the GPU, or in memory where it trains on the CPU."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return process.peak_memory()
