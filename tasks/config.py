@@ -12,12 +12,20 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
+from tasks.conversations.formats import FORMAT_NAMES, check_format
 from tasks.core.errors import UsageError
 from tasks.core.yaml_settings import check_settings, read_settings
 
-Format = Literal["auto", "messages", "sharegpt", "alpaca", "dolly", "oasst", "prompt_completion", "text"]
+
+def _check_format(name: str) -> str:
+    return name if name == "auto" else check_format(name)
+
+
+Format = Annotated[
+    str, AfterValidator(_check_format), WithJsonSchema({"type": "string", "enum": ["auto", *FORMAT_NAMES]})
+]
 
 # Settings that cannot change the output: they are neither in the corpus key nor in the manifest.
 WITHOUT_EFFECT = {"part_size", "engine"}

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 import orjson
 
+from tasks.conversations.model import Message
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 from tasks.readers.strict_json import big_integer, duplicate_key
@@ -59,6 +60,12 @@ def required_text(record: dict[str, object], key: str) -> str:
 def optional_text(record: dict[str, object], key: str) -> str:
     value = record.get(key)
     return "" if value is None else text_of(value, key)
+
+
+def system_of(record: dict[str, object]) -> list[Message]:
+    """Return the message for the key `system`, or nothing if it is absent or empty."""
+    system = optional_text(record, "system")
+    return [Message("system", system)] if system else []
 
 
 def list_of(value: object, where: str) -> list[object]:

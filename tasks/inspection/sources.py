@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.config import Config, load_config
-from tasks.conversations.formats import read_record
+from tasks.conversations.formats import conversation_of
 from tasks.conversations.model import Conversation
 from tasks.conversations.openai import as_row
 from tasks.core.error_codes import CODES
@@ -76,12 +76,7 @@ def records_of(file: SourceFile, start: int = 0) -> Iterator[tuple[int, Conversa
         stop = pq.read_metadata(file.path).num_row_groups
     reader = RecordReader(file.path, file.name, file.container, file.compression, start, stop)
     for number, value in reader:
-        try:
-            if isinstance(value, Reject):
-                raise value
-            yield number + 1, read_record(value, file.format, columns)
-        except Reject as reject:
-            yield number + 1, reject
+        yield number + 1, conversation_of(value, file.format, columns)
 
 
 def containing(file: SourceFile, text: str) -> Iterator[tuple[int, Conversation | Reject]]:

@@ -11,8 +11,7 @@ from pathlib import Path, PurePath
 
 import orjson
 
-from tasks.conversations.column_guesses import guess_columns
-from tasks.conversations.formats import COLUMNS, FORMATS, detect
+from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, detect, guess_columns
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
@@ -161,7 +160,7 @@ def _tell_format(path: Path, name: str, container: str, compression: str, column
     raise DataError(
         "unknown_format",
         f"{name}: the format cannot be told from its first {f'{count} records' if count > 1 else 'record'}; {found}; "
-        f"formats tried: {', '.join(FORMATS)}; name one with format:, or say with columns: which key holds what",
+        f"formats tried: {', '.join(FORMAT_NAMES)}; name one with format:, or say with columns: which key holds what",
     )
 
 

@@ -10,12 +10,14 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pyarrow.parquet as pq
 
 from tasks.conversations.formats import COLUMNS
 from tasks.core.errors import DataError, StorageError, UsageError
 from tasks.readers.record_reader import MAX_RECORD_BYTES, Block, RecordReader
+from tasks.readers.strict_json import decode_block
 from tasks.readers.tables import parquet_metadata
 from tasks.sources.model import Part, SourceFile, SourceSpec
 from tasks.sources.source_files import find_files
@@ -61,11 +63,12 @@ class PartReader(RecordReader):
     file cannot be read on, or is not the one that was hashed.
     """
 
-    def __init__(self, part: Part, max_record_bytes: int = MAX_RECORD_BYTES):
+    def __init__(self, part: Part, max_record_bytes: int = MAX_RECORD_BYTES, decode: Any = decode_block):
         file = part.file
         wanted = {*COLUMNS, *(theirs for _, theirs in file.columns)}
         super().__init__(
-            *(file.path, file.name, file.container, file.compression, part.start, part.stop, max_record_bytes, wanted)
+            *(file.path, file.name, file.container, file.compression, part.start, part.stop, max_record_bytes, wanted),
+            decode=decode,
         )
         self.file = file
 
@@ -82,9 +85,9 @@ class PartReader(RecordReader):
         _check_unchanged(self.file)
 
 
-def read_part(part: Part, max_record_bytes: int = MAX_RECORD_BYTES) -> PartReader:
+def read_part(part: Part, max_record_bytes: int = MAX_RECORD_BYTES, decode: Any = decode_block) -> PartReader:
     """The records of `part`, to be iterated over; a jsonl line of more than `max_record_bytes` is a Reject."""
-    return PartReader(part, max_record_bytes)
+    return PartReader(part, max_record_bytes, decode)
 
 
 def _check_unchanged(file: SourceFile) -> None:

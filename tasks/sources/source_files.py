@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.conversations.formats import COLUMNS, FORMATS
+from tasks.conversations.formats import COLUMNS, FORMAT_NAMES
 from tasks.core.errors import StorageError, UsageError
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
@@ -77,9 +77,9 @@ def look(path: Path, name: str = "", spec: SourceSpec | None = None) -> SourceFi
 def _check_spec(spec: SourceSpec) -> None:
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", spec.path):
         raise UsageError("bad_setting", f"{spec.path}: only local files can be read; download it and name the file")
-    if spec.format != "auto" and spec.format not in FORMATS:
+    if spec.format != "auto" and spec.format not in FORMAT_NAMES:
         raise UsageError(
-            "bad_setting", f"{spec.path}: format {shown(spec.format)} is not known{_nearest(spec.format, FORMATS)}"
+            "bad_setting", f"{spec.path}: format {shown(spec.format)} is not known{_nearest(spec.format, FORMAT_NAMES)}"
         )
     for ours, theirs in spec.columns:
         if ours not in COLUMNS:

@@ -16,11 +16,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import metadata
-from itertools import compress, islice
+from itertools import islice
 
 import numpy as np
 
-from tasks.conversations.formats import read_record
 from tasks.core.errors import PackError, Reject, UsageError
 from tasks.core.printable import shown
 from tasks.encoders.encoder import Encoder
@@ -32,9 +31,7 @@ from tasks.sources.model import Part, SourceFile
 from tasks.sources.parts import read_part
 from tasks.storage.files import read_json, to_json, write_bytes
 from tasks.storage.keys import key_of
-from tasks.templates.spans import trained_turns
-from tasks.tokenization.frames import Frames
-from tasks.tokenization.segments import segments_of
+from tasks.tokenization.prepare import texts_of
 
 TEXTS = 2000  # that are compared at least, where the corpus has as many
 WHOLE = 1 << 20  # bytes of sources up to which every text is compared
@@ -230,14 +227,8 @@ def _lines(file: SourceFile, place: int, stop: int, limit: int) -> tuple[int, in
 
 def _texts(recipe: Recipe, file: SourceFile, records: list[object]) -> list[str]:
     """What records give to the encoder; nothing of those that cannot be used."""
-    train_on = recipe.config.train_on
-    frames = Frames(recipe.template, recipe.encoder, train_on, file.format, bool(file.columns))
-    framed, taken = frames.of_records(records)
-    texts = list(framed.texts)
-    for record in compress(records, (not plain for plain in taken)):
+    texts = []
+    for record in records:
         with suppress(Reject, PackError):
-            if not isinstance(record, Reject):
-                conversation = read_record(record, file.format, dict(file.columns))
-                spans = recipe.template.spans(conversation, trained_turns(conversation, train_on))
-                texts += segments_of(spans, recipe.encoder).texts
+            texts += texts_of(record, file, recipe.template, recipe.encoder, recipe.config.train_on)
     return texts

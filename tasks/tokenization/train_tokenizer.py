@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.conversations.formats import detect, read_record
+from tasks.conversations.formats import conversation_of, detect
 from tasks.conversations.model import full_text
 from tasks.core.errors import DataError, Reject
 from tasks.sources.model import Part, SourceFile
@@ -121,12 +121,9 @@ def _sentences(parts: tuple[Part, ...], max_record_bytes: int, unread: Unread) -
     for part in parts:
         columns = dict(part.file.columns)
         for record, value in read_part(part, max_record_bytes):
-            try:
-                if isinstance(value, Reject):
-                    raise value
-                conversation = read_record(value, part.file.format, columns)
-            except Reject as reject:
-                unread.add(reject, value, part.file, "" if unread.count else place_of(part, record))
+            conversation = conversation_of(value, part.file.format, columns)
+            if isinstance(conversation, Reject):
+                unread.add(conversation, value, part.file, "" if unread.count else place_of(part, record))
                 continue
             for text in map(full_text, conversation.messages):
                 left -= len(text)

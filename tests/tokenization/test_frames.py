@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.tokenizer_kinds import BUILT, hostile, open_kind
-
 from tasks.conversations.content import content_digest, said
+
 from tasks.conversations.formats import COLUMNS, read_record
 from tasks.conversations.model import Conversation, Message, turns_of, usual_order
 from tasks.core.errors import Reject
