@@ -67,11 +67,10 @@ def predicted(config: Config, folder: Path, root: Path, workers: int, budget: in
 def alone(config: Path, folder: Path) -> list[tuple[str, Path]]:
     """(name, config) of all sources together and of each file of them alone; paths are absolute."""
     settings = yaml.safe_load(config.read_text())
-    from tasks.recipe import specs_of
     from tasks.sources.source_files import find_files
 
     loaded = load_config(config)
-    files = find_files(specs_of(loaded), config.parent)
+    files = find_files(loaded.sources, config.parent)
     for key in ("tokenizer", "template"):
         if (config.parent / str(settings.get(key, ""))).is_file():
             settings[key] = str((config.parent / settings[key]).resolve())

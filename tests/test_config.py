@@ -11,8 +11,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.config import WITHOUT_EFFECT, Config, Source, load_config
+from tasks.config import WITHOUT_EFFECT, Config, load_config
 from tasks.core.errors import InputMissing, PackError, UsageError
+from tasks.sources.model import Source
 
 DEFAULTS = {
     "name": "corpus",

@@ -12,8 +12,9 @@ from pathlib import Path
 import orjson
 from support.commands import ROOT
 
-from tasks.config import Config, Source
+from tasks.config import Config
 from tasks.conversations.formats import FORMAT_NAMES
+from tasks.sources.model import Source
 from tasks.storage.manifest import Manifest
 from tasks.templates.built_in import BUILT_IN
 

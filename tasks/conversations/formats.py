@@ -82,14 +82,6 @@ def read_record(record: object, format: str, columns: Mapping[str, str] = {}) ->
     return conversation
 
 
-def conversation_of(record: object, format: str, columns: Mapping[str, str] = {}) -> Conversation | Reject:
-    """Return what `read_record` returns or raises. A record that is a Reject already, from a reader, stays one."""
-    try:
-        return record if isinstance(record, Reject) else read_record(record, format, columns)
-    except Reject as reject:
-        return reject
-
-
 def _rename(record: dict[str, object], columns: Mapping[str, str]) -> dict[str, object]:
     """Return the record under our names. A name that is mapped means the mapped key and no other."""
     taken = {*columns, *columns.values()}

@@ -65,6 +65,6 @@ OASST = Format(
     keys=("prompt",),
     matches=lambda record: isinstance(record.get("prompt"), dict),
     read=read,
-    summary="`prompt`, the root of a tree of messages with `role`, `text`, and `replies`; of which the best-ranked path",
+    summary="`prompt`, the root of a tree of messages with `role`, `text`, and `replies`; the best-ranked path",
     example='{"prompt": {"role": "prompter", "text": "2+2?", "replies": [{"role": "assistant", "text": "4"}]}}',
 )

@@ -31,7 +31,7 @@ from tasks.packing.filters import filter_conversations
 from tasks.packing.pieces import Pieces, cut_overlong
 from tasks.packing.placement import hold_out_at_least_one
 from tasks.packing.plan import read_columns
-from tasks.recipe import Recipe, specs_of
+from tasks.recipe import Recipe
 from tasks.sources.model import Part
 from tasks.sources.sample_files import sample_files
 from tasks.sources.source_files import find_files
@@ -57,7 +57,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
     Raises what a run would raise of config, sources, tokenizer and template.
     """
     layout = Layout(root)
-    files = find_files(specs_of(config), folder, layout.outputs())
+    files = find_files(config.sources, folder, layout.outputs())
     recipe = Recipe(config, folder, layout, tuple(files), ())
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         if config.tokenizer is None:

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.config import Config
-from tasks.conversations.formats import conversation_of
 from tasks.conversations.model import full_text
 from tasks.core.errors import PackError, Reject
 from tasks.dry_run.model import Prediction, Rejects, Source, Tokens
@@ -56,11 +55,12 @@ def train_on_sample(recipe: Recipe, samples: list[Sample], folder: Path) -> Reci
 def _said(sample: Sample, unread: Unread) -> Iterator[str]:
     """The texts of all messages. Where and why there are no more of them goes to `unread`."""
     for place, value in sample.records:
-        conversation = conversation_of(value, sample.file.format, dict(sample.file.columns))
-        if isinstance(conversation, Reject):
-            unread.add(conversation, value, sample.file, place)
-        else:
-            yield from map(full_text, conversation.messages)
+        try:
+            conversation = sample.file.conversation(value)
+        except Reject as reject:
+            unread.add(reject, value, sample.file, place)
+            continue
+        yield from map(full_text, conversation.messages)
 
 
 def fast_encoder(reference: Encoder, config: Config) -> Encoder:

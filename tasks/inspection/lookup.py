@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import printable
 from tasks.core.suggest import suggest
+from tasks.readers.containers import container_named
 from tasks.storage.corpus_folder import find_listed, reading
 from tasks.storage.manifest import Manifest, Shard, mend
 from tasks.storage.schemas import INDEX_SCHEMA
@@ -99,7 +100,7 @@ def _why_not(manifest: Manifest, folder: Path, source: int, record: int) -> str:
     for reject in read_rejects(manifest, folder):
         if reject.get("source") == facts.path and reject.get("line", reject.get("record")) == record:
             return f"{where}: was rejected: {reject['code']} {reject['message']}"
-    unit = "lines that hold one" if facts.container == "jsonl" else "records"
+    unit = "lines that hold one" if container_named(facts.container).numbered_by == "line" else "records"
     return f"{where}: no conversation of this corpus; the source had {facts.conversations:,} {unit}, counted from 1"
 
 

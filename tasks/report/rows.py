@@ -20,7 +20,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from tasks.conversations.formats import conversation_of
+from tasks.conversations.formats import read_record
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import printable
 from tasks.encoders.corpus_tokenizer import open_tokenizer
@@ -202,10 +202,10 @@ def _whole(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: sl
     if row["messages"] is None:
         runs.append(Run(printable(row["text"]), trained=True))
     else:
-        conversation = conversation_of(row, "messages")
-        if isinstance(conversation, Reject):
-            raise DataError("bad_row", f"a row holds no conversation: {conversation}; packcorpus verify says where")
-        turns = trained_turns(conversation, manifest.train_on)
+        try:
+            turns = trained_turns(read_record(row, "messages"), manifest.train_on)
+        except Reject as error:
+            raise DataError("bad_row", f"a row holds no conversation: {error}; packcorpus verify says where") from None
         if row["tools"]:
             runs += [Run("tools", False, control=True), Run(f"\n{printable(row['tools'])}\n", False)]
         for message, is_trained in zip(row["messages"], turns, strict=True):

@@ -25,8 +25,8 @@ from tasks.core.printable import shown
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
+from tasks.readers.containers import container_named
 from tasks.recipe import Recipe
-from tasks.sources.identify import head
 from tasks.sources.model import Part, SourceFile
 from tasks.sources.parts import read_part
 from tasks.storage.files import read_json, to_json, write_bytes
@@ -196,7 +196,11 @@ def _chunks(recipe: Recipe, file: SourceFile, whole: bool, draw: random.Random) 
     lines = file.container == "jsonl" and not file.compression
     try:
         if whole or not (lines or file.container == "parquet"):
-            records = (record for _, record in read_part(Part(file, 0, stop, ""), limit)) if whole else head(file)
+            records = (
+                (record for _, record in read_part(Part(file, 0, stop, ""), limit))
+                if whole
+                else container_named(file.container).first_records(file)
+            )
             while chunk := list(islice(records, RECORDS)):
                 yield chunk
             return

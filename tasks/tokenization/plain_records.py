@@ -1,7 +1,7 @@
 """Read records that hold turns and nothing else, by the type that their format declares for them.
 
-    b'{"messages": [{"role": "user", "content": "2+2?"}, …]}'   a line ─decode─▶ Plain(messages=[Turn("user", "2+2?"), …])
-    {"prompt": "6 × 7?", "completion": "42", "system": None}    a row  ─of─────▶ Plain(prompt="6 × 7?", completion="42")
+    b'{"messages": [{"role": "user", "content": "2+2?"}]}'    a line ─decode─▶ Plain(messages=[Turn("user", "2+2?")])
+    {"prompt": "6 × 7?", "completion": "42", "system": None}  a row  ─of─────▶ Plain(prompt="6 × 7?", completion="42")
 
 msgspec checks a record against the type (`Format.plain`) while it decodes it. A record that does not fit is decoded
 with care, which defines what a record means.

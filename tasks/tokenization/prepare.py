@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.conversations.formats import FORMAT_OF, conversation_of
+from tasks.conversations.formats import FORMAT_OF
 from tasks.conversations.model import Conversation, content_digest, turns_of, usual_order, whole_text
 from tasks.conversations.openai import tools_json, turns_json
 from tasks.core.errors import Reject
@@ -29,7 +29,7 @@ class Preparer:
     """
 
     def __init__(self, file: SourceFile, template: Template, encoder: Encoder, train_on: TrainOn, packing: bool = True):
-        self._format, self._columns = file.format, dict(file.columns)
+        self._file = file
         self._template, self._encoder, self._train_on, self._packing = template, encoder, train_on, packing
         self._frames = Frames(template, encoder, train_on, FORMAT_OF[file.format].roles)
         self._plain = PlainRecords(file.format, mapped=bool(file.columns) or not packing)
@@ -44,9 +44,7 @@ class Preparer:
         return self._prepare_with_care(as_dict(record))
 
     def _prepare_with_care(self, record: object) -> Prepared:
-        conversation = conversation_of(record, self._format, self._columns)
-        if isinstance(conversation, Reject):
-            raise conversation
+        conversation = self._file.conversation(record)
         trained = trained_turns(conversation, self._train_on)
         if not any(trained):
             raise Reject("no_trained_tokens", f"no turn of it is trained on (train_on: {self._train_on})")
@@ -81,7 +79,5 @@ def prepare_spans(conversation: Conversation, spans: list[Span], encoder: Encode
 
 def texts_of(record: object, file: SourceFile, template: Template, encoder: Encoder, train_on: TrainOn) -> list[str]:
     """Return the texts that are encoded of a record, even if none is trained on. Raises Reject and PackError."""
-    conversation = conversation_of(record, file.format, dict(file.columns))
-    if isinstance(conversation, Reject):
-        raise conversation
+    conversation = file.conversation(record)
     return segments_of(template.spans(conversation, trained_turns(conversation, train_on)), encoder).texts

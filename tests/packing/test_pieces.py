@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.small_corpus import Tokens, token_file, tokens_of
 
-from tasks.config import Config, Source
+from tasks.config import Config
 from tasks.core.errors import DataError
 from tasks.packing.ledger import Lost, count_lost
 from tasks.packing.pieces import Accepted, Columns, cut_overlong
+from tasks.sources.model import Source
 from tasks.storage.schemas import REJECTED
 from tasks.storage.token_files import TokenColumns
 

@@ -21,12 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.small_corpus import EOS, PAD, Tokens, flip, ids_of, token_file, tokens_of, write_receipt
 
-from tasks.config import Config, Source
+from tasks.config import Config
 from tasks.core.errors import DataError, StorageError
 from tasks.corpus.shards import write_shard
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
-from tasks.sources.model import Part, SourceFile
+from tasks.sources.model import Part, Source, SourceFile
 from tasks.storage.manifest import check_ledger
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import INDEX_SCHEMA, PLAN_SCHEMA

@@ -25,7 +25,7 @@ from tasks.config import Config, load_config
 from tasks.conversations.formats import FORMAT_NAMES, read_record
 from tasks.conversations.model import content_digest, whole_text
 from tasks.core.errors import PackError, Reject
-from tasks.sources.model import SourceSpec
+from tasks.sources.model import Source
 from tasks.sources.parts import find_parts, read_part
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import to_json
@@ -59,7 +59,7 @@ def read_source(data: bytes, name: str, format: str, part_size: int = 1 << 20) -
     (_place() / name).write_bytes(data)
     found = 0
     try:
-        for file, parts in find_parts([SourceSpec(name, format)], _place(), part_size):
+        for file, parts in find_parts([Source(path=name, format=format)], _place(), part_size):
             for part in parts:
                 for _, record in read_part(part, max_record_bytes=1 << 12):
                     if isinstance(record, Reject):

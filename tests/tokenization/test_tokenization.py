@@ -25,11 +25,11 @@ from support.tokenizer_kinds import (
 
 import tasks.tokenization.token_batch
 import tasks.tokenization.tokenize_part
-from tasks.config import Config, Source
+from tasks.config import Config
 from tasks.conversations.formats import read_record
 from tasks.conversations.model import content_digest, whole_text
 from tasks.core.errors import DataError, Reject, StorageError
-from tasks.sources.model import Part, SourceSpec
+from tasks.sources.model import Part, Source
 from tasks.sources.parts import find_parts
 from tasks.storage.schemas import SCHEMA, WHOLE_SCHEMA
 from tasks.storage.token_files import TokenFiles
@@ -45,7 +45,7 @@ GOOD = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", 
 
 def part_of(place: Path, lines: list[bytes]) -> Part:
     (place / "part.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    [(_, [part])] = find_parts([SourceSpec("part.jsonl", "messages")], place, 1 << 30)
+    [(_, [part])] = find_parts([Source(path="part.jsonl", format="messages")], place, 1 << 30)
     return part
 
 
