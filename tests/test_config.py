@@ -182,7 +182,7 @@ def test_a_source_may_be_a_path_by_itself(tmp_path: Path) -> None:
         ("[{path: a}, {path: b, fromat: auto}]", "sources[1].fromat: unknown key; did you mean format?"),
         ("[{format: auto}]", "sources[0].path: is missing"),
         ("[{path: ''}]", "sources[0].path: "),
-        ("[{path: a, format: jsonl}]", "sources[0].format: Input should be 'auto', 'messages', 'sharegpt'"),
+        ("[{path: a, format: jsonl}]", 'sources[0].format: format "jsonl" is not known; known are messages, sharegpt'),
         ("[{path: a, columns: {text: 1}}]", "sources[0].columns"),
     ],
 )

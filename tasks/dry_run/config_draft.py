@@ -25,8 +25,7 @@ from typing import Any, Literal, get_args, get_origin
 import yaml
 
 from tasks.config import Config, load_config
-from tasks.conversations.column_guesses import guess_columns
-from tasks.conversations.formats import detect
+from tasks.conversations.formats import detect, guess_columns
 from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.core.printable import counted, in_bytes, printable

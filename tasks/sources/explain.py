@@ -9,8 +9,7 @@ from pathlib import Path
 
 import orjson
 
-from tasks.conversations.column_guesses import guess_columns
-from tasks.conversations.formats import FORMATS, detect
+from tasks.conversations.formats import FORMAT_NAMES, detect, guess_columns
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
@@ -70,7 +69,7 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
     return DataError(
         "unknown_format",
         f"{name}: the format cannot be told from its first {f'{count} records' if count > 1 else 'record'}; {found}; "
-        f"formats tried: {', '.join(FORMATS)}; name one with format:, or say with columns: which key holds what",
+        f"formats tried: {', '.join(FORMAT_NAMES)}; name one with format:, or say with columns: which key holds what",
     )
 
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
 
-from tasks.conversations.formats import COLUMNS, read_record
+from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, check_format, read_record
 from tasks.conversations.model import Conversation
 from tasks.core.errors import Reject
 
-Format = Literal["auto", "messages", "sharegpt", "alpaca", "dolly", "oasst", "prompt_completion", "text"]
+
+def _check_format(name: str) -> str:
+    return name if name == "auto" else check_format(name)
+
+
+FormatName = Annotated[
+    str, AfterValidator(_check_format), WithJsonSchema({"type": "string", "enum": ["auto", *FORMAT_NAMES]})
+]
 
 
 class Source(BaseModel):
@@ -21,7 +28,7 @@ class Source(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     path: str = Field(min_length=1, description="File, glob or folder, relative to the folder of the config.")
-    format: Format = Field(
+    format: FormatName = Field(
         default="auto", description="Record format; auto finds it from the keys of the first records."
     )
     columns: dict[str, str] = Field(

@@ -16,7 +16,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import metadata
-from itertools import compress
 
 import numpy as np
 
@@ -30,9 +29,7 @@ from tasks.sources.model import SourceFile
 from tasks.sources.sample_files import sample_files
 from tasks.storage.files import read_json, to_json, write_bytes
 from tasks.storage.keys import key_of
-from tasks.templates.spans import trained_turns
-from tasks.tokenization.frames import Frames
-from tasks.tokenization.segments import segments_of
+from tasks.tokenization.prepare import texts_of
 
 TEXTS = 2000  # compared at least, if the corpus has as many
 BUDGET = 1 << 20  # bytes of sources that are read for them; of smaller sources every text is compared
@@ -179,13 +176,8 @@ def sample(recipe: Recipe, at_least: int = TEXTS, budget: int = BUDGET) -> list[
 
 def _texts(recipe: Recipe, file: SourceFile, records: list[object]) -> list[str]:
     """What records give to the encoder; nothing of those that cannot be used."""
-    train_on = recipe.config.train_on
-    frames = Frames(recipe.template, recipe.encoder, train_on, file.format, bool(file.columns))
-    framed, taken = frames.of_records(records)
-    texts = list(framed.texts)
-    for record in compress(records, (not plain for plain in taken)):
+    texts = []
+    for record in records:
         with suppress(Reject, PackError):
-            conversation = file.conversation(record)
-            spans = recipe.template.spans(conversation, trained_turns(conversation, train_on))
-            texts += segments_of(spans, recipe.encoder).texts
+            texts += texts_of(record, file, recipe.template, recipe.encoder, recipe.config.train_on)
     return texts

@@ -612,11 +612,30 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         parts_of(tmp_path / "a.jsonl")
 
 
-@given(st.text('":a', max_size=40).map(str.encode), st.sampled_from([2, 4, 1 << 18]))
-def test_ends_of_keys_are_counted_as_bytes_counts_them(text: bytes, chunk: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(strict_json, "CHUNK", chunk)
-        assert strict_json.key_ends(text) == text.count(b'":')
+TRICKY = st.sampled_from(['"', "\\", ":", "\\u0022", "u0022", "a", "é", "\x7f", "\n"])
+TEXTS = st.lists(TRICKY, max_size=6).map("".join)
+VALUES = st.recursive(
+    TEXTS | st.none() | st.integers(0, 9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(VALUES, st.booleans(), st.sampled_from([None, 1]))
+def test_equal_keys_are_always_found_and_other_records_are_exact(
+    value: object, ascii: bool, indent: int | None
+) -> None:
+    text = json.dumps(value, ensure_ascii=ascii, indent=indent)
+    assert strict_json.is_exact(text.encode(), value) == ("u0022" not in text)
+    for twice in (
+        f'{{"a": 1, "b": {text}, "a": 2}}',
+        f'{{"\\u0061": {text}, "a" : 2}}',
+        f'[{{"": {text}, "": "\\\\"}}]',
+    ):
+        assert not strict_json.is_exact(twice.encode(), orjson.loads(twice))
+        reject = strict_json.parse_record(twice.encode(), False)
+        assert isinstance(reject, Reject)
+        assert reject.reason == "duplicate_key"
 
 
 SAID = st.sampled_from(["a", '},{"text"', '"},{"text":"', "},\n  {", "[", "]", '"', "\\"]) | st.text(max_size=3)

@@ -23,11 +23,11 @@ from support.tokenizer_kinds import (
     tokenize,
 )
 
-import tasks.readers.container
+import tasks.tokenization.token_batch
 import tasks.tokenization.tokenize_part
 from tasks.config import Config
-from tasks.conversations.content import content_digest, said
 from tasks.conversations.formats import read_record
+from tasks.conversations.model import content_digest, whole_text
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.sources.model import Part, Source
 from tasks.sources.parts import find_parts
@@ -231,8 +231,7 @@ def test_a_token_file_of_many_batches_is_that_of_one(monkeypatch: pytest.MonkeyP
     part = part_of(tmp_path, [line_of(GOOD), b"[", line_of({"messages": [GOOD["messages"][0]]}), line_of(GOOD)] * 5)
     one = run(tmp_path, part)
     rows = read_rows(tmp_path / "tokens.arrow")
-    monkeypatch.setattr(tasks.tokenization.tokenize_part, "BATCH_CHARACTERS", 1)
-    monkeypatch.setattr(tasks.readers.container, "BLOCK", 2)
+    monkeypatch.setattr(tasks.tokenization.token_batch, "BATCH_CHARACTERS", 1)
     heard: list[tuple[int, int, int, float]] = []
     encoder, config = open_kind("sp_bpe_chatml"), Config(sources=[Source(path="part.jsonl")])
     template = BuiltIn("chatml", encoder, "assistant")
@@ -260,7 +259,7 @@ def test_a_token_and_its_label_are_one_number(tmp_path: Path) -> None:
     assert encoder.decode(values[values >= 0].tolist()) == "4<|im_end|></s>"
     assert files.tables[0].schema == SCHEMA
     conversation = read_record(GOOD, "messages")
-    assert files.tables[0].column("digest").to_pylist() == [content_digest(said(conversation).encode())]
+    assert files.tables[0].column("digest").to_pylist() == [content_digest(whole_text(conversation).encode())]
     assert len(files.tables[1]) == 0
 
 
