@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.files import read_json
-from tasks.storage.manifest import Manifest, load_manifest
+
+if TYPE_CHECKING:
+    from tasks.storage.manifest import Manifest
 
 MANIFESTS = Path("manifests")
 SHORTEST_KEY = 4  # characters of a key that are taken for one
@@ -173,6 +173,8 @@ def find_manifests(folder: Path) -> list[Listed]:
 
 
 def _read(path: Path) -> Listed:
+    from tasks.storage.manifest import load_manifest
+
     try:
         manifest = load_manifest(path)
     except PackError as error:
@@ -181,6 +183,9 @@ def _read(path: Path) -> Listed:
 
 
 def _finished(manifest: Manifest, path: Path) -> str:
+    from tasks.storage.corpus_folder import corpus_folder
+    from tasks.storage.files import read_json
+
     try:
         record = read_json(corpus_folder(manifest, path) / "run.json")
     except PackError:
