@@ -27,7 +27,7 @@ from support.tokenizer_kinds import (
     reference,
 )
 
-import tasks.encoders.encoder
+import tasks.encoders.huggingface_encoder
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
@@ -352,7 +352,7 @@ def test_a_text_encoded_in_pieces_is_the_text_encoded_at_once(kind: str, monkeyp
     encoder = open_kind(kind)
     texts = [" ".join(SENTENCES), "", "x", "The train leaves at 9. " * 400, "y"]
     whole = encoder.encode(texts)
-    monkeypatch.setattr(tasks.encoders.encoder, "LONGEST", 1000)
+    monkeypatch.setattr(tasks.encoders.huggingface_encoder, "LONGEST", 1000)
     pieces = encoder.encode(texts)
     assert pieces.offsets.tolist() == whole.offsets.tolist()
     assert pieces.ids.tolist() == whole.ids.tolist()
@@ -360,7 +360,7 @@ def test_a_text_encoded_in_pieces_is_the_text_encoded_at_once(kind: str, monkeyp
 
 @pytest.mark.parametrize("kind", HUGGING_FACE)
 def test_a_text_without_a_place_to_cut_comes_back(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.encoders.encoder, "LONGEST", 1000)
+    monkeypatch.setattr(tasks.encoders.huggingface_encoder, "LONGEST", 1000)
     encoder = open_kind(kind)
     for character in (" ", "a", "</s>"):
         text = character * 9999

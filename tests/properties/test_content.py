@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.jinja_sources import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
 from support.tokenizer_kinds import CHATML_JINJA, KINDS, LOSSLESS, check_row, control_strings, open_kind, tokenize
-from test_jinja_templates import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
 
 from tasks.conversations.formats import read_record
 from tasks.conversations.model import full_text
