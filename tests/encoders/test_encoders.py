@@ -18,8 +18,8 @@ from support.tokenizer_kinds import (
     LOSSLESS,
     SENTENCEPIECE,
     SENTENCES,
+    cache_folder,
     control_strings,
-    folder,
     hostile,
     kind_path,
     open_kind,
@@ -317,8 +317,8 @@ def test_a_folder_with_a_sentencepiece_model_is_read_with_its_settings(tmp_path:
     assert encoder.eos_id == encoder.controls["<|im_end|>"]
 
 
-def test_tokenizers_are_built_within_this_session() -> None:
-    assert all(kind_path(kind).is_relative_to(folder()) for kind in BUILT)
+def test_tokenizers_are_built_in_the_cache() -> None:
+    assert all(kind_path(kind).is_relative_to(cache_folder()) for kind in BUILT)
 
 
 @pytest.mark.parametrize("kind", ["hf_metaspace", "hf_byte_level"])
