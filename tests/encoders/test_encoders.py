@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.tokenizer_kinds import (
     BUILT,
     HUGGING_FACE,
@@ -33,7 +34,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=examples(60), deadline=None)
 
 
 def written_as_text(encoder: Encoder, ids: Any) -> bool:

@@ -26,7 +26,7 @@ SHARED = ROOT.parent / "shared"
 BIN = Path(sys.executable).parent
 LIMIT = 300  # seconds
 
-needs_shared = pytest.mark.skipif(not (SHARED / "corpora").is_dir(), reason="needs the corpora in ../shared")
+needs_shared = pytest.mark.skipif(not (SHARED / "corpora").is_dir(), reason="needs ../shared/corpora")
 
 Done = subprocess.CompletedProcess[str]
 

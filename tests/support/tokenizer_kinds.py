@@ -286,7 +286,7 @@ def kind_path(kind: str) -> Path:
         if not MISTRAL.is_file():
             import pytest
 
-            pytest.skip("the tokenizer mistral_v3_32k.model is not on this machine")
+            pytest.skip("needs ../shared/tokenizers/mistral_v3_32k.model")
         return MISTRAL
     # One process trains it, and the others wait.
     with FileLock(cache_folder() / f"{kind}.lock"):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.tokenizer_kinds import BUILT, hostile, open_kind
 
 from tasks.conversations.content import content_digest, said
@@ -20,7 +21,7 @@ from tasks.templates.spans import TrainOn, trained_turns
 from tasks.tokenization.frames import Framed, Frames
 from tasks.tokenization.segments import Segments, segments_of
 
-FEW = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 USUAL = Conversation((Message("user", "100 %s"), Message("assistant", " %d\n")))
 ROLES = st.sampled_from(["system", "user", "user", "assistant", "assistant", "tool"])
@@ -119,7 +120,7 @@ def test_records_that_are_taken_at_once_are_what_is_read_with_care(format: str, 
     frames = {on: Frames(BuiltIn(template, encoder, on), encoder, on, format) for on in TRAIN_ON}
     seen = Counter[str]()
 
-    @settings(FEW, max_examples=300)
+    @settings(FEW, max_examples=examples(300))
     @given(st.lists(records(format), min_size=1, max_size=6), st.sampled_from(TRAIN_ON))
     def check(found: list[object], train_on: TrainOn) -> None:
         framed, taken = frames[train_on].of_records(found)
