@@ -10,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
 from tasks.config import WITHOUT_EFFECT, Config, load_config
 from tasks.core.errors import InputMissing, PackError, UsageError
@@ -269,7 +270,7 @@ TAGS = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.dictionaries(st.sampled_from(list(Config.model_fields)), VALUES, max_size=3), st.sampled_from(["", *TAGS]))
 def test_whatever_stands_in_a_config_there_is_a_message(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], tag: str

@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
 from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, detect, read_record
 from tasks.conversations.model import ROLES, Conversation, Message, ToolCall, content_digest, whole_text
@@ -627,7 +628,7 @@ conversation = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=1000)
+@settings(deadline=None, max_examples=examples(1000))
 @given(conversation, conversation)
 @example(Conversation((Message("user", "", name=""),)), Conversation((Message("user", "", tool_call_id=""),)))
 @example(Conversation((Message("user", "a"),), ("a",)), Conversation((Message("user", "a", name="a"),)))

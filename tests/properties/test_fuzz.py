@@ -20,6 +20,7 @@ import yaml
 import zstandard
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
 from tasks.config import Config, load_config
 from tasks.conversations.formats import FORMAT_NAMES, read_record
@@ -31,7 +32,7 @@ from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import to_json
 from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
 
-MANY = settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=examples(250), deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 NAMES = ("a.jsonl", "a.json", "a.csv", "a.tsv", "a.jsonl.gz", "a.json.zst")
 

@@ -20,6 +20,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
 from tasks.core.errors import DataError, Reject
 from tasks.readers.containers import container_named
@@ -133,7 +134,7 @@ def test_a_small_file_is_read_whole_with_its_lines(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv"])
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=3, max_size=40),
     cuts=st.lists(st.tuples(st.integers(0, 60), st.integers(-1, 1)), min_size=1, max_size=8),

@@ -30,6 +30,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
 from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation
@@ -329,7 +330,7 @@ LINE = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(lines=st.lists(LINE, min_size=1, max_size=30), part_size=st.integers(1, 400), end=st.booleans(), extra=LINE)
 def test_parts_add_up_to_the_whole(lines: list[bytes], part_size: int, end: bool, extra: bytes) -> None:
     data = b'{"text":"first"}\n' + b"\n".join(lines) + (b"\n" if end else b"")
@@ -642,7 +643,7 @@ SAID = st.sampled_from(["a", '},{"text"', '"},{"text":"', "},\n  {", "[", "]", '
 ELEMENTS = st.fixed_dictionaries({"text": SAID}, optional={"more": st.lists(st.fixed_dictionaries({"text": SAID}))})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(ELEMENTS | st.fixed_dictionaries({"n": SAID}) | st.integers(0, 99) | SAID, max_size=12),
     st.sampled_from([None, 0, 2]),
@@ -837,7 +838,7 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
 # -- real data ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not CORPORA.is_dir(), reason="the shared corpora are not beside this checkout")
+@pytest.mark.skipif(not CORPORA.is_dir(), reason="needs ../shared/corpora")
 @pytest.mark.parametrize(
     ("name", "format", "count"),
     [

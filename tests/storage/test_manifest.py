@@ -13,6 +13,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
@@ -368,7 +369,7 @@ def test_is_published(copied: Corpus) -> None:
     assert not Publish(recipe).is_done()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_to_a_manifest_is_a_message(made: Corpus, tmp_path: Path, data: st.DataObject) -> None:
     original = made[1].read_bytes()

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
+from support.profiles import examples
 from support.small_corpus import conversations
 
 from tasks.core.errors import DataError
@@ -79,7 +80,7 @@ def test_the_same_bytes_in_any_part_folder_and_process(model: Path, tmp_path: Pa
         assert digest.hexdigest() == hashlib.sha256(model.read_bytes()).hexdigest()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0▁"), max_size=30))
 def test_any_text_comes_back(model: Path, text: str) -> None:
     encoder = open_encoder(find_tokenizer(model))
