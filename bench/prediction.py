@@ -73,11 +73,10 @@ def alone(config: Path, folder: Path) -> list[tuple[str, Path]]:
     Returns pairs of name and config path. Paths in these configs are absolute.
     """
     settings = yaml.safe_load(config.read_text())
-    from tasks.recipe import specs_of
     from tasks.sources.source_files import find_files
 
     loaded = load_config(config)
-    files = find_files(specs_of(loaded), config.parent)
+    files = find_files(loaded.sources, config.parent)
     for key in ("tokenizer", "template"):
         if (config.parent / str(settings.get(key, ""))).is_file():
             settings[key] = str((config.parent / settings[key]).resolve())

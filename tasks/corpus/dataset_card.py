@@ -87,7 +87,7 @@ def dataset_card(manifest: Manifest) -> bytes:
 
 
 def _header(manifest: Manifest) -> dict[str, Any]:
-    licenses, languages = (manifest.config.get(name) or [] for name in ("licence", "language"))
+    licenses, languages = (manifest.config.get(name) or [] for name in ("license", "language"))
     configs = [
         {"split": split_name(split), "path": _pattern(facts.shards[0].path)}
         for split, facts in manifest.splits.items()
@@ -155,7 +155,7 @@ row, run `packcorpus verify path/to/this/folder`.
 | tokenizer | {_code(tokenizer.path)}, {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, SHA-256 `{tokenizer.sha256}` |
 | template | {_code(manifest.template.name)}, SHA-256 `{manifest.template.sha256}` |
 | conversations | {conversations.read:,} read, {rejected:,} rejected (see `rejects.jsonl`), {dropped} |
-| license | {", ".join(map(_code, manifest.config.get("licence") or [])) or "not specified; see the sources"} |
+| license | {", ".join(map(_code, manifest.config.get("license") or [])) or "not specified; see the sources"} |
 | key | `{manifest.key}` |
 
 ## Usage

@@ -39,6 +39,7 @@ def build_manifest(
         "name": config.name,
         "key": recipe.corpus_key,
         "key_version": VERSIONS["corpus"],
+        "texts_version": VERSIONS["texts"],
         "corpus": recipe.layout.corpus_name(config.name, recipe.corpus_key),
         "sequence_length": config.sequence_length,
         "tokenizer": {

@@ -130,7 +130,7 @@ def test_memory_is_bounded_by_the_system() -> None:
     """Of the child, as the system counts it, with a template that takes all it can get."""
     program = f"""
         import resource, sys
-        sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+        sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(Path(__file__).parent)!r}]
         from test_rendering import DOUBLING, LIST, render
         for source in (DOUBLING, LIST):
             try: render(source)
@@ -168,7 +168,7 @@ def test_a_forked_worker_has_a_child_of_its_own_that_ends_with_it(daemon: bool) 
 def test_the_child_ends_when_its_parent_is_killed_and_takes_no_lock_with_it(tmp_path: Path) -> None:
     program = f"""
         import sys, fcntl, time
-        sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
+        sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}, {str(Path(__file__).parent)!r}]
         from test_rendering import SAY, open_renderer
         lock = open({str(tmp_path / "lock")!r}, "w"); fcntl.flock(lock, fcntl.LOCK_EX)
         renderer = open_renderer(SAY)
