@@ -106,10 +106,10 @@ def _record_bases(parts: tuple[Part, ...], receipts: list[dict[str, Any]]) -> li
 
 
 def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False) -> Pieces:
-    """Hold out, filter, and cut conversations: everything before the mixture. The dry run calls this for its sample.
+    """Hold out, filter, and cut conversations: everything before the mixture.
 
-    Of a sample, no content changes sides to give each split at least one. Raises DataError if a conversation is too
-    long and `overlong` is error.
+    The dry run calls this for its sample, for which no content is moved to give each split at least one. Raises
+    DataError if a conversation is too long and `overlong` is error.
     """
     config = recipe.config
     accepted = read_columns(tokens, config.validation)
