@@ -88,7 +88,7 @@ def inside(part: str, seed: int, seconds: int) -> None:
     with atheris.instrument_imports(include=["tasks", "yaml"], enable_loader_override=False):
         import test_fuzz
 
-    names, formats = test_fuzz.NAMES, ("auto", *test_fuzz.FORMATS)
+    names, formats = test_fuzz.NAMES, ("auto", *test_fuzz.FORMAT_NAMES)
 
     def reader(data: bytes) -> None:
         if len(data) > 1:

@@ -6,7 +6,6 @@ import argparse
 import re
 import traceback
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Any, NoReturn
 
 import luigi.parameter
@@ -15,6 +14,7 @@ from luigi.task_register import TaskClassException
 
 from tasks.core.error_messages import foreseen
 from tasks.core.errors import PackError, UsageError
+from tasks.core.suggest import suggest
 
 HELP = "see luigi --module pipeline PackCorpus --help"
 
@@ -49,8 +49,7 @@ def with_pack_errors(build: Callable[..., argparse.ArgumentParser]) -> Callable[
 
         def refuse(message: str) -> NoReturn:
             unknown = re.search(r"unrecognized arguments: (--[^ =]+)", message)
-            near = get_close_matches(unknown[1], parser._option_string_actions, 1) if unknown else []
-            hint = f"; did you mean {near[0]}?" if near else ""
+            hint = suggest(unknown[1], parser._option_string_actions) if unknown else ""
             raise UsageError("bad_command_line", f"{message}{hint}; {HELP}")
 
         parser.error = refuse  # type: ignore[method-assign]

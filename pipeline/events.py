@@ -19,10 +19,10 @@ import luigi
 import luigi.interface
 
 from pipeline.progress import counters, display
-from pipeline.progress.state import duration
 from pipeline.run_guard import guard
 from tasks.core.errors import Busy
-from tasks.core.printable import aligned, counted
+from tasks.core.printable import aligned, counted, duration
+from tasks.core.process import peak_memory
 from tasks.corpus.mixture_table import limited_by, mixture_table, narrowed
 from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
@@ -80,7 +80,7 @@ def stage(task: luigi.Task) -> Iterator[None]:
         task.task_id,
         seconds=time.perf_counter() - start,
         cpu=time.process_time() - cpu,
-        peak=counters.peak_memory(),
+        peak=peak_memory(),
         done=1,
     )
 

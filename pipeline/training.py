@@ -37,8 +37,7 @@ def command(manifest: str, root: str, settings: str, options: str) -> tuple[str,
     -P keeps the working directory out of sys.path: a user's own train.py or tasks.py there is not imported.
     """
     config = ("--config", settings) if settings else ()
-    train = (sys.executable, "-P", "-m", "train")
-    return (*train, "--manifest", manifest, "--root", root, *config, *shlex.split(options))
+    return (sys.executable, "-P", "-m", "train", "--manifest", manifest, "--root", root, *config, *shlex.split(options))
 
 
 @lru_cache(maxsize=16)

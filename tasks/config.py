@@ -16,33 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from tasks.core.errors import UsageError
 from tasks.core.yaml_settings import check_settings, read_settings
+from tasks.sources.model import Source
 from tasks.storage.keys import KEY_NAMES
-
-Format = Literal["auto", "messages", "sharegpt", "alpaca", "dolly", "oasst", "prompt_completion", "text"]
 
 # Settings that cannot change the output: they are neither in the corpus key nor in the manifest.
 WITHOUT_EFFECT = {"part_size", "engine"}
 
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
-
-
-class Source(BaseModel):
-    """One entry of `sources`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    path: str = Field(min_length=1, description="File, glob or folder, relative to the folder of the config.")
-    format: Format = Field("auto", description="Record format; auto finds it from the keys of the first records.")
-    columns: dict[str, str] = Field(
-        default_factory=dict, description="Our column names → the file's, such as {instruction: frage}."
-    )
-    weight: float = Field(
-        1.0, gt=0, le=1000, allow_inf_nan=False, description="How much of it is trained on; see `weighting`."
-    )
-    limit: int | None = Field(
-        None, ge=1, description="At most so many conversations of it are packed: a seeded choice among those left."
-    )
 
 
 def _or_paths(schema: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from tasks.conversations.model import Conversation, Message, ToolCall
 from tasks.core.errors import InputMissing, PackError, UsageError
 from tasks.encoders.encoder import Encoded, Encoder
 from tasks.recipe import Recipe, resolve
-from tasks.sources.model import SourceSpec
+from tasks.sources.model import Source
 from tasks.sources.parts import find_parts
 from tasks.storage.keys import VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
@@ -418,7 +418,7 @@ def test_golden_tokens(tmp_path: Path) -> None:
         for conversation in GOLDEN_CONVERSATIONS[:2]
     ]
     (tmp_path / "chat.jsonl").write_text("\n".join(["", *map(json.dumps, records), "{", ""]))
-    [(_, [part])] = find_parts([SourceSpec("chat.jsonl", "messages")], tmp_path, 1 << 20)
+    [(_, [part])] = find_parts([Source(path="chat.jsonl", format="messages")], tmp_path, 1 << 20)
     encoder, digest = Bytes(), hashlib.sha256()
     for packing in (True, False):
         config = Config.model_validate(BASE | {"packing": packing})

@@ -10,10 +10,9 @@ import pyarrow as pa
 
 from tasks.core.errors import InputMissing, UsageError
 from tasks.inspection import kinds
-from tasks.inspection.lookup import mapped
 from tasks.readers.containers import container_of
-from tasks.storage.corpus_folder import reading
 from tasks.storage.manifest import Shard, load_manifest
+from tasks.storage.shards import open_shard
 
 
 def is_shard(path: Path) -> bool:
@@ -63,8 +62,8 @@ def shard_as_object(path: Path) -> dict[str, Any]:
         return facts
     length, tokens, trained = manifest.sequence_length, 0, 0
     counts = [np.zeros(0, np.int64)]
-    with mapped(path.parent, shard.path, shard.bytes) as reader, reading(path):
-        for batch in reader:
+    with open_shard(manifest, path.parent, shard) as batches:
+        for batch in batches:
             mask = batch.column("attention_mask").flatten().to_numpy().reshape(-1, length)
             begins = batch.column("position_ids").flatten().to_numpy().reshape(-1, length) == 0
             counts.append(np.count_nonzero(begins & (mask == 1), 1))

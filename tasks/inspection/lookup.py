@@ -11,8 +11,6 @@ through in a tenth of a second, and none of them becomes an object of Python but
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,9 +20,11 @@ import pyarrow.compute as pc
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import printable
-from tasks.storage.corpus_folder import find_listed, reading
-from tasks.storage.manifest import Manifest, Shard, mend
-from tasks.storage.schemas import INDEX_SCHEMA
+from tasks.core.suggest import suggest
+from tasks.readers.containers import container_named
+from tasks.storage.corpus_folder import find_listed, listed_file, reading
+from tasks.storage.manifest import Manifest, Shard
+from tasks.storage.shards import open_index, to_dicts
 
 MOST_RECORDS = (1 << 63) - 1  # what the index can hold
 
@@ -60,20 +60,6 @@ def row_number(manifest: Manifest, place: Place) -> int | None:
     return sum(shard.rows for shard in before) + int(place["row"])
 
 
-@contextmanager
-def mapped(folder: Path, name: str, size: int) -> Iterator[pa.RecordBatchReader]:
-    """An Arrow stream of the corpus, mapped. Raises DataError or InputMissing where it is not as the manifest says."""
-    path = find_listed(folder, name, size)
-    with reading(path), pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
-        yield reader
-
-
-def objects(rows: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows of a batch as objects. A damaged offset, else a SystemError of Python's or worse, is a pa.ArrowInvalid."""
-    rows.validate(full=True)
-    return list(rows.to_pylist())
-
-
 def pieces_in_row(manifest: Manifest, folder: Path, split: str, shard: int, row: int) -> list[Place]:
     """The conversations of a row, in their order within it."""
     found = _search(manifest, folder, {"shard": shard, "row": row})
@@ -99,19 +85,17 @@ def _why_not(manifest: Manifest, folder: Path, source: int, record: int) -> str:
     for reject in read_rejects(manifest, folder):
         if reject.get("source") == facts.path and reject.get("line", reject.get("record")) == record:
             return f"{where}: was rejected: {reject['code']} {reject['message']}"
-    unit = "lines that hold one" if facts.container == "jsonl" else "records"
+    unit = "lines that hold one" if container_named(facts.container).numbered_by == "line" else "records"
     return f"{where}: no conversation of this corpus; the source had {facts.conversations:,} {unit}, counted from 1"
 
 
 def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
     """The rejected conversations, as rejects.jsonl has them. Raises DataError or InputMissing."""
-    facts = next((file for file in manifest.files if file.path == "rejects.jsonl"), None)
-    if facts is None:
-        raise DataError("bad_manifest", f"{folder}: its manifest names no rejects.jsonl; {mend(folder)}")
+    facts = listed_file(manifest, folder, "rejects.jsonl")
     where = find_listed(folder, facts.path, facts.bytes)
     with where.open("rb") as lines:
         for line in lines:
-            with reading(where):
+            with reading(where, folder):
                 reject = orjson.loads(line)
             yield reject
 
@@ -122,7 +106,7 @@ def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Plac
     with open_index(manifest, folder) as reader:
         for batch in reader:
             if 0 <= number - seen < batch.num_rows:
-                [place] = objects(batch.slice(number - seen, 1))
+                [place] = to_dicts(batch.slice(number - seen, 1))
                 break
             seen += batch.num_rows
         else:
@@ -163,8 +147,8 @@ def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
         return found[0], int(line) if len(line) < 19 else MOST_RECORDS
     if found:
         raise UsageError("not_in_it", f"--at {text}: is the end of {len(found)} sources; write more of the path")
-    near = get_close_matches(name, [*paths, *(PurePosixPath(path).name for path in paths)], 1)
-    hint = f"; did you mean {near[0]}?" if near else f"; its sources: {', '.join(paths[:5])}{' …' * (len(paths) > 5)}"
+    known = [*paths, *(PurePosixPath(path).name for path in paths)]
+    hint = suggest(name, known) or f"; its sources: {', '.join(paths[:5])}{' …' * (len(paths) > 5)}"
     raise UsageError("not_in_it", f"--at {text}: no source of this corpus{hint}")
 
 
@@ -172,18 +156,6 @@ def origin(manifest: Manifest, place: Place | None) -> str:
     if place is None or not 0 <= place["source"] < len(manifest.sources):
         return "not in index.arrow (packcorpus verify says what is wrong)"
     return f"{printable(manifest.sources[place['source']].path)}:{place['record']}"
-
-
-@contextmanager
-def open_index(manifest: Manifest, folder: Path) -> Iterator[pa.RecordBatchReader]:
-    """The index, mapped. Raises DataError or InputMissing where it is not as the manifest says."""
-    facts = next((file for file in manifest.files if file.path == "index.arrow"), None)
-    if facts is None:
-        raise DataError("bad_index", f"{folder}: the manifest names no index.arrow; {mend(folder)}")
-    with mapped(folder, facts.path, facts.bytes) as reader:
-        if not reader.schema.equals(INDEX_SCHEMA):
-            raise DataError("bad_index", f"{folder / facts.path}: has other columns than an index; {mend(folder)}")
-        yield reader
 
 
 def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Place]:
@@ -198,7 +170,7 @@ def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Pl
                 here = pc.and_(here, pc.equal(column, pa.scalar(value, column.type)))
             if here.true_count:
                 numbers = pc.indices_nonzero(here).to_pylist()
-                places = objects(batch.filter(here))
+                places = to_dicts(batch.filter(here))
                 for place in places:
                     _check(manifest, place)
                 found += [place | {"number": seen + n} for n, place in zip(numbers, places, strict=True)]

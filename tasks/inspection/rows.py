@@ -15,15 +15,13 @@ from tasks.inspection.lookup import (
     Place,
     find_row,
     kept_in_place_of,
-    mapped,
-    objects,
     origin,
     pieces_in_row,
     row_number,
 )
 from tasks.storage.corpus_folder import check_unchanged, corpus_folder
 from tasks.storage.manifest import Manifest, Shard, load_manifest
-from tasks.storage.schemas import conversation_schema, row_schema
+from tasks.storage.shards import read_rows
 
 
 def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
@@ -100,24 +98,9 @@ def place_as_object(manifest: Manifest, place: Place) -> dict[str, Any]:
 
 def read_row(manifest: Manifest, folder: Path, shard: Shard, at: int) -> dict[str, Any]:
     """The columns of one row. Raises DataError or InputMissing, also where another row of its shard was damaged."""
-    packed = manifest.packing_metadata.enabled
-    schema = (row_schema if packed else conversation_schema)(manifest.sequence_length, manifest.key)
-    path = folder / shard.path
     check_unchanged(folder, shard)
-    with mapped(folder, shard.path, shard.bytes) as reader:
-        if not reader.schema.equals(schema, check_metadata=True):
-            raise DataError(
-                "foreign_shard",
-                f"{path}: belongs to another corpus (its schema or its key differ); make the corpus again",
-            )
-        for batch in reader:
-            if at < batch.num_rows:
-                row = batch.slice(at, 1)
-                if not packed:
-                    return objects(row)[0]
-                return {name: row.column(name).flatten().to_numpy() for name in batch.schema.names}
-            at -= batch.num_rows
-    raise DataError("wrong_count", f"{path}: holds fewer rows than the manifest says; make the corpus again")
+    [(_, row)] = read_rows(manifest, folder, shard, [at])
+    return row
 
 
 def open_shard(path: Path, ids: bool) -> tuple[Manifest, Path]:

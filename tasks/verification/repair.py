@@ -34,7 +34,7 @@ from tasks.recipe import Recipe
 from tasks.stages import Plan, has_artifact, run_all
 from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, refuse
 from tasks.storage.files import CHUNK, atomic_file, lock, read_json, sha256_of, write_bytes
-from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest
+from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, without_repair_hint
 from tasks.storage.paths import Layout
 from tasks.verification.rebuild import config_for, has_other_texts, other_texts, recipe_for
 
@@ -142,7 +142,7 @@ def _damage(folder: Path, file: Listed) -> str:
 
 def _message(error: PackError, path: Path) -> str:
     """Return the message without the path and the advice to repair."""
-    return str(error).removeprefix(f"{path}: ").partition("; mend it with")[0]
+    return without_repair_hint(error).removeprefix(f"{path}: ")
 
 
 # -- origins ---------------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
+from support.hostile_corpus import HOSTILE, REJECTED, SHOWN, pack, packcorpus, records, rows
+from support.inspected import as_object, shown
 from support.small_corpus import conversations, make_recipe, pack_corpus
-from test_show import HOSTILE, REJECTED, SHOWN, pack, packcorpus, records, rows
 
 from tasks.cli import token_text
 from tasks.cli.inspect_command import Asked, view
@@ -40,18 +41,6 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def manifest(corpora: dict[str, Path]) -> Path:
     return corpora["whole"]
-
-
-def shown(path: Path, width: int = 100, **asked: Any) -> str:
-    console = Console(width=width, markup=False, emoji=False, highlight=False)
-    with console.capture() as capture:
-        view(path, Asked(**asked), path.parent).show(console)
-    return capture.get()
-
-
-def as_object(path: Path, **asked: Any) -> dict[str, Any]:
-    found = view(path, Asked(**asked), path.parent).as_object()
-    return dict(json.loads(json.dumps(found, default=str)))
 
 
 def said(record: dict[str, Any]) -> str:

@@ -14,10 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.small_corpus import Tokens, token_file, tokens_of
 
-from tasks.config import Config, Source
+from tasks.config import Config
 from tasks.core.errors import DataError
 from tasks.packing.ledger import Lost, count_lost
 from tasks.packing.pieces import Accepted, Columns, cut_overlong
+from tasks.sources.model import Source
 from tasks.storage.schemas import REJECTED
 from tasks.storage.token_files import TokenColumns
 
@@ -173,8 +174,8 @@ def test_error_names_the_first_and_says_what_to_do() -> None:
         with pytest.raises(DataError) as caught:
             cut(rows, overlong="error", sequence_length=8, packing=packing)
         assert str(caught.value) == (
-            "chats.jsonl:2: 9 tokens are more than sequence_length 8 (2 conversations are); overlong: truncate, drop "
-            "or split says what to do with them"
+            "chats.jsonl:2: 9 tokens exceed sequence_length 8 (as in 2 conversations); set overlong to truncate, "
+            "drop, or split"
         )
 
 

@@ -9,9 +9,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.config import Config, Source
+from tasks.config import Config
 from tasks.packing.placement import Placed, hold_out_at_least_one, place, place_anew
 from tasks.packing.row_companions import Companions
+from tasks.sources.model import Source
 from tasks.storage.splits import SPLITS
 
 Stands = list[tuple[int, int, int]]  # shard, row within it, start

@@ -18,9 +18,10 @@ from support.small_corpus import conversations, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
 from tasks import recipe as recipe_module
-from tasks.config import WITHOUT_EFFECT, Config, Source
+from tasks.config import WITHOUT_EFFECT, Config
 from tasks.core.errors import PackError
 from tasks.recipe import Recipe, resolve
+from tasks.sources.model import Source
 from tasks.storage.keys import BY_CONTENT
 from tasks.storage.manifest import load_manifest
 

@@ -23,10 +23,10 @@ from unittest import mock
 import numpy as np
 from hypothesis import strategies as st
 
-from tasks.config import Config, Source
+from tasks.config import Config
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.sources.model import SourceSpec
+from tasks.sources.model import Source
 from tasks.sources.parts import find_parts
 from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
@@ -399,7 +399,7 @@ def tokenize(
         place = Path(name)
         lines = [json.dumps(record, ensure_ascii=False) for record in records]
         (place / "part.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
-        [(_, [part])] = find_parts([SourceSpec("part.jsonl", format)], place, 1 << 30)
+        [(_, [part])] = find_parts([Source(path="part.jsonl", format=format)], place, 1 << 30)
         receipt = tokenize_part(part, encoder, template, config, place / "tokens.arrow", place / "receipt.json")
         return read_rows(place / "tokens.arrow"), receipt
 

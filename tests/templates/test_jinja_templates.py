@@ -418,8 +418,8 @@ TWO_ANSWERS = {
             r"part\.jsonl:1: .*messages\[1\] \(assistant\) cannot be located",
         ),
         ("{{ messages | length }}" + CHATML_JINJA, r"messages\[1\] \(assistant\) cannot be located"),
-        (CHATML_MARKED.replace("== 'assistant'", "== 'tool'"), r"0 \{% generation %\} blocks .* for 2 assistant turns"),
-        ("{{ messages.__class__.__mro__ }}" + CHATML_JINJA, "reaches for what a template must not"),
+        (CHATML_MARKED.replace("== 'assistant'", "== 'tool'"), r"0 \{% generation %\} blocks for 2 assistant turns"),
+        ("{{ messages.__class__.__mro__ }}" + CHATML_JINJA, "must not access Python internals"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "after 0.2 s; it loops"),
     ],
     ids=["rewrites history", "prints a count", "marks other turns", "reaches for Python", "loops"],
@@ -435,8 +435,8 @@ def test_a_template_whose_labels_would_be_wrong_stops_the_run(
 @pytest.mark.parametrize(
     ("source", "code", "problem"),
     [
-        (ALTERNATING, "template_refused", "refuses it: roles must alternate user/assistant"),
-        ("{{ messages[0].content + 1 }}", "template_failed", "fails on it"),
+        (ALTERNATING, "template_refused", "refuses the conversation: roles must alternate user/assistant"),
+        ("{{ messages[0].content + 1 }}", "template_failed", "fails on the conversation"),
         ("<|im_start|>", "no_trained_tokens", "writes nothing of its answers"),
         ("", "no_trained_tokens", "writes nothing of its answers"),
     ],
@@ -460,7 +460,7 @@ def test_arguments_nested_too_deeply_are_rejected() -> None:
 
 
 def test_a_template_that_is_no_jinja_is_named() -> None:
-    with pytest.raises(DataError, match=r"test\.jinja: is not valid Jinja: .*endfor"):
+    with pytest.raises(DataError, match=r"test\.jinja: not valid Jinja: .*endfor"):
         jinja("{% for message in messages %}", "hf_byte_level")
 
 
@@ -491,5 +491,5 @@ def test_without_transformers_it_says_what_to_install(
 ) -> None:
     encoder = open_kind("hf_byte_level")
     take_away(monkeypatch)
-    with pytest.raises(PartMissing, match=r"needs transformers .*make extras"):
+    with pytest.raises(PartMissing, match=r"need transformers .*make extras"):
         JinjaTemplate("test.jinja", CHATML_JINJA, encoder, "assistant", "2026-01-01")

@@ -391,7 +391,7 @@ def test_a_folder_in_a_files_place_and_what_does_not_belong_are_left_alone(copy:
     with pytest.raises(DataError, match=r"mine.txt: does not belong to this corpus; move it elsewhere"):
         list(repair(copy.path))
     (copy.folder / "yours.txt").write_text("yours")
-    with pytest.raises(DataError, match=r"2 files are not as they should be\n.*mine.txt: .*\n.*yours.txt: "):
+    with pytest.raises(DataError, match=r"2 files are not as recorded\n.*mine.txt: .*\n.*yours.txt: "):
         list(repair(copy.path))
     assert (copy.folder / "mine.txt").read_text() == "mine"
     (copy.folder / "mine.txt").unlink()
@@ -572,11 +572,11 @@ def test_the_commands(copy: Copy, tmp_path: Path) -> None:
     flip(copy.listed[0])
     done = command(copy.root, tool, "verify", manifest)
     assert done.returncode == 65
-    advice = done.stderr.splitlines()[0].rpartition("mend it with: ")[2].split()
+    advice = done.stderr.splitlines()[0].rpartition("; run: ")[2].split()
     assert advice[:2] == ["packcorpus", "repair"]
     done = command(copy.root, str(BIN / advice[0]), *advice[1:])
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
-    assert done.stdout.startswith(f"mended {copy.listed[0]} (does not have the SHA-256")
+    assert done.stdout.startswith(f"mended {copy.listed[0]} (does not have the recorded SHA-256")
     done = command(copy.root, tool, "repair", manifest)
     assert (done.returncode, done.stdout) == (0, "nothing to mend: every file is as it was recorded\n")
     done = command(copy.root, tool, "verify", "--config", "corpus.yaml", manifest)

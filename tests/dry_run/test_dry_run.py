@@ -1,0 +1,361 @@
+"""What `check` predicts is what the run gives: exactly where all is read, nearly where a sample is. Nothing is written.
+
+The runs are made in this process, by the stages of the graph.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from support.commands import BIN, SHARED, command, needs_shared
+from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
+
+from tasks.cli import dry_run_view
+from tasks.config import Config, load_config
+from tasks.core.errors import DataError
+from tasks.dry_run.dry_run import predict, scaled
+from tasks.dry_run.model import Prediction, steps
+from tasks.recipe import recipe_of
+from tasks.stages import Plan, run_all
+from tasks.storage.files import read_json
+from tasks.storage.manifest import Manifest, load_manifest
+
+
+def predicted(config: Path, **options: Any) -> Prediction:
+    return predict(load_config(config), config.parent, config.parent, **options)
+
+
+def figures_of(manifest: Manifest) -> dict[str, Any]:
+    ledger = manifest.ledger
+    return {
+        "read": ledger.conversations.read,
+        "packed": ledger.conversations.packed,
+        "dropped": ledger.conversations.dropped,
+        "cut": ledger.conversations.truncated + ledger.conversations.split,
+        "rejected": ledger.conversations.rejected,
+        "pieces": ledger.pieces.packed,
+        "encoded": ledger.tokens.encoded,
+        "packed_tokens": ledger.tokens.packed,
+        "trained": ledger.tokens.trained,
+        "rows": {name: split.rows for name, split in manifest.splits.items()},
+        "efficiency": manifest.packing_metadata.packing_efficiency,
+        "of_sources": [(source.tokens, source.trained_tokens, source.rejected) for source in manifest.sources],
+        "mixture": manifest.mixture,
+    }
+
+
+def figures(found: Prediction) -> dict[str, Any]:
+    return {
+        "read": sum(source.conversations for source in found.sources),
+        "packed": found.packed,
+        "dropped": found.dropped,
+        "cut": found.cut,
+        "rejected": {reason: reject.expected for reason, reject in sorted(found.rejects.items())},
+        "pieces": found.pieces,
+        "encoded": found.tokens["encoded"],
+        "packed_tokens": found.tokens["packed"],
+        "trained": found.tokens["trained"],
+        "rows": found.rows,
+        "efficiency": found.efficiency and round(found.efficiency, 4),
+        "of_sources": [(source.tokens, source.trained, source.rejected) for source in found.sources],
+        "mixture": found.mixture,
+    }
+
+
+def mixture(first: float, second: float, limit: int | None = None) -> list[dict[str, Any]]:
+    """Sources with these weights, the second with a limit."""
+    return [{"path": "chat.jsonl", "weight": first}, {"path": "other.jsonl", "weight": second, "limit": limit}]
+
+
+# -- where all is read ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"overlong": "drop", "sequence_length": 40},
+        {"overlong": "split", "sequence_length": 24},
+        {"overlong": "truncate", "sequence_length": 48, "validation": 0.2, "train_on": "last"},
+        {"packing": False},
+        {"engine": "reference", "template": "llama2"},
+        {"duplicates": "drop", "validation": 0.3},
+        {"min_tokens": 20, "max_tokens": 60, "min_turns": 2, "max_turns": 3},
+        {"epochs": 3, "validation": 0.2, "overlong": "split", "sequence_length": 24},
+        {"sources": mixture(2.5, 0.4), "validation": 0.2},
+        {"sources": mixture(0.25, 1, limit=17), "weighting": "subsample", "overlong": "split", "sequence_length": 24},
+        {"sources": mixture(3, 1), "weighting": "token_share", "overlong": "truncate", "sequence_length": 40},
+        {"sources": mixture(1, 3, limit=50), "weighting": "token_share", "validation": 0.2, "duplicates": "drop"},
+        {"sources": mixture(2, 3), "packing": False, "validation": 0.1, "duplicates": "drop", "min_tokens": 20},
+        {"sources": mixture(1.5, 2), "epochs": 2, "validation": 1e-9, "overlong": "drop", "sequence_length": 48},
+    ],
+    ids=str,
+)
+def test_of_sources_that_are_read_whole_every_figure_is_that_of_the_run(
+    tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    records: list[Any] = conversations(400)
+    records[7] = {"messages": [{"role": "assistent", "content": "x"}]}
+    records[9] = {"messages": [{"role": "user", "content": "no answer"}]}
+    others = [*conversations(150, seed=1, longest=30), *records[:40], *records[:40]]
+    (tmp_path / "other.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in others))
+    recipe = make_recipe(tmp_path, records, max_rejects=1.0, **{"sources": mixture(1, 1), **settings})
+    manifest = load_manifest(pack_corpus(recipe))
+    found = predicted(tmp_path / "corpus.yaml")
+    assert found.whole
+    assert figures(found) == figures_of(manifest)
+    corpus = tmp_path / manifest.corpus
+    shards = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
+    # Without what Arrow adds to each file: a schema, and a head for every batch.
+    assert found.disk["shards"] == pytest.approx(shards, rel=0.1, abs=12_000)
+    assert found.disk["index"] == pytest.approx((corpus / "index.arrow").stat().st_size, rel=0.02, abs=5_000)
+
+
+def test_a_tokenizer_that_is_trained_on_all_is_the_one_of_the_run(tmp_path: Path) -> None:
+    write_project(tmp_path, conversations(300))
+    config = tmp_path / "corpus.yaml"
+    config.write_text("name: small\nsources: [chat.jsonl]\nvocab_size: 400\nsequence_length: 64\n")
+    recipe = recipe_of(load_config(config), tmp_path, tmp_path)
+    manifest = load_manifest(pack_corpus(recipe))
+    found = predicted(config)
+    assert figures(found) == figures_of(manifest)
+    told = dry_run_view.as_object(found, config, [])
+    assert told["settings"] == load_config(config).model_dump(mode="json"), "it names no tokenizer"
+
+
+# -- where a sample is ------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.tuples(st.integers(1, 50), st.floats(1, 1000)), min_size=1, max_size=60))
+def test_a_scaled_histogram_has_as_many_of_every_range_of_lengths(pieces: list[tuple[int, float]]) -> None:
+    lengths, weights = np.array([p[0] for p in pieces]), np.array([p[1] for p in pieces])
+    counts = scaled(lengths, weights, 50)
+    assert counts.min() >= 0
+    assert counts[0] == 0
+    for length in range(51):
+        assert abs(counts[: length + 1].sum() - weights[lengths <= length].sum()) <= 0.5 + 1e-6
+
+
+def test_a_sample_that_stands_for_itself_changes_nothing() -> None:
+    lengths = np.array([3, 3, 7, 50])
+    assert scaled(lengths, np.ones(4), 50).tolist() == np.bincount(lengths, minlength=51).tolist()
+
+
+@needs_shared
+def test_of_real_conversations_the_efficiency_is_within_half_a_point(tmp_path: Path) -> None:
+    """From a sixteenth of them. One file is sorted by its tasks, one is packed, one holds short and long in turn."""
+    names = ("gsm8k_train.jsonl", "llamafactory_alpaca_en_demo.json", "llamafactory_glaive_toolcall_en_demo.json")
+    config = Config.model_validate(
+        {
+            "sources": [{"path": str(SHARED / "corpora" / name)} for name in names],
+            "tokenizer": str(SHARED / "tokenizers" / "mistral_v3_32k.model"),
+            "overlong": "drop",
+        }
+    )
+    recipe = recipe_of(config, tmp_path, tmp_path)
+    run_all(Plan(recipe), check_content=True)
+    for length in (512, 1024, 2048):
+        sized = config.model_copy(update={"sequence_length": length})
+        other = replace(recipe, config=sized)
+        run_all(Plan(other), check_content=True)
+        plan = read_json(other.plan_folder / "plan.json")
+        found = predict(sized, tmp_path, tmp_path, budget=(6 << 20) // 16)
+        assert not found.whole
+        real = plan["packing_metadata"]
+        assert found.efficiency == pytest.approx(real["packing_efficiency"], abs=0.5)
+        assert sum(found.rows.values()) == pytest.approx(real["rows"], rel=0.06)
+        assert found.tokens["encoded"] == pytest.approx(plan["ledger"]["tokens"]["encoded"], rel=0.06)
+
+
+@pytest.mark.parametrize("weighting", ["repeat", "token_share"])
+def test_of_a_sample_the_mixture_is_told_as_a_share_of_each_conversation(tmp_path: Path, weighting: str) -> None:
+    """Of a tenth of the conversations; a limit of 3,000 is far above what is looked at."""
+    others = [json.dumps(record) for record in conversations(6_000, seed=1, longest=30)]
+    (tmp_path / "other.jsonl").write_text("".join(f"{line}\n" for line in others))
+    settings = {"weighting": weighting, "sources": mixture(1.5, 1, limit=3_000), "validation": 0.1, "min_tokens": 15}
+    recipe = make_recipe(tmp_path, conversations(8_000), **settings)
+    run_all(Plan(recipe), check_content=True)
+    plan = read_json(recipe.plan_folder / "plan.json")
+    found = predicted(tmp_path / "corpus.yaml", budget=180_000)
+    assert sum(len(source.sample.records) for source in found.sources) < 2_000
+    for told, real in zip(found.mixture, plan["mixture"], strict=True):
+        for name in ("conversations", "copies", "tokens", "trained_tokens"):
+            assert getattr(told, name) == pytest.approx(real[name], rel=0.08), name
+        assert told.trained_tokens_percent == pytest.approx(real["trained_tokens_percent"], abs=2)
+    dropped = plan["ledger"]["conversations"]["dropped"]
+    assert set(found.dropped) == set(dropped)
+    for reason, count in dropped.items():
+        assert found.dropped[reason] == pytest.approx(count, rel=0.15, abs=60), reason
+    assert found.packed == pytest.approx(plan["ledger"]["conversations"]["packed"], rel=0.05)
+    assert found.rows["validation"] == pytest.approx(sum(plan["rows_of_shards"][recipe.shards["train"] :]), rel=0.15)
+
+
+def test_a_share_of_nothing_and_duplicates_beyond_the_sample_are_warned_of(tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text(json.dumps(conversations(1)[0]) + "\n")
+    settings = {"weighting": "token_share", "sources": mixture(1, 1), "duplicates": "drop"}
+    config = write_project(tmp_path, conversations(400), **settings)
+    found = predicted(config)
+    assert [warning for warning in found.failures if "other.jsonl has no conversation in the training split" in warning]
+    assert found.rows["train"], "of what the other source gives"
+    assert not [warning for warning in found.warnings if "duplicates" in warning]
+    [warning] = [text for text in predicted(config, budget=20_000).warnings if "duplicates" in text]
+    assert "only found within the sample" in warning
+
+
+def test_of_many_conversations_few_are_looked_at_and_rejects_are_found_in_proportion(tmp_path: Path) -> None:
+    records: list[Any] = conversations(12_000)
+    for number in range(0, 12_000, 10):
+        records[number] = {"messages": [{"role": "assistent", "content": "x"}]}
+    config = write_project(tmp_path, records)
+    found = predicted(config, budget=300_000)
+    assert sum(len(source.sample.records) for source in found.sources) < 4000
+    assert found.rejects["bad_role"].expected == pytest.approx(1200, rel=0.15)
+    assert found.rejects["bad_role"].place == "chat.jsonl:1"
+    assert "10." in found.failures[0]
+    assert "The run will fail" in found.failures[0]
+    again = predicted(config, budget=300_000)
+    assert figures(again) == figures(found)
+
+
+# -- what is shown ----------------------------------------------------------------------------------------------------
+
+HOSTILE = "\x1b[31mred\x1b[0m \x9b1m [bold]no[/bold] :smile: <|im_end|> ⟦trained⟧"
+
+
+def shown(config: Path, batches: list[int], terminal: bool = False) -> str:
+    file = StringIO()
+    console = Console(file=file, width=100, force_terminal=terminal, markup=False, emoji=False, highlight=False)
+    dry_run_view.show(predicted(config), config, batches, console)
+    return file.getvalue()
+
+
+def test_a_conversation_of_each_source_is_shown_as_text_with_its_labels(tmp_path: Path) -> None:
+    chat = {"messages": [{"role": "user", "content": HOSTILE}, {"role": "assistant", "content": "word " * 500}]}
+    config = write_project(tmp_path / "a[bold]\x1b", [chat, *conversations(20)], sequence_length=4096)
+    page = shown(config, [])
+    assert r"\x1b[31mred\x1b[0m \x9b1m [bold]no[/bold] :smile: <|im_end|> \u27e6trained\u27e7" in page
+    assert "\x1b" not in page
+    assert page.count("⟦word ") == 1
+    assert " tokens … ⟦" in page, "of a long answer the middle is left out"
+    assert "━━ chat.jsonl:1  " in page
+    on_terminal = shown(config, [], terminal=True)
+    assert "\x1b[31mred" not in on_terminal
+    assert "\x9b" not in on_terminal
+
+
+def test_steps_are_told_for_the_batch_that_is_asked_for_and_few_are_warned_of(tmp_path: Path) -> None:
+    config = write_project(tmp_path, conversations(400))
+    found = predicted(config)
+    count, trained = steps(found, 16)
+    assert count == -(-found.rows["train"] // 16)
+    assert count * trained == pytest.approx(found.tokens["trained"])
+    told = dry_run_view.step_warnings(found, [16])
+    assert f"is {count} step" in told[0]
+    assert "fewer than 100" in told[0]
+    [few] = dry_run_view.step_warnings(found, [1])[-1:]
+    assert "trained tokens, fewer than 1,000" in few
+    assert f"{count:,}" in shown(config, [16])
+
+
+def test_what_is_advised_against_few_steps_can_be_done(tmp_path: Path) -> None:
+    alone = predicted(write_project(tmp_path, conversations(2)))
+    [told, *_] = dry_run_view.step_warnings(alone, [8])
+    assert told == "An epoch at 8 rows a step is 1 step, fewer than 100. Only more conversations make more of them."
+    many = predicted(write_project(tmp_path, conversations(300), sequence_length=64))
+    assert 200 < many.rows["train"] < 400, "the corpus of this test lacks what it is for"
+    [told, *_] = dry_run_view.step_warnings(many, [16])
+    assert re.search(r"Take [23] rows a step, or \d epochs\.$", told), told
+
+
+def test_that_a_run_will_fail_is_said_first(tmp_path: Path) -> None:
+    page = shown(write_project(tmp_path, [*conversations(9), {"messages": 1}]), [])
+    failure = "10.00 % of the conversations are rejected"
+    assert page.count(failure) == 1
+    assert page.index(failure) < page.index("config ") < page.index("Sources")
+    assert "as the run will have it" not in page
+    assert "Prediction  of a run that does not fail" in page
+
+
+def test_the_command_writes_nothing_and_gives_one_object(tmp_path: Path) -> None:
+    config = write_project(tmp_path, conversations(50), sequence_length=64)
+    before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
+    words = [
+        str(BIN / "packcorpus"),
+        "check",
+        "--config",
+        str(config),
+        "--batch-size",
+        "8",
+        "--tokens-per-step",
+        "1024",
+    ]
+    done = command(tmp_path, *words, "--sequence-length", "128", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["settings"]["sequence_length"] == 128
+    assert [step["rows_per_step"] for step in told["steps"]] == [8, 8]
+    assert told["whole"]
+    assert told["ledger"]["conversations"]["read"] == 50
+    [source] = told["sources"]
+    assert source["shown"]["place"] == "chat.jsonl:1"
+    assert "".join(span["text"] for span in source["shown"]["spans"]).startswith("<|im_start|>user")
+    assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
+    failed = command(tmp_path, *words[:3], "nope.yaml", "--json")
+    assert (failed.returncode, json.loads(failed.stdout)["error"]["code"]) == (66, "E102")
+
+
+def test_mixture_and_what_is_dropped_are_shown_as_in_a_run(tmp_path: Path) -> None:
+    (tmp_path / "other.jsonl").write_text(json.dumps(conversations(1, seed=1)[0]) + "\n")
+    settings = {"sources": mixture(2, 0.5), "min_turns": 3, "epochs": 30}
+    page = shown(write_project(tmp_path, conversations(400), **settings), [])
+    assert "by min_turns: 3" in page
+    assert "in each of 30 epochs" in page
+    assert "Mixture  repeat, of one pass over the training split" in page
+    assert "train_epoch" not in page
+
+
+def test_over_long_conversations_that_would_stop_the_run_are_warned_of(tmp_path: Path) -> None:
+    config = write_project(tmp_path, conversations(50), sequence_length=24, overlong="error")
+    [warning] = [text for text in predicted(config).failures if "overlong is error" in text]
+    assert "The run will fail: 49 conversations are longer" in warning
+
+
+def test_an_empty_source_is_told_as_in_a_run(tmp_path: Path) -> None:
+    config = write_project(tmp_path, conversations(5))
+    os.truncate(tmp_path / "chat.jsonl", 0)
+    done = command(tmp_path, str(BIN / "packcorpus"), "check", "--config", str(config))
+    assert (done.returncode, done.stderr[:11]) == (65, "E310 error:")
+
+
+def test_a_run_that_will_fail_is_an_exit_code(tmp_path: Path) -> None:
+    records = [*conversations(50), {"messages": [{"role": "assistent", "content": "x"}]}]
+    config = write_project(tmp_path, records)
+    tool = str(BIN / "packcorpus")
+    failing = command(tmp_path, tool, "check", "corpus.yaml")
+    assert failing.returncode == 65
+    said = " ".join(failing.stdout.split())  # it may be wrapped
+    assert "The run will fail: 1.96 % of the conversations are rejected, but max_rejects allows 0.00 %. " in said
+    assert "shows the first of each reason; set max_rejects: 0.0197 to accept this" in said
+    write_project(tmp_path, records, max_rejects=0.1)
+    assert command(tmp_path, tool, "check", "corpus.yaml").returncode == 0
+    twice = command(tmp_path, tool, "check", "corpus.yaml", "--config", str(config))
+    assert (twice.returncode, twice.stderr[:11]) == (64, "E101 error:")
+
+
+def test_where_all_is_rejected_the_first_reason_is_told_before_that_of_the_tokenizer(tmp_path: Path) -> None:
+    config = tmp_path / "corpus.yaml"
+    (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "assistent", "content": "x"}]}\n' * 3)
+    config.write_text("sources: [chat.jsonl]\n")
+    with pytest.raises(DataError, match=r"the first of 3 rejects: \S*chat\.jsonl:1: .*assistent"):
+        predicted(config)

@@ -1,0 +1,308 @@
+"""Format 2.0: TRL trains on exactly the tokens and labels of format 3.0."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pytest
+import torch
+from datasets import Dataset
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+from support.commands import ROOT, SHARED, needs_shared
+from support.small_corpus import conversations, flip, make_recipe, pack_corpus
+from support.tokenizer_kinds import CHATML_JINJA, control_strings, everywhere, hostile, kind_path, records
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tasks.core.errors import DataError, InputMissing, PackError
+from train.data.conversations import SFT_SETTINGS, Counts, padding_tokenizer, sft_dataset
+from train.data.corpus import Corpus, open_corpus
+
+IGNORED = -100
+
+Row = tuple[list[int], list[int]]  # ids, labels
+Key = tuple[int, int]  # source, record
+
+SAMPLE = [{"path": str(ROOT / "data" / "sample" / name)} for name in ("alpaca.json", "sharegpt.json", "questions.csv")]
+
+
+def pack(folder: Path, records: Sequence[Any], **config: Any) -> Corpus:
+    return open_corpus(pack_corpus(make_recipe(folder, records, **config)))
+
+
+def pack_both(folder: Path, records: Sequence[Any], **config: Any) -> tuple[Corpus, Corpus]:
+    """The same conversations in format 2.0 and 3.0."""
+    common = {"max_rejects": 1.0, **config}
+    return tuple(pack(folder, records, packing=packing, **common) for packing in (False, True))  # type: ignore[return-value]
+
+
+def index_of(corpus: Corpus) -> list[dict[str, Any]]:
+    return pa.ipc.open_stream((corpus.folder / "index.arrow").read_bytes()).read_all().to_pylist()
+
+
+def packed_conversations(corpus: Corpus) -> dict[Key, Row]:
+    """Return every conversation of a packed corpus, cut out by the index."""
+    shards = {
+        (split, number): pa.ipc.open_stream((corpus.folder / shard.path).read_bytes()).read_all()
+        for split, found in corpus.splits.items()
+        for number, shard in enumerate(found)
+    }
+    columns = {
+        key: [np.array(table[name].to_pylist()) for name in ("input_ids", "labels")] for key, table in shards.items()
+    }
+    rows = {}
+    for place in index_of(corpus):
+        if place["row"] is None:
+            continue  # overlong, dropped in both formats
+        inside = slice(place["start"], place["start"] + place["length"])
+        ids, labels = (column[place["row"], inside].tolist() for column in columns[place["split"], place["shard"]])
+        rows[place["source"], place["record"]] = (ids, labels)
+    return rows
+
+
+def check_equal(whole: Corpus, packed: Corpus) -> Counts:
+    """Compare row by row; only what format 3.0 rejects may be missing."""
+    expected = packed_conversations(packed)
+    total = Counts()
+    for split in whole.splits:
+        dataset, counts = sft_dataset(whole, split)
+        places = sorted(
+            (p["shard"], p["row"], p["source"], p["record"]) for p in index_of(whole) if p["split"] == split
+        )
+        wanted = [expected.pop((source, record), None) for _, _, source, record in places]
+        assert [(row["input_ids"], row["labels"]) for row in dataset] == [row for row in wanted if row]
+        kept = [row for row in wanted if row]
+        assert (counts.read, counts.rows, counts.dropped) == (len(wanted), len(kept), wanted.count(None))
+        assert counts.tokens == sum(len(ids) for ids, _ in kept)
+        assert counts.trained == sum(label != IGNORED for _, labels in kept for label in labels)
+        for name in Counts.__slots__:
+            setattr(total, name, getattr(total, name) + getattr(counts, name))
+    assert not expected
+    ledger = packed.manifest.ledger  # type: ignore[union-attr]
+    assert total.truncated == ledger.conversations.truncated
+    assert total.tokens == ledger.tokens.packed
+    places = sum(place["length"] for place in index_of(whole) if place["row"] is not None)
+    assert total.tokens - total.truncated + total.tokens_truncated + total.tokens_dropped == places
+    return total
+
+
+# -- tokens and labels -------------------------------------------------------------------------------------------------
+
+MANY = [
+    *conversations(30, longest=30),
+    # Contexts, also with newlines at which content and context could have been joined.
+    {"instruction": "Sum up.\n\nIn one line.", "input": "A.\n\nB.", "output": "A, B."},
+    {"instruction": "", "input": "Only a context", "output": "Yes."},
+    {"instruction": "Say it.", "input": "### Input:\nx", "output": "x"},
+    # A question that is longer than a row leaves nothing to train on.
+    {"messages": [{"role": "user", "content": "why " * 200}, {"role": "assistant", "content": "So."}]},
+    {"messages": [{"role": "user", "content": "Go"}, {"role": "assistant", "content": "on " * 200}]},
+    {
+        "messages": [
+            {"role": "user", "content": "2 + 2?"},
+            {"role": "assistant", "content": "5", "weight": 0},
+            {"role": "user", "content": "Sure?"},
+            {"role": "assistant", "content": "4"},
+        ]
+    },
+]
+TOOLS = [everywhere("town"), everywhere('1 {"a": [2]}')]
+
+
+@pytest.mark.parametrize(
+    ("kind", "template", "train_on"),
+    [
+        ("sp_bpe_chatml", "chatml", "assistant"),
+        ("sp_bpe_user_defined", "alpaca", "assistant"),
+        ("sp_unigram", "plain", "last"),
+        ("hf_byte_level", "tokenizer", "assistant"),
+        ("hf_metaspace", "llama3", "all"),
+        ("hf_legacy", "mistral", "last"),
+    ],
+)
+def test_every_conversation_equals_format_3(kind: str, template: str, train_on: str, tmp_path: Path) -> None:
+    (tmp_path / "plain.jsonl").write_text('{"text": "The ride takes 85 minutes."}\n{"text": "<s> 9:40 </s>"}\n')
+    # With train_on: all, a turn that is only a context is not trained on, but a row does not record that.
+    asked = [record for record in MANY if "output" in record and (record["instruction"] or train_on != "all")]
+    (tmp_path / "alpaca.jsonl").write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in asked))
+    others = [record for record in MANY if "messages" in record]
+    sources = [{"path": "chat.jsonl"}, {"path": "alpaca.jsonl"}, {"path": "plain.jsonl"}]
+    common = {"tokenizer": str(kind_path(kind)), "template": template, "train_on": train_on, "validation": 0.3}
+    counts = check_equal(*pack_both(tmp_path, [*others, *TOOLS], sources=sources, sequence_length=128, **common))
+    assert counts.truncated
+    assert bool(counts.dropped) == (train_on != "all")
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "drop"])
+def test_the_bundled_sample_equals_format_3(overlong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.tokenization.token_batch.BATCH_CHARACTERS", 2000)  # several batches
+    counts = check_equal(*pack_both(tmp_path, [], sources=SAMPLE, sequence_length=256, overlong=overlong))
+    assert counts.rows > 40
+    assert bool(counts.truncated) == (overlong == "truncate")
+
+
+@needs_shared
+def test_real_conversations_equal_format_3(tmp_path: Path) -> None:
+    """Published tool calls and contexts, with a tokenizer in actual use."""
+    names = ("llamafactory_glaive_toolcall_en_demo.json", "llamafactory_alpaca_en_demo.json")
+    sources = [{"path": str(SHARED / "corpora" / name)} for name in names]
+    common = {"tokenizer": str(kind_path("mistral_v3")), "sources": sources, "sequence_length": 512}
+    counts = check_equal(*pack_both(tmp_path, [], template="alpaca", **common))
+    assert counts.rows > 1000
+    assert counts.truncated
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(st.lists(records(hostile("sp_bpe_user_defined")), min_size=1, max_size=8), st.sampled_from(["assistant", "all"]))
+def test_any_conversation_equals_format_3(
+    tmp_path_factory: pytest.TempPathFactory, found: list[dict[str, Any]], train_on: str
+) -> None:
+    folder = tmp_path_factory.mktemp("hostile")
+    always = {"messages": [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "A"}]}
+    common = {"tokenizer": str(kind_path("sp_bpe_user_defined")), "template": "mistral", "train_on": train_on}
+    check_equal(*pack_both(folder, [always, *found], **common))
+
+
+def test_the_corpus_contains_its_jinja_template(tmp_path: Path) -> None:
+    shutil.copytree(kind_path("hf_byte_level"), tmp_path / "tokenizer")
+    (tmp_path / "own.jinja").write_text(CHATML_JINJA)
+    whole, packed = pack_both(tmp_path, conversations(5), tokenizer="tokenizer", template="own.jinja")
+    (tmp_path / "own.jinja").unlink()
+    check_equal(whole, packed)
+    (whole.folder / "template.jinja").write_text(CHATML_JINJA.replace("assistant", "a_model__"))
+    with pytest.raises(DataError, match=r"template\.jinja"):
+        sft_dataset(whole)
+    (whole.folder / "template.jinja").unlink()
+    with pytest.raises(InputMissing, match=r"template\.jinja"):
+        sft_dataset(whole)
+
+
+# -- rejections --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damaged", ["train-00000-of-00001.arrow", "index.arrow", "tokenizer/tiny.model"])
+def test_a_damaged_file_is_rejected(damaged: str, tmp_path: Path) -> None:
+    corpus = pack(tmp_path, conversations(5), packing=False)
+    flip(corpus.folder / damaged)
+    with pytest.raises(DataError, match=f"{damaged}: does not have the recorded SHA-256"):
+        sft_dataset(corpus)
+
+
+@pytest.mark.parametrize("lost", ["train-00000-of-00001.arrow", "index.arrow", "tokenizer/tiny.model"])
+def test_a_missing_file_is_named(lost: str, tmp_path: Path) -> None:
+    corpus = pack(tmp_path, conversations(5), packing=False)
+    (corpus.folder / lost).unlink()
+    with pytest.raises(InputMissing, match=f"{lost}: is missing"):
+        sft_dataset(corpus)
+
+
+def test_tokens_that_differ_from_the_index_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = pack(tmp_path, conversations(5), packing=False, template="plain")
+    monkeypatch.setattr("tasks.tokenization.segments._has_leading_space", lambda *_: False)
+    with pytest.raises(DataError, match=r"row \d+ yields \d+ tokens, .* but the index records"):
+        sft_dataset(corpus)
+
+
+def test_a_different_rendering_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = pack(tmp_path, conversations(5), packing=False)
+    monkeypatch.setattr("tasks.templates.families.chatml.full_text", lambda message: message.content.upper())
+    with pytest.raises(DataError, match=r"row 0: template chatml does not render the text of the row"):
+        sft_dataset(corpus)
+
+
+def test_format_2_without_a_manifest_is_rejected(tmp_path: Path) -> None:
+    corpus = pack(tmp_path, conversations(5), packing=False)
+    (corpus.folder / "manifest.json").unlink()
+    with pytest.raises(PackError, match="manifest"):
+        sft_dataset(open_corpus(corpus.folder))
+
+
+# -- training ----------------------------------------------------------------------------------------------------------
+
+
+def tiny_model() -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=500, max_position_embeddings=128, initializer_range=0.2, **sizes))
+    return get_peft_model(model, LoraConfig(r=4, lora_dropout=0.0, target_modules="all-linear"))
+
+
+def loss_by_hand(model: Any, rows: Dataset) -> float:
+    """Compute the cross-entropy of each conversation separately, without padding."""
+    total, count = 0.0, 0
+    with torch.no_grad():
+        for row in rows:
+            logits = model(torch.tensor([row["input_ids"]])).logits[0, :-1]
+            labels = torch.tensor(row["labels"][1:])
+            total += float(torch.nn.functional.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum"))
+            count += int((labels != IGNORED).sum())
+    return total / count
+
+
+def test_sft_trainer_trains_on_these_tokens(tmp_path: Path) -> None:
+    from trl import SFTConfig, SFTTrainer
+
+    corpus = pack(tmp_path, conversations(40), packing=False, validation=0.2)
+    train, _ = sft_dataset(corpus)
+    validation, _ = sft_dataset(corpus, "validation")
+    train = train.select(range(6))  # one batch, so that its order is irrelevant
+    assert len({len(ids) for ids in train["input_ids"]}) > 1, "nothing would be padded"
+    model = tiny_model()
+    before, of_validation = loss_by_hand(model, train), loss_by_hand(model, validation)
+    trainer = SFTTrainer(
+        model,
+        SFTConfig(
+            str(tmp_path / "out"),
+            **SFT_SETTINGS,
+            max_length=8,  # SFTTrainer would truncate here
+            per_device_train_batch_size=6,
+            per_device_eval_batch_size=len(validation),  # over several batches it computes a mean of means
+            max_steps=2,
+            learning_rate=1e-2,
+            logging_steps=1,
+            report_to="none",
+            use_cpu=True,
+            bf16=False,
+            disable_tqdm=True,
+        ),
+        train_dataset=train,
+        eval_dataset=validation,
+        processing_class=padding_tokenizer(corpus),
+    )
+    assert trainer.train_dataset["labels"] == train["labels"]
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(of_validation, rel=1e-4)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[0] == pytest.approx(before, rel=1e-4)
+    assert losses[1] < losses[0] - 0.01
+    trainer.save_model(str(tmp_path / "saved"))
+    assert (tmp_path / "saved" / "tiny.model").read_bytes() == kind_path("sp_bpe_chatml").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [
+        ("sp_bpe_chatml", {}),
+        ("sp_bpe_chatml", {"eos_token": "<|im_end|>", "pad_token": "<unk>"}),
+        ("hf_byte_level", {}),
+        ("hf_unigram", {"pad_token": "<sep>"}),
+        ("hf_legacy", {}),
+    ],
+)
+def test_the_padding_tokenizer_has_the_ids_of_the_corpus(kind: str, named: dict[str, str], tmp_path: Path) -> None:
+    corpus = pack(tmp_path, conversations(3), packing=False, tokenizer=str(kind_path(kind)), **named)
+    tokenizer, facts = padding_tokenizer(corpus), corpus.manifest.tokenizer  # type: ignore[union-attr]
+    found = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
+    assert found == (facts.bos_token_id, facts.eos_token_id, facts.pad_token_id)
+    assert all(token in control_strings(kind) for token in tokenizer.all_special_tokens)
+    saved = tokenizer.save_pretrained(tmp_path / "saved")
+    for path in map(Path, saved):
+        assert path.read_bytes() == (corpus.folder / "tokenizer" / path.name).read_bytes()
+    assert saved

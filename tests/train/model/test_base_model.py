@@ -1,0 +1,308 @@
+"""The small Llama, and the contract between a base model and a corpus."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub.constants
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.tokenizer_kinds import kind_path
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from tasks.core.errors import DataError, InputMissing, StorageError
+from tasks.encoders.tokenizer_files import find_tokenizer
+from tasks.storage.manifest import Manifest, load_manifest
+from train.config import TrainingConfig
+from train.model import base_model as base_model_module
+from train.model.base_model import (
+    base_model,
+    build_small_llama,
+    check_model,
+    check_tokenizer,
+    positions,
+    read_config,
+    small_llama,
+)
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The small Llama with a million parameters, which is faster to write."""
+    monkeypatch.setattr(base_model_module, "PARAMETERS", 1_000_000)
+
+
+def count(config: LlamaConfig) -> int:
+    with torch.device("meta"):
+        return sum(weights.numel() for weights in LlamaForCausalLM(config).parameters())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+# -- the small Llama ---------------------------------------------------------------------------------------------------
+
+
+@given(st.integers(300, 150_000))
+@settings(max_examples=40, deadline=None)
+def test_the_small_llama_has_23_million_parameters_for_any_vocabulary(vocab_size: int) -> None:
+    config = small_llama(vocab_size, 1024)
+    assert count(config) == pytest.approx(23e6, rel=0.1)
+    assert config.num_hidden_layers >= base_model_module.LAYERS
+    assert config.hidden_size == 64 * config.num_attention_heads
+
+
+@pytest.mark.parametrize("sequence_length", [128, 4096, 5000, 100_000])
+def test_the_small_llama_has_positions_for_the_rows(sequence_length: int) -> None:
+    check_model("it", small_llama(4096, sequence_length), 4095, sequence_length)
+
+
+@pytest.mark.usefixtures("tiny")
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    once = build_small_llama(500, 128, 42, tmp_path / "a")
+    again = build_small_llama(500, 128, 42, tmp_path / "b")
+    assert torch.equal(before, torch.get_rng_state())
+    assert once.name == again.name
+    assert contents(once) == contents(again)
+    other = build_small_llama(500, 128, 43, tmp_path / "a")
+    assert other.name != once.name
+    assert contents(other)["model.safetensors"] != contents(once)["model.safetensors"]
+
+
+@pytest.mark.usefixtures("tiny")
+def test_an_existing_small_llama_is_reused(tmp_path: Path) -> None:
+    path = base_model(TrainingConfig(), 500, 128, tmp_path)
+    assert isinstance(path, Path)
+    written = (path / "model.safetensors").stat()
+    assert base_model(TrainingConfig(), 500, 128, tmp_path) == path
+    assert (path / "model.safetensors").stat() == written
+    config = read_config(path)
+    check_model(path, config, 499, 128)
+    loaded, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
+    assert not any(info.values()), f"weights did not match: {info}"
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    assert sum(weights.numel() for weights in loaded.parameters()) == count(config)
+    assert path.name.startswith(f"llama-{round(count(config) / 1e6)}m-")
+
+
+@pytest.mark.usefixtures("tiny")
+@pytest.mark.parametrize("written", [0, 1])
+def test_a_partially_written_model_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int) -> None:
+    real, calls = base_model_module.write_bytes, []
+
+    def dies(path: Path, data: bytes) -> None:
+        calls.append(path)
+        if len(calls) > written:
+            raise StorageError("cannot_write", "the disk is full")
+        real(path, data[: len(data) // 2])  # not the complete content
+
+    monkeypatch.setattr(base_model_module, "write_bytes", dies)
+    with pytest.raises(StorageError):
+        build_small_llama(500, 128, 42, tmp_path / "a")
+    monkeypatch.setattr(base_model_module, "write_bytes", real)
+    whole = build_small_llama(500, 128, 42, tmp_path / "a")
+    assert contents(whole) == contents(build_small_llama(500, 128, 42, tmp_path / "b"))
+
+
+# -- base_model --------------------------------------------------------------------------------------------------------
+
+
+def refusal(kind: type[Exception], call: Any, *arguments: Any) -> str:
+    with pytest.raises(kind) as caught:
+        call(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_folder_is_used_unchanged(tmp_path: Path) -> None:
+    small_llama(500, 128).save_pretrained(tmp_path / "mine")
+    config = TrainingConfig(base_model=str(tmp_path / "mine"))
+    assert base_model(config, 500, 128, tmp_path) == tmp_path / "mine"
+
+
+def test_a_hub_name_is_used_unchanged(tmp_path: Path) -> None:
+    assert base_model(TrainingConfig(base_model="owner/model"), 500, 128, tmp_path) == "owner/model"
+
+
+@pytest.mark.parametrize("named", ["./nowhere", "/no/where", "a/b/c"])
+def test_a_missing_folder(tmp_path: Path, named: str) -> None:
+    message = refusal(InputMissing, base_model, TrainingConfig(base_model=named), 500, 128, tmp_path)
+    assert message.startswith(f"base_model: {named}: no such folder")
+
+
+def test_a_file_is_not_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("model.gguf").write_bytes(b"GGUF")
+    refusal(InputMissing, base_model, TrainingConfig(base_model="model.gguf"), 500, 128, tmp_path)
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    message = refusal(DataError, base_model, TrainingConfig(base_model=str(tmp_path)), 500, 128, tmp_path)
+    assert "contains no config.json" in message
+
+
+@pytest.mark.parametrize("content", ["{", "{}", '{"model_type": "no-such-model"}'])
+def test_an_unreadable_config(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    assert str(tmp_path) in refusal(DataError, read_config, tmp_path)
+
+
+def test_code_of_a_model_is_not_executed(tmp_path: Path) -> None:
+    (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\n")
+    named = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
+    (tmp_path / "config.json").write_text(json.dumps(named))
+    refusal(DataError, read_config, tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    message = refusal(InputMissing, read_config, "owner/no-such-model")
+    assert message.startswith("base_model: 'owner/no-such-model' is not a local folder and could not be downloaded")
+
+
+# -- the contract ------------------------------------------------------------------------------------------------------
+
+
+def test_ids_beyond_the_vocabulary() -> None:
+    config = small_llama(500, 128)
+    check_model("it", config, 499, 128)
+    message = refusal(DataError, check_model, "it", config, 500, 128)
+    assert "the id 500" in message
+    assert "up to 499" in message
+
+
+def test_rows_longer_than_the_positions() -> None:
+    config = LlamaConfig(vocab_size=500, max_position_embeddings=2048)
+    check_model("it", config, 499, 2048)
+    message = refusal(DataError, check_model, "it", config, 499, 2049)
+    assert "rows have 2049 tokens" in message
+    assert "--sequence-length 2048" in message
+
+
+@pytest.mark.parametrize(
+    ("longest", "rope", "reads"),
+    [
+        (4096, None, 4096),
+        (4096, {"rope_type": "linear", "factor": 4.0}, 16384),
+        (32768, {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131072),
+        (32768, {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 4096}, 32768),
+        (163840, {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}, 163840),
+        (
+            131072,
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "original_max_position_embeddings": 8192,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+            },
+            131072,
+        ),
+    ],
+)
+def test_rope_scaling_extends_the_positions(longest: int, rope: dict[str, Any] | None, reads: int) -> None:
+    rope = rope and rope | {"rope_theta": 10000.0}
+    assert positions(LlamaConfig(max_position_embeddings=longest, rope_parameters=rope)) == reads
+
+
+def test_a_model_without_a_limit_accepts_any_row() -> None:
+    from transformers import BloomConfig  # it has ALiBi instead of positions
+
+    assert positions(BloomConfig()) is None
+    check_model("it", BloomConfig(vocab_size=500), 499, 1 << 20)
+
+
+# -- tokenizers --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    """The manifest of a corpus made with the file tiny.model."""
+    return load_manifest(pack_corpus(make_recipe(tmp_path_factory.mktemp("corpus"), conversations(8))))
+
+
+MODEL = kind_path("sp_bpe_chatml")
+
+
+def folder_with(path: Path, **files: bytes) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (path / f"tokenizer.{name}").write_bytes(content)
+    return path
+
+
+def other_model() -> bytes:
+    return MODEL.read_bytes() + b"\x00"
+
+
+def test_the_same_tokenizer_is_accepted(tmp_path: Path, manifest: Manifest) -> None:
+    base = folder_with(tmp_path / "base", model=MODEL.read_bytes())
+    assert "the same" in check_tokenizer(manifest, TrainingConfig(), base)
+    # Next to one of the other kind, which find_tokenizer prefers.
+    folder_with(base, json=b"{}")
+    assert find_tokenizer(base).main.suffix == ".json"
+    assert "the same" in check_tokenizer(manifest, TrainingConfig(), base)
+    assert "the same" in check_tokenizer(manifest, TrainingConfig(tokenizer=str(MODEL)), "owner/model")
+    named = folder_with(tmp_path / "named", model=MODEL.read_bytes())
+    (named / "tokenizer.model").rename(named / "mine.model")
+    (named / "tokenizer_config.json").write_text("{}")
+    assert "the same" in check_tokenizer(manifest, TrainingConfig(tokenizer=str(named)), base)
+
+
+def test_a_different_tokenizer_is_rejected(tmp_path: Path, manifest: Manifest) -> None:
+    base = folder_with(tmp_path / "base", model=other_model())
+    message = refusal(DataError, check_tokenizer, manifest, TrainingConfig(), base)
+    assert manifest.tokenizer.sha256[:12] in message
+    assert find_tokenizer(base).sha256()[:12] in message
+    assert str(base) in message
+    # The config's tokenizer overrides the model's own, in both directions.
+    assert "the same" in check_tokenizer(manifest, TrainingConfig(tokenizer=str(MODEL)), base)
+    right = folder_with(tmp_path / "right", model=MODEL.read_bytes())
+    refusal(DataError, check_tokenizer, manifest, TrainingConfig(tokenizer=str(base)), right)
+
+
+def test_a_tokenizer_of_another_kind_is_rejected(tmp_path: Path, manifest: Manifest) -> None:
+    base = folder_with(tmp_path / "base", json=b"{}")
+    for config in (TrainingConfig(), TrainingConfig(tokenizer=str(base))):
+        assert manifest.tokenizer.sha256[:12] in refusal(DataError, check_tokenizer, manifest, config, base)
+
+
+def test_a_base_model_without_a_tokenizer(tmp_path: Path, manifest: Manifest) -> None:
+    assert "was not compared" in check_tokenizer(manifest, TrainingConfig(), tmp_path)
+    refusal(InputMissing, check_tokenizer, manifest, TrainingConfig(tokenizer=str(tmp_path / "no")), tmp_path)
+
+
+def test_the_tokenizer_of_a_model_on_the_hub(
+    tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = folder_with(tmp_path / "right", model=MODEL.read_bytes())
+    other = folder_with(tmp_path / "other", model=other_model())
+    for folder in (right, other):
+        monkeypatch.setattr(
+            "huggingface_hub.snapshot_download", lambda name, allow_patterns, folder=folder: str(folder)
+        )
+        if folder == right:
+            assert "the same in owner/model" in check_tokenizer(manifest, TrainingConfig(), "owner/model")
+        else:
+            refusal(DataError, check_tokenizer, manifest, TrainingConfig(), "owner/model")
+
+
+def test_a_corpus_made_with_a_folder(tmp_path: Path) -> None:
+    """Its digest covers all files, so the model's folder must have the same ones."""
+    base = folder_with(tmp_path / "project" / "base", model=MODEL.read_bytes())
+    (base / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    made = load_manifest(pack_corpus(make_recipe(tmp_path / "project", conversations(8), tokenizer="base")))
+    shutil.copytree(base, tmp_path / "copy")
+    assert "the same" in check_tokenizer(made, TrainingConfig(), tmp_path / "copy")
+    (tmp_path / "copy" / "tokenizer_config.json").write_text('{"eos_token": "<s>"}')
+    refusal(DataError, check_tokenizer, made, TrainingConfig(), tmp_path / "copy")

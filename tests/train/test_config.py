@@ -1,0 +1,72 @@
+"""Training settings from the file and the command line, and their errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tasks.core.errors import InputMissing, UsageError
+from train.__main__ import parser
+from train.config import DEFAULT, WITHOUT_EFFECT, TrainingConfig, load_training_config
+
+
+def test_the_file_lists_every_setting_with_its_default() -> None:
+    assert load_training_config(DEFAULT) == TrainingConfig()
+    keys = [line.partition(":")[0] for line in DEFAULT.read_text().splitlines() if line[:1].islower()]
+    assert sorted(keys) == sorted(TrainingConfig.model_fields)
+
+
+def test_every_setting_is_a_command_line_option() -> None:
+    options = {action.option_strings[0] for action in parser()._actions}
+    assert {f"--{name.replace('_', '-')}" for name in TrainingConfig.model_fields} <= options
+
+
+def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("learning_rate: 1e-3\nlora_r: 8\n")
+    config = load_training_config(file, {"learning_rate": "5e-5", "compile": "true", "micro_batch": "4"})
+    assert (config.learning_rate, config.lora_r, config.compile, config.micro_batch) == (5e-5, 8, True, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lora_rank: 8", "lora_rank: unknown key; did you mean lora_r?"),
+        ("weight_decay: much", "weight_decay: Input should be a valid number"),
+        (
+            "learning_rate: fast",
+            "learning_rate: Input should be 'auto' or Input should be a valid number, found",
+        ),
+        ("micro_batch: 0", "micro_batch"),
+        ("gpus: all", "gpus"),
+        ("attention: flash", "attention: Input should be"),
+        ("lora_dropout: 1.0", "lora_dropout: Input should be less than 1"),
+        ("compile: 1", "compile: Input should be a valid boolean"),
+        ("base_model: ''", "base_model"),
+        ("- 1", "expected `key: value` lines"),
+        ("a: [", "line 1"),
+    ],
+)
+def test_an_invalid_setting_names_its_key(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=r"mine\.yaml") as caught:
+        load_training_config(file)
+    assert message in str(caught.value)
+
+
+def test_an_invalid_option_names_the_command_line() -> None:
+    with pytest.raises(UsageError, match=r"command line") as caught:
+        load_training_config(overrides={"lora_r": "many"})
+    assert "lora_r: Input should be a valid integer" in str(caught.value)
+
+
+def test_a_missing_file_is_reported() -> None:
+    with pytest.raises(InputMissing, match="no such config"):
+        load_training_config(Path("nowhere.yaml"))
+
+
+def test_settings_without_effect_are_not_in_the_key() -> None:
+    config = TrainingConfig()
+    assert set(config.settings()) == set(TrainingConfig.model_fields) - WITHOUT_EFFECT
