@@ -309,7 +309,7 @@ def test_a_bad_weight_or_limit_is_named(text: str, said: str, tmp_path: Path) ->
         ("weighting: token-share", "weighting: Input should be 'repeat', 'subsample' or 'token_share', found"),
         (
             "weighting: subsample",
-            "sources[0].weight: 1.5 is more than all of x.jsonl; subsample keeps a share of up to 1",
+            "sources[0].weight: 1.5 is above 1, all of x.jsonl; weighting: subsample keeps a share",
         ),
         ("duplicates: true", "duplicates: Input should be 'keep' or 'drop', found True"),
     ],
