@@ -1,9 +1,8 @@
-"""A file's bytes, packed or not → chunks and lines, in bounded memory.
+"""Decompress a file in bounded memory.
 
     file ── unpacked ──→ read(n) ── line_blocks ──→ ([b'{"text":"a"}', b'', b'{"text":"b"}'], False), ([b'{"tex'], True)
 
-`read(n)` gives n bytes, and fewer only at the end. Whatever a packed file unpacks to, no more than 32 MiB of it are
-held at a time.
+`read(n)` returns n bytes, and fewer only at the end. At most 32 MiB of decompressed data are in memory at a time.
 """
 
 from __future__ import annotations
@@ -17,10 +16,9 @@ import zstandard
 from tasks.core.errors import DataError
 from tasks.readers.lines import CHUNK, Read
 
-# A packed file that unpacks to more than this many bytes, and to this many times its own size, is refused: a bomb of a
-# few megabytes would keep a run busy for hours. Chats unpack to 3 to 30 times their size.
+# A file that decompresses to more than this many bytes and this many times its own size is refused: a bomb of a few
+# megabytes would keep a run busy for hours. Chats decompress to 3 to 30 times their size.
 BOMB_BYTES, BOMB_RATIO = 64 << 20, 200
-
 
 UNPACK = {"": "cat", "gz": "gunzip -c", "zst": "unzstd -c"}  # shell commands, for messages
 
@@ -30,10 +28,10 @@ _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 
 
 def unpacked(file: BinaryIO, compression: str, shown: str) -> Read:
-    """Reads the unpacked bytes of an open file; `compression` is "", "gz" or "zst".
+    """Return a function that reads the decompressed bytes of an open file; `compression` is "", "gz", or "zst".
 
-    The returned function raises DataError, with the name `shown` and the place in the packed file, when the data is
-    damaged, ends early, is followed by something else, or is a bomb.
+    The function raises DataError if the data is damaged, ends early, is followed by something else, or is a bomb; the
+    message has the name `shown` and the offset in the compressed file.
     """
     if not compression:
         return file.read
@@ -51,8 +49,8 @@ def unpacked(file: BinaryIO, compression: str, shown: str) -> Read:
             if whole > BOMB_BYTES and whole > BOMB_RATIO * file.tell():
                 raise DataError(
                     "bomb",
-                    f"{shown}: byte {file.tell():,}: unpacks to over {whole:,} bytes, {BOMB_RATIO} times its size: a "
-                    "bomb? Where it is meant so, unpack it and name the unpacked file",
+                    f"{shown}: byte {file.tell():,}: decompresses to over {whole:,} bytes, {BOMB_RATIO} times its "
+                    "size: a decompression bomb? If this is intended, decompress it and use the decompressed file",
                 )
         data = bytes(rest[:size])
         del rest[:size]
@@ -62,15 +60,15 @@ def unpacked(file: BinaryIO, compression: str, shown: str) -> Read:
 
 
 def _gunzip(file: BinaryIO, shown: str) -> Iterator[bytes]:
-    """gzip members, one after another (RFC 1952); zero bytes may follow the last one, as padded copies have them."""
-    begin, data, members = 0, file.read(CHUNK), 0  # begin: where `data` lies in the file
+    """Decompress consecutive gzip members (RFC 1952); zero bytes may follow the last one, as in padded copies."""
+    begin, data, members = 0, file.read(CHUNK), 0  # begin: offset of `data` in the file
     while data:
         if not data.startswith(b"\x1f\x8b"[: len(data)]):
             if not members:
-                raise DataError("bad_compression", f"{shown}: byte 0: this is not gzip data")
+                raise DataError("bad_compression", f"{shown}: byte 0: not gzip data")
             if data.strip(b"\0"):
                 raise DataError(
-                    "bad_compression", f"{shown}: byte {begin:,}: something that is not gzip follows the gzip data"
+                    "bad_compression", f"{shown}: byte {begin:,}: the gzip data is followed by something else"
                 )
             begin, data = begin + len(data), file.read(CHUNK)
             continue
@@ -95,22 +93,20 @@ def _gunzip(file: BinaryIO, shown: str) -> Iterator[bytes]:
 
 
 def _unzstd(file: BinaryIO, shown: str) -> Iterator[bytes]:
-    """zstandard frames, one after another (RFC 8878).
+    """Decompress consecutive zstandard frames (RFC 8878).
 
-    Fed 1 KiB at a time, because the output of a call has no bound of its own: a block of 4 bytes unpacks to 128 KiB
-    at most, so 1 KiB gives up to 32 MiB. That costs 15 % of the speed that 64 KiB would have.
+    The input is fed 1 KiB at a time, because the output of a call is not bounded: a block of 4 bytes decompresses to
+    up to 128 KiB, so 1 KiB yields up to 32 MiB. This is 15 % slower than 64 KiB at a time.
     """
-    begin, data, at, frames = 0, file.read(CHUNK), 0, 0  # begin: where `data` lies in the file
+    begin, data, at, frames = 0, file.read(CHUNK), 0, 0  # begin: offset of `data` in the file
     while at < len(data):
         if len(data) - at < 4:
             begin, data, at = begin + at, data[at:] + file.read(CHUNK), 0
         magic = data[at : at + 4]
         skippable = magic[1:] == b"\x2a\x4d\x18" and magic[0] >> 4 == 5
         if magic != _ZSTD_MAGIC[: len(magic)] and not skippable:
-            what = (
-                "something that is not zstandard follows the zstandard data" if frames else "this is not zstandard data"
-            )
-            raise DataError("bad_compression", f"{shown}: byte {begin + at:,}: {what}")
+            problem = "the zstandard data is followed by something else" if frames else "not zstandard data"
+            raise DataError("bad_compression", f"{shown}: byte {begin + at:,}: {problem}")
         unpacker = zstandard.ZstdDecompressor().decompressobj()
         while not unpacker.eof:
             if at == len(data):
@@ -123,8 +119,8 @@ def _unzstd(file: BinaryIO, shown: str) -> Iterator[bytes]:
             try:
                 piece = unpacker.decompress(feed)
             except zstandard.ZstdError as error:
-                where = f"{shown}: near byte {begin + at:,}"
-                raise DataError("bad_compression", f"{where}: the zstandard data is damaged ({error})") from None
+                place = f"{shown}: near byte {begin + at:,}"
+                raise DataError("bad_compression", f"{place}: the zstandard data is damaged ({error})") from None
             at += len(feed) - len(unpacker.unused_data)
             if piece:
                 yield piece

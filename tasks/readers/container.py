@@ -2,14 +2,6 @@
 
     b'{"text":"a"}\n\n{"text":"b"}\n{"tex'  →  (0, {"text": "a"}), (2, {"text": "b"}), (3, Reject("bad_json", …))
 
-| container | a record is                               | how it is read                                 | its number |
-|-----------|-------------------------------------------|------------------------------------------------|------------|
-| jsonl     | the text between two line ends            | 256 KiB at a time, any byte range              | its line   |
-| json      | an element of the one array               | 256 KiB at a time, if elements look alike      | its index  |
-| csv, tsv  | a row of strings; first row: the columns  | line by line; quoted cells may hold line ends  | its index  |
-| parquet   | a row                                     | slices of up to 1,000 rows or 32 MiB           | its index  |
-| arrow     | a row; IPC stream or file, by its magic   | slices of up to 1,000 rows or 32 MiB           | its index  |
-
 A record that cannot be parsed is a `Reject` in its place: bad_json, bad_utf8, lone_surrogate, nul, too_deep,
 duplicate_key, big_integer, too_long_record, bad_csv, bad_value. A file that cannot be read any further raises
 DataError.
@@ -36,7 +28,6 @@ MAX_RECORD_BYTES = 16_000_000
 BLOCK, BLOCK_BYTES = 256, 1 << 20
 
 RUN = 100  # records of a run, if a container has no cheaper way to form runs
-
 
 Block = tuple[Sequence[int], list[Any]]
 """Numbers of records, and the records."""

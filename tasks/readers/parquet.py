@@ -67,7 +67,7 @@ class Parquet(TableContainer):
         with readable(self, file):
             metadata = pq.read_metadata(file.path)
         if not metadata.num_rows:
-            raise DataError("empty_source", f"{file.name}: holds no records")
+            raise DataError("empty_source", f"{file.name}: contains no records")
         return metadata
 
 

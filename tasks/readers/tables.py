@@ -1,4 +1,4 @@
-"""Read tables: Arrow record batches become records, within a bound on memory."""
+"""Tables: Arrow record batches become records, 1,000 rows or 32 MiB at a time, within a limit on memory."""
 
 from __future__ import annotations
 

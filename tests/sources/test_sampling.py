@@ -233,7 +233,9 @@ def test_a_table_that_is_a_bomb_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"instruction": text}), out, store_schema=False, dictionary_pagesize_limit=1 << 30)
     (tmp_path / "a.parquet").write_bytes(out.getvalue())
     [file] = find_files([Source(path="a.parquet", format="alpaca")], tmp_path)
-    with pytest.raises(DataError, match=r"a\.parquet: a sample takes over 64\d MiB of memory: damaged, or a bomb\?"):
+    with pytest.raises(
+        DataError, match=r"a\.parquet: a sample takes over 64\d MiB of memory: damaged, or a decompression bomb\?"
+    ):
         sample_files([file], 1 << 20, LIMIT)
 
 

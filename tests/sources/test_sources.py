@@ -173,7 +173,7 @@ def test_every_container_gives_the_same_conversations(tmp_path: Path, name: str,
         data = stream.compress(data[:1000]) + stream.flush() + zstandard.compress(data[1000:])
     path = write(tmp_path / (name + compression), data)
     if compression and Path(name).suffix in (".parquet", ".arrow", ".feather"):
-        with pytest.raises(DataError, match="packed inside already; unpack it with"):
+        with pytest.raises(DataError, match="already compressed internally; decompress it with"):
             parts_of(path)
         return
     assert parts_of(path)[0].format == format
@@ -249,7 +249,10 @@ def test_a_damaged_table_fails(tmp_path: Path, name: str) -> None:
     data = WAYS[name](MESSAGES)
     assert f"cannot be read as {name[2:]}" in fails(tmp_path / name, data[: len(data) // 2])
     # For Arrow its first bytes are a length of 2 GB.
-    told = {"a.parquet": "cannot be read as parquet", "a.arrow": "over 640 MiB of memory: damaged, or a bomb?"}
+    told = {
+        "a.parquet": "cannot be read as parquet",
+        "a.arrow": "over 640 MiB of memory: damaged, or a decompression bomb?",
+    }
     assert told[name] in fails(tmp_path / name, b"x" * 100)
 
 
@@ -386,17 +389,21 @@ GOOD = b'{"text":"a"}'
 BAD_LINES = [
     (b'{"text":"\xff"}', "bad_utf8", "byte 0xff at offset 9 of the record is not UTF-8"),
     (b'{"text":"\\ud800"}', "lone_surrogate", "column"),
-    (b'{"text":"a\0"}', "nul", "the record holds a NUL byte at offset 10"),
+    (b'{"text":"a\0"}', "nul", "the record contains a NUL byte at offset 10"),
     (b'{"text":NaN}', "bad_json", "column 9: NaN is not JSON"),
     (b'{"text":-Infinity}', "bad_json", "Infinity is not JSON"),
     (b'{"text":' + b"9" * 5000 + b"}", "bad_json", "column 9: "),
     (b'{"text":"a",}', "bad_json", "column 12: "),
     (b"[" * 100_000 + b"]" * 100_000, "too_deep", "nested too deeply"),
     (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "too_deep", "nested too deeply"),
-    (b'{"text":"a","text":"b"}', "duplicate_key", 'the key "text" stands twice in one object'),
-    (b'{"a":[{"b" :1,"b" :2}]}', "duplicate_key", 'the key "b" stands twice in one object'),
-    (b'{"a":1,"b":{"a":2},"\\u0061":3}', "duplicate_key", 'the key "a" stands twice in one object'),
-    (b'{"a":"\\u0022: ","b":' + b"[" * 300 + b'{"c":1,"c":1}' + b"]" * 300 + b"}", "duplicate_key", 'the key "c"'),
+    (b'{"text":"a","text":"b"}', "duplicate_key", 'duplicate key "text" in an object'),
+    (b'{"a":[{"b" :1,"b" :2}]}', "duplicate_key", 'duplicate key "b" in an object'),
+    (b'{"a":1,"b":{"a":2},"\\u0061":3}', "duplicate_key", 'duplicate key "a" in an object'),
+    (
+        b'{"a":"\\u0022: ","b":' + b"[" * 300 + b'{"c":1,"c":1}' + b"]" * 300 + b"}",
+        "duplicate_key",
+        'duplicate key "c"',
+    ),
 ]
 
 
@@ -480,7 +487,9 @@ def test_a_file_that_unpacks_to_200_times_its_size_is_refused_beyond_64_mib(name
     pack = gzip.compress if name.endswith("gz") else zstandard.compress
     filler = pack(b"\n" * (BOMB_BYTES + CHUNK))
     message = fails(tmp_path / name, GZ_GOOD[name[-3:]] + filler, format="text")
-    assert re.search(r": byte [\d,]+: unpacks to over \d+,\d+,\d+ bytes, 200 times its size: a bomb\?", message)
+    assert re.search(
+        r": byte [\d,]+: decompresses to over \d+,\d+,\d+ bytes, 200 times its size: a decompression bomb\?", message
+    )
     noise = os.urandom(400_000).hex().encode() + b"\n"
     found = records_of(write(tmp_path / name, GZ_GOOD[name[-3:]] + pack(noise) + filler), format="text")
     assert [number for number, _ in found] == [0, 1]
@@ -505,7 +514,9 @@ def test_a_table_that_is_a_bomb_is_refused_before_it_is_in_memory(tmp_path: Path
     for name, path in bombs(tmp_path).items():
         assert path.stat().st_size < 100_000, name
         limits, begin = resource.getrlimit(resource.RLIMIT_DATA), time.process_time()
-        with pytest.raises(DataError, match=rf"{path.name}: .*: damaged, or a bomb\? Where it is meant so") as told:
+        with pytest.raises(
+            DataError, match=rf"{path.name}: .*: damaged, or a decompression bomb\? If this is intended"
+        ) as told:
             for _ in reader_of(path, path.suffix[1:]):
                 pass
         assert told.value.reason == "bomb"
@@ -528,8 +539,8 @@ def test_damaged_compression_is_told_with_its_place(tmp_path: Path, name: str) -
         message = fails(tmp_path / name, packed[:cut], format="text")
         assert f"byte {cut:,}: the {kind} data ends early: truncated?" in message
     message = fails(tmp_path / name, packed + b"garbage", format="text")
-    assert f"byte {len(packed):,}: something that is not {kind} follows" in message
-    assert f"byte 0: this is not {kind} data" in fails(tmp_path / name, GOOD, format="text")
+    assert f"byte {len(packed):,}: the {kind} data is followed by something else" in message
+    assert f"byte 0: not {kind} data" in fails(tmp_path / name, GOOD, format="text")
     flipped = bytearray(packed)
     flipped[len(packed) // 2] ^= 255
     if kind == "gzip":  # zstandard frames made in one call have no checksum
@@ -556,29 +567,29 @@ def test_utf16_is_refused_with_the_way_out(tmp_path: Path, name: str, encoding: 
     ("name", "data", "message"),
     [
         ("a.jsonl", b"", "is empty"),
-        ("a.jsonl", b"\n \n", "holds no records"),
-        ("a.jsonl.gz", gzip.compress(b"", mtime=0), "holds no records"),
-        ("a.json", b"[]", "holds no records"),
-        ("a.csv", b"text\n", "holds no records"),
-        ("a.parquet", parquet_bytes(ALPACA[:0]), "holds no records"),
-        ("a.json", b'[{"text":"a"}, {"text', "the JSON array does not close after record 2 begins: truncated?"),
-        ("a.json", b'[{"text":"a"}] x', "byte 15: something follows the JSON array"),
+        ("a.jsonl", b"\n \n", "contains no records"),
+        ("a.jsonl.gz", gzip.compress(b"", mtime=0), "contains no records"),
+        ("a.json", b"[]", "contains no records"),
+        ("a.csv", b"text\n", "contains no records"),
+        ("a.parquet", parquet_bytes(ALPACA[:0]), "contains no records"),
+        ("a.json", b'[{"text":"a"}, {"text', "the JSON array is not closed after the start of record 2: truncated?"),
+        ("a.json", b'[{"text":"a"}] x', "byte 15: the JSON array is followed by something else"),
         (
             "a.json",
             b'{"data": [{"text": "a"}]}',
-            """its lists: "data"; write one of them alone, with  jq -c '.data[]'""",
+            """its lists: "data"; extract one of them with  jq -c '.data[]'""",
         ),
-        ("a.json", b'{"v": 1,\n "rows": []\n}', 'is one JSON object and not a list of records; its lists: "rows"'),
+        ("a.json", b'{"v": 1,\n "rows": []\n}', 'is one JSON object, not a list of records; its lists: "rows"'),
         ("a.json", b'{"text":\n "a"}', "is one JSON object over several lines; put [ and ] around it"),
-        ("a.json", b'"text"', "is neither a JSON array nor one JSON object a line"),
+        ("a.json", b'"text"', "is neither a JSON array nor one JSON object per line"),
         (
             "a.jsonl",
             b'[\n {\n  "text": "a"\n }\n]',
-            "begins like a JSON array, and not with an object a line; name it .json",
+            "starts like a JSON array instead of one object per line; rename it to .json",
         ),
         ("a.jsonl", b'{"x": 1}\n{"y": 2}', "keys found: x, y; formats tried: messages, sharegpt, alpaca, dolly"),
-        ("a.txt", b"text", "what it holds cannot be told from its name; known are .jsonl .ndjson .json .parquet"),
-        ("a", b"text", "what it holds cannot be told from its name"),
+        ("a.txt", b"text", "unknown extension; known are .jsonl .ndjson .json .parquet"),
+        ("a", b"text", "unknown extension"),
     ],
 )
 def test_files_that_fail(tmp_path: Path, name: str, data: bytes, message: str) -> None:
@@ -700,7 +711,7 @@ def test_a_file_that_changes(tmp_path: Path, name: str, when: str) -> None:
     else:
         write(path, other)
         os.utime(path, ns=(part.file.mtime_ns + 1, part.file.mtime_ns + 1))
-    with pytest.raises(DataError, match=f"{name}: (changed|vanished) while it was read; run again"):
+    with pytest.raises(DataError, match=f"{name}: (changed|disappeared) while it was read; run again"):
         read(numbers)
 
 
@@ -739,32 +750,32 @@ def test_the_same_file_read_in_two_ways(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", GOOD)
     same = [Source(path="a.jsonl"), Source(path="./a.jsonl", format="text"), Source(path="*.jsonl")]
     assert len(find_parts(same, tmp_path, 100)) == 1
-    with pytest.raises(UsageError, match=r"is the same file as a\.jsonl, .* reads as text, this one as alpaca; leave"):
+    with pytest.raises(UsageError, match=r"is the same file as a\.jsonl, .* reads as text, this one as alpaca; remove"):
         find_parts([Source(path="a.jsonl"), Source(path="*.jsonl", format="alpaca")], tmp_path, 100)
     with pytest.raises(UsageError, match=r"this one as text with columns \{text: text\}"):
         find_parts([Source(path="a.jsonl"), Source(path="a.jsonl", columns={"text": "text"})], tmp_path, 100)
-    with pytest.raises(UsageError, match=r"reads as text, this one as text with weight 2\.5, limit 7; leave"):
+    with pytest.raises(UsageError, match=r"reads as text, this one as text with weight 2\.5, limit 7; remove"):
         find_parts([Source(path="*.jsonl"), Source(path="a.jsonl", weight=2.5, limit=7)], tmp_path, 100)
 
 
 @pytest.mark.parametrize(
     ("path", "error", "message"),
     [
-        ("c/chat.jsonl", InputMissing, "there is no such file or folder; did you mean chats.jsonl?"),
-        ("cc/chats.jsonl", InputMissing, "there is no such file or folder; did you mean c?"),
+        ("c/chat.jsonl", InputMissing, "no such file or folder; did you mean chats.jsonl?"),
+        ("cc/chats.jsonl", InputMissing, "no such file or folder; did you mean c?"),
         ("c/*.csv", InputMissing, "the glob matches no file in "),
-        ("*", InputMissing, "the glob matches no file, only folders"),
-        ("empty", InputMissing, "the folder holds no file"),
+        ("*", InputMissing, "the glob matches only folders"),
+        ("empty", InputMissing, "the folder contains no files"),
         (
             "c",
             DataError,
-            "6 of 7 files cannot be told by their names: 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 1 more",
+            "6 of 7 files have an unknown extension: 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 1 more",
         ),
-        ("c/*", DataError, "use a glob that leaves them out"),
+        ("c/*", DataError, "use a glob that excludes them"),
         (
             "c/5.txt",
             DataError,
-            "known are .jsonl .ndjson .json .parquet .arrow .feather .csv .tsv, the text ones also with .gz",
+            "known are .jsonl .ndjson .json .parquet .arrow .feather .csv .tsv, text files also with .gz",
         ),
         ("https://example.org/a.jsonl", UsageError, "only local files can be read"),
         ("s3://bucket/a.jsonl", UsageError, "only local files can be read"),
@@ -783,9 +794,13 @@ def test_paths_that_fail(tmp_path: Path, path: str, error: type[PackError], mess
 
 def test_bad_settings(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", GOOD)
-    with pytest.raises(UsageError, match='columns: "instructions" is not a name of ours; did you mean instruction'):
+    with pytest.raises(
+        UsageError, match='columns: "instructions" is not a column of packcorpus; did you mean instruction'
+    ):
         parts_of(tmp_path / "a.jsonl", columns={"instructions": "x"})
-    with pytest.raises(UsageError, match=r'"frage" is .*; ours stands on the left: columns: \{question: frage\}$'):
+    with pytest.raises(
+        UsageError, match=r'"frage" is .*; packcorpus names go on the left: columns: \{question: frage\}$'
+    ):
         parts_of(tmp_path / "a.jsonl", columns={"frage": "question"})
     with pytest.raises(UsageError, match="part_size is 0"):
         parts_of(tmp_path / "a.jsonl", part_size=0)
@@ -804,11 +819,11 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
     assert names_of(tmp_path, "saved") == ["saved/train/data-1.arrow", "saved/train/data-0.arrow"]
     write(tmp_path / "saved" / "dataset_dict.json", b'{"splits": ["train", "test"]}')
     with pytest.raises(
-        DataError, match="saved: is a saved data set with the splits train, test; name one of them, such as saved/train"
+        DataError, match="saved: is a saved dataset with the splits train, test; use one of them, such as saved/train"
     ):
         names_of(tmp_path, "saved")
     (tmp_path / "saved/train/data-0.arrow").unlink()
-    with pytest.raises(InputMissing, match=r"saved/train/data-0\.arrow: is named in state\.json, but is not there"):
+    with pytest.raises(InputMissing, match=r"saved/train/data-0\.arrow: is listed in state\.json, but is missing"):
         names_of(tmp_path, "saved/train")
     write(tmp_path / "saved/train/state.json", b'{"_data_files": [{"filename": "../x.arrow"}]}')
     with pytest.raises(DataError, match="expected names of files in this folder"):
@@ -909,13 +924,13 @@ def test_the_place_of_a_record_is_its_line_in_the_file_wherever_its_part_begins(
         (
             b'{\n  "text": "x"\n}\n' * 3,
             "unknown_json",
-            r"holds one object over several lines; .*  cat a.jsonl \| jq -c",
+            r"has objects that span several lines; .*  cat a.jsonl \| jq -c",
         ),
-        (b'[\n  {"text": "x"\n}]\n', "unknown_json", r"begins like a JSON array, .*; name it .json$"),
+        (b'[\n  {"text": "x"\n}]\n', "unknown_json", r"starts like a JSON array .*; rename it to .json$"),
         (
             b'{"Question": "x", "Final Answer": "y", "Answer": "z"}\n',
             "unknown_format",
-            r"is it  columns: \{question: Question, answer: Answer\}  \?$",
+            r"did you mean  columns: \{question: Question, answer: Answer\}  \?$",
         ),
         (b'{"a b": "x", "Output": "y", "query": "z"}\n', "unknown_format", r"\{prompt: query, completion: Output\}"),
         (b'{"frage": "x", "antwort": "y"}\n', "unknown_format", r"keys found: frage, antwort; formats tried: messages"),
@@ -948,9 +963,7 @@ def test_a_column_that_is_not_there_is_named(tmp_path: Path, columns: dict[str, 
 
 def test_columns_of_a_file_that_needs_none_are_to_be_left_out(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"messages": []}\n')
-    with pytest.raises(
-        DataError, match=r"no key `msgs`; .*; without columns it is read as messages: leave columns out$"
-    ):
+    with pytest.raises(DataError, match=r"no key `msgs`; .*; without columns it is read as messages: remove columns$"):
         parts_of(tmp_path / "a.jsonl", columns={"messages": "msgs"})
 
 
@@ -965,6 +978,6 @@ def test_a_decoder_replaces_that_of_plain_blocks_and_none_sends_each_record_thro
     found = [record for _, record in read_part(part, decode=lambda texts: None)]
     assert (found[0], str(found[1]), found[2]) == (
         {"text": "a"},
-        'the key "text" stands twice in one object',
+        'duplicate key "text" in an object',
         {"text": "d"},
     )
