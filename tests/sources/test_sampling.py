@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import os
@@ -20,6 +19,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.containers import as_arrow, as_csv, as_lines, as_parquet
 
 from tasks.core.errors import DataError, Reject
 from tasks.readers.containers import container_named
@@ -42,42 +42,16 @@ def records(count: int, seed: int = 0, longest: int = 400) -> list[dict[str, str
     ]
 
 
-def as_csv(found: list[dict[str, str]]) -> bytes:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(found[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found)
-    return out.getvalue().encode()
-
-
-def as_parquet(found: list[dict[str, str]]) -> bytes:
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(found), out, row_group_size=max(1, len(found) // 30))
-    return out.getvalue()
-
-
-def as_arrow(found: list[dict[str, str]], file: bool) -> bytes:
-    out = io.BytesIO()
-    table = pa.Table.from_pylist(found)
-    with (pa.ipc.new_file if file else pa.ipc.new_stream)(out, table.schema) as writer:
-        writer.write_table(table, max_chunksize=100)
-    return out.getvalue()
-
-
-def lines(found: list[dict[str, str]]) -> bytes:
-    return b"".join(orjson.dumps(record) + b"\n" for record in found)
-
-
 WRITERS: dict[str, Callable[[list[dict[str, str]]], bytes]] = {
-    "a.jsonl": lines,
+    "a.jsonl": as_lines,
     "a.json": lambda found: orjson.dumps(found),
     "indented.json": lambda found: orjson.dumps(found, option=orjson.OPT_INDENT_2),
     "a.csv": as_csv,
-    "a.parquet": as_parquet,
-    "stream.arrow": lambda found: as_arrow(found, file=False),
-    "file.arrow": lambda found: as_arrow(found, file=True),
-    "a.jsonl.gz": lambda found: gzip.compress(lines(found), 1),
-    "a.jsonl.zst": lambda found: zstandard.compress(lines(found), 1),
+    "a.parquet": lambda found: as_parquet(found, max(1, len(found) // 30)),
+    "stream.arrow": lambda found: as_arrow(found, pa.ipc.new_stream, 100),
+    "file.arrow": lambda found: as_arrow(found, pa.ipc.new_file, 100),
+    "a.jsonl.gz": lambda found: gzip.compress(as_lines(found), 1),
+    "a.jsonl.zst": lambda found: zstandard.compress(as_lines(found), 1),
     "a.json.gz": lambda found: gzip.compress(orjson.dumps(found), 1),
     "a.csv.gz": lambda found: gzip.compress(as_csv(found), 1),
 }
@@ -141,7 +115,7 @@ def test_a_small_file_is_read_whole_with_its_lines(tmp_path: Path, name: str) ->
 def test_windows_side_by_side_give_every_record_once(sizes: list[int], cuts: list[tuple[int, int]], kind: str) -> None:
     written = [{"text": f'{number} "a",\n' + "é" * size, "key": "b"} for number, size in enumerate(sizes)]
     with tempfile.TemporaryDirectory() as name:
-        data = {"jsonl": lines, "json": orjson.dumps, "csv": as_csv}[kind](written)
+        data = {"jsonl": as_lines, "json": orjson.dumps, "csv": as_csv}[kind](written)
         file = file_of(Path(name), f"a.{kind}", data)
         with file.path.open("rb") as source:
             window = container_named(kind).window(file, LIMIT)
@@ -183,7 +157,7 @@ def test_rejects_have_their_line_and_a_long_line_is_not_read_whole(tmp_path: Pat
 
 def test_of_many_files_some_are_read_and_stand_for_all(tmp_path: Path) -> None:
     for number in range(200):
-        (tmp_path / f"{number:03}.jsonl").write_bytes(lines(records(20, number)))
+        (tmp_path / f"{number:03}.jsonl").write_bytes(as_lines(records(20, number)))
     files = find_files([Source(path="*.jsonl")], tmp_path)
     samples = sample_files(files, 1 << 20, LIMIT)
     assert len(samples) == MOST_FILES
@@ -220,7 +194,7 @@ def test_a_stream_that_is_too_long_is_left_in_time_and_says_how_far_it_was_read(
 
 
 def test_what_cannot_be_read_is_told_by_its_name(tmp_path: Path) -> None:
-    data = gzip.compress(lines(records(3000)))
+    data = gzip.compress(as_lines(records(3000)))
     file = file_of(tmp_path, "a.jsonl.gz", data)
     file.path.write_bytes(data[:-2000])
     with pytest.raises(DataError, match=r"^a\.jsonl\.gz: .*ends early"):

@@ -30,6 +30,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.containers import as_arrow, as_lines, as_parquet
 
 from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation
@@ -50,10 +51,6 @@ MESSAGES = [
     {"messages": [{"role": "user", "content": f"{n}\u2028?"}, {"role": "assistant", "content": "ja"}]}
     for n in range(2500)
 ]
-
-
-def lines_of(records: Sequence[object]) -> bytes:
-    return b"".join(orjson.dumps(record) + b"\n" for record in records)
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -117,19 +114,6 @@ def fails(path: Path, data: bytes, error: type[PackError] = DataError, **spec: A
 # -- containers and compression -------------------------------------------------------------------------------------
 
 
-def parquet_bytes(records: Sequence[dict[str, Any]], rows: int = 1000) -> bytes:
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(list(records)), out, row_group_size=rows)
-    return out.getvalue()
-
-
-def ipc_bytes(records: Sequence[dict[str, Any]], new: Callable[..., Any]) -> bytes:
-    out, table = io.BytesIO(), pa.Table.from_pylist(list(records))
-    with new(out, table.schema) as writer:
-        writer.write_table(table, max_chunksize=1700)
-    return out.getvalue()
-
-
 def feather_bytes(records: Sequence[dict[str, Any]]) -> bytes:
     out = io.BytesIO()
     feather: Any = pyarrow.feather
@@ -144,14 +128,14 @@ def csv_bytes(records: Sequence[dict[str, Any]], delimiter: str) -> bytes:
 
 
 WAYS: dict[str, Callable[[Sequence[dict[str, Any]]], bytes]] = {
-    "a.jsonl": lines_of,
-    "a.ndjson": lambda records: b"\xef\xbb\xbf" + lines_of(records).replace(b"\n", b"\r\n").rstrip(b"\r\n"),
-    "lines.json": lambda records: b"\n\n" + lines_of(records),
+    "a.jsonl": as_lines,
+    "a.ndjson": lambda records: b"\xef\xbb\xbf" + as_lines(records).replace(b"\n", b"\r\n").rstrip(b"\r\n"),
+    "lines.json": lambda records: b"\n\n" + as_lines(records),
     "array.json": lambda records: json.dumps(records, indent=2).encode(),
     "compact.json": lambda records: b"\xef\xbb\xbf " + orjson.dumps(records) + b"\n",
-    "a.parquet": parquet_bytes,
-    "a.arrow": lambda records: ipc_bytes(records, pa.ipc.new_stream),
-    "file.arrow": lambda records: ipc_bytes(records, pa.ipc.new_file),
+    "a.parquet": as_parquet,
+    "a.arrow": lambda records: as_arrow(records, pa.ipc.new_stream, 1700),
+    "file.arrow": lambda records: as_arrow(records, pa.ipc.new_file, 1700),
     "a.feather": feather_bytes,
 }
 TABLE_WAYS: dict[str, Callable[[Sequence[dict[str, Any]]], bytes]] = {
@@ -201,7 +185,7 @@ def test_csv_cells(tmp_path: Path) -> None:
 
 
 def test_parquet_is_cut_by_row_groups(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", parquet_bytes(MESSAGES, rows=300))
+    path = write(tmp_path / "a.parquet", as_parquet(MESSAGES, rows=300))
     _, parts = parts_of(path, part_size=1)
     assert [(part.start, part.stop) for part in parts] == [(n, n + 1) for n in range(9)]
     assert [read_part(part).records for part in parts] == [0] * 9
@@ -376,7 +360,7 @@ def test_records_counts_blank_lines_at_the_end(tmp_path: Path) -> None:
 
 
 def test_parts_across_the_chunks_of_hashing(tmp_path: Path) -> None:
-    data = lines_of(MESSAGES)
+    data = as_lines(MESSAGES)
     path = write(tmp_path / "a.jsonl", data)
     expected = parts_of(path, 10_000)
     assert len(expected[1]) == len(data) // 10_000 + 1
@@ -571,7 +555,7 @@ def test_utf16_is_refused_with_the_way_out(tmp_path: Path, name: str, encoding: 
         ("a.jsonl.gz", gzip.compress(b"", mtime=0), "contains no records"),
         ("a.json", b"[]", "contains no records"),
         ("a.csv", b"text\n", "contains no records"),
-        ("a.parquet", parquet_bytes(ALPACA[:0]), "contains no records"),
+        ("a.parquet", as_parquet(ALPACA[:0]), "contains no records"),
         ("a.json", b'[{"text":"a"}, {"text', "the JSON array is not closed after the start of record 2: truncated?"),
         ("a.json", b'[{"text":"a"}] x', "byte 15: the JSON array is followed by something else"),
         (
@@ -683,12 +667,12 @@ def test_the_format_is_told_by_the_first_record_that_has_one(tmp_path: Path) -> 
     long = {"text": "x" * 1_000_000}
     odd: list[object] = [5, {"x": 1}, None] * 20
     for name, data in (
-        ("a.jsonl", lines_of([*odd, long])),
+        ("a.jsonl", as_lines([*odd, long])),
         ("a.json", orjson.dumps([*odd, long])),
         ("b.json", orjson.dumps([long])),
     ):
         assert parts_of(write(tmp_path / name, data))[0].format == "text"
-    assert "first 100 records" in fails(tmp_path / "b.jsonl", lines_of([5] * 100 + [{"text": ""}]))
+    assert "first 100 records" in fails(tmp_path / "b.jsonl", as_lines([5] * 100 + [{"text": ""}]))
     assert parts_of(write(tmp_path / "c.jsonl", b"5\n"), format="oasst")[0].format == "oasst"
 
 
@@ -809,7 +793,7 @@ def test_bad_settings(tmp_path: Path) -> None:
 def test_a_saved_data_set(tmp_path: Path) -> None:
     def save(folder: Path, order: list[str]) -> None:
         for index, name in enumerate(order):
-            write(folder / name, ipc_bytes([{"text": f"{index}"}], pa.ipc.new_stream))
+            write(folder / name, as_arrow([{"text": f"{index}"}], pa.ipc.new_stream))
         write(folder / "dataset_info.json", b"{}")
         write(folder / "state.json", orjson.dumps({"_data_files": [{"filename": name} for name in order]}))
 
