@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 from tasks.core.errors import DataError, Reject
-from tasks.readers.compression import unpacked
+from tasks.readers.compression import decompressed
 from tasks.readers.lines import Read
 from tasks.readers.strict_json import decode_block
 
@@ -109,7 +109,7 @@ class Container:
     name: str  # stored in manifests and content keys
     extensions: tuple[str, ...]
     is_text = False  # UTF-8 text: may be compressed as .gz or .zst
-    is_packed = False  # values are compressed within the file
+    is_compressed = False  # values are compressed within the file
     numbered_by: Literal["line", "record"] = "record"
 
     def read(self, reader: RecordReader) -> Iterator[Rows]:
@@ -246,7 +246,7 @@ class RecordReader:
         """Open a text file; the result reads its decompressed bytes."""
         with self.file.path.open("rb") as file:
             self.track(file.tell, 0, self.file.bytes)
-            yield unpacked(file, self.file.compression, self.file.name)
+            yield decompressed(file, self.file.compression, self.file.name)
 
     def too_long(self) -> str:
         return f"the line is longer than max_record_bytes, {self.max_record_bytes:,} bytes"

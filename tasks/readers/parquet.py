@@ -17,7 +17,7 @@ from tasks.readers.tables import BATCH_BYTES, BATCH_ROWS, TableContainer, readab
 class Parquet(TableContainer):
     name = "parquet"
     extensions = (".parquet",)
-    is_packed = True
+    is_compressed = True
 
     def batches(self, reader: RecordReader) -> Iterator[Any]:
         # no threads and no read-ahead: parts are what runs in parallel, and a row group may be large

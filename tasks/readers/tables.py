@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.core.errors import DataError, Reject
+from tasks.core.memory_limit import bomb, bounded_table
 from tasks.readers.container import Container, File, RecordReader, Rows
-from tasks.readers.memory_limit import bomb, bounded_table
 
 BATCH_ROWS, BATCH_BYTES = 1000, 32 << 20  # of a slice that becomes records at once
 

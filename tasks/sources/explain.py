@@ -14,7 +14,7 @@ from tasks.conversations.formats import FORMATS, detect
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
-from tasks.readers.compression import UNPACK
+from tasks.readers.compression import DECOMPRESS
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import container_named
 from tasks.readers.lines import BOM, CHUNK
@@ -101,7 +101,7 @@ def _keys_found(keys: Sequence[str]) -> str:
 def _convert(file: SourceFile, encoding: str) -> str:
     plain = Path(file.name.removesuffix(f".{file.compression}"))
     made = shlex.quote(f"{plain.with_suffix('')}.utf8{plain.suffix}")
-    return f"{UNPACK[file.compression]} {shlex.quote(file.name)} | iconv -f {encoding} -t UTF-8 > {made}"
+    return f"{DECOMPRESS[file.compression]} {shlex.quote(file.name)} | iconv -f {encoding} -t UTF-8 > {made}"
 
 
 def as_yaml(key: str) -> str:

@@ -1,4 +1,4 @@
-"""What holds for each container, whatever its layout."""
+"""Properties of every container."""
 
 from __future__ import annotations
 

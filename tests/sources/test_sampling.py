@@ -1,4 +1,4 @@
-"""A sample is made of the file's own records, from all over it; it counts them, or nearly so; and it reads little."""
+"""A sample has records from all parts of a file, counts or estimates them, and reads little."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def sample_of(folder: Path, name: str, data: bytes, budget: int) -> Sample:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_sample_is_from_all_over_a_sorted_file_and_tells_what_is_in_it(tmp_path: Path, name: str) -> None:
+def test_a_sample_comes_from_all_parts_of_a_sorted_file_and_represents_it(tmp_path: Path, name: str) -> None:
     written = records(20_000)
     data = WRITERS[name](written)
     sample = sample_of(tmp_path, name, data, 400_000)
@@ -98,7 +98,7 @@ def test_a_sample_is_from_all_over_a_sorted_file_and_tells_what_is_in_it(tmp_pat
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_small_file_is_read_whole_with_its_lines(tmp_path: Path, name: str) -> None:
+def test_a_small_file_is_read_as_a_whole(tmp_path: Path, name: str) -> None:
     written = records(300)
     sample = sample_of(tmp_path, name, WRITERS[name](written), 10_000_000)
     assert sample.whole
@@ -112,7 +112,7 @@ def test_a_small_file_is_read_whole_with_its_lines(tmp_path: Path, name: str) ->
     sizes=st.lists(st.integers(0, 300), min_size=3, max_size=40),
     cuts=st.lists(st.tuples(st.integers(0, 60), st.integers(-1, 1)), min_size=1, max_size=8),
 )
-def test_windows_side_by_side_give_every_record_once(sizes: list[int], cuts: list[tuple[int, int]], kind: str) -> None:
+def test_adjacent_windows_yield_each_record_once(sizes: list[int], cuts: list[tuple[int, int]], kind: str) -> None:
     written = [{"text": f'{number} "a",\n' + "é" * size, "key": "b"} for number, size in enumerate(sizes)]
     with tempfile.TemporaryDirectory() as name:
         data = {"jsonl": as_lines, "json": orjson.dumps, "csv": as_csv}[kind](written)
@@ -132,7 +132,7 @@ def test_windows_side_by_side_give_every_record_once(sizes: list[int], cuts: lis
 
 
 @given(st.integers(1, 1 << 40), st.integers(1000, 1 << 24))
-def test_windows_are_in_order_apart_and_reach_both_ends(size: int, budget: int) -> None:
+def test_windows_are_ordered_disjoint_and_reach_both_ends(size: int, budget: int) -> None:
     found = places(size, budget, random.Random("x"))
     assert found[0][0] == 0
     assert found[-1][1] == size
@@ -142,12 +142,12 @@ def test_windows_are_in_order_apart_and_reach_both_ends(size: int, budget: int) 
     assert sum((stop - start) * weight for start, stop, weight in found) == pytest.approx(size)
 
 
-def test_rejects_have_their_line_and_a_long_line_is_not_read_whole(tmp_path: Path) -> None:
+def test_rejects_have_their_line_and_a_long_line_is_not_read_as_a_whole(tmp_path: Path) -> None:
     data = b'{"text": "a"}\n{"text": \n\n' + b'{"text": "' + b"x" * 3_000_000 + b'"}\n{"text": "b"}\n'
     [sample] = sample_files([file_of(tmp_path, "a.jsonl", data)], 50_000, 100_000)
-    told = {place: value.reason for place, value in sample.records if isinstance(value, Reject)}
-    assert told["a.jsonl:2"] == "bad_json"
-    assert told["a.jsonl:4"] == "too_long_record"
+    reasons = {place: value.reason for place, value in sample.records if isinstance(value, Reject)}
+    assert reasons["a.jsonl:2"] == "bad_json"
+    assert reasons["a.jsonl:4"] == "too_long_record"
     packed = sample_of(tmp_path, "b.jsonl.gz", gzip.compress(data), 50_000)
     assert {place for place, value in packed.records if isinstance(value, Reject)} == {"b.jsonl.gz:2", "b.jsonl.gz:4"}
 
@@ -155,7 +155,7 @@ def test_rejects_have_their_line_and_a_long_line_is_not_read_whole(tmp_path: Pat
 # -- of many and of large files --------------------------------------------------------------------------------------
 
 
-def test_of_many_files_some_are_read_and_stand_for_all(tmp_path: Path) -> None:
+def test_some_of_many_files_are_read_and_represent_all(tmp_path: Path) -> None:
     for number in range(200):
         (tmp_path / f"{number:03}.jsonl").write_bytes(as_lines(records(20, number)))
     files = find_files([Source(path="*.jsonl")], tmp_path)
@@ -172,7 +172,7 @@ def bytes_read() -> int:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="nothing counts the bytes that are read here")
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
-def test_of_a_large_file_little_is_read(tmp_path: Path, name: str) -> None:
+def test_little_of_a_large_file_is_read(tmp_path: Path, name: str) -> None:
     written = records(20_000, longest=4000)
     data = WRITERS[name](written)
     file = file_of(tmp_path, name, data)
@@ -182,7 +182,7 @@ def test_of_a_large_file_little_is_read(tmp_path: Path, name: str) -> None:
     assert sample.total == pytest.approx(20_000, rel=0.05)
 
 
-def test_a_stream_that_is_too_long_is_left_in_time_and_says_how_far_it_was_read(tmp_path: Path) -> None:
+def test_a_long_stream_is_read_in_part_and_its_reach_reported(tmp_path: Path) -> None:
     source = random.Random(1)
     written = [{"instruction": source.randbytes(250).hex(), "output": "b"} for _ in range(20_000)]
     for name in ("a.jsonl.gz", "a.csv.gz"):
@@ -193,7 +193,7 @@ def test_a_stream_that_is_too_long_is_left_in_time_and_says_how_far_it_was_read(
         assert sample.total == pytest.approx(20_000, rel=0.2)
 
 
-def test_what_cannot_be_read_is_told_by_its_name(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
     data = gzip.compress(as_lines(records(3000)))
     file = file_of(tmp_path, "a.jsonl.gz", data)
     file.path.write_bytes(data[:-2000])
@@ -213,7 +213,7 @@ def test_a_table_that_is_a_bomb_is_refused(tmp_path: Path) -> None:
         sample_files([file], 1 << 20, LIMIT)
 
 
-def test_the_same_records_are_drawn_wherever_a_file_lies(tmp_path: Path) -> None:
+def test_the_sample_does_not_depend_on_the_location_of_a_file(tmp_path: Path) -> None:
     drawn = []
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -226,8 +226,8 @@ def test_the_same_records_are_drawn_wherever_a_file_lies(tmp_path: Path) -> None
     assert len(drawn[0]) < 4_000
 
 
-def test_each_entry_of_the_config_is_looked_at(tmp_path: Path) -> None:
-    """Its own files speak for it, and not those of another; two stand with one file each between hundreds."""
+def test_each_entry_of_the_config_is_sampled(tmp_path: Path) -> None:
+    """It is represented by its own files alone; two entries have one file each, between hundreds."""
     specs = []
     for entry, count in enumerate((100, 1, 1, 100)):
         (tmp_path / f"{entry}").mkdir()

@@ -1,4 +1,4 @@
-"""Every container and compression gives the same records, parts are cut by the bytes alone, and damage is told."""
+"""Every container and compression gives the same records, parts follow from the bytes alone, and damage is reported."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def reader_of(path: Path, container: str) -> RecordReader:
 
 
 def outline_of(record: object) -> list[str]:
-    """What stands in a record, level by level, without recursion."""
+    """Outline a record level by level, without recursion."""
     found, level = [], [record]
     while level:
         found.append(" ".join(str(sorted(item) if isinstance(item, dict) else type(item)) for item in level))
@@ -233,15 +233,15 @@ def test_a_damaged_table_fails(tmp_path: Path, name: str) -> None:
     data = WAYS[name](MESSAGES)
     assert f"cannot be read as {name[2:]}" in fails(tmp_path / name, data[: len(data) // 2])
     # For Arrow its first bytes are a length of 2 GB.
-    told = {
+    expected = {
         "a.parquet": "cannot be read as parquet",
         "a.arrow": "over 640 MiB of memory: damaged, or a decompression bomb?",
     }
-    assert told[name] in fails(tmp_path / name, b"x" * 100)
+    assert expected[name] in fails(tmp_path / name, b"x" * 100)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "unlike.json", "a.csv", "a.parquet"])
-def test_a_block_is_bounded_in_records_and_in_bytes(name: str, tmp_path: Path) -> None:
+def test_a_block_is_limited_in_records_and_bytes(name: str, tmp_path: Path) -> None:
     small = [{"text": "a"}] * 3000
     large = [{"text": "b" * 200_000}] * 30
     for records in (small, large):
@@ -277,9 +277,7 @@ def test_rows_before_a_damaged_one_come_first(tmp_path: Path) -> None:
     assert isinstance(records[2], Reject)
 
 
-def test_one_file_that_cannot_be_read_ends_the_digests_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_unreadable_file_stops_the_hashing_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = threading.Event()
     read = []
 
@@ -397,11 +395,11 @@ BAD_LINES = [
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.zst"])
 def test_a_bad_record_is_one_reject(tmp_path: Path, name: str, line: bytes, code: str, message: str) -> None:
     data = b"[" + b",\n".join([GOOD, line, GOOD]) + b"]" if name == "a.json" else b"\n".join([GOOD, line, GOOD])
-    ((number, found, said),) = rejects_of(
+    ((number, found, text),) = rejects_of(
         tmp_path / name, zstandard.compress(data) if name.endswith("zst") else data, format="auto"
     )
     assert (number, found) == (1, code)
-    assert message in said
+    assert message in text
     assert len(records_of(tmp_path / name)) == 3
 
 
@@ -418,7 +416,7 @@ def test_a_bad_record_is_one_reject(tmp_path: Path, name: str, line: bytes, code
         b'{"a" :{"a" :1},"\\"a" :["a","a"],"[{" :2}',
     ],
 )
-def test_no_record_is_taken_for_one_with_duplicate_keys(tmp_path: Path, line: bytes) -> None:
+def test_a_record_without_duplicate_keys_is_accepted(tmp_path: Path, line: bytes) -> None:
     for name, data in (("a.jsonl", line + b"\r\n"), ("a.json", b"[" + line + b"]")):
         ((number, record),) = records_of(write(tmp_path / name, data), format="text")
         # as text, for == would recurse more deeply than Python lets it
@@ -500,10 +498,10 @@ def test_a_table_that_is_a_bomb_is_refused_before_it_is_in_memory(tmp_path: Path
         limits, begin = resource.getrlimit(resource.RLIMIT_DATA), time.process_time()
         with pytest.raises(
             DataError, match=rf"{path.name}: .*: damaged, or a decompression bomb\? If this is intended"
-        ) as told:
+        ) as raised:
             for _ in reader_of(path, path.suffix[1:]):
                 pass
-        assert told.value.reason == "bomb"
+        assert raised.value.reason == "bomb"
         assert time.process_time() - begin < 10, name
         assert resource.getrlimit(resource.RLIMIT_DATA) == limits
 
@@ -515,7 +513,7 @@ GZ_GOOD = {".gz": gzip.compress(GOOD + b"\n"), "zst": zstandard.compress(GOOD + 
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
-def test_damaged_compression_is_told_with_its_place(tmp_path: Path, name: str) -> None:
+def test_damaged_compression_is_reported_with_its_offset(tmp_path: Path, name: str) -> None:
     plain = os.urandom(400_000).hex().encode() + b"\n"
     packed = gzip.compress(plain, mtime=0) if name.endswith("gz") else zstandard.compress(plain)
     kind = "gzip" if name.endswith("gz") else "zstandard"
@@ -534,11 +532,11 @@ def test_damaged_compression_is_told_with_its_place(tmp_path: Path, name: str) -
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a b.csv.gz", "a.jsonl.zst"])
-def test_utf16_is_refused_with_the_way_out(tmp_path: Path, name: str, encoding: str) -> None:
+def test_utf16_is_refused_with_a_command_that_converts_it(tmp_path: Path, name: str, encoding: str) -> None:
     data = GOOD.decode().encode(encoding)
     pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(Path(name).suffix, bytes)
-    said, command = fails(tmp_path / name, pack(data)).split("; convert it with  ")
-    assert said == f"{name}: is {encoding.upper().replace('-LE', 'LE').replace('-BE', 'BE')}"
+    problem, command = fails(tmp_path / name, pack(data)).split("; convert it with  ")
+    assert problem == f"{name}: is {encoding.upper().replace('-LE', 'LE').replace('-BE', 'BE')}"
     tool = command.split()[0]
     if shutil.which(tool) and shutil.which("iconv"):
         subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
@@ -608,7 +606,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @given(st.text('":a', max_size=40).map(str.encode), st.sampled_from([2, 4, 1 << 18]))
-def test_ends_of_keys_are_counted_as_bytes_counts_them(text: bytes, chunk: int) -> None:
+def test_ends_of_keys_are_counted_as_by_bytes_count(text: bytes, chunk: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(strict_json, "CHUNK", chunk)
         assert strict_json.key_ends(text) == text.count(b'":')
@@ -625,7 +623,7 @@ ELEMENTS = st.fixed_dictionaries({"text": SAID}, optional={"more": st.lists(st.f
     st.sampled_from(["", " \n", "]", "{}", '{"text":', ","]),
     st.sampled_from([8, 20, 64]),
 )
-def test_an_array_is_read_block_by_block_as_it_is_as_a_whole(
+def test_an_array_read_in_blocks_equals_one_read_as_a_whole(
     elements: list[object], indent: int | None, behind: str, block: int
 ) -> None:
     data = json.dumps(elements, indent=indent).encode()
@@ -663,7 +661,7 @@ def test_an_array_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "jq -c '.[]'" in fails(tmp_path / "a.json", b'[{"text":"' + b"x" * 1000 + b'"}]')
 
 
-def test_the_format_is_told_by_the_first_record_that_has_one(tmp_path: Path) -> None:
+def test_the_format_is_that_of_the_first_record_with_one(tmp_path: Path) -> None:
     long = {"text": "x" * 1_000_000}
     odd: list[object] = [5, {"x": 1}, None] * 20
     for name, data in (
@@ -829,7 +827,7 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
         ("t0_prompts.jsonl.gz", "prompt_completion", 13649),
     ],
 )
-def test_real_files_are_told_and_read_without_a_reject(name: str, format: str, count: int) -> None:
+def test_real_files_are_identified_and_read_without_a_reject(name: str, format: str, count: int) -> None:
     assert parts_of(CORPORA / name)[0].format == format
     assert len(conversations_of(CORPORA / name, part_size=1 << 20)) == count
 
@@ -851,7 +849,7 @@ def test_a_tab_is_a_delimiter_only_in_a_tsv(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["in", "in/*.jsonl"])
-def test_what_is_no_file_is_not_passed_over(tmp_path: Path, path: str) -> None:
+def test_a_broken_link_is_not_ignored(tmp_path: Path, path: str) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text('{"text": "x"}\n')
     (tmp_path / "in" / "b.jsonl").symlink_to(tmp_path / "nowhere")
@@ -882,7 +880,7 @@ def test_an_integer_that_would_be_rounded_is_rejected_and_no_other_number(tmp_pa
     assert all(isinstance(record, Reject) for record in found[1::2])
 
 
-def test_the_place_of_a_record_is_its_line_in_the_file_wherever_its_part_begins(tmp_path: Path) -> None:
+def test_the_place_of_a_record_is_its_line_in_the_file_not_in_its_part(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"text": "{number}"}}\n' + "\n" * (number % 3) for number in range(60)))
     lines = path.read_text().splitlines()
@@ -898,7 +896,7 @@ def test_the_place_of_a_record_is_its_line_in_the_file_wherever_its_part_begins(
 
 
 @pytest.mark.parametrize(
-    ("content", "reason", "told"),
+    ("content", "reason", "expected"),
     [
         (
             '{"text": "Grüße"}\n'.encode("cp1252") * 3,
@@ -920,15 +918,15 @@ def test_the_place_of_a_record_is_its_line_in_the_file_wherever_its_part_begins(
         (b'{"frage": "x", "antwort": "y"}\n', "unknown_format", r"keys found: frage, antwort; formats tried: messages"),
     ],
 )
-def test_why_a_format_cannot_be_told(tmp_path: Path, content: bytes, reason: str, told: str) -> None:
+def test_an_unknown_format_is_explained(tmp_path: Path, content: bytes, reason: str, expected: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=told) as error:
+    with pytest.raises(DataError, match=expected) as error:
         parts_of(tmp_path / "a.jsonl")
     assert error.value.reason == reason
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "expected"),
     [
         (
             {"prompt": "user_query", "completion": "bot_replies"},
@@ -938,23 +936,21 @@ def test_why_a_format_cannot_be_told(tmp_path: Path, content: bytes, reason: str
         ({"messages": "msgs"}, "a.jsonl: columns: messages: no key `msgs`; keys found: user_query, bot_reply"),
     ],
 )
-def test_a_column_that_is_not_there_is_named(tmp_path: Path, columns: dict[str, str], told: str) -> None:
+def test_a_missing_column_is_named(tmp_path: Path, columns: dict[str, str], expected: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"user_query": "x", "bot_reply": "y"}\n')
     with pytest.raises(DataError) as error:
         parts_of(tmp_path / "a.jsonl", columns=columns)
-    assert (error.value.reason, str(error.value)) == ("unknown_format", told)
+    assert (error.value.reason, str(error.value)) == ("unknown_format", expected)
 
 
-def test_columns_of_a_file_that_needs_none_are_to_be_left_out(tmp_path: Path) -> None:
+def test_columns_of_a_file_that_needs_none_should_be_removed(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"messages": []}\n')
     with pytest.raises(DataError, match=r"no key `msgs`; .*; without columns it is read as messages: remove columns$"):
         parts_of(tmp_path / "a.jsonl", columns={"messages": "msgs"})
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
-def test_a_decoder_replaces_that_of_plain_blocks_and_none_sends_each_record_through_the_strict_one(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_custom_decoder_is_used_and_falls_back_to_strict_parsing(name: str, tmp_path: Path) -> None:
     lines = [b'{"text":"a"}', b'{"text":"b","text":"c"}', b'{"text":"d"}']
     data = b"\n".join(lines) if name == "a.jsonl" else b"[" + b", ".join(lines) + b"]"
     _, (part,) = parts_of(write(tmp_path / name, data))
