@@ -160,7 +160,9 @@ class RunGuard:
                 before, checksum = counters.of_run("exit_code"), float(crc32(str(failed).encode()))
                 # A full disk refuses every worker, each another file: the first message is enough. The same holds for
                 # a source that changed and has many parts.
-                repeats = checksum == counters.of_run("last_error") or before == failed.exit_code == StorageError.exit_code
+                repeats = (
+                    checksum == counters.of_run("last_error") or before == failed.exit_code == StorageError.exit_code
+                )
                 counters.put(exit_code=failed.exit_code, last_error=checksum)
                 if not repeats:
                     display.write(told(failed))

@@ -27,7 +27,7 @@ def size_of(part: Part, parts: Sequence[Part]) -> float:
     """Return the approximate work of a part in bytes of plain text; `parts` are all parts."""
     file = part.file
     end = max(other.stop for other in parts if other.file is file)  # of bytes, or of groups of rows
-    packed = file.compression or container_named(file.container).is_packed
+    packed = file.compression or container_named(file.container).is_compressed
     return file.bytes * (part.stop - part.start) / max(end, 1) * (UNPACKED if packed else 1)
 
 
