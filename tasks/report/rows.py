@@ -1,9 +1,9 @@
-"""Rows that the report shows: chosen by the key, decoded, and cut to what a page can hold.
+"""Choose rows for the report by the key, decode them, and cut them to fit the page.
 
-    key ─choose─▶ numbers of rows ─shards, figures, tokenizer─▶ Sample ─ Shown conversations ─ Runs of text
-                                                                └ strip: conversations and what is trained, as shapes
+    key ─choose─▶ row numbers ─shards, figures, tokenizer─▶ Sample ─ Shown conversations ─ Runs of text
+                                                            └ strip: conversations and trained tokens, as shapes
 
-What is long is cut in its middle, the longest texts first, so that every turn of a row is seen.
+Long texts are cut in the middle, the longest first, so that every turn of a row remains visible.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import read_rows
 from tasks.templates.spans import trained_turns
 
-# Shapes of a strip: no finer than can be seen, or a row of 100,000 tokens would take megabytes.
+# Width of a strip: finer shapes are invisible, and a row of 100,000 tokens would take megabytes.
 COLUMNS = 400
 # Bytes of markup around each run of text, and around each conversation.
 RUN_BYTES, CONVERSATION_BYTES = 40, 300
-# Classes by which neighbouring conversations are coloured in turn.
+# Color classes of neighboring conversations, in turn.
 HUES = 4
 
 
 @dataclass(slots=True)
 class Run:
-    """Text, or the name of a control token. `left_out` characters are missing behind `head`, before `tail`."""
+    """Text, or the name of a control token. `left_out` characters are missing between `head` and `tail`."""
 
     head: str
     trained: bool
@@ -52,7 +52,7 @@ class Run:
 
 @dataclass(slots=True)
 class Shown:
-    """A conversation, or a piece of one. `runs` are grouped by whether they are trained on."""
+    """A conversation or a piece of one. `groups` are runs grouped by whether they are trained."""
 
     place: str
     facts: list[str]
@@ -79,7 +79,7 @@ class Sample:
 
 
 def choose(key: str, rows: int, count: int) -> list[int]:
-    """`count` different numbers below `rows`, ascending, that follow from the key; all of them where they are fewer."""
+    """Choose `count` distinct numbers below `rows` by the key, ascending; all of them if there are fewer."""
     if rows <= count:
         return list(range(rows))
     chosen: set[int] = set()
@@ -91,7 +91,7 @@ def choose(key: str, rows: int, count: int) -> list[int]:
 
 
 def samples(manifest: Manifest, folder: Path, figures: Figures, count: int, budget: int) -> Iterator[Sample]:
-    """Rows to look at, each of `budget` bytes of HTML or little more. Raises DataError, InputMissing."""
+    """Yield sampled rows, each of about `budget` bytes of HTML. Raises DataError or InputMissing."""
     numbers = choose(manifest.key, len(figures.filled), count)
     encoder = open_tokenizer(manifest, folder) if manifest.packing_metadata.enabled else None
     top = 0
@@ -118,7 +118,7 @@ def samples(manifest: Manifest, folder: Path, figures: Figures, count: int, budg
 def _packed(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: slice, encoder: Encoder) -> Sample:
     ids, labels, length = row["input_ids"], row["labels"], manifest.sequence_length
     if ids.min() < 0 or ids.max() >= encoder.vocab_size:
-        raise DataError("bad_row", "a row holds ids that the tokenizer does not have; packcorpus verify says where")
+        raise DataError("bad_row", "a row contains ids that the tokenizer does not have; run: packcorpus verify")
     trained = labels != IGNORED
     starts, lengths = figures.start[pieces].tolist(), figures.length[pieces].tolist()
     filled = sum(lengths)
@@ -129,7 +129,7 @@ def _packed(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: s
             Run(printable(encoder.decode(run.ids)), run.trained, run.control)
             for run in runs_of(encoder, ids[own], labels[own])
         ]
-        facts = [f"{size:,} tokens", f"{int(figures.trained[pieces][number]):,} trained on"]
+        facts = [f"{size:,} tokens", f"{int(figures.trained[pieces][number]):,} trained"]
         if figures.truncated[pieces][number]:
             facts.append("truncated")
         place = _place(manifest, figures, pieces.start + number)
@@ -148,7 +148,7 @@ def _place(manifest: Manifest, figures: Figures, piece: int) -> str:
 
 
 def _path(spans: Iterable[tuple[int, int]], length: int, y: int, height: int) -> str:
-    """Rectangles over tokens as one SVG path, those that share a column joined."""
+    """Return rectangles over tokens as one SVG path; those that share a column are joined."""
     found: list[list[int]] = []
     for first, last in spans:
         left, right = first * COLUMNS // length, max(first * COLUMNS // length + 1, last * COLUMNS // length)
@@ -171,20 +171,20 @@ def _whole(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: sl
         try:
             turns = trained_turns(read_record(row, "messages"), manifest.train_on)
         except Reject as error:
-            raise DataError("bad_row", f"a row holds no conversation: {error}; packcorpus verify says where") from None
+            raise DataError("bad_row", f"a row is not a conversation: {error}; run: packcorpus verify") from None
         if row["tools"]:
             runs += [Run("tools", False, control=True), Run(f"\n{printable(row['tools'])}\n", False)]
         for message, is_trained in zip(row["messages"], turns, strict=True):
             calls = orjson.dumps(message["tool_calls"]).decode() if message["tool_calls"] else ""
-            said = "\n".join(filter(None, (message["content"], calls)))
+            content = "\n".join(filter(None, (message["content"], calls)))
             runs.append(Run(printable(message["role"]), False, control=True))
-            runs += [Run("\n", False), Run(printable(said), is_trained), Run("\n", False)]
-    facts = [f"{tokens:,} tokens", f"{trained:,} trained on"]
+            runs += [Run("\n", False), Run(printable(content), is_trained), Run("\n", False)]
+    facts = [f"{tokens:,} tokens", f"{trained:,} trained"]
     shown = Shown(_place(manifest, figures, pieces.start), facts, 0, _grouped(runs))
     return Sample("", 0, "", tokens, trained, 0, 1, [shown])
 
 
-# -- what a page can hold ---------------------------------------------------------------------------------------------
+# -- cutting to size ---------------------------------------------------------------------------------------------
 
 
 def _grouped(runs: list[Run]) -> list[tuple[bool, list[Run]]]:
@@ -192,7 +192,7 @@ def _grouped(runs: list[Run]) -> list[tuple[bool, list[Run]]]:
 
 
 def _fit(sample: Sample, budget: int) -> None:
-    """Cut a row down: first whole conversations and runs behind the first, then the middles of the longest texts."""
+    """Cut a row to size: first whole conversations and runs at its end, then the middles of the longest texts."""
     spent = 0
     kept: list[Shown] = []
     for shown in sample.conversations:
@@ -217,7 +217,7 @@ def _fit(sample: Sample, budget: int) -> None:
 
 
 def _share(sizes: list[int], budget: int) -> int:
-    """The largest size to which all may be cut so that they fit together."""
+    """Return the largest size to which all texts may be cut to fit into the budget together."""
     left = max(budget, 0)
     for place, size in enumerate(sorted(sizes)):
         if size * (len(sizes) - place) > left:

@@ -72,7 +72,7 @@ def test_what_is_written_runs_as_it_is(here: Path) -> None:
         ("../alpaca.jsonl", "alpaca"),
     ]
     assert config.max_rejects == 0
-    assert "messages: all 200 records looked at" in text
+    assert "messages: all 200 sampled records" in text
     assert "200 conversations (counted)" in text
     manifest = pack(here, "--config", "mine/corpus.yaml")
     assert json.loads(manifest.read_bytes())["ledger"]["conversations"]["read"] == 260
@@ -114,7 +114,7 @@ def test_records_that_cannot_be_used_are_named_to_be_mended(here: Path) -> None:
     found, config, text = draft(here, "chats.jsonl")
     assert config.max_rejects == 0
     told = found.summary()
-    head = "5 of 7 records looked at cannot be used; mend them, or raise max_rejects"
+    head = "5 of 7 sampled records cannot be used; fix them, or raise max_rejects"
     place = told.index(f"{head}:")
     named = {line.partition(": ")[0]: line.partition(": ")[2] for line in told[place + 1 :]}
     assert named["  E207 bad_role, 3"].startswith('chats.jsonl:3 messages[0].role "assistent" is not a role')
@@ -143,7 +143,7 @@ def test_what_a_row_is_too_short_for_is_no_fault_of_the_data(here: Path) -> None
 def test_an_old_config_is_not_written_over(here: Path) -> None:
     write(here / "a.jsonl", ALPACA)
     (here / "corpus.yaml").write_text("old")
-    with pytest.raises(UsageError, match=r"corpus\.yaml: is there already"):
+    with pytest.raises(UsageError, match=r"corpus\.yaml: already exists"):
         draft(here, "a.jsonl")
     assert (here / "corpus.yaml").read_text() == "old"
     assert draft(here, "a.jsonl", overwrite=True)[1].sources[0].path == "a.jsonl"
@@ -237,12 +237,12 @@ def test_a_tokenizer_of_another_project_is_not_taken(here: Path) -> None:
     (corpus / "index.arrow").write_bytes(b"")
     found, config, _ = draft(here, "chats/a.jsonl")
     assert config.tokenizer is None
-    told = "tokenizer: none found here: one is trained on the sources; for your model, name its own"
+    told = "tokenizer: none found, so one will be trained on the sources; to fine-tune a model, set its tokenizer"
     assert told in found.summary()
     shutil.copy(kind_path("sp_bpe_chatml"), here / "own.model")
     found, config, _ = draft(here, "chats/a.jsonl", overwrite=True)
     assert config.tokenizer == "own.model"
-    assert f"tokenizer: {here / 'own.model'}; it must be that of your model" in found.summary()
+    assert f"tokenizer: {here / 'own.model'}; make sure that it is the tokenizer of your model" in found.summary()
 
 
 def test_a_chat_template_of_the_tokenizer_is_taken_where_it_works(here: Path) -> None:
@@ -256,7 +256,7 @@ def test_a_chat_template_of_the_tokenizer_is_taken_where_it_works(here: Path) ->
     (folder / "chat_template.jinja").write_text("{{ messages[0].nothing.at.all }}")
     _, config, text = draft(here, "a.jsonl", overwrite=True)
     assert config.template != "tokenizer"
-    assert "the tokenizer's own cannot be used" in text.replace("\n# ", " ")
+    assert "the tokenizer's own template cannot be used" in text.replace("\n# ", " ")
 
 
 def test_the_command_says_what_it_found_and_what_comes_next(here: Path) -> None:
