@@ -233,7 +233,7 @@ def _globs(path: Path, names: list[str], left_out: list[str]) -> Iterator[Path]:
 
 
 def _entry(path: Path) -> Entry:
-    """Sample one file; `problem` says why it cannot be read."""
+    """Sample one file; `problem` is the reason why it cannot be read."""
     try:
         [file] = find_files([SourceSpec(str(path))], Path())
         columns: dict[str, str] = {}

@@ -24,7 +24,7 @@ class Figures:
     """Columns of the index and their sums. Rows are numbered over all splits, in the order of the manifest."""
 
     lengths: np.ndarray  # int64, tokens per conversation, counted once: those in rows, or all of a dropped one
-    anew: np.ndarray  # bool[rows], repacked conversations of train, for a later epoch
+    repacked: np.ndarray  # bool[rows], conversations of train, for a later epoch
     filled: np.ndarray  # int64[rows], tokens
     conversations: np.ndarray  # int64[rows], conversations and pieces
     source: np.ndarray  # of each piece in a row, sorted by row and start
@@ -59,7 +59,7 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
                 raise ValueError("it refers to tokens beyond the end of a row")
         return Figures(
             lengths=_lengths(index),
-            anew=np.repeat([name.startswith(ANEW) for name in manifest.splits], rows_of_splits),
+            repacked=np.repeat([name.startswith(ANEW) for name in manifest.splits], rows_of_splits),
             filled=filled,
             conversations=pieces,
             source=placed["source"].to_numpy()[order],
@@ -80,8 +80,8 @@ def _lengths(index: pa.Table) -> np.ndarray:
     back = (source[1:] < source[:-1]) | ((source[1:] == source[:-1]) & (record[1:] < record[:-1]))
     back |= ~another & (first[1:] <= first[:-1])
     end = int(back.argmax()) + 1 if back.any() else len(length)
-    begins = np.concatenate([[0], np.flatnonzero(another[: end - 1]) + 1])
-    return np.add.reduceat(length[:end], begins) if len(length) else length
+    starts = np.concatenate([[0], np.flatnonzero(another[: end - 1]) + 1])
+    return np.add.reduceat(length[:end], starts) if len(length) else length
 
 
 def _row_numbers(manifest: Manifest, placed: pa.Table) -> np.ndarray:

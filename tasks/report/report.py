@@ -142,7 +142,7 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "quantiles": _quantiles(figures.lengths),
         "accepted": len(figures.lengths),
         "longer": int((figures.lengths > manifest.sequence_length).sum()),
-        "shared_by": float(figures.conversations[~figures.anew].mean()),
+        "shared_by": float(figures.conversations[~figures.repacked].mean()),
         "settings": [(name, _setting(value)) for name, value in manifest.config.items() if name != "sources"],
         "config": _config(manifest),
         "published": f"manifests/{Path(manifest.corpus).name}.json",
@@ -276,9 +276,9 @@ def _plots(manifest: Manifest, figures: Figures, steps: list[Step], token_steps:
         "lengths": plots.lengths(figures.lengths, manifest.sequence_length, packed),
     }
     if packed:
-        pads = pad_groups((manifest.sequence_length - figures.filled)[~figures.anew])
+        pads = pad_groups((manifest.sequence_length - figures.filled)[~figures.repacked])
         drawn["fill"] = plots.bars("fill", pads, "padding per row")
-        groups = count_groups(figures.conversations[~figures.anew])
+        groups = count_groups(figures.conversations[~figures.repacked])
         drawn["row"] = plots.bars("row", groups, "conversations per row")
     return {name: Markup(svg) for name, svg in drawn.items()}  # noqa: S704 - made by plots, which escapes
 

@@ -1,6 +1,6 @@
 """Choose rows for the report by the key, decode them, and cut them to fit the page.
 
-    key ─choose─▶ row numbers ─shards, figures, tokenizer─▶ Sample ─ Shown conversations ─ Runs of text
+    key ─choose─▶ row numbers ─shards, figures, tokenizer─▶ Sample ─ Excerpt conversations ─ Runs of text
                                                             └ strip: conversations and trained tokens, as shapes
 
 Long texts are cut in the middle, the longest first, so that every turn of a row remains visible.
@@ -41,17 +41,17 @@ HUES = 4
 
 @dataclass(slots=True)
 class Run:
-    """Text, or the name of a control token. `left_out` characters are missing between `head` and `tail`."""
+    """Text, or the name of a control token. `left_out` characters are missing between `text` and `suffix`."""
 
-    head: str
+    text: str
     trained: bool
     control: bool = False
-    tail: str = ""
+    suffix: str = ""
     left_out: int = 0
 
 
 @dataclass(slots=True)
-class Shown:
+class Excerpt:
     """A conversation or a piece of one. `groups` are runs grouped by whether they are trained."""
 
     place: str
@@ -72,7 +72,7 @@ class Sample:
     trained: int
     pads: int
     count: int
-    conversations: list[Shown] = field(default_factory=list)
+    conversations: list[Excerpt] = field(default_factory=list)
     left_out: int = 0  # conversations
     hues: list[str] = field(default_factory=list)
     trained_shape: str = ""
@@ -133,7 +133,7 @@ def _packed(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: s
         if figures.truncated[pieces][number]:
             facts.append("truncated")
         place = _place(manifest, figures, pieces.start + number)
-        sample.conversations.append(Shown(place, facts, number % HUES, _grouped(runs)))
+        sample.conversations.append(Excerpt(place, facts, number % HUES, _grouped(runs)))
     shape = [[(s, s + n) for s, n in list(zip(starts, lengths, strict=True))[hue::HUES]] for hue in range(HUES)]
     sample.hues = [_path(spans, length, 0, 10) for spans in shape]
     edges = np.flatnonzero(np.diff(trained, prepend=False, append=False)).tolist()
@@ -180,8 +180,8 @@ def _whole(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: sl
             runs.append(Run(printable(message["role"]), False, control=True))
             runs += [Run("\n", False), Run(printable(content), is_trained), Run("\n", False)]
     facts = [f"{tokens:,} tokens", f"{trained:,} trained"]
-    shown = Shown(_place(manifest, figures, pieces.start), facts, 0, _grouped(runs))
-    return Sample("", 0, "", tokens, trained, 0, 1, [shown])
+    excerpt = Excerpt(_place(manifest, figures, pieces.start), facts, 0, _grouped(runs))
+    return Sample("", 0, "", tokens, trained, 0, 1, [excerpt])
 
 
 # -- cutting to size ---------------------------------------------------------------------------------------------
@@ -194,24 +194,24 @@ def _grouped(runs: list[Run]) -> list[tuple[bool, list[Run]]]:
 def _fit(sample: Sample, budget: int) -> None:
     """Cut a row to size: first whole conversations and runs at its end, then the middles of the longest texts."""
     spent = 0
-    kept: list[Shown] = []
-    for shown in sample.conversations:
+    kept: list[Excerpt] = []
+    for excerpt in sample.conversations:
         if spent > budget // 2:
             break
         spent += CONVERSATION_BYTES
         groups: list[tuple[bool, list[Run]]] = []
-        for trained, runs in shown.groups:
+        for trained, runs in excerpt.groups:
             room = max(0, (budget // 2 - spent) // RUN_BYTES)
             spent += RUN_BYTES * min(len(runs), room)
-            shown.left_out += len(runs[room:])
+            excerpt.left_out += len(runs[room:])
             if runs[:room]:
                 groups.append((trained, runs[:room]))
-        shown.groups = groups
-        kept.append(shown)
+        excerpt.groups = groups
+        kept.append(excerpt)
     sample.left_out = len(sample.conversations) - len(kept)
     sample.conversations = kept
-    runs = [run for shown in kept for _, runs in shown.groups for run in runs]
-    most = _share([_bytes(run.head) for run in runs], budget - spent)
+    runs = [run for excerpt in kept for _, runs in excerpt.groups for run in runs]
+    most = _share([_bytes(run.text) for run in runs], budget - spent)
     for run in runs:
         _cut(run, most)
 
@@ -231,10 +231,10 @@ def _bytes(text: str) -> int:
 
 
 def _cut(run: Run, most: int) -> None:
-    size = _bytes(run.head)
+    size = _bytes(run.text)
     if size <= most:
         return
-    characters = len(run.head) * most // size
-    text, head = run.head, characters * 2 // 3
-    tail = characters - head
-    run.head, run.tail, run.left_out = text[:head], text[len(text) - tail :], len(text) - characters
+    characters = len(run.text) * most // size
+    text, prefix = run.text, characters * 2 // 3
+    suffix = characters - prefix
+    run.text, run.suffix, run.left_out = text[:prefix], text[len(text) - suffix :], len(text) - characters
