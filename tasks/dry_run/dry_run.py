@@ -32,7 +32,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.packing import bin_packing
 from tasks.packing.pieces import Pieces
 from tasks.packing.plan import select_pieces
-from tasks.recipe import Recipe, specs_of
+from tasks.recipe import Recipe
 from tasks.sources.model import Part
 from tasks.sources.sample import Sample
 from tasks.sources.sample_files import sample_files
@@ -60,7 +60,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
     Raises what a run would raise about config, sources, tokenizer, and template.
     """
     layout = Layout(root)
-    files = find_files(specs_of(config), folder, layout.outputs())
+    files = find_files(config.sources, folder, layout.outputs())
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         recipe, encoder, samples = _sample(Recipe(config, folder, layout, tuple(files), ()), budget, Path(scratch))
         sampled = [tokenize_sample(sample, recipe, encoder) for sample in samples]

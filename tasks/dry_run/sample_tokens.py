@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -13,9 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.config import Config
-from tasks.conversations.formats import read_record
 from tasks.conversations.model import full_text
-from tasks.core.errors import Reject
+from tasks.core.errors import PackError, Reject
 from tasks.dry_run.model import SampleTokens
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
@@ -23,16 +23,10 @@ from tasks.encoders.gigatoken_model import Unsupported
 from tasks.recipe import Recipe
 from tasks.sources.sample import Sample
 from tasks.storage.schemas import SCHEMA, WHOLE_SCHEMA
-from tasks.templates.spans import trained_turns
 from tasks.tokenization.engine_check import HARD, LONGEST, difference
-from tasks.tokenization.frames import Frames
-from tasks.tokenization.segments import segments_of
-from tasks.tokenization.token_batch import BATCH_CHARACTERS, COUNTS, NOTICED, Batch
-from tasks.tokenization.tokenize_part import add_records
+from tasks.tokenization.prepare import Preparer, texts_of
+from tasks.tokenization.token_batch import COUNTS, NOTICED, Batch
 from tasks.tokenization.train_tokenizer import Unread, cut_sentence, train_model
-
-AT_ONCE = 256  # records tokenized at a time
-
 
 PROOF = 400  # texts encoded by both encoders
 
@@ -62,9 +56,7 @@ def _texts(sample: Sample, unread: Unread) -> Iterator[str]:
     """Yield the texts of all messages. Records that cannot be read go to `unread`."""
     for place, value in sample.records:
         try:
-            if isinstance(value, Reject):
-                raise value
-            conversation = read_record(value, sample.file.format, dict(sample.file.columns))
+            conversation = sample.file.conversation(value)
         except Reject as reject:
             unread.add(reject, value, sample.file, place)
             continue
@@ -86,14 +78,8 @@ def encodes_equally(fast: Encoder, reference: Encoder, recipe: Recipe, samples: 
     for sample in samples:
         own: list[str] = []
         for _, value in sample.records[:: max(1, len(sample.records) // 50)]:
-            try:
-                if isinstance(value, Reject):
-                    continue
-                conversation = read_record(value, sample.file.format, dict(sample.file.columns))
-                trained = trained_turns(conversation, recipe.config.train_on)
-                own += segments_of(recipe.template.spans(conversation, trained), reference).texts
-            except Reject:
-                continue
+            with suppress(Reject):
+                own += texts_of(value, sample.file, recipe.template, reference, recipe.config.train_on)
         texts += [text[:LONGEST] for text in own[: max(4, PROOF // len(samples))]]
     return difference(fast, reference, [*HARD, *texts]) is None
 
@@ -110,7 +96,7 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
     rejects: list[tuple[int, Reject]] = []
     schema = SCHEMA if config.packing else WHOLE_SCHEMA
     receipt: dict[str, Any] = dict.fromkeys(COUNTS, 0)
-    frames = Frames(recipe.template, encoder, config.train_on, file.format, bool(file.columns))
+    preparer = Preparer(file, recipe.template, encoder, config.train_on, config.packing)
     texts = [np.empty(0, np.int64)]
     start = time.process_time()
     batch, out = Batch(encoder, receipt), pa.BufferOutputStream()
@@ -124,13 +110,14 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
                     offsets = encoded.column("text").buffers()[1]
                     texts.append(np.diff(np.frombuffer(offsets, np.int64)[: encoded.num_rows + 1]))
 
-        for top in range(0, len(sample.records), AT_ONCE):
-            numbers = range(top, min(top + AT_ONCE, len(sample.records)))
-            values = [sample.records[number].value for number in numbers]
-            rejects += add_records(
-                batch, numbers, values, file, recipe.template, config, frames, lambda n: sample.records[n].place
-            )
-            if batch.characters >= BATCH_CHARACTERS:
+        for number, record in enumerate(sample.records):
+            try:
+                batch.add(number, preparer.prepare(record.value))
+            except Reject as reject:
+                rejects.append((number, reject))
+            except PackError as error:
+                raise type(error)(error.reason, f"{record.place}: {error}") from None
+            if batch.is_full:
                 flush()
                 batch = Batch(encoder, receipt)
         flush()

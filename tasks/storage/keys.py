@@ -20,7 +20,9 @@ from typing import Any
 
 import orjson
 
-VERSIONS = {"tokenizer": 1, "tokens": 5, "engine": 2, "plan": 4, "corpus": 4}
+# texts: the wording of reject messages and of the dataset card. It is in the key of the tokens, whose receipts hold
+# reject messages, and in the manifest. It is not in the key of the corpus: shards, index, and plan do not depend on it.
+VERSIONS = {"tokenizer": 1, "tokens": 5, "texts": 2, "engine": 2, "plan": 4, "corpus": 4}
 
 
 FORMAT_VERSION = {True: "3.0", False: "2.0"}  # by config.packing
@@ -29,6 +31,10 @@ FORMAT_VERSION = {True: "3.0", False: "2.0"}  # by config.packing
 # Settings that locate or name something: the corpus key contains the digest of the content, and no byte of a shard
 # depends on the name.
 BY_CONTENT = ("name", "sources", "tokenizer", "template")
+
+
+# Settings that were renamed, with the name that they keep in the key, so that the key of a corpus stays the same.
+KEY_NAMES = {"license": "licence"}
 
 
 def key_of(stage: str, content: dict[str, Any], version: int = 0) -> str:
@@ -50,7 +56,7 @@ def corpus_key(
     `settings` are those that affect the output. A source is its digest, container, compression, format, and columns;
     `entries` has the index of its entry in the config's `sources`. `tokenizer` and `template` are digests.
     """
-    content = {name: value for name, value in settings.items() if name not in BY_CONTENT}
+    content = {KEY_NAMES.get(name, name): value for name, value in settings.items() if name not in BY_CONTENT}
     content |= {"format_version": FORMAT_VERSION[settings.get("packing") is not False], "sources": sources}
     if mixture := _mixture(settings, entries):
         content["mixture"] = mixture

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
 from tasks.core.errors import StorageError
 from tasks.storage import files
@@ -30,7 +31,7 @@ class Stop(Exception):
     """What a test raises inside a block."""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     old=st.none() | st.binary(max_size=50),
     chunks=st.lists(st.binary(max_size=200), max_size=6),
