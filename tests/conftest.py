@@ -41,7 +41,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_configure(config: pytest.Config) -> None:
     whole = config.args_source == config.ArgsSource.TESTPATHS
-    if whole and not hasattr(config, "workerinput") and "-m" not in config.invocation_params.args:
+    if whole and "-m" not in config.invocation_params.args:
         config.option.markexpr = QUICK
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("dev")
