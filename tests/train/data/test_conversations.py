@@ -17,7 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from support.commands import ROOT, SHARED, needs_shared
-from support.small_corpus import conversations, flip, make_recipe, pack_corpus
+from support.damage import flip
+from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, control_strings, everywhere, hostile, kind_path, records
 from transformers import LlamaConfig, LlamaForCausalLM
 
