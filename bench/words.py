@@ -27,7 +27,7 @@ PLACES = (
 )
 
 WORDS = {
-    r"told|tells?|telling": "report, show, or print",
+    r"told|tells?(?! apart| whether| which)|telling": "report, show, or print",
     r"foretells?|foretold|foresees?|foresaw|foreseen": "predict or estimate",
     r"mend|mends|mended|mending": "repair or fix",
     r"anew": "again, or re- as in rebuild",
@@ -37,7 +37,7 @@ WORDS = {
     r"coloured|colours?|behaviours?|neighbours?|neighbouring": "American spelling",
     r"(?:token|normal|initial|serial|recogn|optim|summar|minim|special|parallel|random)is(?:ed?|es|ing|ation)": "-ize",
     r"(?<!there )(?:is|are) no(?! longer| more| less| worse| better)": "is not a, or there is no",
-    r"is none|are none": "does not exist, or is missing",
+    r"(?-i:is none|are none)": "does not exist, or is missing",
     r"stands? (?:in(?! for)|where|beside|below|above|alone|twice|there|here)|stood (?:in|beside)": "is or appears",
     r"lies? (?:in|at|on|below|beside|beneath|where|here|there|within|outside|elsewhere)": "is, or is stored in",
     r"as (?:it|they) stands?": "as is, or verbatim",

@@ -17,7 +17,7 @@ from support.commands import ROOT
         ("Colours of the terminal", True),
         ("the file lies in data/", True),
         ("We recommend to amend this; there is no file, and it is no longer read.", False),
-        ("the artifact is stored in data/", False),
+        ("the artifact is stored in data/; if x is None: y", False),
     ],
 )
 def test_a_word_is_found_in_names_and_texts_but_not_within_words(line: str, found: bool) -> None:
