@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from support.commands import BIN, ROOT, SHARED, command, needs_shared
 from support.damage import DAMAGES
 from support.packed_rows import folder_of, shards_of
+from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import DataError, InputMissing, PackError, PartMissing, StorageError
@@ -469,7 +470,7 @@ def test_labels_below_bars_do_not_touch(browser: Any) -> None:
 # -- plots -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @example([("$x^2$ <b>&amp; $\\frac{1}{2}$", 7)])
 @given(st.lists(st.tuples(st.text(min_size=1).map(report._text), st.integers(0, 10**12)), max_size=5))
 def test_any_name_can_stand_in_a_plot(rows: list[tuple[str, int]]) -> None:

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.commands import BIN, ROOT, command
 from support.damage import DAMAGES, flip
+from support.profiles import examples
 from support.small_corpus import conversations, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
@@ -135,7 +136,7 @@ def test_all_files_come_back_at_once(kind: str, kept: str, made: dict[str, Path]
     assert list(repair(copy.path)) == []
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_whatever_is_damaged_comes_back_and_nothing_else_is_touched(seed: int, copy: Copy) -> None:
     source = random.Random(seed)
