@@ -1,17 +1,20 @@
-# One virtual environment, .venv, grows as a target needs more: setup, then test, then train.
+# All targets share one virtual environment, .venv, and install what they need into it.
 
 PYTHON ?= python3
 CONFIG ?= data/sample/corpus.yaml
 WORKERS ?= 2
-# The sample is small: with fewer tokens a step it has 42 steps, and the loss is seen to fall.
+# The sample is small: with fewer tokens per step it has 42 steps, enough to see the loss fall.
 SAMPLE_OPTIONS := $(if $(filter data/sample/corpus.yaml,$(CONFIG)),--tokens-per-step 2048)
 OPTIONS ?=
 BIN := .venv/bin
 TORCH := $(patsubst torch==%,%,$(shell grep ^torch== constraints.txt))
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
+# One thread per process: the workers use all cores. More than 8 of them could need more memory than there is.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
 .DEFAULT_GOAL := help
-.PHONY: help setup extras corpus train doctor inspect report test check bench faults mutants bad-inputs fuzz lock schemas sample clean
+.PHONY: help setup extras corpus train doctor inspect report quick test check docs bench faults mutants bad-inputs fuzz lock schemas sample clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -27,27 +30,27 @@ help:  ## list the targets
 	@touch $@
 
 .venv/.test: .venv/.setup
-	@echo 'installing what the tests need'; $(PIP) --editable '.[test]'
+	@echo 'installing the requirements of the tests'; $(PIP) --editable '.[test]'
 	@touch $@
 
-# Every file is compared with its digest in requirements.lock. What follows installs packcorpus itself and, with another
-# Python than CI's, torch.
+# Every file is compared with its digest in requirements.lock. The second command installs packcorpus itself and, with
+# another Python than CI's, torch.
 locked: .venv/.created
-	@echo 'installing what requirements.lock names'; $(PIP) --require-hashes --no-deps --requirement requirements.lock
+	@echo 'installing requirements.lock'; $(PIP) --require-hashes --no-deps --requirement requirements.lock
 	@$(PIP) --no-build-isolation --editable '.[test]'
 	@touch .venv/.setup .venv/.test
 
 .venv/.train: .venv/.setup
-	@echo 'installing what training needs (some minutes, about 2 GB)'; $(PIP) --editable '.[train]'
+	@echo 'installing the requirements of training (some minutes, about 2 GB)'; $(PIP) --editable '.[train]'
 	@touch $@
 
-extras: .venv/.train  ## add what Jinja templates and training need (transformers, torch and more)
+extras: .venv/.train  ## add the requirements of Jinja templates and training (transformers, torch, and more)
 
 .venv/.report: .venv/.setup
-	@echo 'installing what the report needs'; $(PIP) --editable '.[report]'
+	@echo 'installing the requirements of the report'; $(PIP) --editable '.[report]'
 	@touch $@
 
-report: .venv/.report  ## write what happened to the data as one HTML page: the newest manifest
+report: .venv/.report  ## write an HTML report of the latest corpus
 	@$(BIN)/packcorpus report
 
 setup: .venv/.setup  ## .venv with the packing core and the commands luigi and packcorpus
@@ -58,22 +61,30 @@ corpus: .venv/.setup  ## pack CONFIG (default: the bundled sample)
 train: .venv/.train  ## train an adapter on CONFIG's corpus; settings: OPTIONS="--max-steps 50"
 	@$(BIN)/luigi --module pipeline TrainAdapter --config $(CONFIG) --workers $(WORKERS) --options "$(SAMPLE_OPTIONS) $(OPTIONS)"
 
-doctor: .venv/.train  ## say what this machine can train with, and how to mend what is missing
+doctor: .venv/.train  ## report what this machine can train with, and how to install what is missing
 	@$(BIN)/python -m train doctor
 
-inspect: .venv/.setup  ## show the newest manifest
+inspect: .venv/.setup  ## show the latest corpus
 	@$(BIN)/packcorpus inspect
 
-test: .venv/.test  ## run the tests, two at a time
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+quick: .venv/.test  ## run the quick tests in parallel: under a minute on two cores
+	$(PYTEST)
 
-check: .venv/.test  ## lint, types and tests: what CI runs
+test: .venv/.test  ## run all tests in parallel, also without Chromium, strace, and ../shared
+	$(PYTEST) -m "" --hypothesis-profile=ci --durations=5
+
+check: .venv/.test  ## lint, types, layers, documentation, and all tests: what CI runs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+	$(MAKE) docs
 	$(MAKE) test
 
-bench: .venv/.train  ## pack CONFIG (with a tokenizer of its own) beside TRL, in turns, as it is and tenfold
+docs: .venv/.test  ## build the documentation site in build/site/
+	$(BIN)/mkdocs build --quiet --strict
+
+bench: .venv/.train  ## pack CONFIG and the same data with TRL, in turns, once as it is and once tenfold
 	$(BIN)/python bench/preparation.py $(CONFIG) --write docs/benchmarks.md
 	$(BIN)/python bench/preparation.py $(CONFIG) --times 10 --write docs/benchmarks.md
 
@@ -81,17 +92,17 @@ faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about
 	$(BIN)/python bench/faults.py
 	$(BIN)/python bench/damage.py --flips 10000
 
-mutants: .venv/.test  ## change the modules that write, check and mend, and see that a test notices: hours
+mutants: .venv/.test  ## change the modules that write, verify, and repair, and check that a test fails: hours
 	$(BIN)/python bench/mutate.py
 
-bad-inputs: .venv/.test  ## write docs/reference/bad-inputs.md: what is said of each bad input
+bad-inputs: .venv/.test  ## write docs/reference/bad-inputs.md: the message for each bad input
 	$(BIN)/python bench/bad_inputs.py --write docs/reference/bad-inputs.md
 
-fuzz: .venv/.test  ## what takes longer than a test may, about an hour: docs/reliability.md
+fuzz: .venv/.test  ## run the long property tests and fuzzers, about an hour: docs/reliability.md
 	@$(PIP) atheris==3.0.0
 	$(BIN)/python bench/fuzz.py
 
-lock: .venv/.setup  ## resolve what CI installs into requirements.lock, with digests (after a change of constraints.txt)
+lock: .venv/.setup  ## pin what CI installs in requirements.lock, with digests (after a change of constraints.txt)
 	@$(PIP) uv==0.13.8
 	$(BIN)/uv pip compile --quiet --system-certs --universal --python-version 3.11 --generate-hashes --no-annotate --no-header \
 	    --no-emit-package torch --constraint constraints.txt --extra test pyproject.toml --output-file requirements.lock
@@ -100,11 +111,12 @@ lock: .venv/.setup  ## resolve what CI installs into requirements.lock, with dig
 	@$(BIN)/python -c "import platform as p; print('torch==$(TORCH) ; python_version == \'%s\' and platform_machine == \'%s\'' % \
 	    ('.'.join(p.python_version_tuple()[:2]), p.machine()), '--hash=sha256:$$(sha256sum build/torch/*.whl | cut -c-64)')" >> requirements.lock
 
-schemas: .venv/.setup  ## write errors.md and the JSON Schemas of config and manifest
+schemas: .venv/.setup  ## generate docs/reference: errors, schemas, and the pages that follow from the code
 	$(BIN)/packcorpus schemas docs/reference
+	$(BIN)/python docs/generate.py
 
-sample: .venv/.setup  ## make the bundled sample again
+sample: .venv/.setup  ## rebuild the bundled sample
 	$(BIN)/python data/sample/generate.py
 
-clean:  ## remove what was made: corpora, token files, proofs, plans, tokenizers (not .venv, manifests, models, adapters)
+clean:  ## remove build outputs: corpora, token files, proofs, plans, tokenizers (not .venv, manifests, models, adapters)
 	rm -rf data/corpora data/tokens data/engines data/plans data/tokenizers .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

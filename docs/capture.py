@@ -35,13 +35,17 @@ MARKER = re.compile(
 ENVIRONMENT = {"COLUMNS": "88", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
 
 
-def run(command: str, folder: Path) -> list[str]:
-    """Run one command line and return the lines that it prints, with the temporary folder removed from paths."""
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run one command line in `folder`; stdout has all that it prints."""
     environment = os.environ | ENVIRONMENT | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
-    done = subprocess.run(  # noqa: S602 - the commands of our own pages
+    return subprocess.run(  # noqa: S602 - the commands of our own pages
         command, shell=True, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
-    return [line.rstrip() for line in done.stdout.replace(f"{folder}/", "").rstrip().splitlines()]
+
+
+def lines_of(command: str, folder: Path) -> list[str]:
+    """Return the lines that a command prints, with the temporary folder removed from paths."""
+    return [line.rstrip() for line in run(command, folder).stdout.replace(f"{folder}/", "").rstrip().splitlines()]
 
 
 def select(lines: list[str], selection: str) -> list[str]:
@@ -81,7 +85,7 @@ def refresh(page: Path) -> str:
             selections = [*(selection or "").split("|"), *([""] * len(commands))]
             lines: list[str] = []
             for command, chosen in zip(commands, selections, strict=False):
-                lines += [f"$ {command}", *select(run(command, folder), chosen)]
+                lines += [f"$ {command}", *select(lines_of(command, folder), chosen)]
             text = "\n".join(f"{indent}{line}".rstrip() for line in lines)
             marker = f"<!-- capture: {selection} -->" if selection else "<!-- capture -->"
             return f"{marker}\n{indent}```console\n{text}\n{indent}```"

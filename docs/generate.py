@@ -62,12 +62,9 @@ def column_names() -> list[str]:
 
 def containers() -> dict[str, list[str]]:
     """Return the file extensions of each container."""
-    from tasks.readers.containers import EXTENSIONS
+    from tasks.readers.containers import CONTAINERS
 
-    found: dict[str, list[str]] = {}
-    for extension, container in EXTENSIONS.items():
-        found.setdefault(container, []).append(extension)
-    return found
+    return {container.name: list(container.extensions) for container in CONTAINERS}
 
 
 def compressions() -> list[str]:
@@ -78,9 +75,9 @@ def compressions() -> list[str]:
 
 def compressible() -> set[str]:
     """Return the containers that are also read compressed."""
-    from tasks.readers.containers import TEXT_CONTAINERS
+    from tasks.readers.containers import CONTAINERS
 
-    return set(TEXT_CONTAINERS)
+    return {container.name for container in CONTAINERS if container.is_text}
 
 
 def template_markers() -> dict[str, tuple[str, ...]]:

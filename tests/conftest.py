@@ -4,7 +4,7 @@
     pytest tests/pipeline    all tests of that folder, slow ones too
     pytest -m ""             all tests (`make test` runs them in parallel)
 
-Properties draw at most 25 examples; with --hypothesis-profile=ci, which `make test` passes, they draw all of theirs.
+Properties draw a quarter of their examples, at most 25; with --hypothesis-profile=ci, as in `make test`, they draw all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,14 @@ from support import profiles  # noqa: F401 - registers the profiles
 TESTS = Path(__file__).parent
 QUICK = "not slow and not training"
 # By folder or file: whoever adds a test there marks nothing. Single tests elsewhere are marked where they are.
-SLOW = ("pipeline", "properties", "test_corpora.py", "test_docs.py")
+SLOW = (
+    "pipeline",
+    "properties",
+    "readers/test_bounded.py",
+    "templates/test_rendering.py",
+    "test_corpora.py",
+    "test_docs.py",
+)
 TRAINING = ("train", "pipeline/test_train_adapter.py", "test_recipes.py")
 
 # The longest first, so that no worker is left with one of them when the others have ended.
@@ -41,7 +48,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_configure(config: pytest.Config) -> None:
     whole = config.args_source == config.ArgsSource.TESTPATHS
-    if whole and not hasattr(config, "workerinput") and "-m" not in config.invocation_params.args:
+    if whole and "-m" not in config.invocation_params.args:
         config.option.markexpr = QUICK
     if not config.getoption("--hypothesis-profile"):
         settings.load_profile("dev")

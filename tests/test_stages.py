@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from support.commands import corpus_bytes
-from support.small_corpus import conversations, flip, make_recipe, pack_corpus
+from support.damage import flip
+from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import stages
 from tasks.core.errors import Busy

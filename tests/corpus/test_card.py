@@ -15,9 +15,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from support.damage import flip
 from support.mixtures import project
 from support.packed_rows import COLUMNS, folder_of, pack_small, shards_of
-from support.small_corpus import conversations, flip, make_recipe, pack_corpus
+from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import DataError
 from tasks.corpus.dataset_card import CARD, dataset_card, size_category, split_name

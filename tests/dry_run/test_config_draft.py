@@ -14,6 +14,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from support.commands import BIN, command, pack
+from support.profiles import examples
 from support.small_corpus import conversations
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
@@ -79,7 +80,7 @@ def test_the_config_runs_as_it_is(here: Path) -> None:
     assert found.found.whole
 
 
-@settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(15), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example("\x85")
 @given(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=12))
 def test_any_file_name_is_quoted(

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 from support.commands import BIN, command
+from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
 from tasks.cli import diff_view, list_view
@@ -44,7 +45,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     return made(tmp_path_factory.mktemp("base"), records), records
 
 
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     gone=st.sets(st.integers(0, 59), max_size=8),
     new=st.lists(st.integers(0, 60), max_size=6),

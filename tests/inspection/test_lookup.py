@@ -12,10 +12,11 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.damage import flip
 from support.inspected import as_object, shown
 from support.mixtures import EVERYTHING, FEW, MANY, TWICE, project
 from support.packed_rows import folder_of
-from support.small_corpus import flip, make_recipe, pack_corpus
+from support.small_corpus import make_recipe, pack_corpus
 
 from tasks.core.errors import DataError, PackError
 from tasks.inspection import rows, search

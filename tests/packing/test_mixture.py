@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.commands import BIN, command, luigi
 from support.mixtures import EVERYTHING, FEW, project
+from support.profiles import examples
 from support.small_corpus import pack_corpus, write_project
 
 from tasks.core.errors import DataError
@@ -94,7 +95,7 @@ def test_a_larger_share_adds_to_a_smaller_one_and_the_order_of_lines_does_not_ma
     assert len(chosen("least", 0.001)) == 1, "a source is not lost by a small share"
 
 
-@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(5), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(weights=st.tuples(*[st.floats(0.01, 1000)] * 3))
 def test_token_shares_are_met_but_for_half_a_conversation(weights: tuple[float, ...], tmp_path: Path) -> None:
     sources = [

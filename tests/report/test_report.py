@@ -22,8 +22,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.commands import BIN, ROOT, SHARED, command, needs_shared
+from support.damage import DAMAGES
 from support.packed_rows import folder_of, shards_of
-from support.small_corpus import conversations, flip, make_recipe, pack_corpus
+from support.profiles import examples
+from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import DataError, InputMissing, PackError, PartMissing, StorageError
 from tasks.encoders.corpus_tokenizer import open_tokenizer
@@ -444,19 +446,14 @@ def test_missing_folders_are_not_created(made: dict[str, Path], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("name", ["index.arrow", "rejects.jsonl", "train-00000-of-00001.arrow"])
-@pytest.mark.parametrize("damage", ["gone", "cut", "noise", "a bit"])
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_corpus_is_refused_by_name(made: dict[str, Path], tmp_path: Path, name: str, damage: str) -> None:
     shutil.copytree(made["drop"].parent.parent, tmp_path / "copy")
     path = tmp_path / "copy" / "manifests" / made["drop"].name
     file = folder_of(path) / name
-    data = file.read_bytes()
-    if damage == "gone":
-        file.unlink()
-    elif damage == "a bit":
-        flip(file)
-    else:
-        file.write_bytes(data[:-1] if damage == "cut" else b"\xff" * len(data))
-    with pytest.raises((DataError, InputMissing), match=f"{re.escape(name)}: .*; run: packcorpus repair "):
+    DAMAGES[damage](file)
+    fix = "" if damage in ("link", "broken link", "folder") else ".*; run: packcorpus repair "
+    with pytest.raises((DataError, InputMissing), match=f"{re.escape(name)}: {fix}"):
         write_report(path, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 
@@ -494,7 +491,7 @@ def test_labels_below_bars_do_not_touch(browser: Any) -> None:
 # -- plots -----------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=examples(5), deadline=None)
 @example([("$x^2$ <b>&amp; $\\frac{1}{2}$", 7)])
 @given(st.lists(st.tuples(st.text(min_size=1).map(report._text), st.integers(0, 10**12)), max_size=5))
 def test_any_name_in_a_plot(rows: list[tuple[str, int]]) -> None:

@@ -125,13 +125,6 @@ def write_receipt(path: Path, receipt: Mapping[str, Any]) -> None:
     write_bytes(path, to_json(noticed | dict(receipt)))
 
 
-def flip(path: Path) -> None:
-    """Damage one bit in the middle of a file."""
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
-
-
 def ids_of(values: Sequence[int] | np.ndarray) -> list[int]:
     """Ids of tokens as a token file has them."""
     return [int(value) if value >= 0 else ~int(value) for value in values]

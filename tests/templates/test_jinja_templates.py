@@ -21,6 +21,7 @@ from support.jinja_sources import (
     LLAMA3_MARKED,
     TOOLS,
 )
+from support.profiles import examples
 from support.tokenizer_kinds import (
     CHATML_JINJA,
     Row,
@@ -48,7 +49,7 @@ from tasks.templates.spans import TEXT, Span, TrainOn, trained_turns
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
-FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TEMPLATES = {
     "chatml": CHATML_JINJA,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.tokenizer_kinds import (
     KINDS,
     check_row,
@@ -28,7 +29,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
 from tasks.templates.spans import TEXT, Span, TrainOn, trained_turns
 
-FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=examples(8), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 TRAIN_ON: tuple[TrainOn, ...] = ("assistant", "all", "last")
 

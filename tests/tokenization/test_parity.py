@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
+from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import hostile, kind_path, open_kind, records
 
@@ -103,7 +104,7 @@ def test_of_a_small_corpus_every_text_is_compared_as_the_template_writes_it(
 ) -> None:
     texts = hostile(kind).map(lambda text: text.replace("\0", ""))
 
-    @settings(max_examples=6, deadline=None)
+    @settings(max_examples=examples(6), deadline=None)
     @given(records(texts, usual=True))
     def check(record: dict[str, Any]) -> None:
         place = tmp_path_factory.mktemp("sample")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.tokenizer_kinds import BUILT, hostile, open_kind, read_rows
 
 from tasks.config import Config
@@ -26,7 +27,7 @@ from tasks.tokenization.plain_records import PlainRecords
 from tasks.tokenization.prepare import Preparer
 from tasks.tokenization.tokenize_part import tokenize_part
 
-FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PLAIN = [format for format in FORMATS if format.plain]
 TRAIN_ON: tuple[TrainOn, ...] = ("assistant", "all", "last")
@@ -121,7 +122,7 @@ def test_both_ways_write_the_same_token_file(format: Format, tmp_path: Path, mon
     monkeypatch.setattr("os.fsync", lambda _: None)
     seen = Counter[str]()
 
-    @settings(FEW, max_examples=200)
+    @settings(FEW, max_examples=examples(200))
     @given(lines(format), st.sampled_from(list(BUILT_IN)), st.sampled_from(TRAIN_ON), st.sampled_from(BUILT))
     def check(content: list[bytes], template: str, train_on: TrainOn, kind: str) -> None:
         part, encoder = part_of(tmp_path, content, format), open_kind(kind)

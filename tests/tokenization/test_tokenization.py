@@ -11,6 +11,7 @@ import pytest
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.tokenizer_kinds import (
     BUILT,
     CHATML_JINJA,
@@ -38,7 +39,7 @@ from tasks.templates.jinja_template import JinjaTemplate
 from tasks.templates.spans import TEXT, Span, Template, TrainOn, trained_turns
 from tasks.tokenization.tokenize_part import COUNTS, tokenize_part
 
-FEW = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 GOOD = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}
 

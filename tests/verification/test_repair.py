@@ -16,6 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.commands import BIN, ROOT, command
+from support.damage import DAMAGES, flip
+from support.profiles import examples
 from support.small_corpus import conversations, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
@@ -114,29 +116,6 @@ def copy(made: dict[str, Path], tmp_path: Path) -> Copy:
     return Copy(made["packed"], tmp_path / "copy")
 
 
-def flip(path: Path, bit: int = 1234) -> None:
-    data = bytearray(path.read_bytes())
-    data[bit // 8 % len(data)] ^= 1 << bit % 8
-    path.write_bytes(data)
-
-
-def link(path: Path) -> None:
-    outside = path.parents[4] / f"outside-{path.name}"
-    path.rename(outside)
-    path.symlink_to(outside)
-
-
-DAMAGES: dict[str, Callable[[Path], Any]] = {
-    "flipped": flip,
-    "truncated": lambda path: os.truncate(path, path.stat().st_size - 1),
-    "emptied": lambda path: os.truncate(path, 0),
-    "extended": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
-    "missing": Path.unlink,
-    "link": link,
-    "broken link": lambda path: (path.unlink(), path.symlink_to("nowhere")),
-}
-
-
 # -- what comes back -------------------------------------------------------------------------------------------------
 
 
@@ -150,21 +129,22 @@ def test_all_files_come_back_at_once(kind: str, kept: str, made: dict[str, Path]
         copy.without_plans()
         shutil.rmtree(copy.root / "data" / "tokens")
     for number, file in enumerate(copy.listed):
-        list(DAMAGES.values())[number % 5](file)
+        DAMAGES[("flipped", "truncated", "emptied", "extended", "missing")[number % 5]](file)
     sources = copy.repair(*copy.listed)
     shards = sources[-sum("train-" in file.name or "validation-" in file.name for file in copy.listed) :]
     assert {*shards} == {"the plan and its token files" if kept != "sources" else "the sources"}
     assert list(repair(copy.path)) == []
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_whatever_is_damaged_comes_back_and_nothing_else_is_touched(seed: int, copy: Copy) -> None:
     source = random.Random(seed)
     damaged = source.sample(copy.listed, source.randint(0, 4))
     damaged += source.sample([copy.path, copy.folder / "manifest.json"], source.randint(0, 1))
     for file in damaged:
-        how = source.choice([name for name in DAMAGES if file != copy.path or "link" not in name])
+        allowed = [name for name in DAMAGES if name != "folder" and (file != copy.path or "link" not in name)]
+        how = source.choice(allowed)
         DAMAGES[how](file)
     try:
         copy.repair(*damaged)

@@ -18,8 +18,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.damage import DAMAGES, flip, swap, undo
 from support.profiles import examples
-from support.small_corpus import conversations, flip, make_recipe, pack_corpus
+from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
 from tasks.core.errors import DataError, InputMissing, PackError
@@ -662,38 +663,33 @@ def test_a_flipped_bit_is_found_wherever_it_is(flipped: Tampered, data: st.DataO
         path.write_bytes(original)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "extended", "emptied", "missing", "link", "folder"])
-def test_a_damaged_file_is_named_with_what_to_do(damage: str, truncated: Tampered, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_file_is_named_with_the_fix(damage: str, truncated: Tampered) -> None:
     listed = [p for p in truncated.folder.rglob("*") if p.is_file() and p.name not in UNLISTED]
     assert len(listed) > 5
     for path in listed:
         data = path.read_bytes()
-        path.unlink()
-        said = f"{path}: "
-        if damage == "missing":
-            said += f"is missing; run: packcorpus repair {truncated.folder}"
-        elif damage == "link":
-            (tmp_path / "outside").write_bytes(data)
-            path.symlink_to(tmp_path / "outside")
-            said += "is a symbolic link; a corpus must contain its files"
-        elif damage == "folder":
-            path.mkdir()
-            said += "is missing"
+        if damage == "without its end mark" and len(data) < 8:
+            continue
+        DAMAGES[damage](path)
+        message = f"{path}: "
+        if damage in ("missing", "folder"):
+            message += "is missing" if damage == "folder" else f"is missing; run: packcorpus repair {truncated.folder}"
+        elif "link" in damage:
+            message += "is a symbolic link; a corpus must contain its files"
+        elif path.stat().st_size != len(data):
+            message += f"has {path.stat().st_size:,} bytes, but {len(data):,} are recorded; run"
         else:
-            path.write_bytes({"truncated": data[:-1], "extended": data + b"\0", "emptied": b""}[damage])
-            said += f"has {path.stat().st_size:,} bytes, but {len(data):,} are recorded; run"
-        with pytest.raises((DataError, InputMissing), match=re.escape(said)):
+            message += "does not have the recorded SHA-256; run"
+        with pytest.raises((DataError, InputMissing), match=re.escape(message)):
             verify(truncated.path)
-        path.rmdir() if damage == "folder" else path.unlink(missing_ok=True)
-        path.write_bytes(data)
+        undo(path, data)
     verify(truncated.path)
 
 
 def test_swapped_shards(truncated: Tampered) -> None:
     first, other = (truncated.folder / s["path"] for s in truncated.manifest["splits"]["train"]["shards"][:2])
-    data = first.read_bytes(), other.read_bytes()
-    first.write_bytes(data[1])
-    other.write_bytes(data[0])
+    swap(first, other)
     assert str(first) in truncated.refused()
     truncated.sign()
     assert str(first) in truncated.refused(), "swapped, and the manifest signed anew"

@@ -17,7 +17,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from support.commands import ROOT, SHARED, needs_shared
-from support.small_corpus import conversations, flip, make_recipe, pack_corpus
+from support.damage import flip
+from support.profiles import examples
+from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, control_strings, everywhere, hostile, kind_path, records
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -159,7 +161,9 @@ def test_real_conversations_equal_format_3(tmp_path: Path) -> None:
     assert counts.truncated
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
 @given(st.lists(records(hostile("sp_bpe_user_defined")), min_size=1, max_size=8), st.sampled_from(["assistant", "all"]))
 def test_any_conversation_equals_format_3(
     tmp_path_factory: pytest.TempPathFactory, found: list[dict[str, Any]], train_on: str

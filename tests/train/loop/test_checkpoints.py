@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from support.damage import DAMAGES
 
 from tasks.core.errors import DataError
 from train.loop.checkpoints import COMPLETE, Checkpoints, newest_complete, seal
@@ -46,15 +47,10 @@ def test_a_checkpoint_of_another_corpus_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["adapter.safetensors", "deeper/state.json"])
-@pytest.mark.parametrize("damage", ["flip", "truncate", "extend", "remove"])
+@pytest.mark.parametrize("damage", ["flipped", "truncated", "extended", "missing"])
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: str) -> None:
     path = written(tmp_path, 4) / name
-    data = bytearray(path.read_bytes())
-    if damage == "flip":
-        data[len(data) // 2] ^= 1
-    path.write_bytes({"truncate": data[:-1], "extend": data + b"x"}.get(damage, data))
-    if damage == "remove":
-        path.unlink()
+    DAMAGES[damage](path)
     with pytest.raises(DataError, match=f"{path}: changed since it was written"):
         newest_complete(tmp_path, CORPUS)
 

@@ -20,7 +20,8 @@ import psutil
 import pytest
 import torch
 from support.commands import ROOT
-from support.small_corpus import conversations, flip, make_recipe, pack_corpus
+from support.damage import flip
+from support.small_corpus import conversations, make_recipe, pack_corpus
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from train.__main__ import main
