@@ -43,10 +43,7 @@ def cases(corpora: Path | None, tokenizer: Path | None) -> dict[str, dict[str, A
     if corpora is None:
         return found
     paths = sorted(str(path) for path in corpora.iterdir() if ".json" in path.name)
-    if tokenizer:
-        base = {"tokenizer": str(tokenizer)}
-    else:
-        base = {"vocab_size": 8192}
+    base = {"tokenizer": str(tokenizer)} if tokenizer else {"vocab_size": 8192}
     base |= {"name": "shared", "sources": [{"path": path} for path in paths], "max_rejects": 0.05}
     for length in LENGTHS:
         found[f"corpora-{length}"] = base | {"sequence_length": length, "overlong": "drop"}

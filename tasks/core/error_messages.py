@@ -1,4 +1,4 @@
-"""How an error is told: to a person in two lines, to a machine as one JSON object.
+"""Format errors: two lines for people, one JSON object for machines.
 
 PackError ─┬─as_text─▶ E310 error: chats/a.jsonl: is empty
            │             cause: …; fix: …
@@ -16,7 +16,7 @@ from tasks.core.error_codes import CODES
 from tasks.core.errors import Bug, Interrupted, PackError, StorageError
 from tasks.core.printable import printable
 
-# Set to 1 they do what --json and --debug do, also where the command is Luigi's and has no options of ours.
+# Set to 1, they act like --json and --debug, also for the luigi command, which lacks these options.
 JSON, DEBUG = "PACKCORPUS_JSON", "PACKCORPUS_DEBUG"
 
 
@@ -25,7 +25,7 @@ def is_on(name: str, environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def as_text(error: PackError) -> str:
-    """The message behind its code, then cause and fix. Whoever interrupts a run need not be told of an error."""
+    """Return the code and the message, then cause and fix. An interrupt is not an error, so it is one line."""
     code = CODES[error.reason]
     rank = f"rank {error.facts['rank']}: " if "rank" in error.facts else ""
     message = rank + printable(str(error))
@@ -35,9 +35,9 @@ def as_text(error: PackError) -> str:
 
 
 def as_json(error: PackError) -> str:
-    """One line. What the error knows besides (`facts`) stands beside the keys that all have."""
+    """Return one line of JSON. The `facts` of the error are added to the keys that all errors have."""
     code = CODES[error.reason]
-    told = {
+    values = {
         "code": code.code,
         "reason": code.reason,
         "message": str(error),
@@ -45,24 +45,24 @@ def as_json(error: PackError) -> str:
         "fix": code.fix,
         "exit_code": error.exit_code,
     }
-    # ASCII alone, and not orjson: names of files that are not UTF-8 have lone surrogates in them.
-    return json.dumps({"error": told | error.facts}, default=str)
+    # ASCII only, and not orjson: file names that are not UTF-8 contain lone surrogates.
+    return json.dumps({"error": values | error.facts}, default=str)
 
 
 def told(error: PackError) -> str:
-    """As the environment asks for it."""
+    """Return the error as JSON or text, as PACKCORPUS_JSON selects."""
     return as_json(error) if is_on(JSON) else as_text(error)
 
 
 def foreseen(error: Exception) -> PackError:
-    """The error itself, or one line on what nobody foresaw: its kind, what it says, and where it was raised."""
+    """Return a PackError as it is; convert any other exception to one, with its type, message, and place."""
     if isinstance(error, PackError):
         return error
-    if "KeyboardInterrupt" in str(error):  # libraries in Rust make an error of their own of it
-        return Interrupted("interrupted", "interrupted; the same command goes on from here")
+    if "KeyboardInterrupt" in str(error):  # libraries written in Rust convert it to an error of their own
+        return Interrupted("interrupted", "interrupted; run the same command again to resume")
     if isinstance(error, OSError):
         return StorageError("disk_failed", f"{error.filename}: {error.strerror}" if error.filename else str(error))
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = "".join(f" ({os.path.basename(frame.filename)}:{frame.lineno})" for frame in place)
-    said = " ".join(str(error).split())[:300]
-    return Bug("bug", f"{type(error).__name__}{': ' if said else ''}{said}{where}")
+    text = " ".join(str(error).split())[:300]
+    return Bug("bug", f"{type(error).__name__}{': ' if text else ''}{text}{where}")

@@ -1,7 +1,7 @@
-"""What can go wrong: a run that stops (`PackError`) and a conversation that is set aside (`Reject`).
+"""Define the errors that stop a run (`PackError`) and that reject one conversation (`Reject`).
 
-Every message names the place (file and line), the value and the fix; a user never sees a traceback for
-something that they can mend. Both are raised with a reason of `codes.CODES`, which gives the message its code.
+Every message names the place (file and line), the value, and the fix. Users never see a traceback for something that
+they can fix. Both are raised with a reason from `error_codes.CODES`, which determines the code of the message.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tasks.core.error_codes import BUG, BUSY, CODES, DATA, DIFFERS, MISSING, PAR
 
 
 class _Coded(Exception):
-    """`reason` is stable ("bad_role"), and so is its `code` (E207); `message` is one that a user can act on."""
+    """Hold a stable `reason` ("bad_role") with its `code` (E207), and a `message` that a user can act on."""
 
     def __init__(self, reason: str, message: str):
         super().__init__(reason, message)
@@ -28,7 +28,7 @@ class _Coded(Exception):
 
 
 class PackError(_Coded):
-    """The run stops. `exit_code` is what the commands exit with, and `facts` what a machine is told besides."""
+    """Stop the run. `exit_code` is that of the command; `facts` are added to the error in JSON."""
 
     exit_code: int = DATA
 
@@ -38,25 +38,25 @@ class PackError(_Coded):
 
 
 class UsageError(PackError):
-    """The config or the command line is wrong."""
+    """The config or the command line is invalid."""
 
     exit_code = USAGE
 
 
 class DataError(PackError):
-    """The data cannot be used as it is."""
+    """The data cannot be used."""
 
     exit_code = DATA
 
 
 class InputMissing(PackError):
-    """A file that is named is not there."""
+    """A named file does not exist."""
 
     exit_code = MISSING
 
 
 class PartMissing(PackError):
-    """A library or a part of the machine that is needed is not there."""
+    """A required library or device is missing."""
 
     exit_code = PART
 
@@ -68,32 +68,32 @@ class StorageError(PackError):
 
 
 class Busy(PackError):
-    """Another run is at the same work, or a part of this one was killed."""
+    """Another run is making the same corpus, or a worker of this one was killed."""
 
     exit_code = BUSY
 
 
 class Interrupted(PackError):
-    """The run was told to stop; the same command goes on."""
+    """The run was interrupted; the same command resumes it."""
 
     exit_code = BUSY
 
 
 class NotReproducible(PackError):
-    """Made again, a corpus is not the same bytes."""
+    """A rebuilt corpus differs."""
 
     exit_code = DIFFERS
 
 
 class Bug(PackError):
-    """What nobody foresaw: an exception that is none of these."""
+    """An unexpected exception: a bug in packcorpus."""
 
     exit_code = BUG
 
 
 class Reject(_Coded):
-    """One conversation cannot be used; it goes to rejects.jsonl and the run goes on.
+    """Reject one conversation: it is written to rejects.jsonl, and the run continues.
 
-    `reason` is counted in the ledger, `message` says what was found and where within the record (such as
-    'messages[2].role "assistent" is not a role; did you mean assistant?').
+    The ledger counts `reason`. `message` names the value and its place in the record, for example
+    'messages[2].role "assistent" is not a role; did you mean assistant?'.
     """

@@ -1,6 +1,6 @@
-"""Ctrl-C while a command of ours still loads its modules: one line, and the process ends at once. To be imported first.
+"""Exit with one line on Ctrl-C while a command still loads its modules. Import this first.
 
-Nothing is raised there: libraries in C make a fault of their own of what is raised while they are loaded.
+The handler raises nothing, because libraries in C turn an exception during their import into an error of their own.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 from types import FrameType
 
 COMMANDS = ("luigi", "packcorpus")
-INTERRUPTED = b"E713 interrupted; nothing had begun\n"
+INTERRUPTED = b"E713 interrupted; nothing was started\n"
 
 
 def _end(number: int, frame: FrameType | None) -> None:
@@ -20,12 +20,12 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 
 def is_over() -> None:
-    """Ctrl-C raises KeyboardInterrupt again."""
+    """Let Ctrl-C raise KeyboardInterrupt again."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Whoever imports this into a program of his own keeps his Ctrl-C.
+# A program that imports this package keeps its own handler.
 if (
     os.path.basename((sys.argv or [""])[0]) in COMMANDS
     and signal.getsignal(signal.SIGINT) is signal.default_int_handler

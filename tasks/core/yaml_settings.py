@@ -1,4 +1,4 @@
-"""A YAML file of settings → a checked pydantic model; every problem is told with its key and the nearest known one.
+"""Read a YAML file of settings into a pydantic model; report problems with key and closest match.
 
 corpus.yaml ──read_settings──▶ dict ──check_settings──▶ Config
 qlora.yaml  ──read_settings──▶ dict ──check_settings──▶ TrainingConfig
@@ -21,15 +21,15 @@ Model = TypeVar("Model", bound=BaseModel)
 EXPONENT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
 
 
-SHOWN = 20  # findings in one message
-# Bytes of a file. YAML is read at 100 KB/s.
+SHOWN = 20  # problems in one message
+# Bytes of a file. PyYAML reads 100 KB/s.
 LARGEST = 512 << 10
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without aliases (nested ones grow without bound), a key twice (the first would be lost) and dates."""
+    """Refuse aliases (nested ones grow without bound) and duplicate keys (the first is lost); read no dates."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012 - as its parent has it
+    yaml_implicit_resolvers = {  # noqa: RUF012 - as in the base class
         first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -37,7 +37,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             event = self.peek_event()  # type: ignore[no-untyped-call]
-            raise yaml.MarkedYAMLError(None, None, "aliases are not allowed here; write it out", event.start_mark)
+            raise yaml.MarkedYAMLError(None, None, "aliases are not supported; write the value out", event.start_mark)
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
@@ -46,26 +46,29 @@ class _Loader(yaml.SafeLoader):
         for key in keys:
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
-                    raise yaml.MarkedYAMLError(None, None, f'the key "{key.value}" stands here twice', key.start_mark)
+                    raise yaml.MarkedYAMLError(None, None, f'duplicate key "{key.value}"', key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
-# YAML 1.1 takes 1e-4 for a text.
+# YAML 1.1 reads 1e-4 as text.
 _Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("+-0123456789"))
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """The values of a YAML file, {} where it is empty. Raises UsageError or InputMissing, naming line and column."""
+    """Return the values of a YAML file, or {} if it is empty.
+
+    Raises UsageError or InputMissing, with line and column.
+    """
     try:
         if (size := path.stat().st_size) > LARGEST:
             raise UsageError(
-                "bad_config_file", f"{path}: has {size:,} bytes, larger than any config ({LARGEST:,}); is it a source?"
+                "bad_config_file", f"{path}: has {size:,} bytes, the limit is {LARGEST:,}; is it a source?"
             )
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise InputMissing(
-            "config_missing", f"{path}: no such config; name one with --config FILE{_yaml_nearby(path)}"
+            "config_missing", f"{path}: no such config; pass one with --config FILE{_yaml_nearby(path)}"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("bad_config_file", f"{path}: cannot be read as a config: {error}") from error
@@ -73,9 +76,9 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def parse_settings(text: str, where: str) -> dict[str, Any]:
-    """The values of a YAML text; `where` names it in messages."""
+    """Return the values of a YAML text; `where` names it in messages."""
     try:
-        values = yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader, made stricter
+        values = yaml.load(text, Loader=_Loader)  # noqa: S506 - a stricter SafeLoader
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError) as error:
         raise UsageError("bad_config_file", f"{where}: {_yaml_problem(error)}") from error
     if values is None:
@@ -86,21 +89,21 @@ def parse_settings(text: str, where: str) -> dict[str, Any]:
 
 
 def check_settings(model: type[Model], values: dict[str, Any], where: str) -> Model:
-    """`values` as `model`. Raises UsageError with one line for each finding."""
+    """Return `values` as `model`. Raises UsageError with one line per problem."""
     try:
         return model.model_validate(values, strict=True)
     except ValidationError as error:
         found: dict[tuple[str, str], list[str]] = {}
         for item in error.errors(include_url=False):
             place, message, given = _problem(model, item)
-            # A setting that may be of several kinds has a finding for each.
+            # A setting with several possible types has one problem for each of them.
             found.setdefault((place, given), []).append(message)
         lines = [
             f"  {place}{': ' * bool(place)}{' or '.join(messages)}{given}" for (place, given), messages in found.items()
         ]
         if len(lines) > SHOWN:
             lines[SHOWN:] = [f"  … and {len(lines) - SHOWN:,} more"]
-        raise UsageError("bad_setting", f"{where}: the config cannot be used\n" + "\n".join(lines)) from None
+        raise UsageError("bad_setting", f"{where}: invalid config\n" + "\n".join(lines)) from None
 
 
 def _yaml_nearby(path: Path) -> str:
@@ -116,7 +119,7 @@ def _yaml_problem(error: Exception) -> str:
 
 
 def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
-    """Where a finding of pydantic is, what should be there, with the nearest known key, and what is."""
+    """Return the place of a pydantic error, the message with the closest known key, and the value found."""
     names, inner = _follow(model, item["loc"])
     where = re.sub(r"\.(\d+)", r"[\1]", ".".join(names))
     if item["type"] == "extra_forbidden":
@@ -126,13 +129,13 @@ def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
         hint = suggest(names[-1], known) or f"; known keys: {', '.join(known)}"
         return where, f"unknown key{hint}", ""
     if item["type"] == "missing":
-        return where, "is missing", ""
+        return where, "missing", ""
     message = item["msg"].removeprefix("Value error, ")
     return where, message, f", found {item['input']!r:.80}" if where else ""
 
 
 def _within(model: type[BaseModel], key: str) -> str:
-    """Where a key belongs that stands a level too high; "" where it is not known there either."""
+    """Return where a key belongs that is one level too high, or "" if it is unknown there, too."""
     for name, field in model.model_fields.items():
         entry = _model_in(field.annotation)
         if entry and key in entry.model_fields:
@@ -146,7 +149,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _follow(model: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[list[str], type[BaseModel]]:
-    """The names of a place, without those that pydantic gives to the kinds of a union, and the model that it is in."""
+    """Return the keys of a place, without the names that pydantic gives to union members, and its model."""
     names: list[str] = []
     inner: type[BaseModel] | None = model
     for part in loc:

@@ -9,33 +9,35 @@ from tasks.conversations.model import ROLES, Conversation
 
 TrainOn = Literal["assistant", "all", "last"]
 
-
 TEXT = -1
 
 
 class Span(NamedTuple):
-    """A control token (`token` is its id and `text` its string) or text (`token` is -1)."""
+    """A control token (`token` is its id and `text` its string) or text (`token` is TEXT)."""
 
     text: str
     token: int
     trained: bool
     role: str
-    start: bool = False  # text behind a control token that begins a string of its own in use
+    start: bool = False  # text after a control token that is a string of its own at inference
 
 
 class Template(Protocol):
-    """What `tokenization` needs of a template, built-in or Jinja."""
+    """The interface that `tokenization` needs of a template, built-in or Jinja."""
 
     name: str
     markers_as_text: tuple[str, ...]
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
-        """Raises Reject where the conversation cannot be written with this template."""
+        """Return the spans of a conversation. Raises Reject if this template cannot render it."""
         ...
 
 
 def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:
-    """Which messages are trained on. A turn that says nothing and one of weight 0 never are; plain text always is."""
+    """Return which messages are trained on.
+
+    A blank turn and a turn with weight 0 never are; plain text always is.
+    """
     messages = conversation.messages
     roles = ROLES if train_on == "all" else ("assistant", "text")
     flags = [

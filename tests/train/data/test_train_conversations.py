@@ -212,7 +212,7 @@ def test_other_tokens_than_were_counted_are_refused(tmp_path: Path, monkeypatch:
 
 def test_another_rendering_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = pack(tmp_path, conversations(5), packing=False)
-    monkeypatch.setattr("tasks.templates.built_in.full_text", lambda message: message.content.upper())
+    monkeypatch.setattr("tasks.templates.families.chatml.full_text", lambda message: message.content.upper())
     with pytest.raises(DataError, match=r"row 0: template chatml does not give the text of the row"):
         sft_dataset(corpus)
 

@@ -1,0 +1,19 @@
+"""Plain: the turns one after another, without any frame."""
+
+from __future__ import annotations
+
+from tasks.conversations.model import full_text
+from tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Writer
+
+
+def write(w: Writer, turns: Turns) -> None:
+    w.bos()
+    for index, (message, trained) in enumerate(turns):
+        w.turn(message.role, trained)
+        w.say(full_text(message), start=index == 0)
+        w.calls(message)
+        if message.role == "assistant":
+            w.eos()
+
+
+TEMPLATE = Family("plain", TOOL_CALL_MARKERS, write)

@@ -1,0 +1,21 @@
+"""Zephyr: a line with the role, then the turn up to EOS."""
+
+from __future__ import annotations
+
+from tasks.conversations.model import full_text
+from tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Writer
+
+
+def write(w: Writer, turns: Turns) -> None:
+    for index, (message, trained) in enumerate(turns):
+        if index:
+            w.frame("\n")
+        w.turn(message.role, trained)
+        w.mark(f"<|{message.role}|>")
+        w.frame("\n")
+        w.say(full_text(message))
+        w.calls(message)
+        w.eos()
+
+
+TEMPLATE = Family("zephyr", ("<|system|>", "<|user|>", "<|assistant|>", "<|tool|>", *TOOL_CALL_MARKERS), write)

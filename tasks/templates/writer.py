@@ -1,0 +1,138 @@
+"""Collect the spans that a built-in template writes.
+
+    template ── turn, mark, frame, say, calls ──▶ Writer ──▶ [Span(text, token, trained, role), ...]
+
+A marker that the tokenizer has as a control token becomes that token; one that it lacks is written as text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from tasks.conversations.model import Message, full_text
+from tasks.encoders.encoder import Encoder
+from tasks.templates.spans import TEXT, Span
+
+TOOL_CALL_MARKERS = ("<tool_call>", "</tool_call>")
+
+Turns = Sequence[tuple[Message, bool]]
+"""Messages, each with whether it is trained on."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A built-in template: its name, the markers that it may write, and the function that writes a conversation.
+
+    What `write` adds around the content of a message may depend only on the roles and on which turns are trained on,
+    unless there are tools, tool calls, tool results, or a message that is blank or has a context. The fast path relies
+    on it (see `tokenization.frames`), and a property test checks it for every template.
+    """
+
+    name: str
+    markers: tuple[str, ...]
+    write: Callable[[Writer, Turns], None]
+    writes_tools: bool = False
+    """Whether `write` has its own place for `Writer.tools`. If not, they are described in the system message."""
+
+
+class Writer:
+    """Collect spans. `headers_too` (train_on: all) trains on the text around a turn together with the turn."""
+
+    def __init__(self, encoder: Encoder, headers_too: bool, tools: Sequence[str] = ()):
+        self.encoder = encoder
+        self.headers_too = headers_too
+        self.tools = tools
+        self.spans: list[Span] = []
+        self.role = ""
+        self.trained = False
+
+    def turn(self, role: str, trained: bool) -> None:
+        """Start a turn of `role`."""
+        self.role = role
+        self.trained = trained
+
+    def mark(self, marker: str, start: bool = False) -> None:
+        """Write a marker of the template, which is not part of the turn."""
+        self._mark(marker, self.trained and self.headers_too, start)
+
+    def own_mark(self, marker: str) -> None:
+        """Write a marker that is part of the turn, such as its end: trained on if the turn is."""
+        self._mark(marker, self.trained)
+
+    def bos(self) -> None:
+        """Write BOS, if the tokenizer has one and adds it itself."""
+        if self.encoder.adds_bos and self.encoder.bos_id is not None:
+            self._token(self.encoder.bos_id, False)
+
+    def eos(self) -> None:
+        """Write EOS as a stop token: trained on if the turn is."""
+        self._token(self.encoder.eos_id, self.trained)
+
+    def frame(self, text: str, start: bool = False) -> None:
+        """Write text of the template."""
+        self._text(text, self.trained and self.headers_too, start)
+
+    def say(self, text: str, start: bool = False) -> None:
+        """Write text of the turn."""
+        self._text(text, self.trained, start)
+
+    def calls(self, message: Message) -> None:
+        """Write tool calls as most open models do: one <tool_call> element each."""
+        gap = "\n" if message.content else ""
+        for call in call_text(message):
+            self.say(gap)
+            self.own_mark("<tool_call>")
+            self.say(f"\n{call}\n")
+            self.own_mark("</tool_call>")
+            gap = "\n"
+
+    def _mark(self, marker: str, trained: bool, start: bool = False) -> None:
+        token = self.encoder.controls.get(marker)
+        if token is None:
+            self._text(marker, trained, start)
+        else:
+            self.spans.append(Span(marker, token, trained, self.role))
+
+    def _token(self, token: int, trained: bool) -> None:
+        self.spans.append(Span(self.encoder.control_strings.get(token, ""), token, trained, self.role))
+
+    def _text(self, text: str, trained: bool, start: bool = False) -> None:
+        if text:
+            self.spans.append(Span(text, TEXT, trained, self.role, start))
+
+
+def call_text(message: Message) -> list[str]:
+    """Return the tool calls of a message, each as a JSON object with name and arguments."""
+    return [f'{{"name": {json_text(call.name)}, "arguments": {call.arguments or "{}"}}}' for call in message.tool_calls]
+
+
+def json_text(text: str) -> str:
+    """Return `text` as a JSON string."""
+    return orjson.dumps(text).decode()
+
+
+def with_tools(turns: Turns, tools: Sequence[str]) -> Turns:
+    """Describe the tools in the system message; add one if there is none."""
+    if not tools:
+        return turns
+    text = "Tools that can be called, one JSON schema a line:\n" + "\n".join(tools)
+    if turns and turns[0][0].role == "system":
+        first, trained = turns[0]
+        return [(Message("system", f"{full_text(first)}\n\n{text}"), trained), *turns[1:]]
+    return [(Message("system", text), False), *turns]
+
+
+def requests(turns: Turns) -> list[tuple[Turns, tuple[Message, bool] | None]]:
+    """Group turns into pairs (all turns before an answer, the answer), for templates that know only requests."""
+    pairs: list[tuple[Turns, tuple[Message, bool] | None]] = []
+    request: list[tuple[Message, bool]] = []
+    for turn in turns:
+        if turn[0].role == "assistant":
+            pairs.append((request, turn))
+            request = []
+        else:
+            request.append(turn)
+    return [*pairs, (request, None)] if request else pairs
