@@ -251,7 +251,9 @@ def test_folders_that_a_killed_run_made_are_synced_before_the_manifest_is_publis
     folder = root / manifest.corpus
     synced: list[tuple[Path, bool]] = []
     path.unlink()
-    monkeypatch.setattr("tasks.corpus.manifest_builder.sync_folder", lambda folder: synced.append((folder, path.exists())))
+    monkeypatch.setattr(
+        "tasks.corpus.manifest_builder.sync_folder", lambda folder: synced.append((folder, path.exists()))
+    )
     publish(manifest, folder, path)
     assert synced == [(above, False) for above in (folder.parent, folder.parent.parent, root)]
     assert path.read_bytes() == (folder / "manifest.json").read_bytes()
