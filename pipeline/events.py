@@ -27,7 +27,7 @@ from tasks.corpus.mixture_table import limited_by, mixture_table, narrowed
 from tasks.encoders.encoder import Encoder
 from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
-from tasks.storage.corpus_folder import report_beside
+from tasks.storage.corpus_folder import remember_manifest, report_beside
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.tokenization.engine_check import Verdict
 
@@ -186,6 +186,7 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         share = count / max(1, tokens.encoded + tokens.rejected)
         if share > NOTEWORTHY:
             display.say(f"note: {100 * share:.1f} % of all tokens were {how}")
+    remember_manifest(Path(path).parent.parent, Path(path).name)
     print(path, flush=True)
 
 

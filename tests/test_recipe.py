@@ -26,6 +26,7 @@ from tasks.sources.parts import find_parts
 from tasks.storage.keys import VERSIONS, key_of
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import SCHEMA
+from tasks.templates import built_in
 from tasks.templates.built_in import BUILT_IN, BuiltIn
 from tasks.templates.spans import trained_turns
 from tasks.tokenization.tokenize_part import tokenize_part
@@ -376,9 +377,9 @@ SPANS = {
 def test_golden_spans(template: str) -> None:
     digest = hashlib.sha256()
     for train_on in ("assistant", "all", "last"):
-        built_in = BuiltIn(template, Bytes(), train_on)  # type: ignore[arg-type]
+        bound = BuiltIn(template, Bytes(), train_on)  # type: ignore[arg-type]
         for conversation in GOLDEN_CONVERSATIONS:
-            spans = built_in.spans(conversation, trained_turns(conversation, train_on))  # type: ignore[arg-type]
+            spans = bound.spans(conversation, trained_turns(conversation, train_on))  # type: ignore[arg-type]
             digest.update(orjson.dumps([list(span) for span in spans]))
     assert (built_in.VERSION, digest.hexdigest()[:16]) == (1, SPANS[template]), (
         f"the spans of {template} changed: raise VERSION in tasks/templates/built_in.py, then this digest"

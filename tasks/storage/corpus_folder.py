@@ -10,14 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 
 import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, PackError, StorageError
-from tasks.storage.files import sha256_of
+from tasks.storage.files import sha256_of, write_bytes
 from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, mend
 
 
@@ -49,6 +49,28 @@ SHOWN = 20  # files that one error names
 
 
 THREADS = 8  # files that are digested at a time, outside of Python's lock
+
+
+LAST = ".last"  # in manifests/: the name of the manifest that the latest run published or found complete
+
+
+def remember_manifest(root: Path, name: str) -> None:
+    """Record `name`, a file of <root>/manifests, as the manifest of the latest run.
+
+    A folder that cannot be written to is not an error: the record is a convenience.
+    """
+    with suppress(StorageError):
+        write_bytes(root / "manifests" / LAST, f"{name}\n".encode())
+
+
+def last_manifest(root: Path) -> Path | None:
+    """Return the manifest of the latest run below `root`, or None if there is no record or the file is gone."""
+    try:
+        name = (root / "manifests" / LAST).read_text(encoding="utf-8").strip()
+        path = root / "manifests" / name
+        return path if name == path.name and path.is_file() else None
+    except (OSError, ValueError):
+        return None
 
 
 def report_beside(folder: Path) -> Path:

@@ -15,6 +15,7 @@ import orjson
 import pytest
 from support.commands import BIN, ROOT, SHARED, command, corpus_bytes, luigi, needs_shared, pack, write_chats
 
+from tasks.storage.corpus_folder import last_manifest
 from tasks.verification.verify import verify
 
 CONFIG = """
@@ -403,6 +404,16 @@ def test_it_works_from_any_folder(folder: Path, tmp_path_factory: pytest.TempPat
         )
         assert done.returncode == code, done.stderr
         assert len(list(place.glob("manifests/*.json"))) == (code == 0)
+
+
+def test_the_manifest_of_the_latest_run_is_remembered(folder: Path) -> None:
+    """Also if the corpus was already packed: inspect and verify without a name refer to it."""
+    first = pack(folder, "--config", "corpus.yaml")
+    assert last_manifest(folder) == first
+    other = pack(folder, "--config", "corpus.yaml", "--sequence-length", "200")
+    assert last_manifest(folder) == other != first
+    assert "already packed" in luigi(folder, "--config", "corpus.yaml").stderr
+    assert last_manifest(folder) == first
 
 
 def test_a_source_may_be_a_path_by_itself(folder: Path) -> None:

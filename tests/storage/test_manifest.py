@@ -19,7 +19,6 @@ from tasks import recipe as recipe_module
 from tasks.core.errors import DataError, InputMissing, PackError
 from tasks.corpus.manifest_builder import build_manifest, publish
 from tasks.corpus.publish import is_published
-from tasks.storage import manifest as manifest_module
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import sha256_of, to_json
 from tasks.storage.keys import VERSIONS
@@ -252,7 +251,9 @@ def test_folders_that_a_killed_run_made_are_synced_before_the_manifest_is_publis
     folder = root / manifest.corpus
     synced: list[tuple[Path, bool]] = []
     path.unlink()
-    monkeypatch.setattr(manifest_module, "sync_folder", lambda folder: synced.append((folder, path.exists())))
+    monkeypatch.setattr(
+        "tasks.corpus.manifest_builder.sync_folder", lambda folder: synced.append((folder, path.exists()))
+    )
     publish(manifest, folder, path)
     assert synced == [(above, False) for above in (folder.parent, folder.parent.parent, root)]
     assert path.read_bytes() == (folder / "manifest.json").read_bytes()
