@@ -19,7 +19,7 @@ from support.inspected import as_object, shown
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.cli import token_text
-from tasks.cli.inspect_command import Asked, view
+from tasks.cli.inspect_command import Question, answer, render
 from tasks.core.errors import UsageError
 from tasks.core.printable import BOUNDARY
 from tasks.encoders.corpus_tokenizer import open_tokenizer
@@ -90,17 +90,17 @@ def test_all_pieces_of_a_split_conversation_are_shown_from_any_of_them(corpora: 
         ({"at": "chats.jsonl:1"}, r"did you mean chats\[bold\]\.jsonl"),
         ({"at": "chats[bold].jsonl"}, "expected FILE:LINE"),
         ({"at": "chats[bold].jsonl:8"}, "was rejected: E207 messages"),
-        ({"at": "chats[bold].jsonl:99"}, "no conversation of this corpus"),
+        ({"at": "chats[bold].jsonl:99"}, "is not a conversation of this corpus"),
         ({"conversation": 39}, "has 0 to 38"),
         ({"conversation": -1}, "has 0 to 38"),
-        ({"conversation": 1, "row": 1}, "do not go together"),
+        ({"conversation": 1, "row": 1}, "exclude each other"),
         ({"line": 1}, "is a manifest, which takes"),
-        ({"search": ""}, "give the text"),
-        ({"search": "x", "ids": True}, "--ids goes with"),
-        ({"rejects": True, "split": "train"}, "--split goes with"),
+        ({"search": ""}, "the text is empty"),
+        ({"search": "x", "ids": True}, "--ids requires"),
+        ({"rejects": True, "split": "train"}, "--split requires"),
     ],
 )
-def test_what_cannot_be_shown_is_said(manifest: Path, asked: dict[str, Any], says: str) -> None:
+def test_a_question_without_an_answer_is_an_error(manifest: Path, asked: dict[str, Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         shown(manifest, **asked)
 
@@ -124,7 +124,7 @@ def test_a_place_is_the_end_of_one_source(
     if found:
         assert lookup.parse_place(facts, text) == found
     else:
-        with pytest.raises(UsageError, match="is the end of 2 sources"):
+        with pytest.raises(UsageError, match="matches 2 sources"):
             lookup.parse_place(facts, text)
 
 
@@ -181,7 +181,7 @@ def test_nothing_is_found_across_two_conversations_or_in_the_padding(
 def test_hits_are_listed_with_their_places(corpora: dict[str, Path], kind: str) -> None:
     page = shown(corpora[kind], search="What is 1", limit=3)
     assert page.count("━━ chats[bold].jsonl:") == 3
-    assert "the first 3; more with --limit" in page
+    assert "the first 3; use --limit for more" in page
     found = as_object(corpora[kind], search="12 plus 12")["conversations"]
     assert [place["origin"] for place in found] == ["chats[bold].jsonl:13"]
     assert "no conversation contains 'pineapple'" in shown(corpora[kind], search="pineapple")
@@ -241,7 +241,7 @@ def test_a_source_is_shown_by_line_and_by_text(manifest: Path) -> None:
     assert "E207 bad_role" in shown(source, line=REJECTED + 1)
     assert [found["record"] for found in as_object(source, search="日本語")["records"]] == [4]
     assert shown(source, search="日本語", limit=1).endswith("\n1 conversation\n"), "there is no other"
-    assert shown(source, search="a", limit=1).endswith("\nthe first 1; more with --limit\n")
+    assert shown(source, search="a", limit=1).endswith("\nthe first 1; use --limit for more\n")
     for line in (0, 41, 10_000):
         with pytest.raises(UsageError):
             shown(source, line=line)
@@ -269,14 +269,13 @@ def test_lines_are_counted_as_the_corpus_counts_them(
 
 def test_a_config_names_its_sources_and_what_was_made_of_it(manifest: Path) -> None:
     config = manifest.parent.parent / "corpus.yaml"
-    made = as_object(config) | {}
+    made = as_object(config)
     assert [source["name"] for source in made["sources"]] == ["chats[bold].jsonl"]
-    found = view(config, Asked(), manifest.parent).as_object()
-    assert found["made"] == [manifest]
+    assert made["made"] == [str(manifest)]
     other = config.with_name("other.yaml")
     other.write_text(config.read_text() + "seed: 7\n")
-    assert view(other, Asked(), manifest.parent).as_object()["made"] == []
-    with pytest.raises(UsageError, match="is a config, which takes no such option"):
+    assert as_object(other)["made"] == []
+    with pytest.raises(UsageError, match="is a config, which takes none of these options"):
         shown(config, row=1)
 
 
@@ -327,7 +326,7 @@ def test_wrapped_lines_fit_and_lose_nothing(text: str, width: int) -> None:
 def test_an_exported_page_shows_markup_as_text(manifest: Path) -> None:
     console = Console(record=True, width=300, markup=False, emoji=False, highlight=False, quiet=False, file=None)
     with console.capture():
-        view(manifest, Asked(at="chats[bold].jsonl:4"), manifest.parent).show(console)
+        render(answer(manifest, Question(at="chats[bold].jsonl:4"), manifest.parent.parent), console)
         console.print(Text("<script>alert(1)</script>"))
     page = console.export_svg(title="x")
     assert "<script" not in page
@@ -367,11 +366,11 @@ def test_numbers_count_over_the_batches_of_an_index(manifest: Path, tmp_path: Pa
     assert lookup.pieces_in_row(facts, tmp_path, "validation", 0, 0) == []
 
 
-def test_what_is_not_in_a_corpus_is_told_with_its_reason(manifest: Path) -> None:
+def test_an_error_says_why_something_is_not_in_a_corpus(manifest: Path) -> None:
     total = len(records())
     for asked, told in (
         ({"at": f"chats[bold].jsonl:{REJECTED + 1}"}, r"was rejected: E2\d\d "),
-        ({"at": "chats[bold].jsonl:99999"}, rf"the source had {total:,} lines that hold one, counted from 1$"),
+        ({"at": "chats[bold].jsonl:99999"}, rf"the source had {total:,} lines with a conversation, from 1$"),
         ({"row": 99_999}, r"^--row 99999: train has [\d,]+ rows, 0 to"),
         ({"conversation": 99_999}, r"the index of this corpus has 0 to"),
     ):

@@ -9,7 +9,6 @@ import json
 import os
 import re
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from support.commands import BIN, SHARED, command, needs_shared
+from support.inspected import rendered
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
-from tasks.cli import dry_run_view
+from tasks.cli.dry_run_view import show_dry_run
 from tasks.config import Config, load_config
 from tasks.core.errors import DataError
 from tasks.dry_run.dry_run import predict, scaled
 from tasks.dry_run.model import Prediction, steps
+from tasks.inspection.dry_run import step_warnings, summarize
 from tasks.recipe import recipe_of
 from tasks.storage.files import read_json
 from tasks.storage.manifest import Manifest, load_manifest
@@ -130,8 +130,7 @@ def test_a_tokenizer_that_is_trained_on_all_is_the_one_of_the_run(tmp_path: Path
     manifest = load_manifest(pack_corpus(recipe))
     found = predicted(config)
     assert figures(found) == figures_of(manifest)
-    told = dry_run_view.as_object(found, config, [])
-    assert told["settings"] == load_config(config).model_dump(mode="json"), "it names no tokenizer"
+    assert summarize(found, config, []).settings == load_config(config).model_dump(mode="json"), "it names no tokenizer"
 
 
 # -- where a sample is ------------------------------------------------------------------------------------------------
@@ -234,10 +233,7 @@ HOSTILE = "\x1b[31mred\x1b[0m \x9b1m [bold]no[/bold] :smile: <|im_end|> ⟦train
 
 
 def shown(config: Path, batches: list[int], terminal: bool = False) -> str:
-    file = StringIO()
-    console = Console(file=file, width=100, force_terminal=terminal, markup=False, emoji=False, highlight=False)
-    dry_run_view.show(predicted(config), config, batches, console)
-    return file.getvalue()
+    return rendered(summarize(predicted(config), config, batches), show_dry_run, 100, terminal)
 
 
 def test_a_conversation_of_each_source_is_shown_as_text_with_its_labels(tmp_path: Path) -> None:
@@ -246,8 +242,8 @@ def test_a_conversation_of_each_source_is_shown_as_text_with_its_labels(tmp_path
     page = shown(config, [])
     assert r"\x1b[31mred\x1b[0m \x9b1m [bold]no[/bold] :smile: <|im_end|> \u27e6trained\u27e7" in page
     assert "\x1b" not in page
-    assert page.count("⟦word ") == 1
-    assert " tokens … ⟦" in page, "of a long answer the middle is left out"
+    assert page.count("⟦word ") == 2
+    assert " characters … word" in page, "of a long answer the middle is left out"
     assert "━━ chat.jsonl:1  " in page
     on_terminal = shown(config, [], terminal=True)
     assert "\x1b[31mred" not in on_terminal
@@ -260,22 +256,22 @@ def test_steps_are_told_for_the_batch_that_is_asked_for_and_few_are_warned_of(tm
     count, trained = steps(found, 16)
     assert count == -(-found.rows["train"] // 16)
     assert count * trained == pytest.approx(found.tokens["trained"])
-    told = dry_run_view.step_warnings(found, [16])
+    told = step_warnings(found, [16])
     assert f"is {count} step" in told[0]
     assert "fewer than 100" in told[0]
-    [few] = dry_run_view.step_warnings(found, [1])[-1:]
+    [few] = step_warnings(found, [1])[-1:]
     assert "trained tokens, fewer than 1,000" in few
     assert f"{count:,}" in shown(config, [16])
 
 
 def test_what_is_advised_against_few_steps_can_be_done(tmp_path: Path) -> None:
     alone = predicted(write_project(tmp_path, conversations(2)))
-    [told, *_] = dry_run_view.step_warnings(alone, [8])
-    assert told == "An epoch at 8 rows a step is 1 step, fewer than 100. Only more conversations make more of them."
+    [told, *_] = step_warnings(alone, [8])
+    assert told == "An epoch at 8 rows per step is 1 step, fewer than 100. Only more conversations can change that."
     many = predicted(write_project(tmp_path, conversations(300), sequence_length=64))
     assert 200 < many.rows["train"] < 400, "the corpus of this test lacks what it is for"
-    [told, *_] = dry_run_view.step_warnings(many, [16])
-    assert re.search(r"Take [23] rows a step, or \d epochs\.$", told), told
+    [told, *_] = step_warnings(many, [16])
+    assert re.search(r"Use [23] rows per step, or \d epochs\.$", told), told
 
 
 def test_that_a_run_will_fail_is_said_first(tmp_path: Path) -> None:
@@ -283,7 +279,7 @@ def test_that_a_run_will_fail_is_said_first(tmp_path: Path) -> None:
     failure = "10.00 % of the conversations are rejected"
     assert page.count(failure) == 1
     assert page.index(failure) < page.index("config ") < page.index("Sources")
-    assert "as the run will have it" not in page
+    assert "exact: all data was read" not in page
     assert "Prediction  of a run that does not fail" in page
 
 
@@ -319,7 +315,7 @@ def test_mixture_and_what_is_dropped_are_shown_as_in_a_run(tmp_path: Path) -> No
     (tmp_path / "other.jsonl").write_text(json.dumps(conversations(1, seed=1)[0]) + "\n")
     settings = {"sources": mixture(2, 0.5), "min_turns": 3, "epochs": 30}
     page = shown(write_project(tmp_path, conversations(400), **settings), [])
-    assert "by min_turns: 3" in page
+    assert "than min_turns: 3" in page
     assert "in each of 30 epochs" in page
     assert "Mixture  repeat, of one pass over the training split" in page
     assert "train_epoch" not in page

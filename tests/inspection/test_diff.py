@@ -6,22 +6,22 @@ import json
 import re
 import shutil
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from support.commands import BIN, command
+from support.inspected import rendered
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
-from tasks.cli import diff_view, list_view
+from tasks.cli import corpus_view, diff_view
+from tasks.cli.app import value_as_json
 from tasks.cli.console import UNBOUNDED, open_console
 from tasks.core.errors import DataError
-from tasks.inspection import manifests
 from tasks.inspection.diff import Change, Difference, _entries, compare
+from tasks.inspection.manifests import Listed, Unreadable, list_manifests
 from tasks.storage.files import read_json, to_json, write_bytes
 from tasks.storage.manifest import load_manifest
 
@@ -64,14 +64,14 @@ def test_conversations_that_came_or_went_are_those_that_were_added_or_removed(
         after.insert(min(place, len(after)), chat(f"new {number}"))
     manifest = made(tmp_path_factory.mktemp("after"), after, sequence_length=length)
     found = compare(before, manifest)
-    assert found.compared
-    assert places(found.went) == sorted(number + 1 for number in gone)
-    assert [json.dumps(after[record - 1]) for record in places(found.came)] == [
+    assert found.conversations.compared
+    assert places(found.conversations.went) == sorted(number + 1 for number in gone)
+    assert [json.dumps(after[record - 1]) for record in places(found.conversations.came)] == [
         json.dumps(record) for record in after if record not in records
     ]
-    assert all("new" in one.text for one in found.came)
+    assert all("new" in one.text for one in found.conversations.came)
     back = compare(manifest, before)
-    assert (back.came, back.went) == (found.went, found.came)
+    assert (back.conversations.came, back.conversations.went) == (found.conversations.went, found.conversations.came)
 
 
 def test_a_corpus_is_the_same_as_itself(base: tuple[Path, list[Any]]) -> None:
@@ -83,7 +83,7 @@ def test_a_corpus_is_the_same_as_itself(base: tuple[Path, list[Any]]) -> None:
 def test_of_equal_conversations_the_number_counts(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
     before, records = base
     found = compare(before, made(tmp_path, [*records, records[0], records[0]]))
-    assert (places(found.went), places(found.came)) == ([], [61, 62])
+    assert (places(found.conversations.went), places(found.conversations.came)) == ([], [61, 62])
 
 
 def test_settings_sources_and_figures_that_differ_are_named(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
@@ -91,8 +91,8 @@ def test_settings_sources_and_figures_that_differ_are_named(base: tuple[Path, li
     (tmp_path / "more.jsonl").write_text(json.dumps(chat("more")) + "\n")
     more = made(tmp_path, records, sources=[{"path": "chat.jsonl"}, {"path": "more.jsonl"}], seed=7, train_on="last")
     found = compare(before, more)
-    assert [source.path for source in found.added] == ["more.jsonl"]
-    assert [*found.removed, *found.changed] == []
+    assert [source.path for source in found.sources.added] == ["more.jsonl"]
+    assert [*found.sources.removed, *found.sources.changed] == []
     assert {
         (change.name, change.before, change.after) for change in found.settings if not change.name.startswith("sources")
     } == {
@@ -101,8 +101,8 @@ def test_settings_sources_and_figures_that_differ_are_named(base: tuple[Path, li
     }
     read = next(change for change in found.figures if change.name == "ledger.conversations.read")
     assert (read.before, read.after) == (60, 61)
-    assert [(one.source, one.record) for one in found.came] == [("more.jsonl", 1)]
-    assert not found.went
+    assert [(one.source, one.record) for one in found.conversations.came] == [("more.jsonl", 1)]
+    assert not found.conversations.went
 
 
 def test_conversations_that_are_dropped_or_rejected_on_one_side_went(
@@ -110,11 +110,11 @@ def test_conversations_that_are_dropped_or_rejected_on_one_side_went(
 ) -> None:
     before, records = base
     found = compare(before, made(tmp_path, records, sequence_length=32, overlong="drop"))
-    dropped = load_manifest(before).ledger.conversations.packed - len(found.went)
+    dropped = load_manifest(before).ledger.conversations.packed - len(found.conversations.went)
     assert 0 < dropped < 60
-    assert not found.came
-    assert {one.why for one in found.went} == {"too_long"}
-    assert shown(found).count("dropped now: longer than a row · ") == min(20, len(found.went))
+    assert not found.conversations.came
+    assert {one.why for one in found.conversations.went} == {"too_long"}
+    assert shown(found).count("dropped now: longer than a row · ") == min(20, len(found.conversations.went))
     back = compare(made(tmp_path, records, sequence_length=32, overlong="drop"), before)
     assert "dropped before: longer than a row · " in shown(back)
 
@@ -124,7 +124,7 @@ def test_with_another_template_conversations_are_known_by_what_they_say(
 ) -> None:
     before, records = base
     found = compare(before, made(tmp_path, records[1:], template="plain"))
-    assert (places(found.went), found.came) == ([1], [])
+    assert (places(found.conversations.went), found.conversations.came) == ([1], [])
 
 
 def test_of_two_sources_that_say_the_same_one_can_go(tmp_path: Path) -> None:
@@ -134,14 +134,14 @@ def test_of_two_sources_that_say_the_same_one_can_go(tmp_path: Path) -> None:
     (folder / "chat.jsonl").rename(folder / "copy.jsonl")
     before = made(folder, records, sources=[{"path": "chat.jsonl"}, {"path": "copy.jsonl"}])
     found = compare(before, made(folder, records, sources=[{"path": "chat.jsonl"}]))
-    assert (len(found.went), len(found.came)) == (20, 0)
+    assert (len(found.conversations.went), len(found.conversations.came)) == (20, 0)
 
 
 def test_a_conversation_whose_begin_was_not_packed_is_one_all_the_same(tmp_path: Path) -> None:
     long = {"messages": [{"role": "user", "content": "x " * 200}, {"role": "assistant", "content": "4"}]}
     before = made(tmp_path / "a", [long, *conversations(20)], overlong="split", sequence_length=64)
     after = made(tmp_path / "b", conversations(20), overlong="split", sequence_length=64)
-    assert places(compare(before, after).went) == [1]
+    assert places(compare(before, after).conversations.went) == [1]
 
 
 def test_a_damaged_index_is_told(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
@@ -157,8 +157,8 @@ def test_without_its_folder_a_manifest_is_compared_all_the_same(base: tuple[Path
     after = made(tmp_path, records[1:])
     shutil.rmtree(tmp_path / "data" / "corpora")
     found = compare(before, after)
-    assert not found.compared
-    assert len(found.changed) == 1
+    assert not found.conversations.compared
+    assert len(found.sources.changed) == 1
 
 
 def test_rows_of_format_2_are_compared_by_what_they_say(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_rows_of_format_2_are_compared_by_what_they_say(tmp_path: Path) -> None:
     before = made(tmp_path / "a", records, packing=False)
     after = made(tmp_path / "b", [chat("first"), *records[1:]], packing=False)
     found = compare(before, after)
-    assert (places(found.went), places(found.came)) == ([1], [1])
+    assert (places(found.conversations.went), places(found.conversations.came)) == ([1], [1])
 
 
 def test_of_the_sources_in_the_settings_each_change_is_told_by_itself(tmp_path: Path) -> None:
@@ -181,9 +181,9 @@ def test_of_the_sources_in_the_settings_each_change_is_told_by_itself(tmp_path: 
     again = [entry("chat.jsonl", weight=2.5), entry("chat.jsonl", limit=5)]
     found = list(_entries([entry("chat.jsonl", weight=1.0, limit=None), entry("more.jsonl")], again))
     assert found == [
-        ("chat.jsonl weight", 1.0, 2.5),
-        ("sources: more.jsonl", "listed", None),
-        ("sources: chat.jsonl", None, "listed"),
+        Change("chat.jsonl weight", 1.0, 2.5),
+        Change("sources: more.jsonl", "listed", None),
+        Change("sources: chat.jsonl", None, "listed"),
     ]
     assert [change.name for change in _entries([entry("b"), entry("a")], [entry("a"), entry("b")])] == [
         "order of sources"
@@ -205,22 +205,18 @@ def test_figures_and_names_of_manifests_never_wrap(
     assert open_console().width == UNBOUNDED
     found = compare(base[0], base[0])
     found.figures.append(Change("ledger.tokens.something_with_a_long_name", 123_456_789_011, 123_456_789_012))
-    page = shown(replace(found, settings=[Change("seed", 1, 2)]), width=40)
+    page = shown(replace(found, same=False, settings=[Change("seed", 1, 2)]), width=40)
     assert "123,456,789,012" in page
-    file = StringIO()
-    console = Console(file=file, width=30, markup=False, emoji=False, highlight=False)
-    list_view.show(manifests.find_manifests(base[0].parent), console)
-    assert base[0].name in file.getvalue()
+    page = rendered(list_manifests(base[0].parent.parent), corpus_view.show_list, width=30)
+    assert base[0].name in page
 
 
 # -- what is shown ----------------------------------------------------------------------------------------------------
 
 
 def shown(found: Difference, terminal: bool = False, width: int = 100) -> str:
-    file = StringIO()
-    console = Console(file=file, width=width, force_terminal=terminal, markup=False, emoji=False, highlight=False)
-    diff_view.show(found, Path("a.json"), Path("b.json"), console)
-    return file.getvalue()
+    found = replace(found, before=Path("a.json"), after=Path("b.json"))
+    return rendered(found, diff_view.show_difference, width, terminal)
 
 
 def test_figures_have_the_names_that_inspect_has(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
@@ -245,11 +241,11 @@ def test_what_is_shown_is_capped_and_shown_as_text(base: tuple[Path, list[Any]],
     hostile = [chat(f"{number} \x1b[31mred\x9b [b]x[/b]") for number in range(30)]
     found = compare(before, made(tmp_path, [*records, *hostile]))
     page = shown(found)
-    assert "0 went, 30 came" in page
+    assert "0 removed, 30 added" in page
     assert page.count(r"\x1b[31mred\x9b [b]x[/b]") == 20
     assert "… 10 lines more" in page
     assert "\x1b[31mred" not in shown(found, terminal=True)
-    assert len(diff_view.as_object(found, before, before)["conversations"]["came"]) == 30
+    assert len(json.loads(value_as_json(found))["conversations"]["came"]) == 30
 
 
 # -- the list of manifests, and the commands --------------------------------------------------------------------------
@@ -272,19 +268,17 @@ def project(base: tuple[Path, list[Any]], tmp_path: Path) -> Path:
 
 
 def test_all_manifests_are_listed_the_damaged_ones_with_their_code(project: Path) -> None:
-    found = manifests.find_manifests(project / "manifests")
-    problems = {one.path.name: one.problem.code for one in found if one.problem}
+    found = list_manifests(project)
+    problems = {one.path.name: one.error.code for one in found.manifests if isinstance(one, Unreadable)}
     assert problems == {"edited[bold].json": "E503", "no.json": "E502"}
-    [whole] = [one for one in found if one.manifest]
+    [whole] = [one for one in found.manifests if isinstance(one, Listed)]
     assert whole.finished == "2026-03-04T05:06:07+00:00"
-    file = StringIO()
-    list_view.show(found, Console(file=file, width=250, markup=False, emoji=False, highlight=False))
-    page = file.getvalue()
+    page = rendered(found, corpus_view.show_list, width=250)
     assert "2026-03-04 05:06" in page
     assert "edited[bold].json" in page
     assert "E502" in page
-    (project / "data" / "corpora" / whole.manifest.corpus.split("/")[-1] / "run.json").unlink()  # type: ignore[union-attr]
-    assert next(one.finished for one in manifests.find_manifests(project / "manifests") if one.manifest) == ""
+    next(project.glob("data/corpora/*/run.json")).unlink()
+    assert next(one.finished for one in list_manifests(project).manifests if isinstance(one, Listed)) is None
 
 
 def test_the_commands_take_names_and_folders_and_give_one_object(project: Path) -> None:
