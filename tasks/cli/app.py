@@ -3,7 +3,7 @@
     packcorpus init PATH…                       packcorpus check CONFIG
     packcorpus pack CONFIG                      packcorpus train [CORPUS] [OPTION…]
     packcorpus inspect [PATH] [--row N] [--at FILE:LINE] [--search TEXT] …
-    packcorpus list                             packcorpus diff MANIFEST MANIFEST
+    packcorpus list                             packcorpus diff BEFORE AFTER
     packcorpus verify [MANIFEST] [--rebuild]    packcorpus repair [MANIFEST]
     packcorpus report [MANIFEST] [--output FILE]
     packcorpus schemas FOLDER
@@ -54,16 +54,6 @@ ManifestArgument = Annotated[
         metavar="MANIFEST",
         show_default=False,
         help="A manifest (file, name, or key) or a corpus folder. Default: the corpus of the latest run.",
-        autocompletion=complete_manifest,
-    ),
-]
-
-OneManifest = Annotated[
-    Path,
-    typer.Argument(
-        metavar="MANIFEST",
-        show_default=False,
-        help="A manifest (file, name, or key) or a corpus folder.",
         autocompletion=complete_manifest,
     ),
 ]
@@ -288,8 +278,21 @@ def list_command(root: RootOption = Path(), json_output: JsonOption = False) -> 
 
 @app.command()
 def diff(
-    before: OneManifest,
-    after: OneManifest,
+    before: Annotated[
+        Path,
+        typer.Argument(
+            metavar="BEFORE",
+            show_default=False,
+            help="A manifest (file, name, or key) or a corpus folder.",
+            autocompletion=complete_manifest,
+        ),
+    ],
+    after: Annotated[
+        Path,
+        typer.Argument(
+            metavar="AFTER", show_default=False, help="The one to compare it with.", autocompletion=complete_manifest
+        ),
+    ],
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
@@ -368,7 +371,9 @@ def repair(
 
 
 @app.command()
-def schemas(folder: Annotated[Path, typer.Argument(metavar="FOLDER", show_default=False)]) -> None:
+def schemas(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", show_default=False, help="The folder to write to.")],
+) -> None:
     """Write the JSON Schemas and the table of errors to a folder."""
     from tasks.config import Config
     from tasks.core.error_codes import table
