@@ -1,8 +1,8 @@
-"""What Luigi and the tasks tell of a run: counted, shown, and reported to Luigi's own page.
+"""Events of a run, from Luigi and from the stages: counted, printed, and forwarded to luigid.
 
-Luigi's events, stage, tokenized, planned, … ─┬─▶ counters ─▶ display, run.json
-                                              ├─▶ what is said once, in words
-                                              └─▶ luigid: status, share done, link to the manifest
+Luigi's events, stage, TaskProgress, finished ─┬─▶ counters ─▶ display, run.json
+                                               ├─▶ messages, each printed once
+                                               └─▶ luigid: status, share done, link to the manifest
 """
 
 from __future__ import annotations
@@ -24,39 +24,53 @@ from tasks.core.errors import Busy
 from tasks.core.printable import aligned, counted, duration
 from tasks.core.process import peak_memory
 from tasks.corpus.mixture_table import limited_by, mixture_table, narrowed
-from tasks.encoders.encoder import Encoder
 from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
+from tasks.stages import Progress
 from tasks.storage.corpus_folder import remember_manifest, report_beside
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.tokenization.engine_check import Verdict
 
-# Share of the tokens that may go, by a policy that the user chose, without a word.
+# Share of the tokens that may be lost to a policy of the user's choice before a note is printed.
 NOTEWORTHY = 0.05
 # Seconds between two messages of a task to luigid: each is a request over the network.
 STATUS_EVERY = 2.0
 
-_said: set[str] = set()
-_status_at = 0.0
+
+class _Sent:
+    """What was already reported in this run."""
+
+    def __init__(self) -> None:
+        self.notes: set[str] = set()
+        self.status_at = 0.0
+
+    def first(self, note: str) -> bool:
+        """Return whether `note` is new, and remember it."""
+        is_new = note not in self.notes
+        self.notes.add(note)
+        return is_new
+
+
+_sent = _Sent()
 
 
 def begin() -> None:
-    """A run begins: forget an earlier one of this process. A task that asks whether a corpus is there begins none."""
+    """Start a run: forget an earlier one of this process. A task that checks for a corpus starts none."""
     if signals.in_task():
         return
     display.stop()
     display.begin()
     exits.begin()
     counters.begin()
-    _said.clear()
+    _sent.notes.clear()
 
 
-# What tasks report
+# Reports of tasks
 
 
 @contextmanager
 def stage(task: luigi.Task) -> Iterator[None]:
-    """Time a task, and turn a PackError into its one message."""
+    """Time a task, and report a PackError as one message."""
     counters.restart(task.task_id)
     start, cpu = time.perf_counter(), time.process_time()
     counters.put(task.task_id, cpu_before=cpu)
@@ -72,10 +86,9 @@ def stage(task: luigi.Task) -> Iterator[None]:
 
 
 def announce(recipe: Recipe) -> None:
-    """What a user should know before the work starts."""
-    if "announced" in _said:
+    """Print what is about to be packed."""
+    if not _sent.first("announced"):
         return
-    _said.add("announced")
     config = recipe.config
     size = sum(file.bytes for file in recipe.files)
     files, parts = counted(len(recipe.files), "file"), counted(len(recipe.parts), "part")
@@ -86,22 +99,44 @@ def announce(recipe: Recipe) -> None:
         display.say(f"note: written as text, since the tokenizer has no such token: {markers}")
 
 
-def proven(verdict: Verdict, reference: Encoder) -> None:
-    """Say it where gigatoken failed the proof."""
-    message = f"note: {reference.engine} encodes all, since gigatoken gives other tokens for {verdict.differs}"
-    if verdict.differs and message not in _said:
-        _said.add(message)
-        display.say(message)
+def proven(verdict: Verdict | None) -> None:
+    """Print a note if gigatoken encodes a text of this corpus differently from the reference."""
+    if verdict and verdict.differs:
+        message = f"note: {verdict.engine} encodes everything: gigatoken gives other tokens for {verdict.differs}"
+        if _sent.first(message):
+            display.say(message)
 
 
-def tokenized(task: luigi.Task, conversations: int, rejected: int, tokens: int, share: float) -> None:
-    """How far the task of a part is: counts since its begin, and the share of the part that is read."""
-    name = task.task_id
-    counters.put(name, conversations=conversations, rejected=rejected, tokens=tokens, share=share)
-    counters.put(name, cpu=time.process_time() - counters.of_task(name, "cpu_before"))
-    counters.put(name, told_seconds=time.time() - counters.of_task(name, "started"))
-    lost = f", {rejected:,} rejected" if rejected else ""
-    _status(task, f"{counted(conversations, 'conversation')}, {tokens / 1e6:,.2f} M tokens{lost}", share)
+class TaskProgress(Progress):
+    """What a stage reports while its task runs: into the counters, and to luigid."""
+
+    def __init__(self, task: luigi.Task):
+        self._task = task
+
+    def tokenized(self, conversations: int, rejected: int, tokens: int, share: float) -> None:
+        name = self._task.task_id
+        counters.put(name, conversations=conversations, rejected=rejected, tokens=tokens, share=share)
+        counters.put(name, cpu=time.process_time() - counters.of_task(name, "cpu_before"))
+        counters.put(name, told_seconds=time.time() - counters.of_task(name, "started"))
+        lost = f", {rejected:,} rejected" if rejected else ""
+        message = f"{counted(conversations, 'conversation')}, {tokens / 1e6:,.2f} M tokens{lost}"
+        _status(self._task, message, share)
+
+    def run_record(self) -> dict[str, Any]:
+        return counters.run_record()
+
+
+def finished(task: luigi.Task, receipt: dict[str, Any]) -> None:
+    """Report that a task is done."""
+    kind = type(task).__name__
+    if kind == "TrainTokenizer":
+        proven(Verdict(**receipt))
+    if kind == "PlanPacking":
+        planned(task, receipt)
+    elif kind == "PackCorpus":
+        published(task, Path(task.output().path))
+    elif kind in ("TrainTokenizer", "WriteShard"):
+        _status(task, f"wrote {task.output().path}", 1.0)
 
 
 def planned(task: luigi.Task, receipt: dict[str, Any]) -> None:
@@ -112,7 +147,7 @@ def planned(task: luigi.Task, receipt: dict[str, Any]) -> None:
     counters.put(task.task_id, fill=full, rows=packing["rows"])
     message = (
         f"planned {counted(packing['rows'], 'row')}, {full:.2f} % full; "
-        f"no plan can do with fewer than {packing['lower_bound_rows']:,}"
+        f"no plan needs fewer than {packing['lower_bound_rows']:,}"
     )
     display.say(
         message, planned={"rows": packing["rows"], "fill": full, "lower_bound_rows": packing["lower_bound_rows"]}
@@ -120,13 +155,8 @@ def planned(task: luigi.Task, receipt: dict[str, Any]) -> None:
     _status(task, message, 1.0)
 
 
-def written(task: luigi.Task) -> None:
-    """A task of one file is done."""
-    _status(task, f"wrote {task.output().path}", 1.0)
-
-
 def published(task: luigi.Task, manifest: Path) -> None:
-    """For luigid's page: a link from the task to what it made."""
+    """Link the task on luigid's page to the report, or to the manifest."""
     _status(task, f"the manifest is {manifest}", 1.0)
     report = report_beside(_corpus_folder(task))
     with suppress(Exception):
@@ -138,11 +168,11 @@ def _corpus_folder(task: luigi.Task) -> Path:
 
 
 def _status(task: luigi.Task, message: str, share: float) -> None:
-    """Tell Luigi's scheduler, at most every few seconds. A run does not fail because nobody listens."""
-    global _status_at
-    if not getattr(task, "set_status_message", None) or (share < 1 and time.monotonic() - _status_at < STATUS_EVERY):
+    """Send a status to Luigi's scheduler, at most every few seconds. A run does not fail if it cannot be sent."""
+    now = time.monotonic()
+    if not getattr(task, "set_status_message", None) or (share < 1 and now - _sent.status_at < STATUS_EVERY):
         return
-    _status_at = time.monotonic()
+    _sent.status_at = now
     with suppress(Exception):
         task.set_status_message(message)
         task.set_progress_percentage(round(100 * share))
@@ -171,16 +201,16 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
     )
     if ends["rejected"]:
         listed = os.path.join(os.path.dirname(path), os.pardir, manifest.corpus, "rejects.jsonl")
-        display.say(f"each reject is in {manifest.corpus}/rejects.jsonl; the first of each reason:")
+        display.say(f"all rejects are in {manifest.corpus}/rejects.jsonl; the first of each reason:")
         for line in first_of_each(Path(listed), conversations.rejected):
             display.say(line)
     if further := [f"{count:,} {reason}" for reason, count in conversations.dropped.items() if reason != "too_long"]:
         display.say(f"dropped by filters, limits and weights: {', '.join(further)}")
-    _tell_mixture(manifest, Path(path).parent.parent / manifest.corpus)
+    _print_mixture(manifest, Path(path).parent.parent / manifest.corpus)
     lost = {
-        "dropped, of conversations longer than a row": tokens.dropped * (not further),
-        "cut off, of conversations longer than a row": tokens.truncated,
-        "of conversations that were rejected": tokens.rejected,
+        "dropped with conversations longer than a row": tokens.dropped * (not further),
+        "cut off conversations longer than a row": tokens.truncated,
+        "in conversations that were rejected": tokens.rejected,
     }
     for how, count in lost.items():
         share = count / max(1, tokens.encoded + tokens.rejected)
@@ -190,7 +220,7 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
     print(path, flush=True)
 
 
-def _tell_mixture(manifest: Manifest, folder: Path) -> None:
+def _print_mixture(manifest: Manifest, folder: Path) -> None:
     weighting = manifest.config.get("weighting")
     table = narrowed(mixture_table(manifest.mixture, weighting), display.room())
     if table:
@@ -205,14 +235,13 @@ def _tell_mixture(manifest: Manifest, folder: Path) -> None:
             display.say(limited)
 
 
-# What Luigi tells
+# Luigi's events
 
 
 @luigi.Task.event_handler(luigi.Event.DEPENDENCY_DISCOVERED)
 def _on_discovered(task: luigi.Task, dependency: luigi.Task) -> None:
     kind = type(dependency).__name__
-    if kind in counters.STAGES and "drawn" not in _said:
-        _said.add("drawn")
+    if kind in counters.STAGES and _sent.first("display started"):
         counters.put(copies=dependency.recipe.copies)
         display.start(dependency.recipe.config.name, luigi.interface.core().workers)
     if kind in counters.STAGES and counters.know(dependency.task_id, kind) and kind == "TokenizePart":
@@ -230,7 +259,7 @@ def _on_present(task: luigi.Task) -> None:
     else:
         counters.put(task.task_id, reused=1, done=1)
         if kind == "TokenizePart":
-            counters.put(task.task_id, tokens_found=task.token_file.stat().st_size / 4)
+            counters.put(task.task_id, tokens_found=task.stage.outputs()[0].stat().st_size / 4)
 
 
 @luigi.Task.event_handler(luigi.Event.SUCCESS)
@@ -243,7 +272,7 @@ def _on_success(task: luigi.Task) -> None:
 
 @luigi.Task.event_handler(luigi.Event.PROCESS_FAILURE)
 def _on_death(task: luigi.Task, message: str) -> None:
-    """Luigi would not say a word of a child that was killed."""
+    """Report a child that was killed; Luigi prints nothing."""
     killed = re.search(r"exit code -(\d+)", message)
     if killed:
         name = type(task).__name__

@@ -34,7 +34,7 @@ class TrainingFailed(PackError):
 def command(manifest: str, root: str, settings: str, options: str) -> tuple[str, ...]:
     """The words of the command; `options` are split as a shell does."""
     config = ("--config", settings) if settings else ()
-    return (sys.executable, "-m", "train", "--manifest", manifest, "--root", root, *config, *shlex.split(options))
+    return (sys.executable, "-P", "-m", "train", "--manifest", manifest, "--root", root, *config, *shlex.split(options))
 
 
 @lru_cache(maxsize=16)

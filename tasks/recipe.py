@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,10 @@ class Recipe:
     layout: Layout
     files: tuple[SourceFile, ...]
     parts: tuple[Part, ...]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is cached: another process opens its own encoder."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     # Tokenizer
 

@@ -24,7 +24,7 @@ from support.tokenizer_kinds import kind_path
 from tasks.core.errors import DataError
 from train.model import isolation
 
-RECIPES = (ROOT / "docs" / "recipes.md").read_text()
+RECIPES = (ROOT / "docs" / "guides" / "other-trainers.md").read_text()
 
 
 def code_of(heading: str) -> str:

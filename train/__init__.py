@@ -1,8 +1,57 @@
-"""The consumer of corpora: a manifest in, an adapter out. It imports nothing of `pipeline`.
+"""Train on a corpus: a manifest becomes an adapter. Never imports `pipeline`.
 
-python -m train --manifest manifests/sample-0123456789ab.json
+    python -m train --manifest manifests/sample-0123456789ab.json
 
-manifest ─corpus─▶ what was given ─dataset─▶ rows in memory, each shard's digest checked
-config + manifest ─models, qlora─▶ model with adapter ─isolation─▶ proven: conversations do not see each other
-both ─batch─▶ micro-batch and accumulation, measured ─trainer─▶ adapter, tokenizer, record, picture
+    manifest ─data─▶ verified rows in memory ──────────────────────┐
+    settings ─model─▶ base model with an adapter, proven isolated ─┴─loop─▶ adapter, tokenizer, record, picture
+    machine: the device, one process per GPU, signals
+
+The names in `__all__` are the library for other trainers. Importing `train` loads no torch; a name loads its module
+when it is first used:
+
+    from train import PackedDataset
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from train.data.conversations import SFT_SETTINGS, padding_tokenizer, sft_dataset
+    from train.data.corpus import open_corpus
+    from train.data.dataset import PackedDataset
+    from train.model.attention import Collator, segments
+    from train.model.isolation import check_isolation, require_isolation
+
+__all__ = [
+    "SFT_SETTINGS",
+    "Collator",
+    "PackedDataset",
+    "check_isolation",
+    "open_corpus",
+    "padding_tokenizer",
+    "require_isolation",
+    "segments",
+    "sft_dataset",
+]
+
+_MODULES = {
+    "train.data.conversations": ("SFT_SETTINGS", "padding_tokenizer", "sft_dataset"),
+    "train.data.corpus": ("open_corpus",),
+    "train.data.dataset": ("PackedDataset",),
+    "train.model.attention": ("Collator", "segments"),
+    "train.model.isolation": ("check_isolation", "require_isolation"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name from its module on first use (PEP 562)."""
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

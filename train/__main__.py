@@ -3,8 +3,8 @@
     python -m train --manifest MANIFEST [--config FILE] [--learning-rate 1e-4 …]
     python -m train doctor
 
-Everything that can be refused without torch is refused before torch is loaded, and what loads slowly is loaded once
-Ctrl-C is seen to. The last line on standard output is the path of the training record.
+Everything that can be checked without torch is checked before torch is loaded, and slow imports come after the signal
+handlers are installed. The last line of standard output is the path of the training record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, get_args, get_or
 
 from tasks.core.error_messages import DEBUG, foreseen, is_on, told
 from tasks.core.errors import Interrupted, UsageError
-from train.machine import signals
+from train.machine.signals import SignalGuard, is_rank
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -31,25 +31,25 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """An option for each setting of TrainingConfig, named after it."""
+    """Build a parser with one option per setting of TrainingConfig, named after it."""
     from train.config import DEFAULT, TrainingConfig
 
     ours = _Parser(
         prog="python -m train",
-        description="Train a QLoRA adapter on a corpus. `python -m train doctor` looks at the machine instead.",
+        description="Train a QLoRA adapter on a corpus. To check this machine instead, run `python -m train doctor`.",
         allow_abbrev=False,
     )
     ours.add_argument(
         "--manifest",
         type=Path,
         required=True,
-        help="a manifest (file, name or key), a corpus folder or a folder of shards",
+        help="a manifest (file, name, or key), a corpus folder, or a folder of shards",
     )
-    ours.add_argument("--config", type=Path, default=DEFAULT, help="settings, a YAML file (default: train/qlora.yaml)")
-    ours.add_argument("--root", type=Path, default=Path(), help="data/ is written below it (default: here)")
-    ours.add_argument("--where", action="store_true", help="print where the record of the run will lie, and stop")
-    ours.add_argument("--debug", action="store_true", help="show where an error comes from")
-    settings = ours.add_argument_group("settings, over those of the file")
+    ours.add_argument("--config", type=Path, default=DEFAULT, help="YAML file of settings (default: train/qlora.yaml)")
+    ours.add_argument("--root", type=Path, default=Path(), help="folder that contains data/ (default: this folder)")
+    ours.add_argument("--where", action="store_true", help="print the path of the run's record and exit")
+    ours.add_argument("--debug", action="store_true", help="print a traceback if an error occurs")
+    settings = ours.add_argument_group("settings (override those of the file)")
     for name, field in TrainingConfig.model_fields.items():
         text = (field.description or "").replace("%", "%%")
         if field.default is not None:
@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _values(field: FieldInfo) -> str:
-    """What a setting may be, in a word."""
+    """Return the values a setting accepts, as `auto|N`."""
     kinds = get_args(field.annotation) or (field.annotation,)
     words: list[str] = []
     for kind in kinds:
@@ -71,34 +71,38 @@ def _values(field: FieldInfo) -> str:
     return "|".join(words)
 
 
-def main(arguments: list[str]) -> int:
-    """Returns the exit code."""
+def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
+    """Run the command and return its exit code.
+
+    `guard` is the caller's, if it has installed one.
+    """
+    guard = guard or SignalGuard()
     try:
         if arguments and not arguments[0].startswith("-"):
             if arguments != ["doctor"]:
                 raise UsageError(
                     "bad_command_line",
-                    f"{arguments[0]!r}: expected options, or doctor alone; see python -m train --help",
+                    f"{arguments[0]!r}: expected options, or only doctor; see python -m train --help",
                 )
             from train import doctor
 
             return doctor.main()
-        _run(parser().parse_args(arguments), arguments)
+        _run(parser().parse_args(arguments), arguments, guard)
     except Exception as error:
         if "--debug" in arguments or is_on(DEBUG):
             traceback.print_exc()
         failed = foreseen(error)
-        signals.leave(failed.exit_code)
+        guard.leave(failed.exit_code)
         rank = os.environ.get("RANK", "0")
         failed.facts |= {"rank": int(rank)} if rank != "0" else {}
-        if str(failed) and not (isinstance(failed, Interrupted) and signals.is_rank()):
+        if str(failed) and not (isinstance(failed, Interrupted) and is_rank()):
             print(told(failed), file=sys.stderr)
         return failed.exit_code
-    signals.leave(0)
+    guard.leave(0)
     return 0
 
 
-def _run(options: argparse.Namespace, arguments: list[str]) -> None:
+def _run(options: argparse.Namespace, arguments: list[str], guard: SignalGuard) -> None:
     from train.config import TrainingConfig, load_training_config
     from train.data.corpus import open_corpus
     from train.loop.run_folder import RunFolder
@@ -115,13 +119,13 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> None:
         print("already trained, nothing to do", file=sys.stderr)
         print(folder.record)
         return
-    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it speaks while it is imported
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs while it is imported
     from train.machine import devices, launch
 
     devices.check_libraries()
-    if not signals.is_rank():
-        begins = f"goes on after step {done}" if (done := folder.steps_done()) else "begins"
-        print(f"training {begins}; loading torch and the model", file=sys.stderr, flush=True)
+    if not is_rank():
+        action = f"resuming after step {done}" if (done := folder.steps_done()) else "starting training"
+        print(f"{action}; loading torch and the model", file=sys.stderr, flush=True)
     ranks = devices.ranks(config)
     if ranks > 1 and "RANK" not in os.environ:
         launch.launch(ranks, arguments)
@@ -130,7 +134,7 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> None:
     from train.machine.ranks import leave
 
     try:
-        run.train(corpus, config, folder, options.root)
+        run.train(corpus, config, folder, options.root, guard)
         leave(together=True)
     except Interrupted:
         leave(together=False)
@@ -138,5 +142,6 @@ def _run(options: argparse.Namespace, arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    signals.begin()
-    sys.exit(main(sys.argv[1:]))
+    guard = SignalGuard()
+    guard.install()
+    sys.exit(main(sys.argv[1:], guard))

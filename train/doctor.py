@@ -1,10 +1,10 @@
-"""`python -m train doctor`: what this machine can train with, and how to mend what is missing.
+"""Report whether this machine can train, and how to fix what is missing.
 
-    machine ─examine─▶ [Finding(level, what, found, mend), …] ─show─▶ a line each, and how to mend it below
-                                                             └─main─▶ 0, or 69 where training cannot run
+    machine ─examine─▶ [Finding(level, topic, found, fix), …] ─show─▶ one line each, with its fix below
+                                                             └─main─▶ 0, or 69 if training cannot run
 
-ok: as it should be. warning: training runs, with less than it could. problem: training with the settings as they
-come stops.
+ok: nothing to do. warning: training runs, but with less than it could. problem: training with the default settings
+stops.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.core.errors import PartMissing
+from tasks.core.printable import counted
 from train.machine import devices
 
 GIB = 1 << 30
@@ -39,54 +40,60 @@ INSTALL = "make extras"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at; `mend` is empty where it is ok."""
+    """The result of one check; `fix` is empty if it is ok."""
 
     level: Literal["ok", "warning", "problem"]
-    what: str
+    topic: str
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 def main(console: Console | None = None) -> int:
-    """Look at the machine and show what is found. 0 where training can run here, 69 where it cannot."""
+    """Examine the machine and print the findings.
+
+    Returns 0 if training can run here, 69 if it cannot.
+    """
     findings = examine()
     show(findings, console or Console(markup=False, emoji=False, highlight=False))
     return PartMissing.exit_code if any(finding.level == "problem" for finding in findings) else 0
 
 
 def examine() -> list[Finding]:
-    """All findings, the ground floor first. What needs torch is left out where torch is missing."""
+    """Return all findings, the most basic first.
+
+    Checks that need torch are left out if torch is missing.
+    """
     findings = [_python(), *_libraries()]
     if devices.version_of("torch"):
         try:
             findings += [*_gpus(), _quantization(), _attention(), _compile(), _several_gpus()]
-        except (ImportError, OSError) as error:  # an installation that lacks a library of its own
+        except (ImportError, OSError) as error:  # an installed package that lacks a shared library
             text = str(error).splitlines()[0]
-            findings.append(Finding("problem", "libraries", f"cannot be loaded: {text}", f"install anew: {INSTALL}"))
+            findings.append(Finding("problem", "libraries", f"cannot be loaded: {text}", f"reinstall: {INSTALL}"))
     if devices.is_wsl():
         findings.append(_wsl())
     return [*findings, _memory(), _disk(), Finding("ok", "CPU", f"{devices.cpus()} cores")]
 
 
 def show(findings: list[Finding], console: Console) -> None:
-    """Print the findings, and a last line that sums them up."""
+    """Print the findings and a summary line."""
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     for width in (7, 12):
         table.add_column(no_wrap=True, min_width=width)
     table.add_column(overflow="fold")
     for finding in findings:
-        table.add_row(Text(finding.level, STYLES[finding.level]), finding.what, Text(finding.found))
-        if finding.mend:
-            table.add_row("", "", Text(f"→ {finding.mend}"))
-    # A table fills its last column with spaces, which would only be in the way elsewhere than on a screen.
+        table.add_row(Text(finding.level, STYLES[finding.level]), finding.topic, Text(finding.found))
+        if finding.fix:
+            table.add_row("", "", Text(f"→ {finding.fix}"))
+    # A table pads its last column with spaces, which are unwanted in a file or a pipe.
     with console.capture() as capture:
         console.print(table)
     for line in capture.get().splitlines():
         console.print(Text.from_ansi(line.rstrip()), soft_wrap=True)
     counts = {level: sum(finding.level == level for finding in findings) for level in ("problem", "warning")}
-    told = [f"{count} {level}{'s' * (count != 1)}" for level, count in counts.items() if count]
-    verdict = "training cannot run here as it is set" if counts["problem"] else "training can run here"
-    console.print(Text(f"{verdict}{': ' * bool(told)}{', '.join(told)}"))
+    summary = [counted(count, level) for level, count in counts.items() if count]
+    verdict = "training cannot run here with the default settings" if counts["problem"] else "training can run here"
+    console.print(Text(f"{verdict}{': ' * bool(summary)}{', '.join(summary)}"))
 
 
 # -- Python and libraries ----------------------------------------------------------------------------------------------
@@ -97,26 +104,34 @@ def _python() -> Finding:
     wanted = metadata.metadata("packcorpus")["Requires-Python"] or ""
     if in_range(version, wanted):
         return Finding("ok", "Python", version)
-    return Finding("problem", "Python", f"{version}, which is not {wanted}", "make clean, then make PYTHON=python3.12")
+    return Finding(
+        "problem",
+        "Python",
+        f"{version} is not supported ({wanted} is required)",
+        "make clean, then make PYTHON=python3.12",
+    )
 
 
 def _libraries() -> Iterator[Finding]:
-    """The versions of what training needs, in one finding, and one more for each that is missing or out of range."""
+    """Yield a finding for each unusable package, and one for all others."""
     good = []
     for package, wanted in devices.training_needs().items():
         version = devices.version_of(package)
         if version is None:
-            yield Finding("problem", package, f"is not installed; {wanted} is needed", INSTALL)
+            yield Finding("problem", package, f"not installed; {wanted} is required", INSTALL)
         elif in_range(version, wanted):
             good.append(f"{package} {version}")
         else:
-            yield Finding("problem", package, f"{version} is not {wanted}", INSTALL)
+            yield Finding("problem", package, f"{version} is not supported ({wanted} is required)", INSTALL)
     if good:
         yield Finding("ok", "libraries", ", ".join(good))
 
 
 def in_range(version: str, wanted: str) -> bool:
-    """Whether a version is within a range such as ">=2.8,<3"; local parts such as +cpu do not count."""
+    """Return whether a version is in a range such as ">=2.8,<3".
+
+    Local parts such as +cpu are ignored.
+    """
     bounds = re.findall(r"(>=|<)\s*([\w.]+)", wanted)
     return all((_numbers(version) >= _numbers(bound)) == (sign == ">=") for sign, bound in bounds)
 
@@ -127,7 +142,7 @@ def _numbers(version: str) -> list[int]:
     return numbers + [0] * (4 - len(numbers))
 
 
-# -- what computes -----------------------------------------------------------------------------------------------------
+# -- compute -----------------------------------------------------------------------------------------------------------
 
 
 def _gpus() -> Iterator[Finding]:
@@ -136,45 +151,44 @@ def _gpus() -> Iterator[Finding]:
         major, minor = gpu.capability
         yield Finding("ok", "GPU", f"{gpu.name}, {gpu.memory / GIB:.0f} GiB, compute capability {major}.{minor}")
     if found:
-        lacking = devices.why_no_bf16()
-        if lacking:
-            yield Finding("warning", "precision", f"fp32: {lacking}", "a GPU of 2020 or later is several times faster")
+        if reason := devices.no_bf16_reason():
+            yield Finding("warning", "precision", f"fp32: {reason}", "a GPU from 2020 or later is several times faster")
         else:
             yield Finding("ok", "precision", "bf16")
     elif sign := devices.gpu_sign():
-        mend = f"{devices.why_no_gpu()}; or train without it: --device cpu"
-        yield Finding("problem", "GPU", f"is there ({sign}), and torch does not use it", mend)
+        fix = f"{devices.no_gpu_reason()}; or train without it: --device cpu"
+        yield Finding("problem", "GPU", f"present ({sign}), but torch does not use it", fix)
     else:
-        yield Finding("warning", "GPU", "none", "training runs on the CPU: enough for small models and for trying out")
+        yield Finding("warning", "GPU", "none", "training runs on the CPU: enough for small models and experiments")
         yield Finding("ok", "precision", "fp32")
 
 
 def _quantization() -> Finding:
     kind = "cuda" if devices.gpu_count() else "cpu"
-    if reason := devices.why_no_nf4(kind):
+    if reason := devices.no_nf4_reason(kind):
         return Finding("problem", "NF4", reason, "or train without it: --quantization none")
-    return Finding("ok", "NF4", f"bitsandbytes {devices.version_of('bitsandbytes')} computes on the {_called(kind)}")
+    return Finding("ok", "NF4", f"bitsandbytes {devices.version_of('bitsandbytes')} works on the {_called(kind)}")
 
 
 def _attention() -> Finding:
     import torch
 
-    from train.model.attention import BACKENDS, why_not
+    from train.model.attention import BACKENDS, unavailable_reason
 
     kind = "cuda" if devices.gpu_count() else "cpu"
-    reasons = {name: why_not(name, torch.device(kind)) for name in BACKENDS}
+    reasons = {name: unavailable_reason(name, torch.device(kind)) for name in BACKENDS}
     usable = ", ".join(name for name, reason in reasons.items() if not reason)
     missing = "; ".join(dict.fromkeys(reason for reason in reasons.values() if reason))
     if kind == "cpu" or not missing:
         return Finding("ok", "attention", usable)
-    # sdpa is the default and always there; the others are for those who look for speed.
+    # sdpa is the default and always available; the others are faster.
     return Finding("ok", "attention", f"{usable} ({missing})")
 
 
 def _compile() -> Finding:
     if path := devices.compiler():
         return Finding("ok", "compiler", path)
-    return Finding("warning", "compiler", "no C++ compiler; `compile: true` needs one", "sudo apt-get install g++")
+    return Finding("warning", "compiler", "no C++ compiler, which `compile: true` needs", "sudo apt-get install g++")
 
 
 def _several_gpus() -> Finding:
@@ -182,9 +196,9 @@ def _several_gpus() -> Finding:
     if count < 2:
         return Finding("ok", "processes", f"1, on the {_called('cuda' if count else 'cpu')}")
     if devices.has_nccl():
-        return Finding("ok", "processes", f"{count}, one a GPU, over NCCL")
+        return Finding("ok", "processes", f"{count}, one per GPU, over NCCL")
     return Finding(
-        "problem", "processes", f"{count} GPUs, and torch has no NCCL", f"{devices.CUDA_BUILDS}; or use one: --gpus 1"
+        "problem", "processes", f"{count} GPUs, but torch has no NCCL", f"{devices.CUDA_BUILDS}; or use one: --gpus 1"
     )
 
 
@@ -192,22 +206,24 @@ def _called(kind: str) -> str:
     return "GPU" if kind == "cuda" else "CPU"
 
 
-# -- what holds data ---------------------------------------------------------------------------------------------------
+# -- memory and disk ---------------------------------------------------------------------------------------------------
 
 
 def _wsl() -> Finding:
     return Finding(
         "warning",
         "WSL",
-        "rows are read into memory, since mapped files are slow here",
-        "keep corpora in the Linux file system (~), not below /mnt/c; give WSL memory in .wslconfig",
+        "rows are read into memory, because mapped files are slow here",
+        "keep corpora in the Linux file system (~), not below /mnt/c; give WSL more memory in .wslconfig",
     )
 
 
 def _memory() -> Finding:
     free = devices.free_memory()
     if free < LITTLE_MEMORY:
-        return Finding("warning", "memory", f"{free / GIB:.1f} GiB free", "end other programs, or take smaller models")
+        return Finding(
+            "warning", "memory", f"{free / GIB:.1f} GiB free", "close other programs, or use a smaller model"
+        )
     return Finding("ok", "memory", f"{free / GIB:.1f} GiB free")
 
 
@@ -216,5 +232,5 @@ def _disk() -> Finding:
     free = devices.free_disk(folder)
     found = f"{free / GIB:.1f} GiB free in {folder}/"
     if free < LITTLE_DISK:
-        return Finding("warning", "disk", found, "models and checkpoints need more: make room, or set `output`")
+        return Finding("warning", "disk", found, "models and checkpoints need more: free some space, or set `output`")
     return Finding("ok", "disk", found)

@@ -9,7 +9,7 @@ from tasks.core.errors import DataError
 from tasks.recipe import Recipe
 from tasks.storage.files import sync_folder, to_json, write_bytes
 from tasks.storage.keys import FORMAT_VERSION, VERSIONS
-from tasks.storage.manifest import FileFacts, Manifest, check_ledger, manifest_digest
+from tasks.storage.manifest import FileFacts, Ledger, Manifest, manifest_digest
 from tasks.tokenization.engine_check import verdict_of
 
 
@@ -29,7 +29,8 @@ def build_manifest(
             for name, shard in own
         ]
         splits[split] = {"rows": sum(shard["rows"] for shard in listed), "shards": listed}
-    _check_shards(plan, shards, config.sequence_length)
+    ledger = Ledger.model_validate(plan["ledger"])
+    _check_shards(ledger, plan["rows_of_shards"], shards, config.sequence_length if config.packing else 0)
     values: dict[str, Any] = {
         "format_version": FORMAT_VERSION[config.packing],
         "name": config.name,
@@ -65,7 +66,7 @@ def build_manifest(
             for file, facts in zip(recipe.files, plan["sources"], strict=True)
         ],
         "mixture": plan["mixture"],
-        "ledger": plan["ledger"],
+        "ledger": ledger.model_dump(),
         "noticed": plan["noticed"],
         "packing_metadata": plan["packing_metadata"],
         "splits": splits,
@@ -75,24 +76,18 @@ def build_manifest(
     return Manifest.model_validate(values | {"digest": manifest_digest(values)})
 
 
-def _check_shards(plan: dict[str, Any], shards: list[dict[str, Any]], length: int) -> None:
-    """The rows that were written must be those that were planned, token by token."""
-    tokens = plan["ledger"]["tokens"]
-    for name in ("packed", "trained"):
+def _check_shards(ledger: Ledger, planned_rows: list[int], shards: list[dict[str, Any]], length: int) -> None:
+    """Check that the written rows are the planned ones, token by token. `length` is 0 without packing."""
+    for name, planned in (("packed", ledger.tokens.packed), ("trained", ledger.tokens.trained)):
         written = sum(shard[name] for shard in shards)
-        if written != tokens[name]:
+        if written != planned:
             raise DataError(
-                "open_ledger",
-                f"the ledger does not close: {tokens[name]:,} tokens planned as {name}, {written:,} written",
+                "open_ledger", f"the ledger does not balance: {planned:,} {name} tokens planned, {written:,} written"
             )
-    places = sum(shard["rows"] for shard in shards) * (plan["packing_metadata"]["enabled"] and length)
-    if places and tokens["packed"] + tokens["padding"] != places:
-        raise DataError(
-            "open_ledger", f"the ledger does not close: {places:,} places in the rows, not packed + padding"
-        )
-    if [shard["rows"] for shard in shards] != plan["rows_of_shards"]:
-        raise DataError("open_ledger", "the ledger does not close: shards hold other numbers of rows than planned")
-    check_ledger(plan["ledger"])
+    rows = [shard["rows"] for shard in shards]
+    ledger.check(sum(rows) * length)
+    if rows != planned_rows:
+        raise DataError("open_ledger", "the ledger does not balance: shards have other row counts than planned")
 
 
 def with_file(manifest: Manifest, file: FileFacts) -> Manifest:

@@ -12,67 +12,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.core.errors import Busy, PackError
 from tasks.corpus.dataset_card import CARD, dataset_card
 from tasks.corpus.manifest_builder import build_manifest, publish, with_file
 from tasks.corpus.shards import write_conversations, write_shard
 from tasks.encoders.encoder import Encoder
 from tasks.recipe import Recipe
 from tasks.storage.arrow import to_numpy
-from tasks.storage.files import lock, read_json, sync_folder, to_json, write_bytes
-from tasks.storage.manifest import FileFacts, load_manifest
+from tasks.storage.files import read_json, to_json, write_bytes
+from tasks.storage.manifest import FileFacts
 from tasks.storage.token_files import TokenFiles
-
-
-def claim(recipe: Recipe) -> None:
-    """Make sure that no other run makes this corpus at the same time, before workers are forked. Raises Busy."""
-    path = recipe.layout.lock(recipe.config.name, recipe.corpus_key)
-    if not lock(path):
-        raise Busy("busy", f"{recipe.corpus_folder}: another run is making this corpus; wait for it, then run again")
-
-
-def has_artefact(file: Path, receipt: Path, refused: str = "") -> bool:
-    """Whether a stage left a receipt and the file that it speaks of, at its full size, and not made by `refused`."""
-    if not (receipt.is_file() and file.is_file()):
-        return False
-    try:
-        found = read_json(receipt)
-        return bool(found["bytes"] == file.stat().st_size) and not (refused and found.get("engine") == refused)
-    except (PackError, KeyError, TypeError, OSError):
-        return False
-
-
-def has_plan(folder: Path) -> bool:
-    """Whether a plan's receipt is there, and each file that it speaks of at its full size."""
-    try:
-        sizes = read_json(folder / "plan.json")["files"]
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (PackError, KeyError, TypeError, AttributeError, OSError):
-        return False
-
-
-def shard_file(recipe: Recipe, shard: int) -> Path:
-    return recipe.corpus_folder / recipe.shard_names()[shard]
-
-
-def shard_receipt(recipe: Recipe, shard: int) -> Path:
-    return recipe.plan_folder / f"shard-{shard:05d}.json"
-
-
-def write_shard_of(recipe: Recipe, shard: int) -> dict[str, Any]:
-    """Write shard number `shard` of the plan, then its receipt, and return the receipt."""
-    config = recipe.config
-    receipt = write_planned_shard(
-        shard_file(recipe, shard),
-        shard,
-        recipe.plan_folder,
-        [recipe.layout.token_file(recipe.tokens_key(part)) for part in recipe.parts],
-        recipe.encoder if config.packing else None,
-        config.sequence_length,
-        recipe.corpus_key,
-    )
-    write_bytes(shard_receipt(recipe, shard), to_json(receipt))
-    return receipt
 
 
 def write_planned_shard(
@@ -98,10 +46,12 @@ def copies_beside(recipe: Recipe) -> dict[str, bytes]:
     return copies
 
 
-def publish_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:
-    """Put what lies beside the shards into the corpus folder and commit the manifest; return its path."""
+def publish_corpus(recipe: Recipe, shards: list[dict[str, Any]], run_record: dict[str, Any]) -> None:
+    """Write the files next to the shards into the corpus folder and commit the manifest.
+
+    `shards` are the receipts of all shards, in their order.
+    """
     folder = recipe.corpus_folder
-    shards = [read_json(shard_receipt(recipe, shard)) for shard in range(len(recipe.shard_names()))]
     plan = read_json(recipe.plan_folder / "plan.json")
     files = []
     for name, content in copies_beside(recipe).items():
@@ -113,20 +63,3 @@ def publish_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:
     manifest = build_manifest(recipe, plan, shards, files)
     card = FileFacts(path=CARD, **write_bytes(folder / CARD, dataset_card(manifest)))
     publish(with_file(manifest, card), folder, recipe.published)
-    return recipe.published
-
-
-def is_published(recipe: Recipe) -> bool:
-    """Whether the corpus is committed and whole: manifest unedited, every file there at its full size."""
-    if not recipe.published.is_file():
-        return False
-    try:
-        manifest = load_manifest(recipe.published)
-        folder = recipe.corpus_folder
-        if (folder / "manifest.json").read_bytes() != recipe.published.read_bytes():
-            return False
-        # A run that was killed may have left the manifest in a folder that was not synced yet.
-        sync_folder(recipe.published.parent)
-        return all((folder / file.path).stat().st_size == file.bytes for file in manifest.listed())
-    except (PackError, OSError):
-        return False

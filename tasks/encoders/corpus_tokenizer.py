@@ -12,18 +12,21 @@ from tasks.storage.manifest import Manifest
 
 
 def find_tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
-    """The corpus's own copy of its tokenizer, digests checked. Raises DataError or InputMissing, naming the file."""
+    """Find the corpus's copy of its tokenizer and verify its checksums.
+
+    Raises DataError or InputMissing, naming the file.
+    """
     listed = [file for file in manifest.files if file.path.startswith("tokenizer/")]
     files = tuple(find_listed(folder, file.path, file.bytes) for file in listed)
     for file in listed:
         check_listed(folder, file)
     main = folder / manifest.tokenizer.path
     if main not in files:
-        raise DataError("unreadable_file", f"{main}: the tokenizer is not among the files of the manifest")
+        raise DataError("unreadable_file", f"{main}: the manifest does not list this tokenizer")
     return TokenizerFiles(main, files)
 
 
 def open_tokenizer(manifest: Manifest, folder: Path) -> Encoder:
-    """Raises as find_tokenizer_files does."""
+    """Open the tokenizer in a corpus folder. Raises the errors of find_tokenizer_files and open_encoder."""
     files = find_tokenizer_files(manifest, folder)
     return open_encoder(files, manifest.config.get("eos_token"), manifest.config.get("pad_token"))

@@ -1,16 +1,16 @@
-"""Text → ids, behind one interface, with all matching of control tokens off.
+"""Encode text to ids through one interface, with all matching of control tokens disabled.
 
-    open_tokenizer(path) ─▶ Encoder ── encode(texts) ─▶ Encoded(ids, offsets)
-                                   └── decode(ids)   ─▶ text, byte for byte where the model can
+    open_encoder(files) ─▶ Encoder ── encode(texts) ─▶ Encoded(ids, offsets)
+                                  └── decode(ids)   ─▶ text, byte for byte if the model can represent it
 
-Nothing that a text contains may become a control token. Two things see to it: the model is loaded without its
-control, special, added and user-defined strings (so that it has nothing to match), and every id that comes back is
-checked; a text that still gave a control id is encoded around that string. Strings of white space alone are left
-in: they are how a model writes indentation, not how a template speaks to it.
+No text may ever become a control token. Two mechanisms ensure this: the model is loaded without its control, special,
+added, and user-defined strings, so it has nothing to match, and every id returned is checked; a text that still
+produced a control id is encoded again, in pieces that split the control string. Strings of white space only are kept:
+they are how a model writes indentation, not part of the protocol between template and model.
 
-No encoder here adds a dummy prefix (SentencePiece's leading space). Where one belongs depends on what stands before
-the text, which the encoder cannot see, so `leading_space` says what the tokenizer itself would do and the caller
-adds it.
+No encoder here adds a dummy prefix (SentencePiece's leading space). Whether one belongs there depends on what precedes
+the text, which the encoder cannot see. `leading_space` describes what the tokenizer itself would do; the caller adds
+the space.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from tasks.core.errors import DataError, UsageError
 from tasks.encoders.string_search import Needles
 from tasks.storage.arrow import offsets_of
 
-# Where the tokenizer itself puts a dummy prefix: nowhere, before a text at the very start, or before each text that
-# stands at the start or behind a control token. "template" leaves it to the template (SentencePiece has no rule).
+# Where the tokenizer itself puts a dummy prefix: nowhere, before a text at the very start, or before each text at the
+# start or after a control token. "template" leaves the decision to the template (SentencePiece has no rule).
 LeadingSpace = Literal["none", "first", "each", "template"]
 
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Texts as ids: text i is ids[offsets[i]:offsets[i + 1]]. ids int32[tokens], offsets int64[texts + 1]."""
+    """Encoded texts: text i is ids[offsets[i]:offsets[i + 1]]. ids int32[tokens], offsets int64[texts + 1]."""
 
     ids: np.ndarray
     offsets: np.ndarray
 
 
 class Encoder(ABC):
-    """One tokenizer. `controls` maps every string that it could take for a control token to that token's id."""
+    """A tokenizer. `controls` maps every string that it could mistake for a control token to that token's id."""
 
     kind: str
     engine: str
@@ -55,55 +55,57 @@ class Encoder(ABC):
     unk_id: int | None
     adds_bos: bool
     leading_space: LeadingSpace
-    # A text that begins with one of these has its leading space already.
+    # A text that starts with one of these already has its leading space.
     has_space: tuple[str, ...] = ()
-    # U+2581 stands for a space in such a vocabulary, so a text that contains it comes back with a space.
+    # The vocabulary represents a space as U+2581, so that character decodes to a space.
     underline_is_space: bool
-    # Control strings that swallow the white space beside them in a rendered template.
+    # Control strings that absorb the white space next to them in a rendered template.
     strips_left: frozenset[str] = frozenset()
     strips_right: frozenset[str] = frozenset()
-    # Strings of white space that it matches as a whole: user-defined ones, or some of its added tokens.
+    # Strings of white space that are matched as a whole: user-defined pieces or added tokens.
     blanks: frozenset[str] = frozenset()
-    # Whether every byte has a token, so that any text can be written.
+    # Whether every byte has a token, so that any text can be encoded.
     every_byte: bool = False
 
     @abstractmethod
-    def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded: ...
+    def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
+        """Encode without checking for control ids."""
 
     @abstractmethod
     def model(self) -> bytes:
-        """The model that was loaded: the file's, without its control strings and its dummy prefix."""
+        """Return the model as loaded: the file's model without its control strings and dummy prefix."""
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
-        """The bytes of text that an ordinary token stands for; of a control token, its string."""
+        """Return the bytes of text that an ordinary token represents, or the string of a control token."""
 
     def encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
-        """Ids of each text by itself; `holding`, where it is known already.
+        """Encode each text separately.
 
-        Raises DataError where a text can only be written with a control token.
+        `holding` is the result of the method of that name, if already known. Raises DataError if a text can only be
+        represented with a control token.
         """
         encoded = self._encode(texts, holding)
-        # Control ids stand close together: few others are looked up, which is what takes long.
+        # Control ids are close together, so this filter leaves few other ids for the slow table lookup.
         first, last = self._suspects
         hits = np.flatnonzero(encoded.ids.view(np.uint32) - first <= last - first)
         hits = hits[self._is_suspect[encoded.ids[hits]]]
         if not hits.size:
             return encoded
-        guilty = {
+        affected = {
             index
             for index, at in zip((np.searchsorted(encoded.offsets, hits, side="right") - 1).tolist(), hits, strict=True)
             if encoded.ids[at] != self.unk_id or self.control_strings[int(encoded.ids[at])] in texts[index]
         }
-        if not guilty:
+        if not affected:
             return encoded
         pieces = [encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]] for i in range(len(texts))]
-        for index in guilty:
+        for index in affected:
             pieces[index] = self._encode_around(texts[index])
         return Encoded(np.concatenate(pieces), offsets_of(list(map(len, pieces))))
 
     def holding(self, texts: Sequence[str]) -> list[int]:
-        """Places of the texts that hold a string which a tokenizer matches as a whole."""
+        """Return the indexes of texts that contain a string which the tokenizer matches as a whole."""
         places = list(self._matched.places(_searched(texts)))
         if not places:
             return []
@@ -115,9 +117,10 @@ class Encoder(ABC):
         return Needles(_searched([text]) for text in (*self.controls, *self.blanks))
 
     def _encode_around(self, text: str) -> np.ndarray:
-        """Cut the text behind the first character of each control string, then between all characters of it.
+        """Encode a text in pieces that split its control strings.
 
-        A control string that a normalizer makes of other characters cannot be found: then between all characters.
+        Tries to cut after the first character of each control string, then between all characters of it, then between
+        all characters of the text: a control string that a normalizer produces from other characters cannot be found.
         """
         for inside in (lambda s: [s[0], s[1:]], list):
             cut: list[str] = []
@@ -134,48 +137,49 @@ class Encoder(ABC):
         found = self.control_pattern.search(text)
         raise DataError(
             "unwritable_text",
-            f"the tokenizer has no way to write {found.group() if found else text[:40]!r} as plain text; "
-            "take the character out of the data or the token out of the tokenizer",
+            f"the tokenizer cannot represent {found.group() if found else text[:40]!r} as plain text; "
+            "remove the character from the data or the token from the tokenizer",
         )
 
     def _encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
-        """Ids of the pieces, one behind the other; equal ones, of which a hostile text has millions, encoded once."""
+        """Encode and concatenate the pieces. Equal ones are encoded once: a hostile text has millions of them."""
         numbers = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
         encoded = self._encode(list(numbers))
         arrays = np.split(encoded.ids, encoded.offsets[1:-1])
         return np.concatenate([arrays[numbers[piece]] for piece in pieces])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Text of the ids, control tokens as their strings. Bytes that are no UTF-8 show as U+FFFD."""
+        """Decode ids to text, control tokens as their strings. Bytes that are not UTF-8 become U+FFFD."""
         ids = list(map(int, ids))
         found = {token: self.token_bytes(token) for token in set(ids)}
         return b"".join(map(found.__getitem__, ids)).decode("utf-8", "replace")
 
     def with_leading_space(self, text: str) -> str:
-        """The text with the space in front that the tokenizer itself would put there."""
+        """Add the leading space that the tokenizer itself would add."""
         return text if text.startswith(self.has_space) else f" {text}"
 
     def count_controls(self, texts: Sequence[str]) -> int:
-        """How many of the texts contain a control string (as text)."""
+        """Count the texts that contain a control string as text."""
         if not self.controls or not self.control_pattern.search("\0".join(texts)):
             return 0
         return sum(self.control_pattern.search(text) is not None for text in texts)
 
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:
-        """Matches the longest control string first."""
+        """Return a pattern that matches any control string, the longest first."""
         strings = sorted(self.controls, key=lambda s: (-len(s), s))
         return re.compile("|".join(map(re.escape, strings)) if strings else r"(?!)")
 
     @cached_property
     def written_pattern(self) -> re.Pattern[str]:
-        """Matches a control token in a rendered template, with the white space that the token swallows."""
+        """Return a pattern that matches a control token in a rendered template, with the white space it absorbs."""
         strings = sorted(self.controls, key=lambda s: (-len(s), s))
         swallow = [(r"\s*" * (s in self.strips_left), re.escape(s), r"\s*" * (s in self.strips_right)) for s in strings]
         return re.compile("|".join(f"{left}(?:{s}){right}" for left, s, right in swallow) if swallow else r"(?!)")
 
     @cached_property
     def control_strings(self) -> dict[int, str]:
+        """Return the string of each control token, by id."""
         return {token: string for string, token in self.controls.items()}
 
     @cached_property
@@ -186,13 +190,13 @@ class Encoder(ABC):
 
     @cached_property
     def _suspects(self) -> tuple[np.uint32, np.uint32]:
-        """The lowest and the highest suspect id."""
+        """Return the lowest and the highest id in `_is_suspect`."""
         ids = np.flatnonzero(self._is_suspect)
         return (np.uint32(ids[0]), np.uint32(ids[-1])) if ids.size else (np.uint32(self.vocab_size),) * 2
 
     @cached_property
     def _is_suspect(self) -> np.ndarray:
-        """Control ids, and the unknown token where its string could be taken for it."""
+        """Return a table of the ids to check: control ids, and the unknown token if its string is a control string."""
         table = self._is_control.copy()
         if self.unk_id is not None and self.unk_id in self.control_strings:
             table[self.unk_id] = True
@@ -200,29 +204,31 @@ class Encoder(ABC):
 
 
 def _searched(texts: Sequence[str]) -> bytes:
-    """Texts in a row, to look for strings in: none holds NUL, and to some models U+2581 is a space."""
-    # Each by itself: one character that is wide would make all of them wide, and slow.
+    """Join texts to search for strings, which contain no NUL; U+2581 becomes a space, as in some models."""
+    # Encode each text separately: a single wide character would make a joined string wide, and slow.
     return b"\0".join([text.encode() if text.isascii() else text.replace("▁", " ").encode() for text in texts])
 
 
 def is_blank(piece: str) -> bool:
+    """Return whether a piece consists of white space only."""
     return not piece.replace("▁", " ").strip()
 
 
 def token_name(token: Any) -> str | None:
-    """A special token as tokenizer_config.json has it: a string, or an object with `content`."""
+    """Return the string of a special token in tokenizer_config.json: a string, or an object with `content`."""
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
 def special_id(key: str, name: str | None, default: int, vocab: Mapping[str, int], path: Path) -> int:
+    """Return the id of the special token `name`, or `default`. Raises UsageError if there is neither."""
     if name is None:
         if default < 0:
             raise UsageError(
-                "no_such_token", f"{path}: names no {key.removesuffix('_token').upper()}; set `{key}` in the config"
+                "no_such_token", f"{path}: no {key.removesuffix('_token').upper()} token; set `{key}` in the config"
             )
         return default
     if name not in vocab:
-        raise UsageError("no_such_token", f"{path}: has no token {name!r}; `{key}` must be one of its tokens")
+        raise UsageError("no_such_token", f"{path}: unknown token {name!r}; set `{key}` to a token of the tokenizer")
     return vocab[name]

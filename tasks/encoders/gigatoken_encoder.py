@@ -1,12 +1,12 @@
-"""The fast encoder: gigatoken, with the reference encoder behind it.
+"""Encode with gigatoken, falling back to the reference encoder.
 
-    texts ─┬─ none of the strings that a tokenizer matches as a whole ─▶ gigatoken ─┬─▶ ids, as the reference has them
-           └─ the others ─────────────────────────────────────────────▶ reference ─┘
+    texts ─┬─ without any string that a tokenizer matches as a whole ─▶ gigatoken ─┬─▶ ids, equal to the reference's
+           └─ all others ────────────────────────────────────────────▶ reference ─┘
 
-gigatoken reads the very model that the reference reads, without its control strings, and encodes 60 to 90 MB/s of
-chats on one core, where SentencePiece encodes 5 and tokenizers 1.4. That both give the same ids is for `parity` to
-show. It matches control tokens in plain text, so a text with a control, special, added or user-defined string in it
-is the reference's, and so is one that came back with a control id all the same.
+gigatoken loads the same model as the reference, without its control strings. It encodes 60 to 90 MB/s of chats on one
+core; SentencePiece encodes 5 and tokenizers 1.4. `engine_check` checks that both return the same ids. gigatoken matches
+control tokens in plain text, so the reference encodes every text with a control, special, added, or user-defined
+string, and every text for which gigatoken returned a control id nevertheless.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from tasks.encoders.gigatoken_model import Unsupported, json_of_sentencepiece
 from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
 from tasks.storage.arrow import offsets_of
 
-# gigatoken keeps every word that it has seen: 40 MB for the first 25 MB of chats, 8 MB for each MB of random numbers.
-# A model that is loaded anew (0.04 s) begins without them.
+# gigatoken caches every word: 40 MB for the first 25 MB of chats, 8 MB for each MB of random numbers. Reloading the
+# model (0.04 s) clears the cache.
 MOST_MEMORY = 128 << 20
 
-# Between texts that are encoded in one call; no conversation holds it. It is a control token that is added behind the
-# last of the vocabulary, so that what stands on both sides is encoded by itself.
+# Separates texts that are encoded in one call; conversations rarely contain it. It is added as a control token after
+# the last of the vocabulary, so that the texts on both sides are encoded independently.
 _SEPARATOR = "\0"
 _ADDED = {
     "content": _SEPARATOR, "special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False,
@@ -42,7 +42,7 @@ _ADDED = {
 
 
 class GigatokenEncoder(Encoder):
-    """Gives what `reference` gives. Raises Unsupported where gigatoken cannot read the model."""
+    """Returns the same ids as `reference`. Raises Unsupported if gigatoken cannot load the model."""
 
     engine = "gigatoken"
 
@@ -59,12 +59,12 @@ class GigatokenEncoder(Encoder):
             self._backend = self._open().backend
             self._make_ready()
         except Exception as error:  # the library raises ValueError, RuntimeError and others
-            raise Unsupported(f"gigatoken cannot read the model: {' '.join(str(error).split())[:160]}") from None
+            raise Unsupported(f"gigatoken cannot load the model: {' '.join(str(error).split())[:160]}") from None
         self._memory = _memory()
 
     def _make_ready(self) -> None:
-        """The first array that it makes in a process calls Python, where an interrupt would end in a panic of Rust."""
-        with _interrupts_wait():
+        """Encode once: the first array of a process calls Python, and an interrupt there would make Rust panic."""
+        with _delayed_interrupts():
             self._backend.encode("")
 
     def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
@@ -78,11 +78,14 @@ class GigatokenEncoder(Encoder):
         return self.reference.encode(texts) if encoded is None else encoded
 
     def _joined(self, texts: Sequence[str], others: Sequence[int]) -> Encoded | None:
-        """All in one call, for one call a text takes half as long again; None where a text holds the separator."""
+        """Encode all texts in one call; one call per text takes half as long again.
+
+        The reference encodes the texts at the indexes `others`. Returns None if another text contains the separator.
+        """
         fast = list(texts)
         for place in others:
             fast[place] = ""
-        # As bytes, and not all of them as wide as the widest character of one.
+        # Join bytes, not strings: a single wide character would make the whole string wide.
         ids = self._backend.encode(_SEPARATOR.encode().join(map(str.encode, fast))).view(np.int32)
         kept = ids != self._separator
         ends = np.flatnonzero(~kept)
@@ -108,8 +111,10 @@ class GigatokenEncoder(Encoder):
 
 
 def _opener(reference: Encoder) -> tuple[Callable[[], Any], int]:
-    """What loads the reference's model into gigatoken, and the id that the separator will have. Raises Unsupported
-    where gigatoken would read it otherwise."""
+    """Return a function that loads the reference's model into gigatoken, and the id of the separator.
+
+    Raises Unsupported if gigatoken would interpret the model differently.
+    """
     try:
         from gigatoken import Tokenizer
     except ImportError as error:
@@ -119,7 +124,7 @@ def _opener(reference: Encoder) -> tuple[Callable[[], Any], int]:
     if isinstance(reference, SentencePieceEncoder):
         if reference.has_unused:
             raise Unsupported("the model has unused pieces")
-        if reference.nul_id is not None:  # keeps them apart as well, and is a fifth faster
+        if reference.nul_id is not None:  # separates texts as well, and is a fifth faster
             return partial(Tokenizer.from_json, json_of_sentencepiece(reference.model())), reference.nul_id
         model = json_of_sentencepiece(reference.model(), [_SEPARATOR])
         return partial(Tokenizer.from_json, model), reference.vocab_size
@@ -129,26 +134,26 @@ def _opener(reference: Encoder) -> tuple[Callable[[], Any], int]:
 
 
 @contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """An interrupt within the block comes when it has ended. (A mask would not do: another thread would get it.)"""
-    if threading.current_thread() is not threading.main_thread():  # which has them all
+def _delayed_interrupts() -> Iterator[None]:
+    """Delay interrupts until the end of the block. A signal mask would not help: another thread would get them."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread receives interrupts
         yield
         return
-    came: list[int] = []
+    received: list[int] = []
     before = {
-        number: signal.signal(number, lambda it, _: came.append(it)) for number in (signal.SIGINT, signal.SIGTERM)
+        number: signal.signal(number, lambda it, _: received.append(it)) for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for one in came:
-            signal.raise_signal(one)
+        for waiting in received:
+            signal.raise_signal(waiting)
 
 
 def _memory() -> int:
-    """Bytes that this process holds; where that cannot be told, the most that it ever held."""
+    """Return the resident memory of this process in bytes, or its peak on systems without /proc."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

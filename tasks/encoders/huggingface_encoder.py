@@ -1,4 +1,4 @@
-"""Encode with a Hugging Face `tokenizer.json`."""
+"""Encode text with a Hugging Face `tokenizer.json`."""
 
 from __future__ import annotations
 
@@ -15,56 +15,53 @@ from tasks.core.errors import DataError
 from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, is_blank, special_id, token_name
 from tasks.storage.arrow import offsets_of
 
-# Characters that the tokenizers library is given at once, and how many each text counts for beside its own.
+# Characters passed to the tokenizers library per call.
 LONGEST = 1 << 20
-
-
+# Overhead of each text, in characters, when texts are grouped into calls.
 _EACH = 8
-
 
 _WORD_ENDS = re.compile(r"(?<=\w)(?= [^\W\d])")
 
-
-# What a folder without a named EOS is asked for, in this order.
+# EOS tokens to try, in this order, if neither the config nor the tokenizer names one.
 COMMON_EOS = ("</s>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<eos>", "<|end|>")
 
 
 def _groups(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
-    """Texts and their places, in groups of up to LONGEST characters; a longer text in pieces.
+    """Split texts into groups of up to LONGEST characters; yield the indexes of the texts, and the texts.
 
-    The tokenizers library takes 130 bytes of memory for a character, 570 for one of four bytes, and panics at a run
-    of ten million spaces. A text is cut before a space between words, where a model begins a new token, and only one
-    without such a place within 64 Ki characters anywhere.
+    The tokenizers library takes 130 bytes of memory per character, 570 for one of four bytes, and panics at a run of
+    ten million spaces. A longer text is cut before a space between words, where a model starts a new token anyway. If
+    there is no such place within 64 Ki characters, it is cut anywhere.
     """
     owners: list[int] = []
     group: list[str] = []
     room = LONGEST
     for owner, text in enumerate(texts):
-        begin = 0
+        start = 0
         while True:
-            end = len(text) if len(text) - begin <= LONGEST else _between_words(text, begin + 1, begin + LONGEST)
-            if group and end - begin + _EACH > room:
+            end = len(text) if len(text) - start <= LONGEST else _between_words(text, start + 1, start + LONGEST)
+            if group and end - start + _EACH > room:
                 yield owners, group
                 owners, group, room = [], [], LONGEST
             owners.append(owner)
-            group.append(text[begin:end])
-            room -= end - begin + _EACH
-            begin = end
-            if begin >= len(text):
+            group.append(text[start:end])
+            room -= end - start + _EACH
+            start = end
+            if start >= len(text):
                 break
     if group:
         yield owners, group
 
 
 def _between_words(text: str, start: int, limit: int) -> int:
-    """The last place up to `limit` with a letter or digit before it, and a space and a letter behind it."""
+    """Return the last offset up to `limit` between a letter or digit and a space followed by a letter."""
     start = max(start, limit - (1 << 16))
     ends = [match.start() for match in _WORD_ENDS.finditer(text[start : limit + 2])]
     return start + ends[-1] if ends else limit
 
 
 class HuggingFaceEncoder(Encoder):
-    """The reference for `tokenizer.json`: the tokenizers library, its added tokens and dummy prefix taken out."""
+    """The reference encoder for `tokenizer.json`: the tokenizers library without added tokens and dummy prefix."""
 
     kind = "huggingface"
     engine = "tokenizers"
@@ -78,17 +75,17 @@ class HuggingFaceEncoder(Encoder):
             spec = orjson.loads(path.read_bytes())
             whole = Tokenizer.from_str(orjson.dumps(spec).decode())
         except Exception as error:  # the library raises bare Exceptions
-            raise DataError("bad_tokenizer", f"{path}: is not a tokenizer.json that can be read: {error}") from None
+            raise DataError("bad_tokenizer", f"{path}: not a valid tokenizer.json: {error}") from None
         vocab = whole.get_vocab(with_added_tokens=True)
         flags = spec.get("added_tokens") or []
-        # The ids that the library gives, which are not always those that the file has.
+        # Use the ids that the library assigns, which are not always those in the file.
         added = {token["content"]: vocab[token["content"]] for token in flags if token["content"] in vocab}
         self.controls = {content: token for content, token in added.items() if not is_blank(content)}
         self.blanks = frozenset(added) - frozenset(self.controls)
         self.strips_left = frozenset(t["content"] for t in flags if t.get("lstrip"))
         self.strips_right = frozenset(t["content"] for t in flags if t.get("rstrip"))
         self.vocab_size = max(vocab.values(), default=-1) + 1
-        self.leading_space, self.has_space = _take_out_prefix(spec)
+        self.leading_space, self.has_space = _disable_prefix(spec)
         spec["added_tokens"] = _without_controls(flags, whole.get_vocab(with_added_tokens=False))
         spec["post_processor"] = spec["truncation"] = spec["padding"] = None
         self._tokenizer = Tokenizer.from_str(orjson.dumps(spec).decode())
@@ -99,18 +96,18 @@ class HuggingFaceEncoder(Encoder):
         self.underline_is_space = not self._byte_level and (b"Metaspace" in described or "▁".encode() in described)
         model = spec.get("model") or {}
         unk = model.get("unk_token")
-        self.unk_id = vocab.get(unk) if isinstance(unk, str) else model.get("unk_id")  # Unigram names it by id
+        self.unk_id = vocab.get(unk) if isinstance(unk, str) else model.get("unk_id")  # Unigram stores its id
         eos = eos_token or token_name(settings.get("eos_token")) or next((e for e in COMMON_EOS if e in added), None)
         self.eos_id = special_id("eos_token", eos, -1, vocab, path)
         starts = whole.encode("", add_special_tokens=True).ids
         bos = token_name(settings.get("bos_token"))
         self.bos_id = vocab.get(bos) if bos else None
         if self.bos_id is None and starts and starts[0] != self.eos_id:
-            self.bos_id = starts[0]  # a tokenizer.json by itself names none, but puts one in front
+            self.bos_id = starts[0]  # tokenizer.json does not name a BOS, but may prepend one
         self.adds_bos = self.bos_id is not None and starts[:1] == [self.bos_id]
         pad = pad_token or token_name(settings.get("pad_token"))
         self.pad_id = special_id("pad_token", pad, self.eos_id, vocab, path)
-        # EOS and pad are never content, even where the file does not list them among its added tokens.
+        # EOS and padding are never content, even if the file does not list them among its added tokens.
         for token in {self.eos_id, self.pad_id, self.bos_id} - {None}:
             self.controls.setdefault(self._tokens[token], token)  # type: ignore[index,arg-type]
 
@@ -141,8 +138,11 @@ class HuggingFaceEncoder(Encoder):
 
 
 def _without_controls(added: Sequence[dict[str, Any]], vocab: Mapping[str, int]) -> list[dict[str, Any]]:
-    """The added tokens that are white space alone. The library numbers those that are not in the vocabulary in their
-    order; where it would number one of them anew, a string that no text holds stands for each that is taken out."""
+    """Keep only the added tokens that are white space.
+
+    The library numbers added tokens that are not in the vocabulary in their order. If removing tokens would change the
+    number of one that is kept, each removed token is replaced by a string that no text contains.
+    """
     blanks = [token for token in added if is_blank(token["content"])]
     if all(token["content"] in vocab for token in blanks):
         return blanks
@@ -153,8 +153,11 @@ def _without_controls(added: Sequence[dict[str, Any]], vocab: Mapping[str, int])
     ]
 
 
-def _take_out_prefix(spec: dict[str, Any]) -> tuple[LeadingSpace, tuple[str, ...]]:
-    """Turn the dummy prefix of a tokenizer.json off (in place); say where it stood and before what it did not."""
+def _disable_prefix(spec: dict[str, Any]) -> tuple[LeadingSpace, tuple[str, ...]]:
+    """Disable the dummy prefix of a tokenizer.json (in place).
+
+    Returns where the tokenizer adds it, and the prefixes of texts to which it does not add one.
+    """
     found: LeadingSpace = "none"
     unless: tuple[str, ...] = ()
 
@@ -186,7 +189,7 @@ def _take_out_prefix(spec: dict[str, Any]) -> tuple[LeadingSpace, tuple[str, ...
 
 
 def _byte_level_table() -> dict[str, bytes]:
-    """GPT-2's alphabet: printable bytes stand for themselves, the other 68 for U+0100 and what follows."""
+    """Return GPT-2's alphabet: printable bytes map to themselves, the other 68 to U+0100 and following."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): bytes([byte]) for byte in printable} | {chr(256 + i): bytes([b]) for i, b in enumerate(others)}

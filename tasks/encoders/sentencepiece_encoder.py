@@ -1,4 +1,4 @@
-"""Encode with a SentencePiece model."""
+"""Encode text with a SentencePiece model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tasks.storage.arrow import offsets_of
 
 
 class SentencePieceEncoder(Encoder):
-    """The reference for `.model` files, BPE and Unigram."""
+    """The reference encoder for `.model` files, BPE and Unigram."""
 
     kind = "sentencepiece"
     engine = "sentencepiece"
@@ -21,7 +21,7 @@ class SentencePieceEncoder(Encoder):
     underline_is_space = True
 
     def __init__(self, path: Path, eos_token: str | None = None, pad_token: str | None = None):
-        # Both are imported here: a run that uses one kind of tokenizer does not load the other.
+        # Imported here, so that a run does not load the library of the other kind of tokenizer.
         from google.protobuf.message import DecodeError
         from sentencepiece import SentencePieceProcessor
         from sentencepiece import sentencepiece_model_pb2 as proto
@@ -30,12 +30,10 @@ class SentencePieceEncoder(Encoder):
         try:
             model.ParseFromString(path.read_bytes())
         except DecodeError as error:
-            raise DataError(
-                "bad_tokenizer", f"{path}: is not a SentencePiece model, or is cut short: {error}"
-            ) from None
+            raise DataError("bad_tokenizer", f"{path}: not a SentencePiece model, or truncated: {error}") from None
         if not model.pieces or not model.HasField("trainer_spec"):
-            raise DataError("bad_tokenizer", f"{path}: is not a SentencePiece model, or is cut short")
-        # Lists: there are tens of thousands of pieces, and each look at one through protobuf takes as long as ten here.
+            raise DataError("bad_tokenizer", f"{path}: not a SentencePiece model, or truncated")
+        # Lists, because there are tens of thousands of pieces, and access through protobuf is ten times slower.
         types = proto.ModelProto.SentencePiece
         control, by_user, byte = types.CONTROL, types.USER_DEFINED, types.BYTE
         kinds = [piece.type for piece in model.pieces]
@@ -43,18 +41,18 @@ class SentencePieceEncoder(Encoder):
         self.controls = {}
         self.has_unused = types.UNUSED in kinds
         for token, (piece, kind) in enumerate(zip(self._pieces, kinds, strict=True)):
-            # Neither is ever content, even where the model has it as an ordinary piece.
+            # EOS and padding are never content, even if they are ordinary pieces of the model.
             named_here = piece in (eos_token, pad_token)
             user_defined = kind == by_user and not is_blank(piece)
             if kind == control or user_defined or named_here:
                 self.controls[piece] = token
-                # A control piece is never matched in text.
+                # SentencePiece never matches a control piece in text.
                 kinds[token] = model.pieces[token].type = control
         named_kinds = list(zip(self._pieces, kinds, strict=True))
         self.blanks = frozenset(piece for piece, kind in named_kinds if kind == by_user)
         self._byte_pieces = {t: int(p[3:5], 16) for t, (p, kind) in enumerate(named_kinds) if kind == byte}
         self.every_byte = len(self._byte_pieces) == 256
-        # SentencePiece allows no NUL in a piece; so what stands on both sides of one has nothing to do with each other.
+        # SentencePiece allows no NUL in a piece, so the texts on both sides of one are encoded independently.
         looks_around = model.normalizer_spec.precompiled_charsmap or model.normalizer_spec.remove_extra_whitespaces
         nul = next((token for token, byte in self._byte_pieces.items() if not byte), None)
         self.nul_id = None if looks_around else nul
@@ -62,9 +60,7 @@ class SentencePieceEncoder(Encoder):
         try:
             self._processor = SentencePieceProcessor(model_proto=model.SerializeToString())
         except RuntimeError as error:
-            raise DataError(
-                "bad_tokenizer", f"{path}: is not a SentencePiece model, or is cut short: {error}"
-            ) from None
+            raise DataError("bad_tokenizer", f"{path}: not a SentencePiece model, or truncated: {error}") from None
         self.vocab_size = len(self._pieces)
         self.unk_id = self._processor.unk_id()
         self.bos_id = None if self._processor.bos_id() < 0 else self._processor.bos_id()

@@ -23,20 +23,20 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The files that one tokenizer consists of: `main` is a .model or a tokenizer.json, `files` all of them."""
+    """The files of a tokenizer: `main` is a .model or a tokenizer.json, `files` are all of them."""
 
     main: Path
     files: tuple[Path, ...]
 
     def sha256(self) -> str:
-        """Of the file, where it is one; else of the names and digests of all."""
+        """Return the checksum of a single file, or one of the names and checksums of several files."""
         if len(self.files) == 1:
             return sha256_of(self.files[0])
         named = [[file.name, sha256_of(file)] for file in self.files]
         return hashlib.sha256(orjson.dumps(named)).hexdigest()
 
     def settings(self) -> dict[str, Any]:
-        """tokenizer_config.json over special_tokens_map.json; empty where there are none."""
+        """Merge tokenizer_config.json over special_tokens_map.json; empty if neither exists."""
         merged: dict[str, Any] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             for file in self.files:
@@ -44,18 +44,18 @@ class TokenizerFiles:
                     try:
                         loaded = orjson.loads(file.read_bytes())
                     except orjson.JSONDecodeError as error:
-                        raise DataError("bad_tokenizer", f"{file}: is not JSON: {error}") from None
+                        raise DataError("bad_tokenizer", f"{file}: not valid JSON: {error}") from None
                     merged |= loaded if isinstance(loaded, dict) else {}
         return merged
 
     def chat_template(self) -> str | None:
-        """The tokenizer's own chat template; of several named ones, the one called default."""
+        """Return the tokenizer's own chat template; if it has several, the one named default."""
         for file in self.files:
             if file.name == "chat_template.jinja":
                 try:
                     return file.read_text(encoding="utf-8")
                 except UnicodeDecodeError as error:
-                    raise DataError("bad_tokenizer", f"{file}: is not UTF-8: {error}") from None
+                    raise DataError("bad_tokenizer", f"{file}: not valid UTF-8: {error}") from None
         found = self.settings().get("chat_template")
         if isinstance(found, list):
             found = next((t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None)
@@ -63,8 +63,11 @@ class TokenizerFiles:
 
 
 def find_tokenizer(path: Path) -> TokenizerFiles:
-    """The files of the tokenizer at `path`. Raises InputMissing or UsageError, saying what was looked for."""
-    if os.path.isdir(path):  # not path.is_dir(), which raises where a name is too long
+    """Find the files of the tokenizer at `path`.
+
+    Raises InputMissing if there is none, DataError if the file is empty, UsageError if it is of another kind.
+    """
+    if os.path.isdir(path):  # not path.is_dir(), which raises if a name is too long
         models = sorted(found.name for found in path.glob("*.model") if found.is_file())
         only = models[0] if len(models) == 1 else "tokenizer.model"
         files = tuple(path / name for name in dict.fromkeys((*TOKENIZER_FILES, only)) if (path / name).is_file())
@@ -72,25 +75,25 @@ def find_tokenizer(path: Path) -> TokenizerFiles:
             if path / name in files:
                 kept = tuple(f for f in files if f.suffix != ".model" or f.name == name)
                 return TokenizerFiles(path / name, kept)
-        several = f"; of {', '.join(models)} name one" if models else ""
-        raise InputMissing("tokenizer_missing", f"{path}: holds neither tokenizer.json nor tokenizer.model{several}")
+        several = f"; specify one of {', '.join(models)}" if models else ""
+        raise InputMissing("tokenizer_missing", f"{path}: contains no tokenizer.json or tokenizer.model{several}")
     if not os.path.isfile(path):
         raise InputMissing(
             "tokenizer_missing",
-            f"{path}: no such tokenizer: a SentencePiece .model, a tokenizer.json, or a folder with one "
-            "was expected (names on a hub are not fetched)",
+            f"{path}: no such tokenizer; expected a SentencePiece .model, a tokenizer.json, or a folder with one "
+            "(names on a hub are not downloaded)",
         )
     if path.stat().st_size == 0:
-        raise DataError("bad_tokenizer", f"{path}: is empty; a tokenizer was expected")
+        raise DataError("bad_tokenizer", f"{path}: empty file; expected a tokenizer")
     if path.suffix not in (".model", ".json"):
         raise UsageError(
-            "unknown_tokenizer", f"{path}: is neither a .model nor a .json; name a tokenizer.json by its folder or file"
+            "unknown_tokenizer", f"{path}: not a .model or .json file; specify a tokenizer.json by its folder or file"
         )
     return TokenizerFiles(path, (path,))
 
 
 def open_encoder(files: TokenizerFiles, eos_token: str | None = None, pad_token: str | None = None) -> Encoder:
-    """Load the reference encoder for a tokenizer. Raises DataError or UsageError, naming the file."""
+    """Load the reference encoder of a tokenizer. Raises DataError or UsageError, naming the file."""
     settings = files.settings()
     if files.main.suffix == ".json":
         return HuggingFaceEncoder(files.main, settings, eos_token, pad_token)

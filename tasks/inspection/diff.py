@@ -24,10 +24,10 @@ import pyarrow.compute as pc
 from tasks.core.errors import InputMissing, PackError
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
-from tasks.inspection.lookup import open_index
 from tasks.inspection.rows import read_row
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.manifest import Manifest, SourceFacts, load_manifest
+from tasks.storage.shards import open_index
 
 # Show an excerpt of up to this many conversations per side, and this many tokens of each.
 EXCERPTS, EXCERPT = 100, 48

@@ -10,10 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import InputMissing, UsageError
-from tasks.inspection.lookup import mapped
 from tasks.readers.containers import container_of
-from tasks.storage.corpus_folder import reading
 from tasks.storage.manifest import Shard, load_manifest
+from tasks.storage.shards import open_shard
 
 
 @dataclass(frozen=True)
@@ -82,8 +81,8 @@ def shard_figures(path: Path) -> ShardFigures:
         return ShardFigures(path, beside, split, first_row, shard.rows)
     length, tokens, trained = manifest.sequence_length, 0, 0
     counts = [np.zeros(0, np.int64)]
-    with mapped(path.parent, shard.path, shard.bytes) as reader, reading(path):
-        for batch in reader:
+    with open_shard(manifest, path.parent, shard) as batches:
+        for batch in batches:
             mask = batch.column("attention_mask").flatten().to_numpy().reshape(-1, length)
             starts = batch.column("position_ids").flatten().to_numpy().reshape(-1, length) == 0
             counts.append(np.count_nonzero(starts & (mask == 1), 1))

@@ -11,7 +11,6 @@ tenth of a second. Only those found become Python objects.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,9 +21,9 @@ import pyarrow.compute as pc
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import printable
 from tasks.core.suggest import suggest
-from tasks.storage.corpus_folder import find_listed, reading
-from tasks.storage.manifest import Manifest, Shard, mend
-from tasks.storage.schemas import INDEX_SCHEMA
+from tasks.storage.corpus_folder import find_listed, listed_file, reading
+from tasks.storage.manifest import Manifest, Shard
+from tasks.storage.shards import open_index, to_dicts
 
 MOST_RECORDS = (1 << 63) - 1  # the largest number in the index
 
@@ -60,20 +59,6 @@ def row_number(manifest: Manifest, place: Place) -> int | None:
     return sum(shard.rows for shard in before) + int(place["row"])
 
 
-@contextmanager
-def mapped(folder: Path, name: str, size: int) -> Iterator[pa.RecordBatchReader]:
-    """An Arrow stream of the corpus, mapped. Raises DataError or InputMissing where it is not as the manifest says."""
-    path = find_listed(folder, name, size)
-    with reading(path), pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
-        yield reader
-
-
-def objects(rows: pa.RecordBatch) -> list[dict[str, Any]]:
-    """Rows of a batch as objects. A damaged offset, else a SystemError of Python's or worse, is a pa.ArrowInvalid."""
-    rows.validate(full=True)
-    return list(rows.to_pylist())
-
-
 def pieces_in_row(manifest: Manifest, folder: Path, split: str, shard: int, row: int) -> list[Place]:
     """Return the conversations of a row, in their order within it."""
     found = _search(manifest, folder, {"shard": shard, "row": row})
@@ -105,13 +90,11 @@ def _why_missing(manifest: Manifest, folder: Path, source: int, record: int) -> 
 
 def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of rejects.jsonl. Raises DataError or InputMissing."""
-    facts = next((file for file in manifest.files if file.path == "rejects.jsonl"), None)
-    if facts is None:
-        raise DataError("bad_manifest", f"{folder}: its manifest names no rejects.jsonl; {mend(folder)}")
+    facts = listed_file(manifest, folder, "rejects.jsonl")
     where = find_listed(folder, facts.path, facts.bytes)
     with where.open("rb") as lines:
         for line in lines:
-            with reading(where):
+            with reading(where, folder):
                 reject = orjson.loads(line)
             yield reject
 
@@ -122,7 +105,7 @@ def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Plac
     with open_index(manifest, folder) as reader:
         for batch in reader:
             if 0 <= number - seen < batch.num_rows:
-                [place] = objects(batch.slice(number - seen, 1))
+                [place] = to_dicts(batch.slice(number - seen, 1))
                 break
             seen += batch.num_rows
         else:
@@ -175,18 +158,6 @@ def origin(manifest: Manifest, place: Place | None) -> str:
     return f"{printable(manifest.sources[place['source']].path)}:{place['record']}"
 
 
-@contextmanager
-def open_index(manifest: Manifest, folder: Path) -> Iterator[pa.RecordBatchReader]:
-    """The index, mapped. Raises DataError or InputMissing where it is not as the manifest says."""
-    facts = next((file for file in manifest.files if file.path == "index.arrow"), None)
-    if facts is None:
-        raise DataError("bad_index", f"{folder}: the manifest names no index.arrow; {mend(folder)}")
-    with mapped(folder, facts.path, facts.bytes) as reader:
-        if not reader.schema.equals(INDEX_SCHEMA):
-            raise DataError("bad_index", f"{folder / facts.path}: has other columns than an index; {mend(folder)}")
-        yield reader
-
-
 def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Place]:
     """Return all rows of the index with these values."""
     found: list[Place] = []
@@ -199,7 +170,7 @@ def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Pl
                 here = pc.and_(here, pc.equal(column, pa.scalar(value, column.type)))
             if here.true_count:
                 numbers = pc.indices_nonzero(here).to_pylist()
-                places = objects(batch.filter(here))
+                places = to_dicts(batch.filter(here))
                 for place in places:
                     _check(manifest, place)
                 found += [place | {"number": seen + n} for n, place in zip(numbers, places, strict=True)]

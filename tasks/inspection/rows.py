@@ -22,8 +22,6 @@ from tasks.inspection.lookup import (
     Place,
     find_row,
     kept_in_place_of,
-    mapped,
-    objects,
     origin,
     pieces_in_row,
     row_number,
@@ -31,7 +29,8 @@ from tasks.inspection.lookup import (
 from tasks.inspection.token_runs import spans_of
 from tasks.storage.corpus_folder import check_unchanged, corpus_folder
 from tasks.storage.manifest import Manifest, Shard, load_manifest
-from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
+from tasks.storage.schemas import IGNORED
+from tasks.storage.shards import read_rows
 
 Piece = dict[str, Any]
 """A Place with `row_of_split` (the number that --row takes), `origin` (FILE:LINE), and, in a packed corpus, `spans`."""
@@ -150,24 +149,9 @@ def place_in_corpus(manifest: Manifest, place: Place | None) -> Piece:
 
 def read_row(manifest: Manifest, folder: Path, shard: Shard, at: int) -> dict[str, Any]:
     """Read the columns of one row. Raises DataError or InputMissing, also if another row of its shard is damaged."""
-    packed = manifest.packing_metadata.enabled
-    schema = (row_schema if packed else conversation_schema)(manifest.sequence_length, manifest.key)
-    path = folder / shard.path
     check_unchanged(folder, shard)
-    with mapped(folder, shard.path, shard.bytes) as reader:
-        if not reader.schema.equals(schema, check_metadata=True):
-            raise DataError(
-                "foreign_shard",
-                f"{path}: belongs to another corpus (its schema or its key differ); make the corpus again",
-            )
-        for batch in reader:
-            if at < batch.num_rows:
-                row = batch.slice(at, 1)
-                if not packed:
-                    return objects(row)[0]
-                return {name: row.column(name).flatten().to_numpy() for name in batch.schema.names}
-            at -= batch.num_rows
-    raise DataError("wrong_count", f"{path}: holds fewer rows than the manifest says; make the corpus again")
+    [(_, row)] = read_rows(manifest, folder, shard, [at])
+    return row
 
 
 def _open_corpus(path: Path, tokens: bool) -> tuple[Manifest, Path]:

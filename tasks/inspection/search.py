@@ -19,12 +19,13 @@ import pyarrow as pa
 from tasks.core.errors import UsageError
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
-from tasks.inspection.lookup import Place, find_row, mapped, objects, pieces_in_row, read_rejects, row_number
+from tasks.inspection.lookup import Place, find_row, pieces_in_row, read_rejects, row_number
 from tasks.inspection.rows import Piece, place_in_corpus, read_row
 from tasks.inspection.token_runs import Span, spans_of
 from tasks.storage.corpus_folder import check_unchanged, corpus_folder
 from tasks.storage.manifest import Manifest, Shard, load_manifest
 from tasks.storage.schemas import IGNORED
+from tasks.storage.shards import open_shard, to_dicts
 from tasks.storage.splits import ANEW
 
 # Tokens converted to bytes at a time: 4 to 5 bytes each.
@@ -92,15 +93,15 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
     shards = [(name, n, shard) for name, split in splits.items() for n, shard in enumerate(split.shards)]
     if manifest.format_version == "2.0":
         for split, number, shard in shards:
-            yield from _in_texts(folder, split, number, shard, text)
+            yield from _in_texts(manifest, folder, split, number, shard, text)
         return
     encoder = encoder or open_tokenizer(manifest, folder)
     vocabulary = pa.array([encoder.token_bytes(token) for token in range(encoder.vocab_size)], pa.binary())
     for split, number, shard in shards:
         at = 0
         check_unchanged(folder, shard)
-        with mapped(folder, shard.path, shard.bytes) as reader:
-            for batch in reader:
+        with open_shard(manifest, folder, shard) as batches:
+            for batch in batches:
                 step = max(1, _TOKENS // manifest.sequence_length)
                 for top in range(0, batch.num_rows, step):
                     rows = batch.slice(top, step)
@@ -134,12 +135,12 @@ def _in_rows(batch: pa.RecordBatch, vocabulary: pa.Array, needle: bytes) -> Iter
             at = written.find(needle, at + 1)
 
 
-def _in_texts(folder: Path, split: str, number: int, shard: Shard, text: str) -> Iterator[Hit]:
+def _in_texts(manifest: Manifest, folder: Path, split: str, number: int, shard: Shard, text: str) -> Iterator[Hit]:
     at = 0
     check_unchanged(folder, shard)
-    with mapped(folder, shard.path, shard.bytes) as reader:
-        for batch in reader:
-            for row, found in enumerate(objects(batch.select(["text"]))):
+    with open_shard(manifest, folder, shard) as batches:
+        for batch in batches:
+            for row, found in enumerate(to_dicts(batch.select(["text"]))):
                 if text in found["text"]:
                     yield Hit(split, number, at + row, 0, 0, 0, False)
             at += batch.num_rows

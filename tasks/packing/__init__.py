@@ -1,5 +1,5 @@
 """Packing: the lengths of all conversations become one plan.
 
-In:  token files; only lengths, digests, and counts are read.
-Out: the plan: which tokens of which conversation go to which shard, row, and position; the index; the ledger.
+In:  token files; only lengths, content hashes, and counts are read.
+Out: a plan that assigns the tokens of every conversation a shard, a row, and a start; the index; the ledger.
 """

@@ -1,50 +1,50 @@
-"""Which conversations share a row.
+"""Choose which conversations share a row.
 
     lengths ─ histogram → counts ─ pack → Patterns ─ assign → (row, start) of every conversation
-                            └─ lower_bound → rows that no packing can go below
+                            └─ lower_bound → the number of rows that every packing needs
 
-Packing conversations into rows is one-dimensional bin packing with integer lengths. All decisions are taken on the
-histogram: how many conversations have each length. A *pattern* is the lengths of one row and the number of rows
-that look like it, so the work depends on the number of distinct lengths and not on the number of conversations.
+Packing conversations into rows is one-dimensional bin packing with integer lengths. All decisions are made on the
+histogram: the number of conversations of each length. A *pattern* is the lengths of one row and the number of rows
+with these lengths, so the work depends on the number of distinct lengths, not on the number of conversations.
 
-The algorithm, ``bottleneck-exact-fit``. Row by row, the longest conversation that is left opens the row. The rest of
-the row is filled to the last token, or as near as the lengths that are left allow, and among all such fills the one
-is taken whose shortest conversation is as long as possible (then the second shortest, and so on). Short
-conversations are what closes rows, and so they last to the end. The pattern is used as often as the counts allow.
+The algorithm is ``bottleneck-exact-fit``. Each row is opened by the longest remaining conversation. The rest of the
+row is filled completely, or as far as the remaining lengths allow. Among all such fills, the algorithm takes the one
+whose shortest conversation is as long as possible (then the second shortest, and so on). Short conversations are
+needed to close rows, so this saves them for the end. The pattern is repeated as often as the counts allow.
 It descends from the minimum-bin-slack heuristics (Gupta & Ho, Production Planning & Control 10, 1999; Fleszar &
-Hindi, Computers & Operations Research 29, 2002), which look for the fullest row one row at a time; new are the rule
-among full rows and the table that finds it. That table holds, for every sum, how many of the longest lengths are
-needed to reach it. It starts as a trivial lower bound; the search corrects it wherever it proves too low. Counts only
-fall, so a correction holds for the rest of the run and no failure is repeated.
+Hindi, Computers & Operations Research 29, 2002), which search for the fullest row one row at a time. New are the rule
+for choosing among full rows and the table that finds it. For every sum, the table holds how many of the longest
+lengths are needed to reach it. It starts as a trivial lower bound, and the search raises it whenever it proves too
+low. Counts only fall, so a correction holds for the rest of the run and no failed search is repeated.
 
-Cost: memory O(capacity). A search step takes 0.1 µs of plain Python; the conversations of the table below took
-0.02, 0.14, 0.7 and 1.4 million steps, 10 million log-normal lengths 2.3 million at 4096 and as many at 131072. After
-SEARCH_STEPS (a count and not a clock, so that every machine stops at the same place) what is left is packed by
-best-fit-decreasing. Where the result is above the lower bound, best-fit-decreasing packs the whole histogram too
-(5 ms at 2048) and the smaller number of rows wins. There are no floats and no random numbers, and no choice between
-equals is left to a sort, so the plan is the same on every machine.
+Cost: memory is O(capacity). A search step takes 0.1 µs of plain Python. The conversations of the table below took
+0.02, 0.14, 0.7, and 1.4 million steps; 10 million log-normal lengths took 2.3 million at 4096 and as many at 131072.
+After SEARCH_STEPS (a count, not a clock, so that every machine stops at the same point) the remaining conversations
+are packed by best-fit-decreasing. If the result is above the lower bound, best-fit-decreasing also packs the whole
+histogram (5 ms at 2048) and the smaller number of rows wins. There are no floats, no random numbers, and no ties left
+to a sort, so the plan is the same on every machine.
 
-Rows for 26,067 conversations, 7.2 million tokens; those longer than a row are left out:
+Rows for 26,067 conversations with 7.2 million tokens, without those longer than a row:
 
     sequence length                           512    1024    2048    4096
     lower bound                              8740    5863    3261    1739
     bottleneck-exact-fit                     8740    5863    3261    1739   optimal
     best-fit-decreasing                      8813    5897    3269    1742
 
-Tried and left out, same conversations:
+Alternatives that were tried on the same conversations and rejected:
 
-* Longest first (the fill with the longest longest conversation): 8761, 5865, 3261, 1739 rows. It spends the short
-  ones too early: at 512 its last 170 rows hold four of 103..114 tokens and an empty fifth of a row.
-* Shortest conversations first in the fill: 9186, 5906, 3269, 1746.
-* Giving away up to 3 tokens for a fill of longer conversations: 8741, 5863, 3261, 1740; up to 15 tokens costs 0.06 %
+* Longest first (the fill whose longest conversation is longest): 8761, 5865, 3261, 1739 rows. It uses the short
+  conversations too early: at 512, its last 170 rows hold four of 103..114 tokens and leave a fifth of the row empty.
+* Shortest conversations first in the fill: 9186, 5906, 3269, 1746 rows.
+* Wasting up to 3 tokens for a fill of longer conversations: 8741, 5863, 3261, 1740 rows; up to 15 tokens costs 0.06 %
   on 100,000 lengths spread over 1/8..3/4 of a row.
-* A bitset of reachable sums for every prefix of the lengths: the same rows; at 4096 with 10 million log-normal
-  lengths 2.9 s instead of 0.3 s, at 8192 11 s.
+* A bitset of reachable sums for every prefix of the lengths: the same rows, but 2.9 s instead of 0.3 s at 4096 with
+  10 million log-normal lengths, and 11 s at 8192.
 * Searching the whole row at long capacities, without WINDOW: 30 rows in 10 million steps at 131072.
 
-Known limit: lengths all between a quarter and half a row, where three rarely fit, leave 11 % above the bound, as
-best-fit-decreasing does. The linear programme over all patterns says that 7 % of it is the packing's and 4 % the
-bound's (100,000 lengths at 512: 41,717 rows; 38,916; 37,500). Real conversations are nothing like it.
+Known limit: if all lengths are between a quarter and half a row, so that three rarely fit, the result is 11 % above
+the bound, as with best-fit-decreasing. The linear program over all patterns attributes 7 % of it to the packing and
+4 % to the bound (100,000 lengths at 512: 41,717 rows; 38,916; 37,500). Real conversations are nothing like this.
 """
 
 from __future__ import annotations
@@ -73,21 +73,21 @@ __all__ = [
 
 ALGORITHM = "bottleneck-exact-fit"
 
-# 1 s of plain Python, four times what any conversations took. Lengths spread evenly over 1..131072 would take 28
-# million; there best-fit-decreasing is within 0.01 % by itself.
+# 1 s of plain Python, four times the most that real conversations took. Lengths spread evenly over 1..131072 would
+# take 28 million; best-fit-decreasing alone is within 0.01 % there.
 SEARCH_STEPS = 10_000_000
-# A row that has more than this free takes its longest conversations first; the search fills what is left. It grows
-# where the shortest conversations are longer than 128. 1024 costs 0.005 % at 4096 with 10 million lengths, 4096 takes
-# twice the time for the same rows.
+# While a row has more free tokens than this, it takes the longest conversations that fit; the search fills the rest.
+# The window is larger if the shortest conversations are longer than 128. 1024 costs 0.005 % at 4096 with 10 million
+# lengths; 4096 takes twice the time for the same rows.
 WINDOW = 2048
-# Conversations handled at a time: temporaries stay in the cache and take 25 MB.
+# Conversations processed at a time: temporary arrays stay in the cache and take 25 MB.
 CHUNK = 1 << 18
 
 _Row = list[tuple[int, int]]  # (length, times) of one row, longest first
 
 
 class _Stack(NamedTuple):
-    """A row of best-fit-decreasing: `times` conversations of `length` on top of what was there before."""
+    """A row of best-fit-decreasing: `times` conversations of `length` on top of the earlier ones, `under`."""
 
     length: int
     times: int
@@ -98,8 +98,8 @@ class _Stack(NamedTuple):
 class Patterns:
     """The rows of a plan: pattern p is lengths[offsets[p]:offsets[p + 1]], longest first, for copies[p] rows.
 
-    lengths: int32, in tokens, all patterns end to end; offsets: int64, one more than there are patterns; copies:
-    int64, at least 1. Rows are numbered in this order, the copies of a pattern one after another.
+    lengths: int32, in tokens, all patterns concatenated; offsets: int64, one more than there are patterns; copies:
+    int64, at least 1. Rows are numbered in this order; copies of a pattern are consecutive.
     """
 
     lengths: np.ndarray
@@ -113,9 +113,10 @@ class Patterns:
 
 
 def histogram(lengths: np.ndarray, capacity: int) -> np.ndarray:
-    """Conversations of each length: int64, shape (capacity + 1,), the index is the length in tokens.
+    """Count the conversations of each length.
 
-    lengths: integers, shape (n,). Raises ValueError naming the first length outside 1..capacity and its position.
+    lengths: integers, shape (n,). Returns int64, shape (capacity + 1,), indexed by the length in tokens. Raises
+    ValueError naming the first length outside 1..capacity and its position.
     """
     counts = np.zeros(capacity + 1, dtype=np.int64)
     for first in range(0, len(lengths), CHUNK):
@@ -123,22 +124,22 @@ def histogram(lengths: np.ndarray, capacity: int) -> np.ndarray:
         if chunk.min() < 1 or chunk.max() > capacity:
             at = int(np.flatnonzero((chunk < 1) | (chunk > capacity))[0])
             raise ValueError(
-                f"length {chunk[at]} at position {first + at} does not fit in a row: lengths are 1..{capacity} tokens; "
-                "drop, truncate or split the conversation before packing"
+                f"length {chunk[at]} at position {first + at} does not fit in a row of 1..{capacity} tokens; drop, "
+                "truncate, or split the conversation before packing"
             )
         counts += np.bincount(chunk, minlength=capacity + 1)
     return counts
 
 
 def pack(counts: np.ndarray, capacity: int) -> Patterns:
-    """Patterns that place every conversation of the histogram, in at most the rows of best-fit-decreasing.
+    """Pack a histogram into patterns, in at most as many rows as best-fit-decreasing.
 
-    counts: integers, shape (capacity + 1,), as `histogram` gives them. Raises ValueError where they cannot be one.
+    counts: integers, shape (capacity + 1,), as returned by `histogram`. Raises ValueError if they are not a histogram.
     """
     if len(counts) != capacity + 1 or counts[0] != 0 or counts.min() < 0:
         raise ValueError(
-            f"counts must hold {capacity + 1} numbers of at least 0, the first of them 0; got {len(counts)} numbers "
-            f"from {min(counts, default=0)}, the first of them {counts[0] if len(counts) else 'missing'}"
+            f"counts must hold {capacity + 1} numbers of at least 0, and start with 0; got {len(counts)} numbers, "
+            f"the smallest is {min(counts, default=0)}, the first is {counts[0] if len(counts) else 'missing'}"
         )
     rows, left = _exact_fill(counts, capacity)
     rows += best_fit_decreasing(left, capacity)
@@ -158,7 +159,7 @@ def pack(counts: np.ndarray, capacity: int) -> Patterns:
 
 
 def full_rows(patterns: Patterns, capacity: int) -> Patterns:
-    """The patterns that leave nothing free."""
+    """Return the patterns that fill their rows completely."""
     full = np.add.reduceat(patterns.lengths, patterns.offsets[:-1]) == capacity
     sizes = np.diff(patterns.offsets)
     return Patterns(
@@ -169,7 +170,7 @@ def full_rows(patterns: Patterns, capacity: int) -> Patterns:
 
 
 def joined(first: Patterns, second: Patterns) -> Patterns:
-    """The patterns of both, one after the other."""
+    """Concatenate the patterns of both."""
     return Patterns(
         lengths=np.concatenate((first.lengths, second.lengths)),
         offsets=np.concatenate((first.offsets, first.offsets[-1] + second.offsets[1:])),
@@ -178,23 +179,26 @@ def joined(first: Patterns, second: Patterns) -> Patterns:
 
 
 def counts_of(patterns: Patterns, capacity: int) -> np.ndarray:
-    """The histogram that the patterns pack: int64, shape (capacity + 1,)."""
+    """Return the histogram that the patterns pack: int64, shape (capacity + 1,)."""
     counts = np.zeros(capacity + 1, dtype=np.int64)
     np.add.at(counts, patterns.lengths, np.repeat(patterns.copies, np.diff(patterns.offsets)))
     return counts
 
 
 def _exact_fill(counts: np.ndarray, capacity: int) -> tuple[list[tuple[_Row, int]], np.ndarray]:
-    """Rows by bottleneck-exact-fit as (row, copies), and the counts that were left when SEARCH_STEPS were used up."""
+    """Pack by bottleneck-exact-fit until SEARCH_STEPS are used up.
+
+    Returns the rows as (row, copies), and the counts that remain unpacked.
+    """
     lengths: list[int] = np.flatnonzero(counts)[::-1].tolist()  # a *class* is an index into this list: 0 is longest
     left: list[int] = [int(counts[length]) for length in lengths]
     classes = len(lengths)
-    # The first class of at most t tokens, for every t; `classes` where none is so short.
+    # The first class of at most t tokens, for every t; `classes` if none is that short.
     fitting: list[int] = np.searchsorted(-np.array(lengths, dtype=np.int64), -np.arange(capacity + 1)).tolist()
-    # needed[t]: no subset of the longest needed[t] - 1 classes sums to t. Corrected upwards as the search learns.
+    # needed[t]: no subset of the longest needed[t] - 1 classes sums to t. Only ever raised, as the search learns.
     needed = [0] + [first + 1 for first in fitting[1:]]
-    live = list(range(classes + 1))  # towards the next class that has conversations left
-    below = list(range(capacity + 1))  # towards the next smaller sum that is not proved unreachable
+    live = list(range(classes + 1))  # links to the next class that has conversations left
+    below = list(range(capacity + 1))  # links to the next smaller sum that is not proved unreachable
     tokens = sum(length * conversations for length, conversations in zip(lengths, left, strict=True))
     steps = 0
 
@@ -207,10 +211,11 @@ def _exact_fill(counts: np.ndarray, capacity: int) -> tuple[list[tuple[_Row, int
         return end
 
     def fill(total: int, allowed: int, row: _Row) -> bool:
-        """Appends (class, times) to `row`, summing to `total` from the longest `allowed` classes, if any such exist.
+        """Append (class, times) to `row`, summing to `total` from the longest `allowed` classes.
 
-        Goes through the possible shortest classes from the longest on. Each call raises `needed` or succeeds, until
-        the steps are used up: then it says False and its caller discards the row.
+        Returns False if no such subset exists. Tries each class as the shortest one, from the longest class on. Each
+        call raises `needed` or succeeds, until the steps are used up: then it returns False and its caller discards
+        the row.
         """
         nonlocal steps
         k = needed[total]
@@ -244,8 +249,8 @@ def _exact_fill(counts: np.ndarray, capacity: int) -> tuple[list[tuple[_Row, int
             left[opening] -= 1
             free = capacity - lengths[opening]
             row: _Row = [(opening, 1)]
-            # Half the window stays free for the search. Its recursion is as deep as a fill has distinct lengths: 63
-            # within WINDOW, 110 where only conversations longer than half of it are left.
+            # Half the window stays free for the search. Its recursion depth is the number of distinct lengths in a
+            # fill: 63 within WINDOW, 110 if only conversations longer than half of it are left.
             window = max(WINDOW, 16 * lengths[last])
             i = opening
             while free > window and (i := follow(live, max(i, fitting[free - window // 2]))) < classes:
@@ -281,11 +286,11 @@ def _exact_fill(counts: np.ndarray, capacity: int) -> tuple[list[tuple[_Row, int
 
 
 def best_fit_decreasing(counts: np.ndarray, capacity: int) -> list[tuple[_Row, int]]:
-    """Best-fit-decreasing on a histogram: (row, copies) with as many rows as placing conversations one by one.
+    """Pack a histogram by best-fit-decreasing; return (row, copies).
 
-    Each conversation, longest first, goes to the fullest row that it fits in, or opens one. Rows with equally much
-    free are the same to this rule and are handled as one group, so the cost is per distinct length: 0.1 s for
-    16,000 of them.
+    Gives as many rows as placing conversations one by one. Each conversation, longest first, goes to the fullest row
+    that it fits in, or opens a new one. Rows with the same free space are interchangeable and are handled as one
+    group, so the cost is per distinct length: 0.1 s for 16,000 of them.
     """
     open_rows: dict[int, list[tuple[_Stack | None, int]]] = {}  # tokens free → groups of equal rows (content, copies)
     free_sizes: list[int] = []  # its keys in order
@@ -297,7 +302,7 @@ def best_fit_decreasing(counts: np.ndarray, capacity: int) -> list[tuple[_Row, i
             if i < len(free_sizes):
                 free = free_sizes[i]
                 under, available = open_rows[free].pop()
-            # A row stays the fullest one that fits while it takes more of the same length, so it is filled at once.
+            # While a row takes more of the same length it stays the fullest that fits, so fill it in one step.
             times = min(free // length, remaining)
             copies = min(available, remaining // times)
             if i < len(free_sizes):
@@ -323,13 +328,14 @@ def _unstack(top: _Stack | None) -> _Row:
 
 
 def assign(lengths: np.ndarray, patterns: Patterns, order: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Row and start of every conversation: two int32 arrays of shape (n,), start in tokens from the row's beginning.
+    """Return row and start of every conversation.
 
-    lengths: integers, shape (n,), whose histogram `patterns` packs. Conversations of equal length take the places of
-    that length in the order of `order`, a permutation of 0..n-1 (without it: source order), and places are taken row
-    by row, from left to right. Raises ValueError where lengths and patterns disagree.
+    Two int32 arrays of shape (n,); start is the offset within the row, in tokens. lengths: integers, shape (n,), whose
+    histogram `patterns` packs. Conversations of equal length take the places of that length in the order of `order`, a
+    permutation of 0..n-1 (default: source order). Places are taken row by row, from left to right. Raises ValueError
+    if lengths and patterns disagree.
 
-    Memory: the 8 bytes a conversation of the result and a constant. Time: 0.3 to 0.5 s for 10 million.
+    Memory: the result, 8 bytes per conversation, and a constant. Time: 0.3 to 0.5 s for 10 million.
     """
     longest = int(patterns.lengths.max(initial=0))
     runs = _runs(patterns)
@@ -338,8 +344,8 @@ def assign(lengths: np.ndarray, patterns: Patterns, order: np.ndarray | None = N
     np.add.at(supply, runs.length, runs.places)
     if wrong := np.flatnonzero(counts != supply).tolist():
         raise ValueError(
-            f"the patterns are not of these lengths: {supply[wrong[0]]} places for {counts[wrong[0]]} conversations of "
-            f"{wrong[0]} tokens; pack their own histogram"
+            f"patterns do not match lengths: {supply[wrong[0]]} places for {counts[wrong[0]]} conversations of "
+            f"{wrong[0]} tokens; pack the histogram of these lengths"
         )
     row = np.empty(len(lengths), dtype=np.int32)
     start = np.empty(len(lengths), dtype=np.int32)
@@ -364,9 +370,10 @@ def assign(lengths: np.ndarray, patterns: Patterns, order: np.ndarray | None = N
 
 @dataclass(frozen=True)
 class _Runs:
-    """Equal lengths side by side in a pattern, sorted by length, then row; int64 each, one element a run.
+    """Runs of equal lengths within patterns, sorted by length, then row; int64 each, one element per run.
 
-    The run stands `times` times at `start` in the rows from `row` on; its places are numbered from `first_place`.
+    A run is `times` conversations side by side from `start` on, in each of its pattern's rows, the first of which is
+    `row`. It has `places` places in all, numbered from `first_place` among those of its length.
     """
 
     length: np.ndarray
@@ -378,14 +385,17 @@ class _Runs:
 
 
 def _runs(patterns: Patterns) -> _Runs:
-    """The runs of all patterns. Raises ValueError where a pattern is not in descending order or too many rows."""
+    """List the runs of all patterns.
+
+    Raises ValueError if a pattern is not in descending order or if there are too many rows.
+    """
     if patterns.rows > np.iinfo(np.int32).max:
-        raise ValueError(f"{patterns.rows} rows do not fit in 32 bits: use a longer row or split the corpus")
+        raise ValueError(f"{patterns.rows} rows do not fit in 32 bits; use longer rows or split the corpus")
     flat = patterns.lengths.astype(np.int64)
     pattern = np.repeat(np.arange(len(patterns.copies)), np.diff(patterns.offsets))
     same = pattern[1:] == pattern[:-1]
     if (same & (flat[1:] > flat[:-1])).any():
-        raise ValueError("the lengths of a pattern must stand in descending order")
+        raise ValueError("the lengths of a pattern must be in descending order")
     first = np.flatnonzero(np.append(True, ~same | (flat[1:] != flat[:-1]))[: len(flat)])
     before = np.cumsum(flat) - flat
     first_row = np.cumsum(patterns.copies) - patterns.copies

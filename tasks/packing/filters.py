@@ -1,8 +1,8 @@
-"""Which conversations are packed at all: by length, by turns, and each content once. What goes has its reason.
+"""Drop conversations by length, number of turns, or duplicate content, and record the reason.
 
     Accepted ─min_tokens, max_tokens, min_turns, max_turns─▶ ─duplicates: drop─▶ Accepted.why
 
-Nothing here depends on the sequence length, so the same conversations are left for every one.
+Nothing here depends on the sequence length, so every sequence length keeps the same conversations.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tasks.storage.token_files import TokenColumns
 
 
 def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Config) -> None:
-    """Set `accepted.why` of every conversation that is too short, too long or a duplicate."""
+    """Set `accepted.why` of every conversation that is too short, too long, or a duplicate."""
     for name in ("tokens", "turns"):
         least, most = getattr(config, f"min_{name}"), getattr(config, f"max_{name}")
         if least is None and most is None:
@@ -31,13 +31,13 @@ def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Confi
 
 
 def _drop_duplicates(accepted: Accepted, tokens: TokenColumns) -> None:
-    """Of conversations that stay and say the same, the first stays.
+    """Keep only the first of the remaining conversations with equal content.
 
-    Two of 10 million have the same 64 bits by chance in 3 of a million corpora, so the lengths are compared, too.
-    Validation is chosen by the same 64 bits: all of one content stand on one side of the split.
+    Among 10 million conversations, two share a 64-bit hash by chance in 3 of a million corpora, so lengths are
+    compared too. The held-out split is chosen by the same hash, so equal contents are always in the same split.
     """
     digests = tokens.column("digest")
-    order = np.lexsort((accepted.length, digests))  # stable: of equal ones, the first in source order comes first
+    order = np.lexsort((accepted.length, digests))  # stable: equal contents stay in source order
     order = order[accepted.why[order] == 0]
     same = (digests[order[1:]] == digests[order[:-1]]) & (accepted.length[order[1:]] == accepted.length[order[:-1]])
     accepted.why[order[1:][same]] = why("duplicate")

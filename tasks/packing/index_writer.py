@@ -1,8 +1,8 @@
-"""index.arrow: where every accepted conversation stands. An Arrow IPC stream.
+"""Write index.arrow: the place of every accepted conversation, as an Arrow IPC stream.
 
-A row for each piece of each conversation, one where nothing was split, in source order. A conversation that was dropped
-has nulls where a place would be, and the reason. Further copies follow, and then the further packings of the training
-split, each in source order.
+The index has one row per piece, in source order; a conversation that was not split is one piece. A dropped
+conversation has nulls in place of split, shard, row, and start, and the reason. Further copies follow, then the further
+packings of the training split, each in source order.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tasks.storage.schemas import DROPS, INDEX_SCHEMA, REJECTED
 from tasks.storage.splits import split_names
 from tasks.storage.token_files import TokenColumns
 
-# Conversations, or pieces, of a record batch, which is put together at once.
+# Conversations or pieces per record batch; a batch is assembled in one step.
 _BATCH = 1 << 16
 
 
 class Index:
-    """Writes the index, split by split."""
+    """Write the index, packing by packing."""
 
     def __init__(self, out: pa.ipc.RecordBatchStreamWriter, tokens: TokenColumns, recipe: Recipe):
         self._out, self._tokens, self._recipe = out, tokens, recipe
@@ -38,9 +38,9 @@ class Index:
         self._splits = split_names(recipe.config.epochs)
 
     def write(self, pieces: Pieces, placed: Placed, with_dropped: bool) -> None:
-        """The pieces of one block, and, in their places, the conversations that were dropped."""
+        """Write the pieces of one packing and, in source order among them, the dropped conversations."""
         top, count = 0, len(pieces.accepted.length)
-        # Batches begin at the same conversations whatever the parts.
+        # The boundaries of batches do not depend on the parts.
         for first in range(0, count if with_dropped else 0, _BATCH):
             last = min(first + _BATCH, count)
             bottom = bisect_left(range(pieces.once), last, top, key=pieces.conversation)
@@ -60,7 +60,7 @@ class Index:
         conversation, is_dropped = conversation[order], (order >= len(of.conversation))
 
         def column(values: np.ndarray, of_dropped: np.ndarray | None = None) -> pa.Array:
-            """A column of the rows; null for what was dropped, unless it has a value there."""
+            """Build a column; dropped conversations are null unless values for them are given."""
             rest = np.zeros(len(dropped), values.dtype) if of_dropped is None else of_dropped.astype(values.dtype)
             full = np.concatenate([values, rest])[order]
             return to_arrow(full, is_dropped if of_dropped is None else None)
@@ -97,7 +97,7 @@ class Index:
         self._out.write_batch(pa.record_batch(columns, INDEX_SCHEMA))
 
     def _split_of(self, shard: np.ndarray, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
-        """Number of the split, int8, and of the shard within it, int32."""
+        """Return the number of the split, int8, and of the shard within it, int32."""
         shards = [self._recipe.shards[split] for split in placed.rows_of_splits]
         firsts = np.cumsum([0, *shards])
         within = np.searchsorted(firsts[1:], shard, side="right")
@@ -107,5 +107,6 @@ class Index:
 
 @contextmanager
 def index_writer(path: Path, tokens: TokenColumns, recipe: Recipe) -> Iterator[Index]:
+    """Open the index at `path` for writing; it appears there when the block ends without an error."""
     with atomic_file(path) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), INDEX_SCHEMA) as writer:
         yield Index(writer, tokens, recipe)

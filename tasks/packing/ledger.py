@@ -1,6 +1,6 @@
-"""The ledger: where every conversation and every token went. Where it does not close, the run fails.
+"""Account for every conversation and every token. If the ledger does not balance, the run fails.
 
-Accepted, Pieces ─tally─▶ what each source gave to each split, first copies and further ones apart ─▶ figures
+Accepted, Pieces ─tally─▶ sums per source and split, first copies and further copies apart ─▶ figures
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from tasks.packing.pieces import CHUNK, Accepted, Pieces, pieces_of
 from tasks.packing.placement import Placed
 from tasks.packing.rejects import Rejected
 from tasks.recipe import Recipe
-from tasks.storage.manifest import check_ledger
+from tasks.storage.manifest import Ledger
 from tasks.storage.schemas import DROPS, REJECTED
 from tasks.storage.token_files import TokenColumns
 
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over pieces, int64[sources, 2, 2] each: by source, held out or not, further copy or first.
+    """Sums over pieces, int64[sources, 2, 2] each: by source, held out (1) or not, further copy (1) or first.
 
-    For one packing of the training split: `times` turns them into sums over all of them.
+    The sums cover one packing of the training split. Multiply by `times` for all packings.
     """
 
     pieces: np.ndarray
     places: np.ndarray  # tokens, separators included
     trained: np.ndarray
     separators: np.ndarray
-    times: np.ndarray  # int64[2], packings of what is not held out, and of what is
+    times: np.ndarray  # int64[2], packings of the training split and of the held-out split
 
     def total(self, name: str) -> int:
-        """Over all rows of all splits."""
+        """Sum over all rows of all splits."""
         return int((getattr(self, name).sum(axis=(0, 2)) * self.times).sum())
 
     def once(self, name: str) -> int:
-        """Over the first copies."""
+        """Sum over the first copies."""
         return int(getattr(self, name)[:, :, 0].sum())
 
     def of_sources(self, name: str) -> np.ndarray:
-        """int64[sources], over all rows of all splits."""
+        """Sum over all rows of all splits, per source: int64[sources]."""
         found: np.ndarray = getattr(self, name).sum(axis=2) @ self.times
         return found
 
 
 def tally(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Tally:
-    """What each source gives. Memory: a constant."""
+    """Sum up the pieces of each source, in constant memory."""
     accepted, numbers = pieces.accepted, source_numbers(recipe)
     sums = np.zeros((4, 4 * len(recipe.files)))
     for further, (top, bottom) in enumerate(((0, pieces.once), (pieces.once, len(pieces)))):
@@ -65,7 +65,7 @@ def tally(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Tally:
 
 @dataclass(slots=True)
 class Lost:
-    """What became of conversations that are not packed as they are. Tokens do not count separators."""
+    """Conversations that are not packed as they are, and their tokens without separators."""
 
     dropped: dict[str, int]  # conversations, by reason
     truncated: int = 0  # conversations
@@ -77,7 +77,10 @@ class Lost:
 
 
 def count_lost(pieces: Pieces, config: Config) -> Lost:
-    """What limits, filters and the over-long policy took away, once for a conversation however often it is packed."""
+    """Count what limits, filters, and the overlong policy removed.
+
+    A conversation counts once, however often it is packed.
+    """
     accepted = pieces.accepted
     lost, ends = Lost({}), np.zeros(REJECTED + 1, np.int64)
     for top in range(0, len(accepted.length), CHUNK):
@@ -103,11 +106,14 @@ def count_lost(pieces: Pieces, config: Config) -> Lost:
 
 def make_ledger(
     receipts: list[dict[str, Any]], pieces: Pieces, sums: Tally, lost: Lost, rejects: list[Rejected], places: int
-) -> dict[str, Any]:
-    """The manifest's ledger; `places` is rows × sequence_length, or 0 without packing. Raises DataError."""
+) -> Ledger:
+    """Build the manifest's ledger. `places` is rows × sequence_length, or 0 without packing.
+
+    Raises DataError if it does not balance.
+    """
     packed = sums.total("places")
     repeated = packed - sums.total("separators") - (sums.once("places") - sums.once("separators"))
-    ledger = {
+    values = {
         "conversations": {
             "read": sum(receipt["conversations"] for receipt in receipts),
             "packed": int(np.count_nonzero(pieces.accepted.why == 0)),
@@ -129,12 +135,13 @@ def make_ledger(
             "trained": sums.total("trained"),
         },
     }
-    check_ledger(ledger)
+    ledger = Ledger.model_validate(values)
+    ledger.check(places)
     return ledger
 
 
 def packing_metadata(config: Config, sums: Tally, placed: list[Placed], algorithm: str) -> dict[str, Any]:
-    """How full the rows are, beside the rows that no packing can go below (summed over the splits)."""
+    """Compare the rows with the lower bound, summed over the splits, and compute how full they are."""
     rows = sum(block.rows for block in placed)
     bounds = [bound for block in placed for bound in block.lower_bounds]
     bound = sum(rows for rows, _ in bounds)
@@ -154,7 +161,7 @@ def packing_metadata(config: Config, sums: Tally, placed: list[Placed], algorith
 
 
 def source_facts(recipe: Recipe, receipts: list[dict[str, Any]], pieces: Pieces, sums: Tally) -> list[dict[str, Any]]:
-    """What each source file contributed."""
+    """Summarize what each source file contributed."""
     accepted, numbers = pieces.accepted, source_numbers(recipe)
     trained, edges = sums.of_sources("trained"), _source_edges(recipe, accepted)
     found = []
@@ -182,7 +189,7 @@ def source_facts(recipe: Recipe, receipts: list[dict[str, Any]], pieces: Pieces,
 
 
 def mixture_facts(recipe: Recipe, pieces: Pieces, sums: Tally) -> list[dict[str, Any]]:
-    """What each entry of the config's sources gives to one pass over the training split."""
+    """Summarize what each entry of the config's `sources` contributes to one pass over the training split."""
     accepted, edges = pieces.accepted, _source_edges(recipe, pieces.accepted)
     facts: list[dict[str, Any]] = [
         {"path": source.path, "weight": source.weight, "limit": source.limit}
@@ -205,12 +212,12 @@ def mixture_facts(recipe: Recipe, pieces: Pieces, sums: Tally) -> list[dict[str,
 
 
 def _source_edges(recipe: Recipe, accepted: Accepted) -> list[int]:
-    """Conversations before each source."""
+    """Return the number of conversations before each source; one more than there are sources."""
     firsts = np.searchsorted(source_numbers(recipe), np.arange(len(recipe.files) + 1))
     return accepted.edges[firsts].tolist()
 
 
 def source_numbers(recipe: Recipe) -> np.ndarray:
-    """Place in recipe.files of each part; int32[parts]."""
+    """Return the index in recipe.files of the file of each part: int32[parts]."""
     places = {id(file): index for index, file in enumerate(recipe.files)}
     return np.array([places[id(part.file)] for part in recipe.parts], np.int32)

@@ -1,38 +1,38 @@
-"""The number of rows that no packing can go below.
+"""Compute the number of rows that every packing needs.
 
     counts (conversations of each length) → lower_bound → rows, name of the bound
 
-Three bounds, the highest wins; integers throughout, so every machine gets the same answer:
+The highest of three bounds wins. All arithmetic is in integers, so every machine gets the same result:
 
-* ``ceil(tokens/length)``: rows must hold all tokens.
-* ``L2``: a conversation longer than half a row shares its row with none of its kind. Martello & Toth, "Lower bounds
-  and reduction procedures for the bin packing problem", Discrete Applied Mathematics 28 (1990). All thresholds in
-  one pass over cumulative sums.
-* ``DFF``: lengths are replaced by values such that whatever fits in a row has values that fit too, then the first
-  bound is taken. The family f2 of Carlier, Clautiaux & Moukrim, Computers & Operations Research 34 (2007); every
-  member is a bound by itself, so any subset of them may be tried.
+* ``ceil(tokens/length)``: the rows must hold all tokens.
+* ``L2``: no two conversations longer than half a row share a row. Martello & Toth, "Lower bounds and reduction
+  procedures for the bin packing problem", Discrete Applied Mathematics 28 (1990). All thresholds are evaluated in one
+  pass over cumulative sums.
+* ``DFF`` (dual feasible functions): lengths are replaced by values such that any set that fits in a row still fits,
+  then the first bound is applied. The family f2 of Carlier, Clautiaux & Moukrim, Computers & Operations Research 34
+  (2007); every member is a bound by itself, so any subset of them may be tried.
 
-L2 is what matters on conversations: at 512 it proves 8,740 rows where the tokens alone ask for 8,721. DFF proves
-best-fit-decreasing optimal on lengths spread evenly (100,000 lengths in 1..512: 50,179 rows; L2 says 50,169). The
-u(k) of Fekete & Schepers (2001) never beat these two in twenty trials and was left out.
+L2 is the one that matters for conversations: at 512 it proves 8,740 rows, while the tokens alone require 8,721. DFF
+proves best-fit-decreasing optimal for evenly spread lengths (100,000 lengths in 1..512: 50,179 rows; L2 gives 50,169).
+The u(k) of Fekete & Schepers (2001) never beat these two in twenty trials and was left out.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-# f2 costs one value for each distinct length and member; this many take 0.1 s. It suffices for all members up to
-# capacity 2048; above, where there are more distinct lengths, members are spread over the range.
+# f2 computes one value per distinct length and member; this many take 0.1 s. It suffices for all members up to
+# capacity 2048. With more distinct lengths, an even selection of the members is tried.
 DFF_ELEMENTS = 1 << 22
-# Values at a time: 0.5 MB of them stay in the cache.
+# Values computed at a time: 0.5 MB, which stays in the cache.
 BLOCK_ELEMENTS = 1 << 16
 
 
 def lower_bound(counts: np.ndarray, capacity: int) -> tuple[int, str]:
-    """Rows that no packing of `counts` can go below, and the name of the bound that says so.
+    """Return the number of rows that every packing of `counts` needs, and the name of the bound.
 
-    counts: integers, shape (capacity + 1,): conversations of each length in tokens. Of equal bounds the simplest
-    is named; no conversations give 0.
+    counts: integers, shape (capacity + 1,): conversations of each length in tokens. If bounds are equal, the simplest
+    is named. The bound for no conversations is 0.
     """
     counts = np.asarray(counts, dtype=np.int64)
     lengths = np.flatnonzero(counts)
@@ -45,10 +45,10 @@ def lower_bound(counts: np.ndarray, capacity: int) -> tuple[int, str]:
 
 
 def _l2(counts: np.ndarray, capacity: int) -> int:
-    """Martello & Toth's L2, the maximum over all thresholds alpha in 0..capacity/2.
+    """Compute Martello & Toth's L2, the maximum over all thresholds alpha in 0..capacity/2.
 
-    Conversations above capacity - alpha stand alone. Those above half a row need a row each; what these leave free
-    can take conversations of alpha and more, and what does not fit there needs further rows.
+    Conversations longer than capacity - alpha have a row of their own. Those longer than half a row need a row each;
+    the space they leave can hold conversations of alpha tokens and more, and the rest of these need further rows.
     """
     fewer = np.concatenate(([0], np.cumsum(counts)))  # fewer[i]: conversations shorter than i
     tokens = np.concatenate(([0], np.cumsum(counts * np.arange(capacity + 1))))
@@ -61,7 +61,10 @@ def _l2(counts: np.ndarray, capacity: int) -> int:
 
 
 def _dff(lengths: np.ndarray, copies: np.ndarray, capacity: int) -> int:
-    """The best of f2(k), k in 1..capacity/2: a row is worth 2 * (capacity // k) and a conversation `_f2`."""
+    """Compute the best bound of f2(k), k in 1..capacity/2.
+
+    A row has the value 2 * (capacity // k), a conversation the value `_f2`.
+    """
     members = capacity // 2
     tried = min(members, max(1, DFF_ELEMENTS // max(1, len(lengths))))
     k = 1 + np.arange(tried) * members // tried
@@ -74,6 +77,10 @@ def _dff(lengths: np.ndarray, copies: np.ndarray, capacity: int) -> int:
 
 
 def _f2(lengths: np.ndarray, k: np.ndarray, capacity: int) -> np.ndarray:
-    """Values of `lengths` under f2(k): twice the k's in a length up to half a row, above it what they leave over."""
+    """Apply f2(k) to `lengths`.
+
+    Up to half a row, the value is twice the number of times that k fits in the length. Above it, the value is that of
+    the row less twice the number of times that k fits in the space left.
+    """
     long = 2 * (capacity // k - (capacity - lengths) // k)
     return np.where(2 * lengths > capacity, long, np.where(2 * lengths == capacity, capacity // k, 2 * (lengths // k)))

@@ -1,10 +1,10 @@
-"""How often each conversation is packed, by `limit` and `weight` of its source.
+"""Choose how often each conversation is packed, by the `limit` and `weight` of its source.
 
-    Pieces ─limit─▶ a seeded choice of each entry of `sources` ─weight─▶ none, one or more copies ─▶ Pieces
+    Pieces ─limit─▶ a seeded choice from each entry of `sources` ─weight─▶ zero, one, or more copies ─▶ Pieces
 
-An entry is a path of the config, with all its files. Who is chosen follows from the seed and from what the
-conversation says: the same ones for any order of the lines and any part size; a larger share adds to a smaller one.
-Validation is thinned as training is, and holds no conversation twice.
+An entry is a path of the config with all its files. The choice depends on the seed and the content of conversations
+only: it is the same for any order of lines and any part size, and a larger share extends a smaller one. The held-out
+split is subsampled like the training split, but contains no conversation twice.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ MOST_PIECES = (1 << 31) - 1
 
 
 def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
-    """Pieces of the conversations that are chosen, with their further copies; `accepted.why` of the others is set.
+    """Select pieces by limit and weight and add further copies; set `accepted.why` of the conversations left out.
 
-    Raises DataError where token_share meets a source without a trained token, UsageError where copies are too many.
+    Raises DataError if a source has no conversation left to share (token_share), UsageError if there are too many
+    copies.
     """
     config, accepted = recipe.config, pieces.accepted
     if not is_mixed(config):
         return pieces
     orders = _orders(pieces, tokens, recipe)
-    # A limit may have left all on one side.
+    # A limit may have left all conversations in one split.
     hold_out_at_least_one(accepted.held_out, accepted.why == 0, lambda: tokens.column("digest"), config.validation)
     counts = _token_shares(orders, pieces, tokens, config) if config.weighting == "token_share" else {}
     copies = np.zeros(len(accepted.length), np.uint16)
@@ -54,12 +55,12 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
 
 
 def is_mixed(config: Config) -> bool:
-    """Whether a conversation may be packed more or less often than once."""
+    """Return whether any conversation may be packed other than exactly once."""
     return config.weighting == "token_share" or any(source.weight != 1 or source.limit for source in config.sources)
 
 
 def _orders(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> dict[int, np.ndarray]:
-    """The conversations of each entry that are not over its limit, in the order in which they are chosen."""
+    """Return the conversations of each entry within its limit, in the order in which they are chosen."""
     accepted, config, found = pieces.accepted, recipe.config, {}
     for entry, parts in groupby(range(len(recipe.parts)), key=lambda part: recipe.parts[part].file.entry):
         numbers = list(parts)
@@ -73,16 +74,16 @@ def _orders(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> dict[int, n
 
 
 def _share(share: float, count: int) -> int:
-    """A share of a count, to the next whole number; at least one, where there is any."""
+    """Round a share of a count to the nearest whole number, but to at least one if the count is not 0."""
     return min(count, max(1, int(share * count + 0.5)))
 
 
 def _token_shares(
     orders: dict[int, np.ndarray], pieces: Pieces, tokens: TokenColumns, config: Config
 ) -> dict[int, int]:
-    """How many conversations of the training split each entry gives, so that trained tokens stand as the weights.
+    """Count the training conversations to take from each entry so that trained tokens match the weights.
 
-    The source that is smallest beside its weight gives all; each other is off by half a conversation at most.
+    The scarcest source is used in full; the others are off by at most half a conversation.
     """
     accepted = pieces.accepted
     trained = tokens.column("trained")
@@ -96,8 +97,8 @@ def _token_shares(
         if entry not in sums or not len(sums[entry]):
             raise DataError(
                 "empty_share",
-                f"sources[{entry}] {source.path}: no conversation of it is left in the training split, so that it can "
-                "have no share of the tokens (weighting: token_share); take it out, or look at filters and rejects",
+                f"sources[{entry}] {source.path}: none of its conversations is left in the training split, so it "
+                "cannot have a share of the tokens (weighting: token_share); remove it, or check filters and rejects",
             )
     scale = min(int(total[-1]) / config.sources[entry].weight for entry, total in sums.items())
     counts = {}
@@ -110,9 +111,9 @@ def _token_shares(
 
 
 def _copied(pieces: Pieces, copies: np.ndarray) -> Pieces:
-    """The pieces of each conversation as often as `copies` says: a first pass over all, then a second, and so on.
+    """Repeat the pieces of each conversation `copies` times: a first pass over all, then a second, and so on.
 
-    So copies of a conversation lie far apart among those of its length, and seldom in one row.
+    Copies of a conversation are therefore far apart among those of its length, and rarely share a row.
     """
     times = np.empty(len(pieces), np.uint16)
     for chunk in pieces.chunks():
@@ -120,7 +121,7 @@ def _copied(pieces: Pieces, copies: np.ndarray) -> Pieces:
     total = int(times.sum(dtype=np.int64))
     if total > MOST_PIECES:
         raise UsageError(
-            "bad_setting", f"weights: {total:,} copies are more than a plan can hold ({MOST_PIECES:,}); lower them"
+            "bad_setting", f"weights: {total:,} copies exceed what a plan can hold ({MOST_PIECES:,}); lower the weights"
         )
     passes = [pieces.of[times > number] for number in range(max(1, times.max(initial=0)))]
     return replace(pieces, of=np.concatenate(passes), once=len(passes[0]), copies=copies)

@@ -1,12 +1,12 @@
-"""What is placed in rows: conversations that fit, and the pieces of those that do not.
+"""Represent what is placed in rows: whole conversations, and pieces of overlong ones.
 
-    Accepted (a column for each fact) ─cut_overlong─▶ Pieces; `why` of those that go
+    Accepted (one column per attribute) ─cut_overlong─▶ Pieces; `why` is set if a conversation is not packed
 
-A conversation that fits is one piece. What becomes of an over-long one is the config's `overlong`: truncate keeps
-its first piece, split every piece that has a trained token, drop none; error stops the run.
+A conversation that fits in a row is one piece. The `overlong` setting decides about the others: truncate keeps the
+first piece, split keeps every piece with a trained token, drop keeps none, error stops the run.
 
-Columns are as narrow as they can be, since there are millions of conversations: what a token file says, and nothing
-else needs at once, is read again where it is written.
+There are millions of conversations, so columns are as narrow as possible. Columns of the token files that are needed
+only once are read again at that time instead of being held in memory.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from tasks.recipe import Recipe
 from tasks.storage.schemas import REJECTED, why
 from tasks.storage.token_files import TokenColumns
 
-CHUNK = 1 << 18  # conversations or pieces that are handled at a time
+CHUNK = 1 << 18  # conversations or pieces processed at a time
 
 
 @dataclass(slots=True)
 class Accepted:
-    """Columns over all accepted conversations, in source order."""
+    """Columns of all accepted conversations, in source order."""
 
     edges: np.ndarray  # int64[parts + 1], conversations before each part
-    length: np.ndarray  # int32, tokens, the separator included
+    length: np.ndarray  # int32, tokens, including the separator
     separator: np.ndarray  # bool
     held_out: np.ndarray  # bool
-    why: np.ndarray  # uint8, 0 where it is packed
+    why: np.ndarray  # uint8, reason why it is not packed; 0 if it is packed
 
     def part(self, conversations: np.ndarray) -> np.ndarray:
-        """int64, the parts that conversations are of."""
+        """Return the part of each conversation, int64."""
         return np.searchsorted(self.edges, conversations, side="right") - 1
 
     def encoded(self, chosen: slice | np.ndarray) -> np.ndarray:
-        """int32, tokens without the separator."""
+        """Return the tokens without the separator, int32."""
         return self.length[chosen] - self.separator[chosen]
 
 
 class Cut(NamedTuple):
-    """A piece of an over-long conversation."""
+    """A piece of an overlong conversation."""
 
     first: int
     taken: int
@@ -55,22 +55,22 @@ class Cut(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What a row of a plan needs to know of pieces."""
+    """Columns of pieces that the rows of a plan are made from."""
 
-    conversation: np.ndarray  # int32, into Accepted
-    first: np.ndarray  # int32, first token of the conversation that stands here
-    taken: np.ndarray  # int32, how many stand here
-    closed: np.ndarray  # bool, cut off here: an untrained EOS follows
+    conversation: np.ndarray  # int32, index into Accepted
+    first: np.ndarray  # int32, offset of the piece's first token within the conversation
+    taken: np.ndarray  # int32, number of the conversation's tokens in the piece
+    closed: np.ndarray  # bool, the conversation is cut here and an untrained EOS follows
     length: np.ndarray  # int32, places in the row
-    separator: np.ndarray  # bool, the last place is an EOS that was added behind the template's tokens
+    separator: np.ndarray  # bool, the last place is an EOS added after the template's tokens
 
 
 @dataclass(slots=True)
 class Pieces:
-    """The pieces that are placed in rows: each conversation once, in source order, then further copies, pass by pass.
+    """The pieces to place in rows: each conversation once, in source order, then further copies, pass by pass.
 
-    `of` is the number of the conversation where a piece is all of it; from len(accepted.length) on, the number of a
-    cut. `once` pieces are the first copies; `copies` is for each conversation, None where each is packed once.
+    `of` is the number of a conversation if the piece is all of it; values from len(accepted.length) on are numbers of
+    cuts. The first `once` pieces are first copies. `copies` is a number per conversation, None if each is packed once.
     """
 
     accepted: Accepted
@@ -84,11 +84,11 @@ class Pieces:
         return len(self.of)
 
     def conversation(self, piece: int) -> int:
-        """Of one piece, into Accepted."""
+        """Return the conversation of one piece, an index into Accepted."""
         return int(self.conversations(slice(piece, piece + 1))[0])
 
     def conversations(self, chosen: slice | np.ndarray) -> np.ndarray:
-        """int32, into Accepted."""
+        """Return the conversation of each chosen piece, indexes into Accepted: int32."""
         of = self.of[chosen]
         cut = of >= len(self.accepted.length)
         if cut.any():
@@ -97,6 +97,7 @@ class Pieces:
         return of
 
     def columns(self, chosen: slice | np.ndarray) -> Columns:
+        """Compute the columns of the chosen pieces."""
         accepted = self.accepted
         of, conversation = self.of[chosen], self.conversations(chosen)
         first, taken = np.zeros_like(of), accepted.length[conversation]
@@ -109,7 +110,7 @@ class Pieces:
         return Columns(conversation, first, taken, closed, taken + closed, separator)
 
     def trained(self, chosen: slice, tokens: TokenColumns) -> np.ndarray:
-        """int32, trained tokens of each piece; read anew from the token files."""
+        """Return the trained tokens of each chosen piece, int32, reading them from the token files."""
         conversation = self.conversations(chosen)
         first, last = (int(conversation.min()), int(conversation.max()) + 1) if len(conversation) else (0, 0)
         found = tokens.column("trained", first, last)[conversation - first]
@@ -118,13 +119,13 @@ class Pieces:
         return found
 
     def chunks(self, first: int = 0, last: int | None = None) -> Iterator[slice]:
-        """The pieces [first, last) in slices of CHUNK."""
+        """Iterate over the pieces [first, last) in slices of CHUNK."""
         last = len(self.of) if last is None else last
         for top in range(first, last, CHUNK):
             yield slice(top, min(top + CHUNK, last))
 
     def lengths(self) -> np.ndarray:
-        """int32[pieces], places in the rows."""
+        """Return the places that each piece takes in its row: int32[pieces]."""
         if self.copies is None and not len(self.cut_of) and len(self.of) == len(self.accepted.length):
             return self.accepted.length
         found = np.empty(len(self.of), np.int32)
@@ -133,7 +134,7 @@ class Pieces:
         return found
 
     def held_out(self) -> np.ndarray:
-        """bool[pieces]"""
+        """Return whether each piece is in the held-out split: bool[pieces]."""
         found = np.empty(len(self.of), np.bool_)
         for chunk in self.chunks():
             found[chunk] = self.accepted.held_out[self.conversations(chunk)]
@@ -141,10 +142,11 @@ class Pieces:
 
 
 def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pieces:
-    """Pieces of the conversations that stay. `accepted.why` becomes REJECTED where no trained token is left.
+    """Apply the overlong policy and return the pieces of the remaining conversations.
 
-    Raises DataError where the policy is error and a conversation is over-long. Without packing a row is a whole
-    conversation, and what is over-long stays whole: the trainer that tokenises it cuts it.
+    Sets `accepted.why` to REJECTED if no trained token is left. Without packing, a row is a whole conversation, and
+    overlong conversations are kept intact: the trainer that tokenizes them cuts them. Raises DataError if the policy
+    is error and a conversation is overlong.
     """
     config = recipe.config
     stays = accepted.why == 0
@@ -155,7 +157,8 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
         accepted.why[is_long] = why("too_long")
     elif not config.packing:
         is_long[:] = False
-    # An answer that became the conversation's first token, or none, leaves nothing to train on.
+    # The first token is never trained, so an answer at the very start may leave nothing to train on; so may an
+    # empty answer.
     for top in range(0, len(stays), CHUNK):
         chunk = slice(top, min(top + CHUNK, len(stays)))
         untrained = tokens.column("trained", chunk.start, chunk.stop) == 0
@@ -177,7 +180,7 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
 
 
 def numbers_where(chosen: np.ndarray) -> np.ndarray:
-    """int32, where `chosen` is true. numpy's own would take 8 bytes for each."""
+    """Return the indexes at which `chosen` is true, int32; np.flatnonzero would take 8 bytes for each."""
     parts = (np.flatnonzero(chosen[top : top + CHUNK]) + top for top in range(0, len(chosen), CHUNK))
     found, end = np.empty(np.count_nonzero(chosen), np.int32), 0
     for part in parts:
@@ -187,10 +190,11 @@ def numbers_where(chosen: np.ndarray) -> np.ndarray:
 
 
 def cut_conversation(values: np.ndarray, length: int, split: bool) -> list[Cut]:
-    """Cut the tokens of a conversation (int32, ~id where untrained) into pieces of at most `length` places.
+    """Cut the tokens of a conversation into pieces of at most `length` places.
 
-    A piece that is cut off takes one token less than a row and is closed by an untrained EOS: a model must not learn
-    to stop in mid-sentence. Its first token has nothing before it and is not trained.
+    `values` are int32, ~id if untrained. A piece that is cut off has one token less than a row and is closed by an
+    untrained EOS, because a model must not learn to stop in mid-sentence. The first token of every piece has no
+    context and is not trained. If `split` is false, only the first piece is returned.
     """
     cuts: list[Cut] = []
     first = 0
@@ -207,7 +211,7 @@ def cut_conversation(values: np.ndarray, length: int, split: bool) -> list[Cut]:
 
 
 def pieces_of(length: np.ndarray, row: int) -> np.ndarray:
-    """How many pieces `cut_conversation` makes of conversations of so many tokens, when it splits them."""
+    """Return how many pieces `cut_conversation` splits conversations of these lengths into."""
     return np.maximum(1, -(-(length - 1) // (row - 1)))
 
 
@@ -216,7 +220,7 @@ def _too_long(accepted: Accepted, is_long: np.ndarray, tokens: TokenColumns, rec
     part = int(accepted.part(np.array([first]))[0])
     record = int(tokens.column("record", first, first + 1)[0])
     return (
-        f"{recipe.parts[part].file.name}:{record + 1}: {accepted.length[first]:,} tokens are more than sequence_length "
-        f"{recipe.config.sequence_length:,} ({int(is_long.sum()):,} conversations are); overlong: truncate, drop or "
-        "split says what to do with them"
+        f"{recipe.parts[part].file.name}:{record + 1}: {accepted.length[first]:,} tokens exceed sequence_length "
+        f"{recipe.config.sequence_length:,} (as in {int(is_long.sum()):,} conversations); set overlong to truncate, "
+        "drop, or split"
     )

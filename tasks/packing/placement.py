@@ -1,11 +1,12 @@
-"""Where each piece stands: pieces ─pack─▶ rows ─shuffle─▶ (row, start), for each split by itself.
+"""Assign each piece a row and a start: pieces ─pack─▶ rows ─shuffle─▶ (row, start), separately for each split.
 
     all pieces ─place─▶ train, validation        pieces of the training split ─place_anew─▶ train_epoch_2, …
 
-What is promised of epochs: each has every piece of the training split, in as many rows, and no set of two or more
-pieces stands in a row of two epochs, as long as one of them has another of its length to change places with. For that,
-a seeded half of the conversations is packed before the rest, those of equal length are dealt in another order, and
-those who meet again are parted (companions.py). A row that one conversation fills is the same in every epoch.
+Guarantee for epochs: each contains every piece of the training split, in the same number of rows, and no group of two
+or more pieces shares a row in two epochs, unless no swap with another piece of equal length exists. To achieve this, a
+seeded half of the conversations is packed before the rest, conversations of equal length are assigned in another
+order, and groups that still meet again are broken up (row_companions.py). A row filled by one conversation is the same
+in every epoch.
 """
 
 from __future__ import annotations
@@ -25,25 +26,28 @@ from tasks.storage.splits import SPLITS
 
 @dataclass(slots=True)
 class Placed:
-    """Columns over the pieces, int32, and the rows that they make in one split or two."""
+    """The row and start of each piece, int32, and the rows of one or two splits."""
 
-    row: np.ndarray  # over all shards, in their order
-    start: np.ndarray  # first place within the row
+    row: np.ndarray  # numbered over all shards, in their order
+    start: np.ndarray  # offset of the piece's first place within the row
     edges: np.ndarray  # int64[shards + 1], rows before each shard
     rows_of_splits: dict[str, int]
-    lower_bounds: list[tuple[int, str]]  # of each split: rows, and the name of the bound
+    lower_bounds: list[tuple[int, str]]  # per split: rows, and the name of the bound
 
     @property
     def rows(self) -> int:
         return sum(self.rows_of_splits.values())
 
     def shard(self, chosen: slice | np.ndarray) -> np.ndarray:
-        """int64, the shards that rows are in."""
+        """Return the shard of each chosen piece, int64."""
         return np.searchsorted(self.edges[1:], self.row[chosen], side="right")
 
 
 def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dict[str, int]) -> Placed:
-    """Pack each split and deal its rows, in seeded random order, to its shards. `lengths` are int32[pieces]."""
+    """Pack each split and distribute its rows, in seeded random order, over its shards.
+
+    `lengths` are int32[pieces].
+    """
     if not held_out.any():
         train = _place_one("train", lengths, config, shards["train"])
         nothing = _place_one("validation", lengths[:0], config, shards["validation"])
@@ -62,7 +66,7 @@ def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dic
 def place_anew(
     lengths: np.ndarray, of: np.ndarray, companions: Companions, config: Config, epoch: int, split: str, shards: int
 ) -> Placed:
-    """Pack the pieces of the training split (Pieces.of) once more, for an epoch from 2 on."""
+    """Pack the pieces of the training split (Pieces.of) again, for epoch 2 or later."""
     placed = _place_one(split, lengths, config, shards, epoch)
     companions.part(placed.row, placed.start, of, lengths, placed.rows)
     return placed
@@ -82,8 +86,8 @@ def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
 def _place_one(split: str, lengths: np.ndarray, config: Config, shards: int, epoch: int = 1) -> Placed:
     groups = _plan(lengths, config, epoch) if config.packing else []
     count = sum(group.patterns.rows for group in groups) if config.packing else len(lengths)
-    # Before there is anything else over the pieces, since it takes 20 bytes a row for a moment.
-    # Streams: 0 is train, 1 is validation, from 2 on the epochs.
+    # Shuffle before allocating columns over the pieces, since it temporarily takes 20 bytes per row.
+    # Streams: 0 is train, 1 is validation, 2 and above are epochs.
     place_of = shuffle(count, config.seed, 1 if split == "validation" else epoch if epoch > 1 else 0)
     row, start, bound = _fill(lengths, groups, config)
     for top in range(0, len(row), bin_packing.CHUNK):
@@ -98,7 +102,7 @@ class _Group(NamedTuple):
 
     inside: slice
     patterns: bin_packing.Patterns
-    order: np.ndarray | None  # int32, in which those of equal length are dealt
+    order: np.ndarray | None  # int32, order in which pieces of equal length take their places
 
 
 def _plan(lengths: np.ndarray, config: Config, epoch: int) -> list[_Group]:
@@ -114,7 +118,7 @@ def _plan(lengths: np.ndarray, config: Config, epoch: int) -> list[_Group]:
 
 
 def _fill(lengths: np.ndarray, groups: list[_Group], config: Config) -> tuple[np.ndarray, np.ndarray, tuple[int, str]]:
-    """Row and start of each piece, and the lower bound with its name."""
+    """Return row and start of each piece, and the lower bound with its name."""
     capacity = config.sequence_length
     if not config.packing:
         rows = np.arange(len(lengths), dtype=np.int32)
@@ -134,9 +138,10 @@ def _fill(lengths: np.ndarray, groups: list[_Group], config: Config) -> tuple[np
 def _patterns_anew(
     lengths: np.ndarray, order: np.ndarray, patterns: bin_packing.Patterns, capacity: int
 ) -> bin_packing.Patterns:
-    """Other patterns of the same lengths, in as many rows: the full rows of a part of them, then the rest.
+    """Find other patterns of the same lengths, in as many rows: the full rows of a part of them, then the rest.
 
-    The part is half of them in the order of `order`, or less, where that takes another number of rows.
+    The part is the first half in `order`, halved again as long as the number of rows differs. Returns `patterns` if no
+    part works.
     """
     counts = bin_packing.histogram(lengths, capacity)
     part = len(lengths) // 2
@@ -154,10 +159,10 @@ def _patterns_anew(
 def hold_out_at_least_one(
     held_out: np.ndarray, stays: np.ndarray, digests: Callable[[], np.ndarray], validation: float
 ) -> None:
-    """Where all of a tiny corpus lies on one side of the split, move one content over (in place).
+    """Move one content to the other split (in place) if all of a tiny corpus is in one split.
 
-    `stays` says of each conversation whether it is packed. What says the same (uint64 `digests`) moves together, and a
-    single content is trained on.
+    `stays` is true for each conversation that is packed. Equal contents (uint64 `digests`) move together. If there is
+    only one content, it is trained on.
     """
     present = held_out[stays]
     if validation == 0 or not len(present) or (present.any() and not present.all()):

@@ -1,17 +1,17 @@
-"""Token files → plan: every conversation → (split, shard, row, start), from lengths alone.
+"""Assign every conversation of the token files a split, shard, row, and start.
 
-    columns ─filters─▶ ─over-long policy─▶ pieces ─limits, weights─▶ ─pack each split─▶ rows ─shuffle─▶ shards
+    columns ─filters─▶ ─overlong policy─▶ pieces ─limits, weights─▶ ─pack each split─▶ rows ─shuffle─▶ shards
                 └──────────────┴─────────────────────────┴─▶ rejected, dropped, truncated: counted
 
-Written to one folder, the receipt last:
+Packing decisions depend on lengths only. All files are written to one folder, the receipt last:
 
-    plan.arrow      IPC file; record batch s holds the pieces of shard s, by row and start (shards.PLAN_SCHEMA)
-    index.arrow     where every accepted conversation stands
-    rejects.jsonl   a line for each rejected conversation
+    plan.arrow      IPC file; record batch s holds the pieces of shard s, by row and start (PLAN_SCHEMA)
+    index.arrow     the place of every accepted conversation
+    rejects.jsonl   one line per rejected conversation
     plan.json       ledger, sources, packing figures: the receipt
 
-Memory: 20 bytes a conversation and a constant, whatever token files and shards there are; up to 45 where conversations
-are held out, weighted, told apart by content or packed anew for further epochs (bench/planning.py).
+Memory: a constant plus 20 bytes per conversation, regardless of the number of token files and shards; up to 45 if
+conversations are held out, weighted, deduplicated, or repacked for further epochs (bench/planning.py).
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from tasks.tokenization.token_batch import NOTICED
 
 PLAN_FILES = ("plan.arrow", "index.arrow", "rejects.jsonl")
 
-# Pieces that are put in the order of their rows at a time, 40 bytes each. Each time all rows are looked through.
+# Pieces sorted by row at a time, 40 bytes each. Each pass scans the rows of all pieces.
 SORTED_AT_ONCE = 1 << 21
 
 
 def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Write the plan, its receipt last, and return the receipt.
 
-    Raises DataError where too many conversations are rejected, none is left, or the policy for over-long ones says so,
-    StorageError where a token file is not what was written.
+    Raises DataError if too many conversations are rejected, if none is left to train on, or if one is too long and
+    `overlong` is error. Raises StorageError if the checksum of a token file does not match its receipt.
     """
     config = recipe.config
     keys = [recipe.tokens_key(part) for part in recipe.parts]
@@ -61,9 +61,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     files = [recipe.layout.token_file(key) for key in keys]
     for file, receipt in zip(files, receipts, strict=True):
         if digest_of(file, "xxh3") != receipt["xxh3"]:
-            raise StorageError(
-                "damaged_artefact", f"{file}: is damaged (its digest is not the recorded one); delete it and run again"
-            )
+            raise StorageError("damaged_artefact", f"{file}: damaged (checksum mismatch); delete it and run again")
     bases = _record_bases(recipe.parts, receipts)
     tokens = TokenColumns(files, bases)
     accepted = read_columns(tokens, config.validation)
@@ -83,7 +81,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     placed = _write_blocks(folder, pieces, tokens, recipe)
     places = sum(block.rows for block in placed) * config.sequence_length if config.packing else 0
     receipt = {
-        "ledger": make_ledger(receipts, pieces, sums, lost, rejects, places),
+        "ledger": make_ledger(receipts, pieces, sums, lost, rejects, places).model_dump(),
         "packing_metadata": packing_metadata(
             config, sums, placed, bin_packing.ALGORITHM if config.packing else "one conversation a row"
         ),
@@ -93,7 +91,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
         "rows_of_shards": np.concatenate([np.diff(block.edges) for block in placed]).tolist(),
     }
     receipt["files"] = {name: (folder / name).stat().st_size for name in PLAN_FILES}
-    # By these a plan is found for a corpus whose sources are gone, and known to be whole.
+    # A repair whose sources are gone finds the plan of a corpus by these checksums, and knows that it is complete.
     receipt["sha256"] = {name: sha256_of(folder / name) for name in PLAN_FILES}
     receipt |= {"name": config.name, "corpus": recipe.corpus_key}
     receipt["token_files"] = keys
@@ -102,7 +100,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
 
 def _record_bases(parts: tuple[Part, ...], receipts: list[dict[str, Any]]) -> list[int]:
-    """Number of the first record of each part within its file."""
+    """Return the number of the first record of each part within its file."""
     bases = [0] * len(parts)
     for index in range(1, len(parts)):
         if parts[index].file is parts[index - 1].file:
@@ -111,11 +109,11 @@ def _record_bases(parts: tuple[Part, ...], receipts: list[dict[str, Any]]) -> li
 
 
 def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
-    """All conversations, before any of them is dropped; a share of them held out."""
+    """Read the columns of all conversations, before any is dropped, and hold out a share of them."""
     length = tokens.column("length")
     held_out = np.zeros(len(length), np.bool_)
     if validation:
-        # A share of the hashes is a share of the conversations, the same one whatever else is in the corpus.
+        # A share of the hash range is a share of the conversations, and does not depend on the rest of the corpus.
         for top in range(0, len(length), CHUNK):
             chunk = slice(top, min(top + CHUNK, len(length)))
             held_out[chunk] = tokens.column("digest", chunk.start, chunk.stop) < np.uint64(int(validation * 2**64))
@@ -131,11 +129,11 @@ def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
 def _rejects(
     receipts: list[dict[str, Any]], bases: list[int], accepted: Accepted, tokens: TokenColumns, recipe: Recipe
 ) -> list[Rejected]:
-    """Those of every part and those that the over-long policy left without a trained token, in source order."""
+    """List all rejects in source order: those of every part, then those that cutting left without a trained token."""
     config = recipe.config
     message = (
         f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong}); "
-        "a larger sequence_length keeps it"
+        "increase sequence_length to keep it"
     )
     found = [
         Rejected(part, bases[part] + record, code, text)
@@ -152,22 +150,27 @@ def _rejects(
 
 
 def _check_left(pieces: Pieces, lost: Lost, read: int, rejected: int, recipe: Recipe) -> None:
-    """Raises DataError, saying what took them, where no conversation is left to train on."""
+    """Raise DataError, listing what removed them, if no conversation is left to train on."""
     config, accepted = recipe.config, pieces.accepted
     if ((accepted.why == 0) & ~accepted.held_out).any():
         return
     held_out = int(np.count_nonzero(accepted.why == 0))
-    ends = [f"{read:,} read", f"{rejected:,} rejected"]
+    counts = [f"{read:,} read", f"{rejected:,} rejected"]
     for reason, count in lost.dropped.items():
         setting = getattr(config, reason, None)
-        told = f"longer than {config.sequence_length:,} tokens" if reason == "too_long" else reason
-        ends.append(f"{count:,} dropped as {told}" if setting is None else f"{count:,} dropped by {reason}: {setting}")
-    ends += [f"{held_out:,} held out"] * (held_out > 0)
-    raise DataError("nothing_to_pack", f"{config.name}: no conversation is left to pack: {', '.join(ends)}")
+        label = f"longer than {config.sequence_length:,} tokens" if reason == "too_long" else reason
+        counts.append(
+            f"{count:,} dropped as {label}" if setting is None else f"{count:,} dropped by {reason}: {setting}"
+        )
+    counts += [f"{held_out:,} held out"] * (held_out > 0)
+    raise DataError("nothing_to_pack", f"{config.name}: no conversation is left to pack: {', '.join(counts)}")
 
 
 def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> list[Placed]:
-    """Place the pieces, packing by packing, and write plan.arrow and index.arrow; rows and bounds of each packing."""
+    """Place the pieces once per epoch and write plan.arrow and index.arrow.
+
+    Returns the rows and lower bounds of each packing; its columns over the pieces are empty.
+    """
     config, done, companions = recipe.config, [], Companions()
     with (
         atomic_file(folder / "plan.arrow") as out,
@@ -190,21 +193,21 @@ def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Re
                     pieces = replace(pieces, of=pieces.of[in_train])
                     placed = replace(placed, row=placed.row[in_train])
                 companions.remember(placed.row, pieces.of, rows)
-            # What is over the pieces is not needed any more.
+            # The columns over the pieces are not needed any more.
             done.append(replace(placed, row=placed.row[:0], start=placed.start[:0]))
             del placed
     return done
 
 
 def _write_plan(plan: pa.ipc.RecordBatchFileWriter, pieces: Pieces, placed: Placed) -> None:
-    """A record batch for each shard, as many shards at a time as have SORTED_AT_ONCE pieces."""
+    """Write one record batch per shard, sorting about SORTED_AT_ONCE pieces at a time."""
     accepted = pieces.accepted
     shards = len(placed.edges) - 1
     step = max(1, int(shards * SORTED_AT_ONCE // max(1, len(pieces))))
     for first in range(0, shards, step):
         edges = placed.edges[first : first + step + 1]
         chosen = _rows_between(placed.row, int(edges[0]), int(edges[-1]))
-        # One number for row and start, in 31 + 20 bits.
+        # Row and start as one number, in 31 + 20 bits.
         order = np.argsort(placed.row[chosen].astype(np.int64) << 20 | placed.start[chosen])
         chosen = chosen[order]
         row = placed.row[chosen]
@@ -225,7 +228,7 @@ def _write_plan(plan: pa.ipc.RecordBatchFileWriter, pieces: Pieces, placed: Plac
 
 
 def _rows_between(row: np.ndarray, low: int, high: int) -> np.ndarray:
-    """int32, the pieces whose row is in [low, high)."""
+    """Return the numbers of the pieces whose row is in [low, high), int32."""
     found = [np.empty(0, np.int32)]
     for top in range(0, len(row), bin_packing.CHUNK):
         part = row[top : top + bin_packing.CHUNK]

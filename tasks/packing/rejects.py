@@ -1,4 +1,4 @@
-"""Rejected conversations: a line each in rejects.jsonl, and the end of the run where they are too many."""
+"""Write rejected conversations to rejects.jsonl, and fail the run if there are too many."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tasks.core.errors import DataError
 from tasks.recipe import Recipe
 from tasks.storage.files import write_bytes
 
-TOLD = 20  # rejects that a machine is told
+REPORTED = 20  # rejects included in an error that is printed as JSON
 
 
 class Rejected(NamedTuple):
-    """A conversation that is set aside; `record` is its number within the source, from 0."""
+    """A rejected conversation; `record` is its number within the source, from 0."""
 
     part: int
     record: int
@@ -27,52 +27,58 @@ class Rejected(NamedTuple):
 
 
 def write_rejects(path: Path, rejects: list[Rejected], recipe: Recipe) -> None:
-    """One JSON object a line: source, line (or record, where the file has no lines), code, reason and message."""
+    """Write one JSON object per line: source, line, code, reason, and message.
+
+    Files that are not numbered by lines have `record` in place of `line`.
+    """
     lines = []
     for reject in rejects:
         file = recipe.parts[reject.part].file
         unit = "line" if file.container == "jsonl" else "record"
-        line = {"source": file.name, unit: reject.record + 1, **_told(reject)}
+        line = {"source": file.name, unit: reject.record + 1, **_explanation(reject)}
         lines.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
     write_bytes(path, b"".join(lines))
 
 
 def check_rejects(rejects: list[Rejected], cut_off: int, read: int, recipe: Recipe, path: Path) -> None:
-    """Raises DataError, showing the first of each reason, where more were rejected than max_rejects allows.
+    """Raise DataError, showing the first reject of each reason, if more were rejected than max_rejects allows.
 
-    Of `cut_off` no trained token is left within a row. `path` is that of rejects.jsonl, which is written.
+    `cut_off` of the rejects have no trained token left within a row. `path` is the rejects.jsonl written before.
     """
     limit = recipe.config.max_rejects
-    # The quotient, since 0.29 * 100 is less than 29.
+    # Compare the quotient: 0.29 * 100 is less than 29 in floating point.
     if not rejects or len(rejects) / read <= limit:
         return
-    first = [{"place": _place(reject, recipe), **_told(reject)} for reject in rejects[:TOLD]]
+    first = [{"place": _place(reject, recipe), **_explanation(reject)} for reject in rejects[:REPORTED]]
     shown = first_of_each(path, Counter(reject.reason for reject in rejects))
     raise DataError(
         "too_many_rejects",
         f"{len(rejects):,} of {read:,} conversations were rejected ({100 * len(rejects) / read:.2f} %), max_rejects "
         f"allows {100 * limit:.2f} %{_template(rejects, recipe)}\n"
         + "\n".join(shown)
-        + f"\nthey are listed in {path}\n{advice(len(rejects), cut_off, read)}",
+        + f"\nall are listed in {path}\n{advice(len(rejects), cut_off, read)}",
         rejects=first,
         all_rejects=str(path),
     )
 
 
 def advice(rejected: float, cut_off: float, read: float) -> str:
-    """What helps where `rejected` of `read` conversations are too many; `cut_off` of them a row is too short for."""
+    """Suggest settings that fix too many rejects: `rejected` of `read` conversations.
+
+    `cut_off` of the rejects have no trained token left because the row is too short.
+    """
     enough = min(1.0, math.ceil(10_000 * rejected / read) / 10_000)
-    told = f"max_rejects: {enough:g} would let them pass"
+    tolerate = f"set max_rejects: {enough:g} to accept this"
     if 2 * cut_off <= rejected:
-        return told
+        return tolerate
     most = "most" if cut_off < rejected else "all"
     return (
-        f"{most} of them have no trained token left in a row: a larger sequence_length keeps them, overlong: drop "
-        f"leaves them out with all that are longer than a row; {told}"
+        f"{most} of them have no trained token left in a row: increase sequence_length to keep them, set "
+        f"overlong: drop to leave out all conversations longer than a row, or {tolerate}"
     )
 
 
-def _told(reject: Rejected) -> dict[str, str]:
+def _explanation(reject: Rejected) -> dict[str, str]:
     return {"code": CODES[reject.reason].code, "reason": reject.reason, "message": reject.message}
 
 
@@ -81,7 +87,7 @@ def _place(reject: Rejected, recipe: Recipe) -> str:
 
 
 def first_of_each(path: Path, counts: dict[str, int]) -> list[str]:
-    """A line for each reason: its code, how many there are, and the first of them in rejects.jsonl at `path`."""
+    """Format a line per reason: its code, its count, and the first such reject in the rejects.jsonl at `path`."""
     firsts: dict[str, str] = {}
     with path.open("rb") as lines:
         for line in lines:
@@ -95,6 +101,6 @@ def first_of_each(path: Path, counts: dict[str, int]) -> list[str]:
 
 
 def _template(rejects: list[Rejected], recipe: Recipe) -> str:
-    """Its name, where it was the template that refused one: what it did so by is the same under any name."""
+    """Name the template if it refused a conversation; the reject's message does not say which template it was."""
     refused = any(reject.reason.startswith("template_") for reject in rejects)
     return f"; the template is {recipe.config.template}" if refused else ""

@@ -1,9 +1,9 @@
-"""Rows of one epoch that are not those of another: who has stood in a row together is parted in the next.
+"""Give every epoch different rows: break up groups of pieces that shared a row in an earlier epoch.
 
-    row of each piece, sets of earlier epochs ─part_companions─▶ pieces of equal length change places
+    row of each piece, groups of earlier epochs ─Companions.part─▶ pieces of equal length swap places
 
-A set of pieces is known by the sum of a hash of each, so it is 8 bytes a row and epoch that are kept. Rows of one piece
-are left alone: they are the same in every packing.
+A group is identified by the sum of the hashes of its pieces, so memory is 8 bytes per row and epoch. Rows of a single
+piece are left alone: they are the same in every packing.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ import numpy as np
 from tasks.packing.bin_packing import CHUNK
 from tasks.packing.seeded_order import hashes
 
-# Pieces of equal length that are tried, and as many lengths of a row: enough for all rows of real conversations.
+# Swaps tried per piece of a repeated group. This was enough to break up every such row of real conversations.
 TRIES = 32
 
 
 class Companions:
-    """The sets of pieces that stood in a row. A piece is known by its number in `of`, so that copies are one."""
+    """The groups of pieces that have shared a row. Pieces are identified by `of`, so copies count as the same piece."""
 
     def __init__(self) -> None:
         self._seen = np.empty(0, np.uint64)
 
     def remember(self, row: np.ndarray, of: np.ndarray, rows: int) -> None:
-        """The sets of one more packing, rows int32[pieces]."""
+        """Add the groups of one more packing; `row` is int32[pieces]."""
         self._seen = np.union1d(self._seen, _sums(row, of, rows))
 
     def part(self, row: np.ndarray, start: np.ndarray, of: np.ndarray, lengths: np.ndarray, rows: int) -> None:
-        """Exchange pieces of equal length (in place), so that no set of two or more stands in a row again.
+        """Swap pieces of equal length (in place) so that no group of two or more shares a row again.
 
-        What stays are rows of whose pieces none has another of its length to change with, or none that helps.
+        A row keeps its group if none of its pieces has another piece of equal length, or if no swap tried helps.
         """
         sums = _sums(row, of, rows)
         again = self._has_seen(sums) & (np.bincount(row, minlength=rows) > 1)
@@ -38,7 +38,7 @@ class Companions:
             return
         counts = np.bincount(lengths)
         own = np.flatnonzero(again[row])
-        # Those whose length is the most common come first within a row.
+        # Within a row, pieces of the most common length come first.
         own = own[np.lexsort((own, -counts[lengths[own]], row[own]))]
         wanted = np.zeros(len(counts), np.bool_)
         wanted[lengths[own]] = True
@@ -48,12 +48,12 @@ class Companions:
         for number, piece in enumerate(own.tolist()):
             if again[row[piece]]:
                 equal = others[firsts[lengths[piece]] : firsts[lengths[piece] + 1]]
-                # Each begins elsewhere, or all would try the same ones.
+                # Each piece starts at another offset; otherwise all would try the same candidates.
                 tried = np.roll(equal, -(number * TRIES) % max(1, len(equal)))[:TRIES] if len(equal) > TRIES else equal
                 self._exchange(piece, tried.tolist(), row, start, of, sums, again)
 
     def _has_seen(self, sums: np.ndarray) -> np.ndarray:
-        """bool, which of these sets stood in a row. They are sorted already, and numpy's isin would sort them anew."""
+        """Return which of these groups have shared a row, bool. `_seen` is sorted; np.isin would sort it again."""
         if not len(self._seen):
             return np.zeros(len(sums), np.bool_)
         return self._seen[np.searchsorted(self._seen, sums).clip(max=len(self._seen) - 1)] == sums
@@ -68,7 +68,7 @@ class Companions:
         sums: np.ndarray,
         again: np.ndarray,
     ) -> None:
-        """Let `piece` change places with the first of `tried` with which both rows become new ones."""
+        """Swap `piece` with the first of `tried` for which both rows get a new group."""
         here = int(row[piece])
         for other in tried:
             there = int(row[other])
@@ -86,7 +86,7 @@ class Companions:
 
 
 def _sums(row: np.ndarray, of: np.ndarray, rows: int) -> np.ndarray:
-    """uint64[rows], for each row the sum of the hashes of its pieces."""
+    """Return the sum of the hashes of the pieces of each row: uint64[rows]."""
     sums = np.zeros(rows, np.uint64)
     for top in range(0, len(row), CHUNK):
         np.add.at(sums, row[top : top + CHUNK], hashes(of[top : top + CHUNK]))

@@ -1,9 +1,9 @@
-"""Chance that is the same for ever: orders by a hash of numbers or of contents, which no release of numpy changes.
+"""Shuffle numbers or contents by a seeded hash, which no release of numpy can change.
 
-    0..n-1, seed, stream ─shuffle─▶ a permutation        contents, seed ─order_of_contents─▶ who comes first
+    0..n-1, seed, stream ─shuffle─▶ a permutation        contents, seed ─order_of_contents─▶ an order of the contents
 
-The hash is splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014), which gives each
-number another value.
+The hash is splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). It is a bijection:
+different numbers have different hashes.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from __future__ import annotations
 import numpy as np
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-CONTENTS = 1 << 20  # the stream of orders by content; those of splits and epochs are small numbers
+CONTENTS = 1 << 20  # the stream for orders by content; the streams of splits and epochs are small numbers
 
 
 def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
-    """A permutation of 0..count-1 (int32): numbers in the order of a hash. Each `stream` of a seed has its own.
+    """Return a seeded permutation of 0..count-1, int32. Each `stream` of a seed has a permutation of its own.
 
-    Memory: 20 bytes a number, 4 of them for the result.
+    Element i is the rank of i by its hash. Memory: 20 bytes per number, 4 of them for the result.
     """
     z = np.arange(1, count + 1, dtype=np.uint64)
     z *= GOLDEN
@@ -30,9 +30,10 @@ def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
 
 
 def order_of_contents(digests: np.ndarray, seed: int) -> np.ndarray:
-    """Places of `digests` (uint64) in a seeded order of the contents (int64); equal contents stay in their order.
+    """Return the indexes (int64) that sort contents, given by `digests` (uint64), into a seeded order.
 
-    What is added or taken away moves no other: a choice of the first k changes by what came and went.
+    Equal contents keep their order. Adding or removing a content does not reorder the others, so the choice of the
+    first k changes only by what was added or removed.
     """
     z = digests * GOLDEN
     _mix(z, seed, CONTENTS)
@@ -40,14 +41,14 @@ def order_of_contents(digests: np.ndarray, seed: int) -> np.ndarray:
 
 
 def hashes(numbers: np.ndarray) -> np.ndarray:
-    """uint64, a hash of each number."""
+    """Hash each number, uint64."""
     z = numbers.astype(np.uint64) * GOLDEN
     _mix(z, 0, 0)
     return z
 
 
 def _mix(z: np.ndarray, seed: int, stream: int) -> None:
-    """splitmix64 of each uint64, in place."""
+    """Apply splitmix64 to each uint64, in place."""
     z += np.uint64((2 * seed + stream + 1) * 0xD1B54A32D192ED03 % 2**64)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
         z ^= z >> np.uint64(shift)

@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from tasks.core.errors import DataError
-from tasks.storage.corpus_folder import find_listed, reading
 from tasks.storage.manifest import Manifest
+from tasks.storage.shards import open_index
 from tasks.storage.splits import ANEW
 
 COLUMNS = ["source", "record", "split", "shard", "row", "start", "length", "trained", "truncated"]
@@ -39,12 +38,8 @@ class Figures:
 
 def read_figures(manifest: Manifest, folder: Path) -> Figures:
     """Read the index. Raises DataError or InputMissing where it is not as the manifest says."""
-    facts = next((file for file in manifest.files if file.path == "index.arrow"), None)
-    if facts is None:
-        raise DataError("bad_index", f"{folder}: the manifest names no index.arrow; make the corpus again")
-    path = find_listed(folder, facts.path, facts.bytes)
-    with reading(path), pa.memory_map(str(path)) as file:
-        index = pa.ipc.open_stream(file).read_all().unify_dictionaries()
+    with open_index(manifest, folder) as reader:
+        index = reader.read_all().unify_dictionaries()
         # A damaged offset would be a SystemError of Python's, or worse.
         index.validate(full=True)
         rows_of_splits = [split.rows for split in manifest.splits.values()]

@@ -25,9 +25,10 @@ from tasks.core.errors import DataError, PartMissing, StorageError
 from tasks.core.printable import common_folder, counted, printable
 from tasks.corpus.mixture_table import mixture_table
 from tasks.inspection.labels import BATCH_ROWS, FEW_STEPS, LOST, NOTICED, TRAINED_TURNS
+from tasks.inspection.lookup import read_rejects
 from tasks.report.figures import Figures, read_figures
 from tasks.report.rows import HUES, samples
-from tasks.storage.corpus_folder import corpus_folder, find_listed, reading, refuse, report_beside, wrong_files
+from tasks.storage.corpus_folder import corpus_folder, refuse, report_beside, wrong_files
 from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts, load_manifest
 from tasks.storage.splits import ANEW
@@ -241,15 +242,10 @@ def _rejects(manifest: Manifest, folder: Path) -> list[dict[str, Any]]:
     if not counts:
         return []
     examples: dict[str, list[str]] = {reason: [] for reason in counts}
-    facts = next(file for file in manifest.files if file.path == "rejects.jsonl")
-    path = find_listed(folder, facts.path, facts.bytes)
-    with reading(path), path.open("rb") as lines:
-        for line in lines:
-            reject = orjson.loads(line)
-            found = examples.setdefault(reject["reason"], [])
-            if len(found) < EXAMPLES:
-                place = f"{reject['source']}:{reject.get('line', reject.get('record'))}"
-                found.append(f"{place}: {reject['message']}")
+    for reject in read_rejects(manifest, folder):
+        found = examples.setdefault(reject["reason"], [])
+        if len(found) < EXAMPLES:
+            found.append(f"{reject['source']}:{reject.get('line', reject.get('record'))}: {reject['message']}")
     return [
         {"reason": reason, "count": counts[reason], "code": CODES.get(reason), "examples": examples[reason]}
         for reason in sorted(counts, key=lambda reason: (-counts[reason], reason))

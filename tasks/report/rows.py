@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 import orjson
-import pyarrow as pa
 
 from tasks.conversations.formats import read_record
 from tasks.core.errors import DataError, Reject
@@ -27,9 +26,9 @@ from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
 from tasks.inspection.token_runs import runs_of
 from tasks.report.figures import Figures
-from tasks.storage.corpus_folder import find_listed, reading
-from tasks.storage.manifest import Manifest, Shard
-from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
+from tasks.storage.manifest import Manifest
+from tasks.storage.schemas import IGNORED
+from tasks.storage.shards import read_rows
 from tasks.templates.spans import trained_turns
 
 # Shapes of a strip: no finer than can be seen, or a row of 100,000 tokens would take megabytes.
@@ -111,39 +110,6 @@ def samples(manifest: Manifest, folder: Path, figures: Figures, count: int, budg
                 _fit(sample, budget)
                 yield sample
             top += shard.rows
-
-
-def read_rows(
-    manifest: Manifest, folder: Path, shard: Shard, numbers: list[int]
-) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Rows of a shard by their numbers, ascending: numpy arrays, or in format 2.0 what they hold."""
-    if not numbers:
-        return
-    path = find_listed(folder, shard.path, shard.bytes)
-    schema = (row_schema if manifest.packing_metadata.enabled else conversation_schema)(
-        manifest.sequence_length, manifest.key
-    )
-    wanted = iter(numbers)
-    number = next(wanted, None)
-    with reading(path), pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as reader:
-        if not reader.schema.equals(schema, check_metadata=True):
-            raise DataError("foreign_shard", f"{path}: belongs to another corpus; make the corpus again")
-        top = 0
-        for batch in reader:
-            while number is not None and number < top + batch.num_rows:
-                batch.validate(full=True)  # a damaged offset would be a SystemError of Python's, or worse
-                row = batch.slice(number - top, 1)
-                if manifest.packing_metadata.enabled:
-                    columns = {name: row.column(name).flatten().to_numpy() for name in batch.schema.names}
-                    if {len(values) for values in columns.values()} != {manifest.sequence_length}:
-                        raise ValueError("a row is not as long as the others")
-                    yield number, columns
-                else:
-                    yield number, row.to_pylist()[0]
-                number = next(wanted, None)
-            top += batch.num_rows
-    if number is not None:
-        raise DataError("wrong_count", f"{path}: holds fewer rows than the manifest says; make the corpus again")
 
 
 # -- format 3.0 -------------------------------------------------------------------------------------------------------

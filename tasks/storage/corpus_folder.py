@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, PackError, StorageError
 from tasks.storage.files import sha256_of, write_bytes
-from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, mend
+from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, repair_hint
 
 
 def corpus_folder(manifest: Manifest, path: Path) -> Path:
@@ -35,7 +35,7 @@ def corpus_folder(manifest: Manifest, path: Path) -> Path:
         if os.path.isfile(candidate / "manifest.json"):
             return candidate
         if candidate.is_dir() and candidate.name == PurePosixPath(manifest.corpus).name:
-            raise InputMissing("file_missing", f"{candidate / 'manifest.json'}: is missing; {mend(path)}")
+            raise InputMissing("file_missing", f"{candidate / 'manifest.json'}: is missing; {repair_hint(path)}")
     raise InputMissing(
         "corpus_missing", f"{path}: its corpus folder {root / manifest.corpus} is gone; make the corpus again"
     )
@@ -57,10 +57,13 @@ LAST = ".last"  # in manifests/: the name of the manifest that the latest run pu
 def remember_manifest(root: Path, name: str) -> None:
     """Record `name`, a file of <root>/manifests, as the manifest of the latest run.
 
-    A folder that cannot be written to is not an error: the record is a convenience.
+    A run that changes nothing writes nothing. A folder that cannot be written to is not an error: the record is a
+    convenience.
     """
-    with suppress(StorageError):
-        write_bytes(root / "manifests" / LAST, f"{name}\n".encode())
+    path, content = root / "manifests" / LAST, f"{name}\n".encode()
+    with suppress(StorageError, OSError):
+        if not (path.is_file() and path.read_bytes() == content):
+            write_bytes(path, content)
 
 
 def last_manifest(root: Path) -> Path | None:
@@ -82,29 +85,39 @@ def check_copies(path: Path, folder: Path) -> None:
     """The manifest that was named and the one in the corpus folder must be the same bytes. Raises DataError."""
     copy = folder / "manifest.json"
     if copy.is_symlink():
-        raise DataError("link_in_corpus", f"{copy}: is a link; a corpus holds its files itself; {mend(folder)}")
+        raise DataError("link_in_corpus", f"{copy}: is a link; a corpus holds its files itself; {repair_hint(folder)}")
     if not path.samefile(copy) and copy.read_bytes() != path.read_bytes():
         load_manifest(copy)  # says so where this is the one that was damaged
-        raise DataError("manifests_differ", f"{path} and {copy} differ; they must be the same bytes; {mend(path)}")
+        raise DataError(
+            "manifests_differ", f"{path} and {copy} differ; they must be the same bytes; {repair_hint(path)}"
+        )
 
 
 def find_listed(folder: Path, name: str, size: int) -> Path:
     """The file of a corpus that is listed as `name`, of `size` bytes. Raises DataError or InputMissing."""
     where = folder / name
     if where.is_symlink() or not where.resolve().is_relative_to(folder.resolve()):
-        raise DataError("link_in_corpus", f"{where}: is a link; a corpus holds its files itself; {mend(folder)}")
+        raise DataError("link_in_corpus", f"{where}: is a link; a corpus holds its files itself; {repair_hint(folder)}")
     if not os.path.isfile(where):
-        raise InputMissing("file_missing", f"{where}: is missing; {mend(folder)}")
+        raise InputMissing("file_missing", f"{where}: is missing; {repair_hint(folder)}")
     found = where.stat().st_size
     if found != size:
-        raise DataError("wrong_size", f"{where}: holds {found:,} bytes, {size:,} were written; {mend(folder)}")
+        raise DataError("wrong_size", f"{where}: holds {found:,} bytes, {size:,} were written; {repair_hint(folder)}")
     return where
+
+
+def listed_file(manifest: Manifest, folder: Path, name: str) -> FileFacts:
+    """Return what the manifest records of a file next to the shards. Raises DataError if it does not list it."""
+    for file in manifest.files:
+        if file.path == name:
+            return file
+    raise DataError("bad_manifest", f"{folder / 'manifest.json'}: does not list {name}; {repair_hint(folder)}")
 
 
 def check_digest(where: Path, found: str, recorded: str, folder: Path) -> None:
     """Raises DataError where the SHA-256 of a file that is listed in `folder` is another than the manifest records."""
     if found != recorded:
-        raise DataError("wrong_digest", f"{where}: does not have the SHA-256 that was recorded; {mend(folder)}")
+        raise DataError("wrong_digest", f"{where}: does not have the SHA-256 that was recorded; {repair_hint(folder)}")
 
 
 def check_listed(folder: Path, file: Shard | FileFacts) -> None:
@@ -162,8 +175,8 @@ def refuse(wrong: Sequence[PackError], folder: Path) -> None:
         for error in wrong:
             raise error
         return
-    first, advice = wrong[0], mend(folder)
-    shown = [f"  {str(error).partition('; mend it with')[0]}" for error in wrong[:SHOWN]]
+    first, advice = wrong[0], repair_hint(folder)
+    shown = [f"  {str(error).partition('; run: packcorpus repair')[0]}" for error in wrong[:SHOWN]]
     shown += [f"  … and {len(wrong) - SHOWN:,} more"] * (len(wrong) > SHOWN)
     mendable = any(error.reason != "foreign_file" for error in wrong)
     head = f"{folder}: {len(wrong):,} files are not as they should be{f'; {advice}' * mendable}"
@@ -172,11 +185,13 @@ def refuse(wrong: Sequence[PackError], folder: Path) -> None:
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[None]:
-    """What goes wrong while `path` is read or taken apart is said of it."""
+def reading(path: Path, folder: Path | None = None) -> Iterator[None]:
+    """Turn whatever goes wrong while `path` is read or parsed into a DataError that names it.
+
+    `folder` is that of its corpus, if it has a manifest to repair it by.
+    """
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
-        raise DataError(
-            "unreadable_file", f"{path}: cannot be read as what it should be: {error}; make it again"
-        ) from error
+        fix = repair_hint(folder) if folder else "copy the file again, or rebuild it"
+        raise DataError("unreadable_file", f"{path}: cannot be read: {error}; {fix}") from error

@@ -1,11 +1,10 @@
-"""The manifest: what went in, what came out, how full the rows are. The commit of a corpus.
+"""The manifest of a corpus: what went in, what came out, and how full the rows are.
 
-    Recipe + plan receipt + shard receipts ─build_manifest─▶ Manifest ─publish─▶ <corpus>/manifest.json,
-                                                                                  then manifests/<name>-<key12>.json
-    manifest.json ─load_manifest─▶ Manifest, refused where its own digest or key says that it was edited
+    manifest.json ─load_manifest─▶ Manifest, refused if its digest or its key shows that it was edited
+    Manifest.ledger ─check─▶ an error if a conversation, a token, or a place in a row is unaccounted for
 
-`key` is the content key: the digest of everything that the corpus was made from. `digest` is over the manifest
-itself. A manifest holds no time and no host; these are in run.json.
+`key` is the content key: the digest of everything that the corpus was built from. `digest` covers the manifest itself.
+A manifest contains no time and no host name; these are in run.json.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ class _Part(BaseModel):
 
 
 class Parity(_Part):
-    """What was compared before gigatoken was used, or was not. Without texts: a tokenizer that it cannot read."""
+    """The comparison of gigatoken with the reference encoder. `texts` is 0 if gigatoken cannot read the tokenizer."""
 
     texts: int
     bytes: int
-    differs: str | None = Field(description="The text that it encoded differently, from shortly before that place.")
-    reason: str | None = Field(description="Why it cannot read the tokenizer.")
+    differs: str | None = Field(description="Excerpt of the text that gigatoken encoded differently.")
+    reason: str | None = Field(description="Why gigatoken cannot read the tokenizer.")
 
 
 class Tokenizer(_Part):
-    """The tokenizer; `path` is that of the copy in the corpus folder."""
+    """The tokenizer; `path` is that of its copy in the corpus folder."""
 
     kind: Literal["sentencepiece", "huggingface"]
     path: str
@@ -51,26 +50,28 @@ class Tokenizer(_Part):
     bos_token_id: int | None
     eos_token_id: int
     pad_token_id: int
-    engine: str = Field(description="What encodes: gigatoken, or the reference: sentencepiece or tokenizers.")
-    parity: Parity | None = Field(None, description="The proof of gigatoken; null where the config asks for none.")
-    trained_here: bool = Field(description="True where the run trained it on the sources.")
-    digest: str = Field(description="What the key has of it: sha256, or trained: and the key of its training.")
+    engine: str = Field(description="The encoder: gigatoken, or a reference encoder: sentencepiece or tokenizers.")
+    parity: Parity | None = Field(None, description="The check of gigatoken; null if the config disables gigatoken.")
+    trained_here: bool = Field(description="True if the run trained it on the sources.")
+    digest: str = Field(description='The part of the key: sha256, or "trained:" and the key of its training.')
 
 
 class TemplateFacts(_Part):
-    """The template; a marker that the tokenizer lacks is encoded as text."""
+    """The template. A marker that the tokenizer lacks is encoded as text."""
 
     name: str
     sha256: str = SHA256
     markers_as_text: list[str]
-    leading_space: str = Field(description="Whose rule puts a space before text: template, or none, first, each.")
+    leading_space: str = Field(
+        description="What puts a space before text: the template, or for none, the first, or each text."
+    )
 
 
 class SourceFacts(_Part):
-    """One source file. tokens and trained_tokens add up to the ledger's encoded and trained."""
+    """One source file. tokens and trained_tokens add up to encoded and trained of the ledger."""
 
     path: str
-    entry: int = Field(ge=0, description="Place in the config's sources.")
+    entry: int = Field(ge=0, description="Index in the config's `sources`, from 0.")
     container: str
     compression: str
     format: str
@@ -85,14 +86,14 @@ class SourceFacts(_Part):
 
 
 class MixtureFacts(_Part):
-    """What one entry of the config's sources gives to one pass over the training split."""
+    """The contribution of one entry of `sources` to one pass over the training split."""
 
     path: str
     weight: float
     limit: int | None
     conversations: int
-    copies: int = Field(description="Conversations, each as often as it is packed.")
-    tokens: int = Field(description="In rows, separators included.")
+    copies: int = Field(description="Conversations, counted as often as they are packed.")
+    tokens: int = Field(description="Tokens in rows, including separators.")
     trained_tokens: int
     tokens_percent: float
     trained_tokens_percent: float
@@ -110,7 +111,7 @@ class Conversations(_Part):
 
 
 class Pieces(_Part):
-    """Pieces of conversations in rows; one each, except where overlong: split, a weight or epochs made more."""
+    """Pieces in rows: one per conversation, more with overlong: split, weights, or epochs."""
 
     packed: int
     dropped: int
@@ -121,10 +122,10 @@ class Tokens(_Part):
 
     encoded: int
     separators: int
-    repeated: int = Field(description="Without separators: further copies, by weight and in further epochs.")
+    repeated: int = Field(description="Further copies, by weight and in further epochs, without separators.")
     truncated: int
     dropped: int
-    rejected: int = Field(description="Tokens of conversations that were rejected after encoding; not in encoded.")
+    rejected: int = Field(description="Tokens of conversations that were rejected after tokenization.")
     packed: int
     padding: int
     trained: int
@@ -136,6 +137,26 @@ class Ledger(_Part):
     conversations: Conversations
     pieces: Pieces
     tokens: Tokens
+
+    def check(self, places: int) -> None:
+        """Raise DataError unless conversations, tokens, and places in rows balance: something was lost.
+
+        `places` is rows × sequence_length, or 0 without packing.
+        """
+        of, tokens = self.conversations, self.tokens
+        for unit, count, accounted in (
+            ("conversations read", of.read, of.packed + sum(of.rejected.values()) + sum(of.dropped.values())),
+            (
+                "tokens encoded",
+                tokens.encoded + tokens.separators + tokens.repeated,
+                tokens.packed + tokens.truncated + tokens.dropped,
+            ),
+            ("places in rows", places, (tokens.packed if places else 0) + tokens.padding),
+        ):
+            if count != accounted:
+                raise DataError(
+                    "open_ledger", f"the ledger does not balance: {count:,} {unit}, but {accounted:,} accounted for"
+                )
 
 
 class PackingMetadata(_Part):
@@ -162,14 +183,14 @@ class Shard(_Part):
 
 
 class Split(_Part):
-    """Rows and shards of train, validation, or train packed anew for an epoch: train_epoch_2, train_epoch_3, …"""
+    """Rows and shards of train, validation, or train repacked for a later epoch: train_epoch_2, train_epoch_3, …"""
 
     rows: int
     shards: list[Shard]
 
 
 class FileFacts(_Part):
-    """A file beside the shards."""
+    """A file next to the shards."""
 
     path: str
     bytes: int
@@ -177,41 +198,41 @@ class FileFacts(_Part):
 
 
 class Manifest(_Part):
-    """A corpus, accounted for."""
+    """A corpus and its accounting."""
 
     format_version: Literal["2.0", "3.0"]
     name: str
     key: str = SHA256
-    key_version: int = Field(ge=1, description="The rules by which the key was made of what the manifest repeats.")
-    corpus: str = Field(description="The corpus folder, from the project's root.")
+    key_version: int = Field(ge=1, description="Version of the rules that compute the key from the manifest.")
+    corpus: str = Field(description="The corpus folder, relative to the project root.")
     sequence_length: int
     tokenizer: Tokenizer
     template: TemplateFacts
     train_on: Literal["assistant", "all", "last"]
     seed: int
     sources: list[SourceFacts]
-    mixture: list[MixtureFacts] = Field(description="An entry for each of the config's sources.")
+    mixture: list[MixtureFacts] = Field(description="One entry per entry of the config's `sources`.")
     ledger: Ledger
-    noticed: dict[str, int] = Field(description="Things that were handled but may surprise, as counts.")
+    noticed: dict[str, int] = Field(description="Counts of things that were handled but may surprise.")
     packing_metadata: PackingMetadata
     splits: dict[str, Split]
-    files: list[FileFacts] = Field(description="What lies beside the shards: index, rejects, tokenizer, dataset card.")
+    files: list[FileFacts] = Field(description="Files next to the shards: index, rejects, tokenizer, dataset card.")
     config: dict[str, Any]
     digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the manifest without this field.")
 
     def listed(self) -> list[Shard | FileFacts]:
-        """Every file of the corpus folder that has a digest here, shards first."""
+        """Return every file of the corpus folder that has a checksum here, shards first."""
         return [*(shard for split in self.splits.values() for shard in split.shards), *self.files]
 
 
 def manifest_digest(values: dict[str, Any]) -> str:
-    """SHA-256 of the manifest's content, whatever the order of its keys."""
+    """Return the SHA-256 of a manifest's content, independent of the order of its keys."""
     content = {key: value for key, value in values.items() if key != "digest"}
     return hashlib.sha256(orjson.dumps(content, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def key_of_manifest(manifest: Manifest) -> str:
-    """The key, made again of what the manifest repeats of the recipe."""
+    """Recompute the key from the parts of the recipe that the manifest repeats."""
     sources = [
         [source.sha256, source.container, source.compression, source.format, [*map(list, source.columns.items())]]
         for source in manifest.sources
@@ -223,32 +244,45 @@ def key_of_manifest(manifest: Manifest) -> str:
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Read a manifest and check that nobody edited it. Raises DataError or InputMissing, naming the file."""
-    if not os.path.isfile(path):  # not path.is_file(), which raises where a name is too long
-        raise InputMissing("manifest_missing", f"{path}: no such manifest")
-    try:
-        values = read_json(path)
-    except StorageError as error:
-        # Whatever it is: it may be a file of the user's own, and no artefact that a run makes again.
-        if error.reason != "damaged_artefact":
-            raise
-        ours = path.name == "manifest.json" or path.absolute().parent.name == "manifests"
-        raise DataError("bad_manifest", f"{error}, and so no manifest{f'; {mend(path)}' if ours else ''}") from None
+    """Read a manifest and check that nobody edited it.
+
+    Raises DataError or InputMissing, naming the file.
+    """
+    values = _read_values(path)
     try:
         manifest = Manifest.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "manifest"
         raise DataError("bad_manifest", f"{path}: is not a packcorpus manifest: {where}: {first['msg']}") from None
-    # As it was published, to the byte: else a white space that was damaged would go unnoticed.
+    for edit in _edits(path, manifest, values):
+        raise DataError("edited_manifest", f"{path}: was edited{edit}; {repair_hint(path)}")
+    return manifest
+
+
+def _read_values(path: Path) -> Any:
+    if not os.path.isfile(path):  # not path.is_file(), which raises if a name is too long
+        raise InputMissing("manifest_missing", f"{path}: no such manifest")
+    try:
+        return read_json(path)
+    except StorageError as error:
+        # Not an artifact that a run would rebuild: it may be a file of the user's own.
+        if error.reason != "damaged_artefact":
+            raise
+        ours = path.name == "manifest.json" or path.absolute().parent.name == "manifests"
+        fix = f"; {repair_hint(path)}" if ours else ""
+        raise DataError("bad_manifest", f"{error}, so it is not a manifest{fix}") from None
+
+
+def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[str]:
+    """Yield what shows that a manifest was edited. Raises DataError if it leads out of its folder or has no key."""
+    # Published byte for byte: else a damaged space would go unnoticed.
     try:
         unedited = manifest_digest(values) == manifest.digest and to_json(values) == path.read_bytes()
     except orjson.JSONEncodeError as error:
         raise DataError("bad_manifest", f"{path}: is not a packcorpus manifest: {error}") from None
     if not unedited:
-        raise DataError(
-            "edited_manifest", f"{path}: was edited or damaged (its content does not match its digest); {mend(path)}"
-        )
+        yield " or damaged (its content does not match its digest)"
     for inside in (*(file.path for file in manifest.listed()), manifest.tokenizer.path, manifest.corpus):
         pure = PurePosixPath(inside)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in inside:
@@ -258,19 +292,14 @@ def load_manifest(path: Path) -> Manifest:
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise DataError("bad_manifest", f"{path}: is not a packcorpus manifest: config: {error!r}") from None
     if key != manifest.key:
-        raise DataError(
-            "edited_manifest", f"{path}: was edited (its key is not that of its settings and sources); {mend(path)}"
-        )
-    for name, once, again in _said_twice(manifest):
+        yield " (its key does not match its settings and sources)"
+    for name, once, again in _repeated_values(manifest):
         if once != again:
-            raise DataError(
-                "edited_manifest",
-                f"{path}: was edited ({name} is {once} in one place, {again} in another); {mend(path)}",
-            )
-    return manifest
+            yield f" ({name} is {once} in one place and {again} in another)"
 
 
-def _said_twice(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
+def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (name, value, value) for everything that a manifest records twice."""
     config, tokenizer = manifest.config, manifest.tokenizer
     for name in ("name", "sequence_length", "train_on", "seed"):
         yield name, getattr(manifest, name), config.get(name)
@@ -283,20 +312,6 @@ def _said_twice(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
         yield "the tokenizer's digest", tokenizer.digest, tokenizer.sha256
 
 
-def mend(path: Path) -> str:
-    """What to do about a corpus or manifest that is not as it was published."""
-    return f"mend it with: packcorpus repair {shlex.quote(str(path))}"
-
-
-def check_ledger(ledger: dict[str, Any]) -> None:
-    """Raises DataError where conversations or tokens do not add up: something was lost, and the run must not pass."""
-    conversations, tokens = ledger["conversations"], ledger["tokens"]
-    ended = conversations["packed"] + sum(conversations["rejected"].values()) + sum(conversations["dropped"].values())
-    if conversations["read"] != ended:
-        raise DataError(
-            "open_ledger", f"the ledger does not close: {conversations['read']:,} conversations read, {ended:,} ended"
-        )
-    gone_in = tokens["encoded"] + tokens["separators"] + tokens["repeated"]
-    come_out = tokens["packed"] + tokens["truncated"] + tokens["dropped"]
-    if gone_in != come_out:
-        raise DataError("open_ledger", f"the ledger does not close: {gone_in:,} tokens went in, {come_out:,} came out")
+def repair_hint(path: Path) -> str:
+    """Return the command that restores a damaged corpus or manifest, as the end of an error message."""
+    return f"run: packcorpus repair {shlex.quote(str(path))}"

@@ -13,7 +13,7 @@ import pyarrow as pa
 from tasks.core.errors import DataError
 from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_tokenizer
 from tasks.storage.corpus_folder import reading
-from tasks.storage.manifest import Manifest, check_ledger
+from tasks.storage.manifest import Manifest
 from tasks.storage.splits import split_names
 from tasks.verification.check_rows import Tokens
 from tasks.verification.check_selection import check_choice, conversations_of
@@ -46,8 +46,9 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: pa.Table, tok
             )
 
     ledger, packing = manifest.ledger, manifest.packing_metadata
-    check_ledger(ledger.model_dump())
-    with reading(folder / "rejects.jsonl"):
+    # Packed and padding are counted below, against the places of all rows.
+    ledger.check(ledger.tokens.packed + ledger.tokens.padding if packing.enabled else 0)
+    with reading(folder / "rejects.jsonl", folder):
         rejects = [orjson.loads(line) for line in (folder / "rejects.jsonl").read_bytes().splitlines()]
         reasons, rejected_by = (Counter(reject[key] for reject in rejects) for key in ("reason", "source"))
     require("rejected", dict(sorted(reasons.items())), ledger.conversations.rejected)

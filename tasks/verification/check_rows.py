@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError
-from tasks.storage.corpus_folder import reading
 from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
+from tasks.storage.schemas import IGNORED
+from tasks.storage.shards import open_shard
 
 NAMES = {"split", "dropped"}
 
@@ -43,30 +43,17 @@ def check_packed_rows(manifest: Manifest, folder: Path, index: pa.Table) -> Toke
     for split, facts in manifest.splits.items():
         for number, shard in enumerate(facts.shards):
             path = folder / shard.path
-            schema = row_schema(manifest.sequence_length, manifest.key)
             pieces = _pieces_of(index, split, number)
             rows = 0
-            with reading(path), pa.memory_map(str(path)) as file:
-                reader = _open(path, file, schema)
-                for batch in reader:
+            with open_shard(manifest, folder, shard) as batches:
+                for batch in batches:
                     top, rows = rows, rows + batch.num_rows
                     inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
                     chosen = {name: values[inside] for name, values in pieces.items()}
                     chosen["row"] = chosen["row"] - top
                     _check_batch(batch, chosen, manifest, f"{path}: row {top}", total)
-            if rows != shard.rows:
-                raise DataError("wrong_count", f"{path}: holds {rows:,} rows, the manifest says {shard.rows:,}")
             total.rows += rows
     return total
-
-
-def _open(path: Path, file: Any, schema: pa.Schema) -> Any:
-    reader = pa.ipc.open_stream(file)
-    if not reader.schema.equals(schema, check_metadata=True):
-        raise DataError(
-            "foreign_shard", f"{path}: is not a shard of this corpus (schema or metadata differ): {reader.schema}"
-        )
-    return reader
 
 
 def _check_batch(
@@ -133,12 +120,9 @@ def check_unpacked_rows(manifest: Manifest, folder: Path, index: pa.Table) -> To
     for split, facts in manifest.splits.items():
         for number, shard in enumerate(facts.shards):
             path = folder / shard.path
-            schema = conversation_schema(manifest.sequence_length, manifest.key)
-            with reading(path), pa.memory_map(str(path)) as file:
-                rows = sum(batch.num_rows for batch in _open(path, file, schema))
+            with open_shard(manifest, folder, shard) as batches:
+                rows = sum(batch.num_rows for batch in batches)
             pieces = _pieces_of(index, split, number)
-            if rows != shard.rows:
-                raise DataError("wrong_count", f"{path}: holds {rows:,} rows, the manifest says {shard.rows:,}")
             if not np.array_equal(pieces["row"], np.arange(rows)):
                 raise DataError("bad_index", f"{path}: the index does not hold one conversation for each row")
             total.pieces += rows

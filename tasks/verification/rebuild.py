@@ -10,19 +10,14 @@ import filecmp
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from tasks.config import Config, load_config
 from tasks.core.errors import DataError, InputMissing, NotReproducible, PackError, UsageError
-from tasks.corpus.publish import has_artefact, publish_corpus, write_shard_of
-from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe, recipe_of
+from tasks.stages import Publish, run_all
 from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.files import digest_of, read_json
+from tasks.storage.files import read_json
 from tasks.storage.manifest import Manifest, load_manifest
-from tasks.tokenization.engine_check import encoder_of
-from tasks.tokenization.tokenize_part import tokenize_part
-from tasks.tokenization.train_tokenizer import train_tokenizer
 
 
 def recipe_for(manifest: Manifest, corpus: Path, root: Path, config_file: Path | None) -> Recipe:
@@ -80,33 +75,6 @@ def _differences(manifest: Manifest, recipe: Recipe) -> Iterator[str]:
         yield "the order or the format of the sources, or the version of packcorpus, is another than then"
 
 
-def make_stages(recipe: Recipe) -> None:
-    """Tokenizer, token files and plan. A token file that is whole is kept; of the plan nothing is."""
-    config, layout = recipe.config, recipe.layout
-    if recipe.tokenizer_key and not layout.tokenizer(recipe.tokenizer_key).is_file():
-        path = layout.tokenizer(recipe.tokenizer_key)
-        train_tokenizer(recipe.parts, config.template, config.vocab_size, config.max_record_bytes, path)
-    for part in recipe.parts:
-        key = recipe.tokens_key(part)
-        if not is_whole(layout.token_file(key), layout.token_receipt(key)):
-            places = layout.token_file(key), layout.token_receipt(key)
-            tokenize_part(part, encoder_of(recipe), recipe.template, config, *places)
-    make_plan(recipe, recipe.plan_folder)
-
-
-def is_whole(file: Path, receipt: Path) -> bool:
-    """Whether a token file has the bytes that its receipt speaks of."""
-    return has_artefact(file, receipt) and digest_of(file, "xxh3") == read_json(receipt).get("xxh3")
-
-
-def make_corpus(recipe: Recipe, run_record: dict[str, Any]) -> Path:
-    """All that the graph does, one step after another; the published manifest."""
-    make_stages(recipe)
-    for shard in range(len(recipe.shard_names())):
-        write_shard_of(recipe, shard)
-    return publish_corpus(recipe, run_record)
-
-
 def rebuild(path: Path, config_file: Path | None = None) -> str:
     """Make the corpus of a manifest again in a temporary folder (TMPDIR) and compare every byte; what was compared.
 
@@ -121,7 +89,7 @@ def rebuild(path: Path, config_file: Path | None = None) -> str:
             recipe = recipe_for(manifest, folder, Path(name), config_file)
         except (DataError, InputMissing) as error:
             raise NotReproducible("not_reproducible", str(error)) from None
-        make_corpus(recipe, {})
+        run_all(Publish(recipe))
         names = [*(file.path for file in manifest.listed()), "manifest.json"]
         for file in names:
             again = recipe.corpus_folder / file

@@ -31,11 +31,12 @@ from tasks.corpus.publish import copies_beside, write_planned_shard
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.tokenizer_files import find_tokenizer
 from tasks.recipe import Recipe
+from tasks.stages import Plan, has_artifact, run_all
 from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, refuse
 from tasks.storage.files import CHUNK, atomic_file, lock, read_json, sha256_of, write_bytes
 from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest
 from tasks.storage.paths import Layout
-from tasks.verification.rebuild import config_for, is_whole, make_stages, recipe_for
+from tasks.verification.rebuild import config_for, recipe_for
 
 Content = Path | bytes
 Listed = Shard | FileFacts
@@ -214,14 +215,14 @@ class _Places:
 
     @cached_property
     def _made_again(self) -> Recipe:
-        make_stages(self._recipe)
+        run_all(Plan(self._recipe), check_content=True)
         self._whole.clear()
         return self._recipe
 
     @cached_property
     def _made_afresh(self) -> Recipe:
         recipe = replace(self._recipe, layout=Layout(self.scratch))
-        make_stages(recipe)
+        run_all(Plan(recipe), check_content=True)
         return recipe
 
     def _content(self, recipe: Recipe, file: Listed) -> Content:
@@ -234,7 +235,8 @@ class _Places:
         path = self.scratch / "shard.arrow"
         for key in keys:
             if layout.token_file(key) not in self._whole:
-                self._whole[layout.token_file(key)] = is_whole(layout.token_file(key), layout.token_receipt(key))
+                file_and_receipt = layout.token_file(key), layout.token_receipt(key)
+                self._whole[file_and_receipt[0]] = has_artifact(*file_and_receipt, checksum="xxh3")
         tokens = [layout.token_file(key) for key in keys]
         tokens = [token_file if self._whole[token_file] else self.scratch / token_file.name for token_file in tokens]
         encoder = open_tokenizer(self.manifest, self.folder) if self.manifest.packing_metadata.enabled else None

@@ -15,9 +15,9 @@ from pathlib import Path
 import pyarrow as pa
 
 from tasks.core.errors import DataError, PackError
-from tasks.storage.corpus_folder import check_copies, corpus_folder, foreign_files, reading, refuse, wrong_files
+from tasks.storage.corpus_folder import check_copies, corpus_folder, foreign_files, refuse, wrong_files
 from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.schemas import INDEX_SCHEMA
+from tasks.storage.shards import open_index
 from tasks.verification.check_ledger import check_beside, check_recorded_ledger
 from tasks.verification.check_rows import check_packed_rows, check_unpacked_rows
 
@@ -42,7 +42,7 @@ def verify(path: Path) -> Report:
     files = _check_files(path, manifest, folder)
     report.checks.append(("manifest", f"unedited, key {manifest.key[:12]}"))
     report.checks.append(("files", f"{files}: sizes and SHA-256 as recorded, nothing besides"))
-    index = _read_index(folder / "index.arrow")
+    index = _read_index(manifest, folder)
     check_rows = check_packed_rows if manifest.packing_metadata.enabled else check_unpacked_rows
     tokens = check_rows(manifest, folder, index)
     held = "every invariant holds" if manifest.packing_metadata.enabled else "as many as the index has"
@@ -76,11 +76,10 @@ def _check_files(path: Path, manifest: Manifest, folder: Path) -> str:
     return f"{len(listed):,} files, {sum(file.bytes for file in listed):,} bytes"
 
 
-def _read_index(path: Path) -> pa.Table:
-    with reading(path), pa.memory_map(str(path)) as file:
-        index = pa.ipc.open_stream(file).read_all()
-    if not index.schema.equals(INDEX_SCHEMA):
-        raise DataError("bad_index", f"{path}: has another schema than expected: {index.schema.names}")
+def _read_index(manifest: Manifest, folder: Path) -> pa.Table:
+    path = folder / "index.arrow"
+    with open_index(manifest, folder) as reader:
+        index = reader.read_all()
     placed = index["row"].is_valid()
     for name in index.schema.names:
         valid = index[name].is_valid()

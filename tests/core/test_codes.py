@@ -135,7 +135,7 @@ def test_rejects_that_stop_a_run_are_a_line_for_each_code(tmp_path: Path) -> Non
     assert f"  E207 bad_role, 25: {first}\n" in done.stderr
     assert done.stderr.count("E207") == 1
     assert "E251 error: 25 of 65" in done.stderr
-    assert "\nmax_rejects: 0.3847 would let them pass\n" in done.stderr
+    assert "\nset max_rejects: 0.3847 to accept this\n" in done.stderr
     assert done.stderr.count("mend the data") == 1
     [listed] = (tmp_path / "data" / "plans").glob("*/rejects.jsonl")
     assert [json.loads(line)["code"] for line in listed.read_text().splitlines()] == ["E207"] * 25

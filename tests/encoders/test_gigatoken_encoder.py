@@ -239,7 +239,7 @@ def test_a_model_that_gigatoken_cannot_load_is_left_to_the_reference(monkeypatch
     spec = json.loads(reference.model())
     spec["model"]["type"] = "WordLevel"
     monkeypatch.setattr(reference, "model", lambda: json.dumps(spec).encode())
-    with pytest.raises(Unsupported, match="gigatoken cannot read the model: "):
+    with pytest.raises(Unsupported, match="gigatoken cannot load the model: "):
         GigatokenEncoder(reference)
 
 

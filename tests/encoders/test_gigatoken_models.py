@@ -69,8 +69,8 @@ def test_added_tokens_stand_behind_its_own() -> None:
     [
         ({"model_type": proto.TrainerSpec.UNIGRAM}, "the model is not BPE"),
         ({"byte_fallback": False}, "the model has no byte fallback"),
-        ({"treat_whitespace_as_suffix": True}, "the model ends words with white space"),
-        ({"normalizer": proto.NormalizerSpec(escape_whitespaces=False)}, "the model keeps white space as it is"),
+        ({"treat_whitespace_as_suffix": True}, "the model treats white space as a suffix"),
+        ({"normalizer": proto.NormalizerSpec(escape_whitespaces=False)}, "the model does not escape white space"),
     ],
 )
 def test_what_gigatoken_would_refuse_is_refused(change: dict[str, Any], why: str) -> None:

@@ -221,7 +221,7 @@ def test_when_all_is_filtered_away_the_filters_are_named(tmp_path: Path) -> None
 def test_a_source_that_can_have_no_share_is_named(tmp_path: Path) -> None:
     sources = [{"path": "few.jsonl"}, {"path": "twice.jsonl", "weight": 3}]
     said = refusal(tmp_path, sources, weighting="token_share", duplicates="drop")
-    assert said.startswith("sources[1] twice.jsonl: no conversation of it is left in the training split")
+    assert said.startswith("sources[1] twice.jsonl: none of its conversations is left in the training split")
 
 
 def test_a_token_share_of_one_source_is_all_of_it(tmp_path: Path) -> None:

@@ -173,8 +173,8 @@ def test_error_names_the_first_and_says_what_to_do() -> None:
         with pytest.raises(DataError) as caught:
             cut(rows, overlong="error", sequence_length=8, packing=packing)
         assert str(caught.value) == (
-            "chats.jsonl:2: 9 tokens are more than sequence_length 8 (2 conversations are); overlong: truncate, drop "
-            "or split says what to do with them"
+            "chats.jsonl:2: 9 tokens exceed sequence_length 8 (as in 2 conversations); set overlong to truncate, "
+            "drop, or split"
         )
 
 

@@ -27,7 +27,6 @@ from tasks.corpus.shards import write_shard
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
 from tasks.sources.model import Part, SourceFile
-from tasks.storage.manifest import check_ledger
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import INDEX_SCHEMA, PLAN_SCHEMA
 from tasks.storage.token_files import TokenFiles
@@ -407,7 +406,7 @@ def test_one_reject_too_many(good: int, bad: int, limit: float) -> None:
         message = str(caught.value)
         assert f"{bad} of {good + bad} conversations were rejected" in message
         assert f"\n  E207 bad_role, {bad}: s0.x:{good + 1} why bad_role\n" in message
-        [enough] = re.findall(r"\nmax_rejects: (\S+) would let them pass$", message)
+        [enough] = re.findall(r"\nset max_rejects: (\S+) to accept this$", message)
         listed = recipe.plan_folder / "rejects.jsonl"
         assert str(listed) in message
         assert len(listed.read_bytes().splitlines()) == bad
@@ -427,20 +426,20 @@ def test_late_rejects_count_towards_the_limit() -> None:
     assert "1 of 2 conversations were rejected (50.00 %), max_rejects allows 0.00 %" in message
     assert "E236 no_trained_tokens, 1: s0.x:3 no trained token is left within 8 tokens (overlong: truncate)" in message
     assert message.endswith(
-        "\nall of them have no trained token left in a row: a larger sequence_length keeps them, overlong: drop leaves "
-        "them out with all that are longer than a row; max_rejects: 0.5 would let them pass"
+        "\nall of them have no trained token left in a row: increase sequence_length to keep them, set overlong: drop "
+        "to leave out all conversations longer than a row, or set max_rejects: 0.5 to accept this"
     )
     mixed = PartInput({0: GOOD, 2: ([~5] * 20, False), 3: ([~5] * 20, False)}, {4: "bad_role"}, 5)
     assert "\nmost of them have no trained token left" in refusal(mixed)
     other = PartInput({0: GOOD, 2: ([~5] * 20, False)}, {4: "bad_role"}, 5)
-    assert refusal(other).endswith("\nmax_rejects: 0.6667 would let them pass")
+    assert refusal(other).endswith("\nset max_rejects: 0.6667 to accept this")
 
 
 def test_a_damaged_token_file_is_refused_by_name() -> None:
     with recipe_of([[PartInput({line: ([~1, 2, EOS], True) for line in range(3)}, {}, 3)]]) as recipe:
         file = recipe.layout.token_file(recipe.tokens_key(recipe.parts[0]))
         flip(file)
-        with pytest.raises(StorageError, match=rf"{file.name}: is damaged"):
+        with pytest.raises(StorageError, match=rf"{file.name}: damaged"):
             make_plan(recipe, recipe.plan_folder)
 
 
@@ -453,33 +452,13 @@ def test_nothing_to_pack() -> None:
 # -- the ledger ------------------------------------------------------------------------------------------------------
 
 
-def test_a_ledger_that_does_not_close_fails() -> None:
-    ledger: dict[str, Any] = {
-        "conversations": {"read": 10, "packed": 6, "rejected": {"a": 1, "b": 1}, "dropped": {"too_long": 2}},
-        "tokens": {"encoded": 100, "separators": 6, "repeated": 4, "packed": 90, "truncated": 14, "dropped": 6},
-    }
-    check_ledger(ledger)
-    for group, names in (("conversations", ("read", "packed")), ("tokens", tuple(ledger["tokens"]))):
-        for name in names:
-            for change in (-1, 1):
-                changed = orjson.loads(orjson.dumps(ledger))
-                changed[group][name] += change
-                with pytest.raises(DataError, match="the ledger does not close"):
-                    check_ledger(changed)
-    for name, reason in (("rejected", "b"), ("dropped", "too_long")):
-        changed = orjson.loads(orjson.dumps(ledger))
-        changed["conversations"][name][reason] += 1
-        with pytest.raises(DataError, match="10 conversations read, 11 ended"):
-            check_ledger(changed)
-
-
 def test_a_receipt_that_lies_fails_the_plan() -> None:
     for name in ("conversations", "tokens"):
         with recipe_of(rejected(3, 0)) as recipe:
             path = recipe.layout.token_receipt(recipe.tokens_key(recipe.parts[0]))
             receipt = orjson.loads(path.read_bytes())
             path.write_bytes(orjson.dumps(receipt | {name: receipt[name] + 1}))
-            with pytest.raises(DataError, match="the ledger does not close"):
+            with pytest.raises(DataError, match="the ledger does not balance"):
                 make_plan(recipe, recipe.plan_folder)
             assert not (recipe.plan_folder / "plan.json").exists()
 

@@ -225,9 +225,9 @@ FAILURES = {
     "no such source": ({"sources": "[{path: chatz.jsonl}]"}, (), "chatz.jsonl"),
     "no such tokenizer": ({"tokenizer": "nowhere.model"}, (), "no such tokenizer"),
     "no such template": ({"template": "chatlm"}, (), "neither built in"),
-    "over-long": ({"overlong": "error", "sequence_length": 16}, (), "more than sequence_length 16"),
+    "over-long": ({"overlong": "error", "sequence_length": 16}, (), "tokens exceed sequence_length 16"),
     "all dropped": ({"overlong": "drop", "sequence_length": 8}, (), "no conversation is left to pack"),
-    "not a tokenizer": ({"tokenizer": "chats.jsonl"}, (), "neither a .model nor a .json"),
+    "not a tokenizer": ({"tokenizer": "chats.jsonl"}, (), "not a .model or .json file"),
     "no number": ({}, ("--sequence-length", "1k"), "sequence_length: Input should be a valid integer, found '1k'"),
     "nearly a template": ({"template": "chat-ml"}, (), "did you mean chatml?"),
     "zero length": ({}, ("--sequence-length", "0"), "greater than or equal to 8"),
@@ -381,7 +381,7 @@ def test_tokens_of_rejected_conversations_are_told(folder: Path) -> None:
     (folder / "long.jsonl").write_bytes(long + b"\n")
     set_config(folder, sources="[chats.jsonl, long.jsonl]", max_rejects=0.5)
     done = luigi(folder, "--config", "corpus.yaml")
-    assert "of all tokens were of conversations that were rejected" in done.stderr, done.stderr
+    assert "of all tokens were in conversations that were rejected" in done.stderr, done.stderr
     tokens = orjson.loads((folder / done.stdout.split()[-1]).read_bytes())["ledger"]["tokens"]
     assert tokens["rejected"] > 400
     shown = command(folder, str(BIN / "packcorpus"), "inspect")

@@ -247,7 +247,7 @@ def test_the_page_runs_nothing_and_reaches_for_nothing(pages: dict[str, Page], k
         reached += re.findall(r"url\(([^)]*)\)", " ".join(value or "" for value in attributes.values()))
         assert all(value.startswith("#") for value in reached), (tag, reached)
     (policy,) = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
-    style = (ROOT / "tasks" / "report.css").read_bytes()
+    style = (ROOT / "tasks" / "report" / "report.css").read_bytes()
     digest = b64encode(hashlib.sha256(style).digest()).decode()
     assert policy == f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
     assert b"url(" not in style
@@ -433,7 +433,7 @@ def test_a_damaged_corpus_is_refused_by_name(made: dict[str, Path], tmp_path: Pa
         flip(file)
     else:
         file.write_bytes(data[:-1] if damage == "cut" else b"\xff" * len(data))
-    with pytest.raises((DataError, InputMissing), match=f"{re.escape(name)}: .*; mend it with: packcorpus repair "):
+    with pytest.raises((DataError, InputMissing), match=f"{re.escape(name)}: .*; run: packcorpus repair "):
         write_report(path, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 
@@ -510,7 +510,7 @@ def _contrast(one: str, other: str) -> float:
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_contrast_is_that_of_wcag_aa(scheme: int) -> None:
-    style = (ROOT / "tasks" / "report.css").read_text()
+    style = (ROOT / "tasks" / "report" / "report.css").read_text()
     colours = dict(re.findall(r"--(\w+): (#\w{6})", re.findall(r":root \{(.*?)\}", style, re.S)[scheme]))
     for text in ("ink", "soft", "link", "warn"):
         for ground in ("page", "panel"):

@@ -17,12 +17,13 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
 from tasks.core.errors import DataError, InputMissing, PackError
+from tasks.corpus import manifest_builder
 from tasks.corpus.manifest_builder import build_manifest, publish
-from tasks.corpus.publish import is_published
+from tasks.stages import Publish
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import sha256_of, to_json
 from tasks.storage.keys import VERSIONS
-from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
+from tasks.storage.manifest import Ledger, Manifest, load_manifest, manifest_digest
 
 Corpus = tuple[Path, Path]  # the project's root and the published manifest
 
@@ -219,8 +220,8 @@ def test_an_edited_manifest_is_refused_though_its_digest_was_made_again(where: s
         inner = inner[int(key) if key.isdigit() else key]
     inner[last] = value
     write_values(path, values)
-    said = "its key is not that of its settings and sources" if (where, value) in KEYED else "in one place"
-    with pytest.raises(DataError, match=f"was edited .*{said}.*mend it with: packcorpus repair {path}$"):
+    said = "its key does not match its settings and sources" if (where, value) in KEYED else "in one place"
+    with pytest.raises(DataError, match=f"was edited .*{said}.*run: packcorpus repair {path}$"):
         load_manifest(path)
 
 
@@ -229,17 +230,49 @@ def test_a_manifest_made_by_older_rules_of_the_key_is_accepted(copied: Corpus, m
     assert load_manifest(copied[1]).key_version == VERSIONS["corpus"] - 1
 
 
-def test_a_ledger_that_does_not_close_makes_no_manifest(tmp_path: Path) -> None:
+LEDGER: dict[str, dict[str, Any]] = {
+    "conversations": {
+        "read": 10, "packed": 6, "rejected": {"a": 1, "b": 1}, "dropped": {"too_long": 2}, "truncated": 0, "split": 0,
+    },
+    "pieces": {"packed": 6, "dropped": 0},
+    "tokens": {
+        "encoded": 100, "separators": 6, "repeated": 4, "truncated": 14, "dropped": 6, "rejected": 0,
+        "packed": 90, "padding": 10, "trained": 50,
+    },
+}  # fmt: skip
+
+
+def test_a_ledger_balances_in_conversations_tokens_and_places() -> None:
+    Ledger.model_validate(LEDGER).check(100)
+    balancing = {("conversations", "read"), ("conversations", "packed")}
+    balancing |= {("tokens", name) for name in LEDGER["tokens"].keys() - {"rejected", "trained"}}
+    for group, name in balancing:
+        for change in (-1, 1):
+            changed = {**LEDGER, group: {**LEDGER[group], name: LEDGER[group][name] + change}}
+            with pytest.raises(DataError, match="the ledger does not balance"):
+                Ledger.model_validate(changed).check(100)
+    for name, reason in (("rejected", "b"), ("dropped", "too_long")):
+        changed = orjson.loads(orjson.dumps(LEDGER))
+        changed["conversations"][name][reason] += 1
+        with pytest.raises(DataError, match="10 conversations read, but 11 accounted for"):
+            Ledger.model_validate(changed).check(100)
+    with pytest.raises(DataError, match="99 places in rows, but 100 accounted for"):
+        Ledger.model_validate(LEDGER).check(99)
+    with pytest.raises(DataError, match="0 places in rows, but 10 accounted for"):
+        Ledger.model_validate(LEDGER).check(0)
+
+
+def test_a_ledger_that_does_not_balance_makes_no_manifest(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, conversations(10), validation=0.5)
     pack_corpus(recipe)
     plan, shards, files = read_back(recipe)
     build_manifest(recipe, plan, shards, files)
     for name in ("packed", "trained", "rows"):
         changed = [{**shards[0], name: shards[0][name] + 1}, *shards[1:]]
-        with pytest.raises(DataError, match="the ledger does not close"):
+        with pytest.raises(DataError, match="the ledger does not balance"):
             build_manifest(recipe, plan, changed, files)
     moved = [{**shards[0], "rows": shards[0]["rows"] + 1}, {**shards[1], "rows": shards[1]["rows"] - 1}]
-    with pytest.raises(DataError, match="shards hold other numbers of rows than planned"):
+    with pytest.raises(DataError, match="shards have other row counts than planned"):
         build_manifest(recipe, plan, moved, files)
 
 
@@ -251,9 +284,7 @@ def test_folders_that_a_killed_run_made_are_synced_before_the_manifest_is_publis
     folder = root / manifest.corpus
     synced: list[tuple[Path, bool]] = []
     path.unlink()
-    monkeypatch.setattr(
-        "tasks.corpus.manifest_builder.sync_folder", lambda folder: synced.append((folder, path.exists()))
-    )
+    monkeypatch.setattr(manifest_builder, "sync_folder", lambda folder: synced.append((folder, path.exists())))
     publish(manifest, folder, path)
     assert synced == [(above, False) for above in (folder.parent, folder.parent.parent, root)]
     assert path.read_bytes() == (folder / "manifest.json").read_bytes()
@@ -264,7 +295,7 @@ def test_what_is_no_manifest(tmp_path: Path) -> None:
     with pytest.raises(InputMissing, match=r"x\.json: no such manifest$"):
         load_manifest(path)
     path.write_text("{")
-    with pytest.raises(DataError, match=r"x\.json:1:\d+: is not JSON: .*, and so no manifest$"):
+    with pytest.raises(DataError, match=r"x\.json:1:\d+: is not JSON: .*, so it is not a manifest$"):
         load_manifest(path)
     for text in ("{}", "[]", "null", '"a"', "1", '{"digest": 5}'):
         path.write_text(text)
@@ -300,7 +331,7 @@ def test_the_corpus_folder_is_found(copied: Corpus, tmp_path: Path, monkeypatch:
     moved = home / "manifest.json"
     content = moved.read_bytes()
     moved.unlink()
-    with pytest.raises(InputMissing, match=r"manifest\.json: is missing; mend it with: packcorpus repair"):
+    with pytest.raises(InputMissing, match=r"manifest\.json: is missing; run: packcorpus repair"):
         corpus_folder(manifest, path)
     moved.write_bytes(content)
     # Moved as it is.
@@ -309,7 +340,7 @@ def test_the_corpus_folder_is_found(copied: Corpus, tmp_path: Path, monkeypatch:
     shutil.rmtree(home)
     monkeypatch.chdir(tmp_path)
     assert corpus_folder(manifest, moved / "manifest.json") == moved
-    with pytest.raises(InputMissing, match=rf"{path.name}: its corpus folder .* is gone; make the corpus again"):
+    with pytest.raises(InputMissing, match=rf"{path.name}: its corpus folder .* is gone; rebuild the corpus"):
         corpus_folder(manifest, path)
 
 
@@ -317,24 +348,24 @@ def test_is_published(copied: Corpus) -> None:
     root, path = copied
     recipe = make_recipe(root, conversations(40), validation=0.2)
     assert recipe.published == path
-    assert is_published(recipe)
+    assert Publish(recipe).is_done()
     for file in load_manifest(path).listed():
         where = recipe.corpus_folder / file.path
         data = where.read_bytes()
         where.write_bytes(data + b"x")
-        assert not is_published(recipe)
+        assert not Publish(recipe).is_done()
         where.unlink()
-        assert not is_published(recipe)
+        assert not Publish(recipe).is_done()
         where.write_bytes(data)
-    assert is_published(recipe)
+    assert Publish(recipe).is_done()
     for where in (recipe.corpus_folder / "manifest.json", path):
         data = where.read_bytes()
         where.write_bytes(data.replace(b'"seed": 42', b'"seed": 43'))
-        assert not is_published(recipe)
+        assert not Publish(recipe).is_done()
         where.write_bytes(data)
-    assert is_published(recipe)
+    assert Publish(recipe).is_done()
     path.unlink()
-    assert not is_published(recipe)
+    assert not Publish(recipe).is_done()
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -19,12 +19,12 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import hostile, kind_path, open_kind, records
 
 from pipeline import events
-from pipeline.graph import TokenizePart, _resolved
 from tasks.core.errors import UsageError
 from tasks.encoders.encoder import Encoded, Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.recipe import Recipe
+from tasks.stages import TokenizePart
 from tasks.storage.manifest import load_manifest
 from tasks.tokenization import engine_check
 from tasks.tokenization.engine_check import HARD, difference, encoder_of, known_verdict, refused, sample, verdict_of
@@ -262,7 +262,7 @@ def test_one_difference_and_the_reference_encodes_all(
     for _ in range(2):
         events.proven(verdict_of(recipe), recipe.encoder)
     said = capsys.readouterr().err
-    assert said.count("note: sentencepiece encodes all, since gigatoken gives other tokens for ") == 1
+    assert said.count("note: sentencepiece encodes everything: gigatoken gives other tokens for ") == 1
     assert "odd one" in said
     assert "\x1b" not in said
     assert encoder_of(make_recipe(tmp_path / "auto", many, engine="gigatoken")).engine == "sentencepiece", "as auto"
@@ -289,9 +289,7 @@ def test_a_part_that_gigatoken_tokenised_is_not_done_where_the_reference_is_aske
         recipe = make_recipe(tmp_path, conversations(5), engine=engine)
         if engine == "auto":
             pack_corpus(recipe)
-        _resolved.cache_clear()
-        task = TokenizePart(config=str(tmp_path / "corpus.yaml"), root=str(tmp_path), part=0)
-        assert task.complete() is done, engine
+        assert TokenizePart(recipe, 0).is_done() is done, engine
 
 
 def test_the_reference_needs_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ def healthy(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
         "gpus": lambda: gpus,
         "gpu_count": lambda: len(gpus),
         "gpu_sign": lambda: None,
-        "why_no_nf4": lambda kind: None,
+        "no_nf4_reason": lambda kind: None,
         "is_wsl": lambda: False,
         "free_memory": lambda: 64 << 30,
         "free_disk": lambda path: 500 << 30,
@@ -66,7 +66,7 @@ def test_a_healthy_machine_has_nothing_to_mend(monkeypatch: pytest.MonkeyPatch) 
         ({"gpus": []}, "warning GPU none", "training runs on the CPU"),
         ({"gpus": [], "gpu_sign": lambda: "/dev/nvidia0"}, "problem GPU is there (/dev/nvidia0)", "--device cpu"),
         ({"gpus": [Gpu("T4", 1 << 34, (7, 5))]}, "warning precision fp32: T4", "2020 or later"),
-        ({"why_no_nf4": lambda kind: "it is broken"}, "problem NF4 it is broken", "--quantization none"),
+        ({"no_nf4_reason": lambda kind: "it is broken"}, "problem NF4 it is broken", "--quantization none"),
         ({"gpus": [GPU, GPU], "has_nccl": lambda: False}, "problem processes 2 GPUs", "--gpus 1"),
         ({"compiler": lambda: None}, "warning compiler no C++", "apt-get install g++"),
         ({"is_wsl": lambda: True}, "warning WSL rows are read", ".wslconfig"),
@@ -93,7 +93,7 @@ def test_missing_libraries_are_findings(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         devices, "version_of", lambda package: {"torch": None, "trl": "0.9.1"}.get(package, found(package))
     )
-    for name in ("gpus", "gpu_count", "gpu_sign", "why_no_nf4", "has_nccl"):
+    for name in ("gpus", "gpu_count", "gpu_sign", "no_nf4_reason", "has_nccl"):
         monkeypatch.setattr(devices, name, lambda *_: pytest.fail("torch is not there"))
     findings = doctor.examine()
     problems = {finding.what: finding for finding in findings if finding.level == "problem"}

@@ -503,7 +503,7 @@ def test_the_commands(copy: Copy, tmp_path: Path) -> None:
     flip(copy.listed[0])
     done = command(copy.root, tool, "verify", manifest)
     assert done.returncode == 65
-    advice = done.stderr.splitlines()[0].rpartition("mend it with: ")[2].split()
+    advice = done.stderr.splitlines()[0].rpartition("; run: ")[2].split()
     assert advice[:2] == ["packcorpus", "repair"]
     done = command(copy.root, str(BIN / advice[0]), *advice[1:])
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")

@@ -1,14 +1,16 @@
-"""Format 2.0, one conversation a row, as TRL's SFTTrainer takes it: tokenised here, by the rules of format 3.0.
+"""Tokenize format 2.0 (one conversation per row) for TRL's SFTTrainer.
+
+The tokens and labels are those of format 3.0.
 
     <corpus>/train-….arrow ─digest─▶ messages, tools, text ─rebuild─▶ Conversation ─template─▶ spans
-        ─encoder─▶ tokens, equal in number to what index.arrow has ─cut─▶ Dataset(input_ids, labels)
+        ─encoder─▶ tokens, as many as index.arrow records ─cut─▶ Dataset(input_ids, labels)
 
     dataset, counts = sft_dataset(corpus, "train")
     SFTTrainer(model, SFTConfig(**SFT_SETTINGS, …), train_dataset=dataset, processing_class=padding_tokenizer(corpus))
 
-SFTTrainer would render and tokenise by itself, with the tokenizer's own chat template, its matching of control strings
-in what people wrote, and labels only where that template marks them. So it is given tokens and labels: those that the
-same conversation has in a corpus of format 3.0. Its collator takes labels as they are and pads them with -100.
+SFTTrainer would render and tokenize by itself, with the tokenizer's own chat template, match control strings in what
+people wrote, and label only what that template marks. It therefore receives tokens and labels: those of the same
+conversation in a corpus of format 3.0. Its collator keeps the labels and pads them with -100.
 """
 
 from __future__ import annotations
@@ -31,31 +33,32 @@ from tasks.core.errors import DataError, Reject
 from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_tokenizer
 from tasks.encoders.encoder import Encoder
 from tasks.packing.pieces import cut_conversation
-from tasks.storage.corpus_folder import check_listed, reading
+from tasks.storage.corpus_folder import check_listed
 from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED, INDEX_SCHEMA, SCHEMA, conversation_schema
+from tasks.storage.schemas import IGNORED, SCHEMA
+from tasks.storage.shards import open_index, open_shard, shard_schema
 from tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
 from tasks.templates.jinja_template import JinjaTemplate
 from tasks.templates.spans import Span, Template, trained_turns
 from tasks.tokenization.segments import segments_of
 from tasks.tokenization.token_batch import BATCH_CHARACTERS, COUNTS, Batch
-from train.data.corpus import Corpus, Shard, read_verified
+from train.data.corpus import Corpus, Shard
 
-# What SFTConfig must be told beside the settings of the run: the rows are tokens already, and cut.
+# Arguments of SFTConfig besides the settings of the run: the rows are already tokenized and cut.
 SFT_SETTINGS: dict[str, Any] = {"dataset_kwargs": {"skip_prepare_dataset": True}}
 
 
 @dataclass(slots=True)
 class Counts:
-    """Where the conversations and tokens of a split went; the EOS that closes a conversation is counted as a token.
+    """Counts of the conversations and tokens of a split.
 
-    read = rows + dropped; tokens + tokens_truncated + tokens_dropped = those of the index + truncated, since what is
-    cut off is closed by an EOS of its own.
+    The EOS that closes a conversation counts as a token. read = rows + dropped; tokens + tokens_truncated +
+    tokens_dropped = tokens of the index + truncated, because a truncated conversation is closed by an additional EOS.
     """
 
     read: int = 0
     rows: int = 0
-    truncated: int = 0  # rows, cut off at sequence_length
+    truncated: int = 0  # rows that were cut at sequence_length
     dropped: int = 0  # conversations with no trained token within sequence_length
     tokens: int = 0
     trained: int = 0
@@ -64,10 +67,11 @@ class Counts:
 
 
 def sft_dataset(corpus: Corpus, split: str = "train") -> tuple[Dataset, Counts]:
-    """The conversations of a split as input_ids and labels (lists of int32), in the order of the shards.
+    """Return the conversations of a split, in the order of the shards.
 
-    A conversation longer than sequence_length is cut as in format 3.0: an untrained EOS closes it. Raises DataError or
-    InputMissing where a shard, the tokenizer or the template is not that of the manifest, or gives other tokens.
+    The columns are input_ids and labels, lists of int32. A conversation longer than sequence_length is cut as in format
+    3.0: an untrained EOS closes it. Raises DataError or InputMissing if a shard, the tokenizer, or the template is not
+    that of the manifest, or yields other tokens.
     """
     manifest, folder = _manifest(corpus), corpus.folder
     encoder = open_tokenizer(manifest, folder)
@@ -92,12 +96,14 @@ _ROWS = pa.schema([("input_ids", pa.list_(pa.int32())), ("labels", pa.list_(pa.i
 def _tokenize(
     corpus: Corpus, shard: Shard, manifest: Manifest, encoder: Encoder, template: Template, sizes: pa.Table
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The conversations of a shard as they stand in a token file: int32[tokens] and int64[conversations + 1].
+    """Tokenize the conversations of a shard, as in a token file.
 
-    `sizes` is what the index says of them; they must give as many tokens and trained tokens as when it was written.
+    Returns int32[tokens] and the offsets int64[conversations + 1]. `sizes` are their rows of the index. They must yield
+    as many tokens and trained tokens as the index records.
     """
     path = corpus.folder / shard.path
-    rows = _read_stream(corpus, shard, conversation_schema(manifest.sequence_length, manifest.key))
+    with open_shard(manifest, corpus.folder, shard, verified=True) as record_batches:
+        rows = pa.Table.from_batches(record_batches, shard_schema(manifest))
     values, lengths, trained = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
     for batch in _batches(path, rows, manifest, encoder, template):
         encoded = batch.encode(SCHEMA)
@@ -109,20 +115,21 @@ def _tokenize(
     expected = sizes["length"].to_numpy(), sizes["trained"].to_numpy()
     if len(found[0]) != len(expected[0]):
         raise DataError(
-            "wrong_count", f"{path}: holds {len(found[0]):,} conversations, index.arrow {len(expected[0]):,}"
+            "wrong_count",
+            f"{path}: has {len(found[0]):,} conversations, but index.arrow lists {len(expected[0]):,}",
         )
-    other = np.flatnonzero((found[0] != expected[0]) | (found[1] != expected[1]))
-    if other.size:
-        row = int(other[0])
+    different = np.flatnonzero((found[0] != expected[0]) | (found[1] != expected[1]))
+    if different.size:
+        row = int(different[0])
         raise DataError(
             "other_versions",
-            f"{path}: row {row} gives {found[0][row]:,} tokens, {found[1][row]:,} trained on; {expected[0][row]:,} and "
-            f"{expected[1][row]:,} were counted when the corpus was made: {_OTHER_VERSIONS}",
+            f"{path}: row {row} yields {found[0][row]:,} tokens, {found[1][row]:,} of them trained on, but the index "
+            f"records {expected[0][row]:,} and {expected[1][row]:,}: {_OTHER_VERSIONS}",
         )
     return np.concatenate(values), np.concatenate([[0], np.cumsum(found[0])])
 
 
-_OTHER_VERSIONS = "other versions of packcorpus, tokenizers or transformers are installed now; make the corpus again"
+_OTHER_VERSIONS = "other versions of packcorpus, tokenizers, or transformers are installed now; rebuild the corpus"
 
 
 def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, template: Template) -> Iterator[Batch]:
@@ -148,19 +155,23 @@ def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, t
 def _spans(
     row: dict[str, Any], manifest: Manifest, encoder: Encoder, template: Template
 ) -> tuple[Conversation, list[Span]]:
-    """The conversation of a row, and its spans, which must be the text of the row. Raises Reject."""
+    """Return the conversation of a row, and its spans.
+
+    Raises Reject if no spans equal the text of the row.
+    """
     for conversation in _rebuilt(row, manifest, encoder):
         spans = template.spans(conversation, trained_turns(conversation, manifest.train_on))
         if "".join(span.text for span in spans) == row["text"]:
             return conversation, spans
-    raise Reject("other_text", f"template {manifest.template.name} does not give the text of the row")
+    raise Reject("other_text", f"template {manifest.template.name} does not render the text of the row")
 
 
 def _rebuilt(row: dict[str, Any], manifest: Manifest, encoder: Encoder) -> Iterator[Conversation]:
-    """The conversation that a row was made of: the first whose text is that of the row.
+    """Yield candidates for the conversation that a row was made from.
 
-    A row has content and context of a message in one. The template alpaca sets the context apart, so there every place
-    where the two can have been joined is tried; only the last request of a record has a context.
+    The first that renders to the text of the row is the right one. A row stores content and context of a message as one
+    string. The template `alpaca` renders the context separately, so for it every position where the two can have been
+    joined is tried; only the last request of a record has one.
     """
     if row["messages"] is None:
         bos = encoder.control_strings.get(encoder.bos_id, "") if encoder.adds_bos and encoder.bos_id is not None else ""
@@ -181,7 +192,7 @@ def _rebuilt(row: dict[str, Any], manifest: Manifest, encoder: Encoder) -> Itera
 def _cut_all(
     values: np.ndarray, offsets: np.ndarray, manifest: Manifest, encoder: Encoder, counts: Counts
 ) -> pa.RecordBatch:
-    """Rows of one shard; what is cut off or dropped is counted."""
+    """Cut the conversations of one shard to sequence_length, and count them."""
     kept: list[np.ndarray] = [np.empty(0, np.int32)]
     for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
         conversation = values[start:stop]
@@ -206,7 +217,7 @@ def _cut_all(
     return pa.record_batch(columns, schema=_ROWS)
 
 
-# -- what lies beside the shards ---------------------------------------------------------------------------------------
+# -- files next to the shards ------------------------------------------------------------------------------------------
 
 
 def _manifest(corpus: Corpus) -> Manifest:
@@ -214,61 +225,49 @@ def _manifest(corpus: Corpus) -> Manifest:
         raise DataError(
             "not_trainable",
             f"{corpus.folder}: format 2.0 needs its manifest, which names the template and the tokenizer; "
-            "make the corpus again",
+            "rebuild the corpus",
         )
     return corpus.manifest
 
 
-def _read_stream(corpus: Corpus, shard: Shard, schema: pa.Schema) -> pa.Table:
-    """An Arrow stream of the corpus, its digest and its schema checked."""
-    path = corpus.folder / shard.path
-    data = read_verified(corpus, shard)
-    with reading(path):
-        table = pa.ipc.open_stream(data).read_all()
-    if not table.schema.equals(schema, check_metadata=True):
-        raise DataError(
-            "foreign_shard", f"{path}: belongs to another corpus (its schema or its key differ); make the corpus again"
-        )
-    return table
-
-
 def _read_index(corpus: Corpus, manifest: Manifest, split: str) -> pa.Table:
-    """What index.arrow says of the conversations of a split, by row within the shard."""
-    facts = next((file for file in manifest.files if file.path == "index.arrow"), None)
-    if facts is None:
-        raise DataError("bad_index", f"{corpus.folder}: its manifest names no index.arrow; make the corpus again")
-    index = _read_stream(corpus, Shard(facts.path, 0, facts.bytes, facts.sha256), INDEX_SCHEMA)
+    """Return the rows of index.arrow of a split, ordered by row within the shard."""
+    with open_index(manifest, corpus.folder, verified=True) as reader:
+        index = reader.read_all()
     return index.filter(pc.equal(index["split"].cast(pa.string()), split)).sort_by("row")
 
 
 def _open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Template:
-    """The template that the manifest names. Raises DataError or InputMissing where it is not to be had as it was."""
+    """Open the template named by the manifest.
+
+    Raises DataError or InputMissing if it is missing or has changed.
+    """
     name, sha256 = manifest.template.name, manifest.template.sha256
     if name in BUILT_IN:
         if built_in_sha256(name) != sha256:
             raise DataError(
-                "other_versions", f"template {name}: is another than the corpus was made with: {_OTHER_VERSIONS}"
+                "other_versions", f"template {name}: differs from the one that made the corpus: {_OTHER_VERSIONS}"
             )
         return BuiltIn(name, encoder, manifest.train_on)
     listed = next((file for file in manifest.files if file.path == "template.jinja"), None)
     if listed is None or listed.sha256 != sha256:
         raise DataError(
-            "unreadable_file", f"{folder}: has no template.jinja of the manifest; delete the folder and pack again"
+            "unreadable_file", f"{folder}: lacks the template.jinja of the manifest; delete the folder and pack again"
         )
     check_listed(folder, listed)
     source = (folder / listed.path).read_text(encoding="utf-8")
     return JinjaTemplate(name, source, encoder, manifest.train_on, str(manifest.config["template_date"]))
 
 
-# -- what SFTTrainer asks for ------------------------------------------------------------------------------------------
+# -- the tokenizer of SFTTrainer ---------------------------------------------------------------------------------------
 
 
 class PaddingTokenizer(PreTrainedTokenizerFast):
-    """What SFTTrainer takes for a tokenizer: it pads with it, and saves it beside every checkpoint.
+    """The tokenizer that SFTTrainer uses to pad, and saves with every checkpoint.
 
-    It knows the special tokens and their ids, encodes nothing, and saves the files of the corpus's own tokenizer.
-    transformers could load these files, but reads a SentencePiece model as one that gives other tokens for runs of
-    spaces, and would save that.
+    It has the special tokens and their ids, encodes nothing, and saves the files of the corpus's own tokenizer.
+    transformers could load these files, but it converts a SentencePiece model to one that yields other tokens for runs
+    of spaces, and would save that.
     """
 
     files: tuple[Path, ...] = ()
@@ -279,7 +278,10 @@ class PaddingTokenizer(PreTrainedTokenizerFast):
 
 
 def padding_tokenizer(corpus: Corpus) -> PaddingTokenizer:
-    """The `processing_class` for SFTTrainer. Raises DataError or InputMissing as `sft_dataset` does."""
+    """Return the `processing_class` for SFTTrainer.
+
+    Raises DataError or InputMissing as `sft_dataset` does.
+    """
     from tokenizers import Tokenizer, models
 
     manifest = _manifest(corpus)

@@ -1,9 +1,8 @@
-"""What was given: a manifest, a corpus folder, or a folder of shards without a manifest → Corpus. Loads no torch.
+"""Open a manifest, a corpus folder, or a folder of shards. Loads no torch.
 
 x, KEY, manifests/x.json, CORPUS/manifest.json, CORPUS ─load_manifest─▶ key, length, digests ─┐
 a folder of shards alone ─their names, schema metadata────────────────▶ key, length ──────────┤
 every shard ─schema: version, key, length, columns────────────────────────────────────────────┴─▶ Corpus
-Corpus + shard ─read_verified─▶ its bytes, SHA-256 as recorded
 """
 
 from __future__ import annotations
@@ -18,57 +17,59 @@ import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection.manifests import by_name, find_manifest
-from tasks.storage.corpus_folder import check_copies, check_digest, check_listed, corpus_folder, find_listed, reading
+from tasks.storage.corpus_folder import check_copies, check_listed, corpus_folder, find_listed, reading
 from tasks.storage.files import read_json, sha256_of
 from tasks.storage.keys import FORMAT_VERSION
-from tasks.storage.manifest import Manifest, load_manifest, mend
-from tasks.storage.schemas import conversation_schema, row_schema
+from tasks.storage.manifest import Manifest, load_manifest
+from tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
 from tasks.storage.splits import SPLITS
 
 SHARD_NAME = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.arrow")
 KEY = re.compile(r"[0-9a-f]{64}")
 PACKED, WHOLE = FORMAT_VERSION[True], FORMAT_VERSION[False]
 
-# What rows of other tools must have; position_ids besides, or conversations see each other.
+# Columns that rows of other tools must have. Without position_ids too, conversations see each other.
 REQUIRED = ("input_ids", "attention_mask", "labels")
 
-# What ends a complete Arrow stream. Without it, a file that was cut between two batches reads like a whole one.
+# The end of a complete Arrow stream. A file that was cut between two batches lacks it but is otherwise readable.
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One Arrow file; `path` is relative to the folder, `sha256` is None where no manifest records it."""
+    """One Arrow file; `path` is relative to the folder."""
 
     path: str
     rows: int
     bytes: int
-    sha256: str | None
+    sha256: str | None  # None without a manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """A corpus as far as a trainer needs to know it."""
+    """The facts about a corpus that a trainer needs."""
 
     name: str
     folder: Path
-    format_version: str  # 3.0: packed rows; 2.0: one conversation a row
-    key: str  # the manifest's; where shards carry none, the SHA-256 of their bytes
+    format_version: str  # 3.0: packed rows; 2.0: one conversation per row
+    key: str  # the manifest's; if shards have none, the SHA-256 of their bytes
     sequence_length: int
     manifest: Manifest | None
     splits: dict[str, list[Shard]]
     isolated: bool  # rows have position_ids
-    notes: tuple[str, ...] = ()  # what a person should know of it, a sentence each
+    notes: tuple[str, ...] = ()  # what the user should know, a sentence each
 
     def rows(self, split: str) -> int:
         return sum(shard.rows for shard in self.splits.get(split, []))
 
 
 def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
-    """Find out what was given, by its manifest or by the metadata of its shards, and check every shard's schema.
+    """Open a corpus by its manifest or by the metadata of its shards.
 
-    Raises InputMissing, UsageError, DataError or StorageError, naming the file and what was found in it; also where
-    packed rows have no position_ids, unless `allow_unisolated`. Digests are checked later, by `read_verified`.
+    Checks every shard's schema; checksums are checked later, by `shards.read_verified`.
+
+    Raises InputMissing, UsageError, DataError, or StorageError, which name the file and its fault. Packed rows without
+    position_ids are an error unless `allow_unisolated`.
     """
     path = Path(path)
     inside = path / "manifest.json"
@@ -78,31 +79,16 @@ def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
         if not inside.is_file():
             return _from_shards(path, allow_unisolated)
         if not _is_ours(read_json(inside)):
-            note = f"{inside}: is another tool's manifest and was not used"
+            note = f"{inside}: belongs to another tool and was ignored"
             return _from_shards(path, allow_unisolated, note)
         path = inside
     elif not path.exists():
-        path = find_manifest(path)  # it says what is near
+        path = find_manifest(path)  # its error suggests close matches
     elif path.suffix == ".arrow":
-        raise UsageError("one_file", f"{path}: is one file of a corpus; name the manifest, or the folder {path.parent}")
+        raise UsageError(
+            "one_file", f"{path}: is only one file of a corpus; pass the manifest, or the folder {path.parent}"
+        )
     return _from_manifest(path, allow_unisolated)
-
-
-def read_verified(corpus: Corpus, shard: Shard, mapped: bool = False) -> pa.Buffer:
-    """The bytes of a shard, of the size and SHA-256 that are recorded: read once, or a map of the file.
-
-    Raises DataError or InputMissing, naming the file. A map shows what the file becomes later, too.
-    """
-    where = find_listed(corpus.folder, shard.path, shard.bytes)
-    with reading(where):
-        if mapped:
-            with pa.memory_map(str(where)) as file:
-                data = file.read_buffer()
-        else:
-            data = pa.py_buffer(where.read_bytes())
-    if shard.sha256:
-        check_digest(where, hashlib.sha256(data).hexdigest(), shard.sha256, corpus.folder)
-    return data
 
 
 # -- with a manifest -------------------------------------------------------------------------------------------------
@@ -118,38 +104,30 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
     if not _is_ours(values):
         raise DataError(
             "bad_manifest",
-            f"{path}: is no packcorpus manifest (format_version {version!r}, no digest of its own); "
-            "to train on another tool's rows, name the folder of their shards",
+            f"{path}: is not a packcorpus manifest (format_version {version!r}, no digest of its own); "
+            "to train on another tool's rows, pass the folder of their shards",
         )
     if version not in (PACKED, WHOLE):
         raise DataError(
-            "bad_manifest", f"{path}: format_version is {version!r}; {PACKED} and {WHOLE} can be trained on"
+            "bad_manifest", f"{path}: format_version is {version!r}, but training supports {PACKED} and {WHOLE}"
         )
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
     check_copies(path, folder)
-    for file in manifest.files:  # 2 % of the bytes of a corpus, and what its ids and labels mean
+    for file in manifest.files:  # 2 % of the bytes of a corpus; they define what its ids and labels mean
         check_listed(folder, file)
     splits = {name: [Shard(**shard.model_dump()) for shard in split.shards] for name, split in manifest.splits.items()}
-    schema_of = row_schema if version == PACKED else conversation_schema
-    wanted = schema_of(manifest.sequence_length, manifest.key)
-    lacking = False
+    wanted, lacking = shard_schema(manifest), False
     for shard in (shard for shards in splits.values() for shard in shards):
         where = find_listed(folder, shard.path, shard.bytes)
-        # A column's name that is damaged is found when it is asked for: it may be no UTF-8.
-        with reading(where), pa.memory_map(str(where)) as file:
+        # Keep the comparison in this block: a damaged column name may not be UTF-8 and is decoded only when read.
+        with reading(where, folder), pa.memory_map(str(where)) as file:
             schema = pa.ipc.open_stream(file).schema
-            if schema.metadata != wanted.metadata:
-                raise DataError(
-                    "foreign_shard", f"{where}: is not of this corpus (metadata {_said(schema)}); {mend(folder)}"
-                )
-            if version == PACKED and "position_ids" not in schema.names:
+            if version == PACKED and schema.metadata == wanted.metadata and "position_ids" not in schema.names:
                 _check_rows(where, schema, allow_unisolated)
                 lacking = True
-            elif not schema.equals(wanted):
-                raise DataError(
-                    "foreign_shard", f"{where}: is not of this corpus (columns {_columns(schema)}); {mend(folder)}"
-                )
+            else:
+                check_schema(where, schema, wanted, folder)
     return Corpus(
         name=manifest.name,
         folder=folder,
@@ -167,7 +145,7 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """What a shard says of itself; all shards of a corpus say the same."""
+    """The metadata of a shard; it is the same in all shards of a corpus."""
 
     version: str
     key: str
@@ -187,12 +165,13 @@ def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
         first = first or (path, header)
         if header != first[1]:
             raise DataError(
-                "mixed_shards", f"{path}: is of another corpus ({header}) than {first[0].name} ({first[1]})"
+                "mixed_shards", f"{path}: belongs to another corpus ({header}) than {first[0].name} ({first[1]})"
             )
         splits.setdefault(split, []).append(Shard(path.name, rows, path.stat().st_size, None))
     if not first:
         raise DataError(
-            "not_trainable", f"{folder}: holds neither a manifest.json nor shards (such as train-00000-of-00001.arrow)"
+            "not_trainable",
+            f"{folder}: contains neither a manifest.json nor shards (such as train-00000-of-00001.arrow)",
         )
     header = first[1]
     key = header.key if KEY.fullmatch(header.key) else _key_of_bytes(folder, splits)
@@ -205,12 +184,15 @@ def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
         manifest=None,
         splits=splits,
         isolated=header.isolated,
-        notes=(*notes, f"{folder}: without a packcorpus manifest there are no digests: damage can go unnoticed"),
+        notes=(*notes, f"{folder}: has no packcorpus manifest, so there are no digests and damage can go unnoticed"),
     )
 
 
 def _find_shards(folder: Path) -> list[tuple[str, Path]]:
-    """(split, path) of every shard, in order. Raises DataError where one of a split is missing."""
+    """Return (split, path) of every shard, in order.
+
+    Raises DataError or InputMissing if a split is incomplete.
+    """
     found: dict[str, dict[int, Path]] = {}
     totals: dict[str, int] = {}
     for path in sorted(folder.glob("*.arrow")):
@@ -219,20 +201,21 @@ def _find_shards(folder: Path) -> list[tuple[str, Path]]:
             if totals.setdefault(split, total) != total:
                 raise DataError(
                     "mixed_shards",
-                    f"{path}: {split} has shards of {totals[split]} and of {total}; keep those of one run",
+                    f"{path}: the split {split} mixes shards of {totals[split]} and of {total}; keep those of one run",
                 )
             found.setdefault(split, {})[number] = path
     for split, paths in found.items():
         if missing := set(range(totals[split])) ^ paths.keys():
             name = f"{split}-{min(missing):05d}-of-{totals[split]:05d}.arrow"
             raise InputMissing(
-                "file_missing", f"{folder}: {name} is missing or out of range; a part of a corpus is not trained on"
+                "file_missing",
+                f"{folder}: {name} is missing or out of range; training needs the complete corpus",
             )
     return [(split, paths[number]) for split, paths in found.items() for number in sorted(paths)]
 
 
 def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
-    """What a shard says of itself, and its rows."""
+    """Return the metadata of a shard, and its number of rows."""
     find_listed(path.parent, path.name, path.lstat().st_size)
     with reading(path), pa.memory_map(str(path)) as file:
         reader = pa.ipc.open_stream(file)
@@ -246,28 +229,28 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
         complete = file.read() == END_OF_STREAM
     if not complete:
         raise DataError(
-            "cut_shard", f"{path}: ends without the mark that ends an Arrow stream: it was cut; copy or pack it again"
+            "cut_shard", f"{path}: is truncated (it lacks the end of an Arrow stream); copy it again, or pack again"
         )
-    said = {
+    metadata = {
         key.decode(errors="replace"): value.decode(errors="replace") for key, value in (schema.metadata or {}).items()
     }
-    version, length = said.get("format_version"), said.get("sequence_length", str(first_row))
+    version, length = metadata.get("format_version"), metadata.get("sequence_length", str(first_row))
     columns = {PACKED: {"input_ids"}, WHOLE: {"messages", "text"}}.get(version or "", set())
     if version is None or not columns & set(names):
         raise DataError(
             "not_trainable",
-            f"{path}: is neither packed rows ({PACKED}) nor conversations ({WHOLE}): metadata {_said(schema)}, "
-            f"columns {_columns(schema)}; make a corpus with PackCorpus",
+            f"{path}: contains neither packed rows ({PACKED}) nor conversations ({WHOLE}): "
+            f"metadata {describe_metadata(schema)}, columns {describe_columns(schema)}; build a corpus with PackCorpus",
         )
     if not length.isdecimal() or not int(length):
-        raise DataError("not_trainable", f"{path}: has no sequence_length: metadata {_said(schema)}")
+        raise DataError("not_trainable", f"{path}: has no sequence_length: metadata {describe_metadata(schema)}")
     if version == PACKED:
         _check_rows(path, schema, allow_unisolated)
-    return _Header(version, said.get("manifest_key", ""), int(length), "position_ids" in schema.names), rows
+    return _Header(version, metadata.get("manifest_key", ""), int(length), "position_ids" in schema.names), rows
 
 
 def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool) -> None:
-    """Columns of packed rows: lists of integers; without position_ids only where that is allowed."""
+    """Check that columns are lists of integers, and that position_ids exist."""
     for name in (*REQUIRED, "position_ids"):
         if name not in schema.names:
             continue
@@ -276,29 +259,19 @@ def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool) -> None:
         if not is_list or not pa.types.is_integer(type_.value_type):
             raise DataError("not_trainable", f"{path}: {name} is {type_}, not a list of integers")
     if missing := [name for name in REQUIRED if name not in schema.names]:
-        raise DataError("not_trainable", f"{path}: has no {', '.join(missing)}; columns {_columns(schema)}")
+        raise DataError("not_trainable", f"{path}: has no {', '.join(missing)}; columns {describe_columns(schema)}")
     if "position_ids" not in schema.names and not allow_unisolated:
         raise DataError(
             "unisolated_rows",
             f"{path}: rows have no position_ids, so the conversations of a row would see each other while the loss "
-            "looks healthy; pack them with PackCorpus, or train all the same with allow_unisolated: true",
+            "looks healthy; pack them with PackCorpus, or train anyway with allow_unisolated: true",
         )
 
 
 def _key_of_bytes(folder: Path, splits: dict[str, list[Shard]]) -> str:
-    """A key for shards that carry none: a checkpoint is resumed on the same rows, or not at all."""
+    """Compute a key for shards that have none.
+
+    With it, a checkpoint is resumed only on the same rows.
+    """
     digests = [sha256_of(folder / shard.path) for shards in splits.values() for shard in shards]
     return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _said(schema: pa.Schema) -> str:
-    """The metadata of a schema in a line; another tool's values may be long."""
-    pairs = (schema.metadata or {}).items()
-    return (
-        ", ".join(f"{key.decode(errors='replace')}={value[:64].decode(errors='replace')}" for key, value in pairs)
-        or "none"
-    )
-
-
-def _columns(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name}: {field.type}" for field in schema) or "none"

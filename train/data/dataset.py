@@ -1,10 +1,10 @@
-"""Packed rows as a torch Dataset: each shard's digest is checked, then its rows lie in memory, or in a map of the file.
+"""Packed rows as a torch Dataset, verified, in memory or mapped.
 
     shard ─read_verified─▶ its bytes ─record batches─▶ checked and counted ─▶ int32[rows, L] of each column
     row numbers of a batch ─▶ input_ids int32[L], labels int64[L], position_ids int32[L] of each row
 
-In memory, the very bytes that were hashed are those that are parsed; they are freed when their rows are copied out.
-attention_mask is counted and left behind: passed on to a model, it turns the isolation of conversations off.
+In memory, the bytes that are parsed are exactly those that were hashed; they are freed once their rows are copied.
+attention_mask is checked and then dropped: passed to a model, it disables the isolation of conversations.
 """
 
 from __future__ import annotations
@@ -26,38 +26,41 @@ import torch
 from tasks.core.errors import DataError
 from tasks.storage.corpus_folder import reading
 from tasks.storage.schemas import IGNORED
-from train.data.corpus import PACKED, Corpus, Shard, open_corpus, read_verified
+from tasks.storage.shards import check_row_count, read_verified
+from train.data.corpus import PACKED, Corpus, Shard, open_corpus
 from train.machine.devices import cpus, free_memory, is_wsl
 
 Columns = dict[str, np.ndarray]  # int32[rows, L] by name
 
-# Bytes of shards that are in memory at a time, besides the rows that were copied out of them: 26 shards as PackCorpus
-# makes them of 8 MB of chats, or one that is larger than this.
+# Bytes of shards in memory at a time, besides the rows copied from them: 26 shards of the size that PackCorpus makes
+# from 8 MB of chats, or one larger shard.
 RAW_BYTES = 1 << 30
 
 
 class PackedDataset(torch.utils.data.Dataset):
-    """Rows of one split of a corpus of format 3.0. A DataLoader fetches the rows of a batch at once.
+    """The packed rows of one split of a corpus (format 3.0).
+
+    A DataLoader fetches the rows of a batch at once:
 
         from torch.utils.data import DataLoader
         from transformers import default_data_collator
-        from train.data.dataset import PackedDataset
+        from train import PackedDataset
         rows = PackedDataset("manifests/sample-0123456789ab.json")
         batches = DataLoader(rows, batch_size=8, shuffle=True, collate_fn=default_data_collator)
 
-    A row is {"input_ids": int32[L], "labels": int64[L], "position_ids": int32[L]}: copies, which may be changed. It
-    never has an attention_mask, and no position_ids where the corpus has none and `allow_unisolated` was given.
+    A row is {"input_ids": int32[L], "labels": int64[L], "position_ids": int32[L]}: copies, which may be modified. It
+    never has an attention_mask, and no position_ids if the corpus has none and `allow_unisolated` is set.
 
-    rows, tokens, trained_tokens   counts; tokens are without pads
-    conversations                  pieces of conversations in rows; None where rows have no position_ids
+    rows, tokens, trained_tokens   counts; tokens exclude padding
+    conversations                  pieces of conversations in rows; None if rows have no position_ids
     max_id                         the largest token id
-    load                           "memory" or "mmap". "auto" takes memory where the rows of all processes of this
-                                   machine (LOCAL_WORLD_SIZE) fit in half of what is free; on WSL, always memory
+    load                           "memory" or "mmap". "auto" chooses memory if the rows of all processes of this
+                                   machine (LOCAL_WORLD_SIZE) fit in half of the free memory; on WSL, always memory
     nbytes                         bytes of the columns that are kept
-    notes                          what a person should know, a sentence each, besides the notes of the corpus
+    notes                          what the user should know, a sentence each, besides the notes of the corpus
 
-    Raises DataError or InputMissing, naming the file, where a shard is not what the manifest or format 3.0 says. A
-    mapped file that is truncated ends the process with SIGBUS, so leave the files alone while they are in use.
+    Raises DataError or InputMissing, which name the file, if a shard does not match the manifest or format 3.0. A
+    mapped file that is truncated ends the process with SIGBUS, so do not change the files while they are in use.
     """
 
     def __init__(
@@ -71,14 +74,14 @@ class PackedDataset(torch.utils.data.Dataset):
         if corpus.format_version != PACKED:
             raise DataError(
                 "not_trainable",
-                f"{corpus.folder}: holds conversations (format {corpus.format_version}), not packed rows; pack them "
+                f"{corpus.folder}: contains conversations (format {corpus.format_version}), not packed rows; pack them "
                 "with packing: true, or train on them with: python -m train --manifest",
             )
         self.corpus, self.split = corpus, split
         self.rows = corpus.rows(split)
         if not self.rows:
-            there = ", ".join(f"{name} has {corpus.rows(name):,}" for name in corpus.splits)
-            raise DataError("no_rows", f"{corpus.folder}: the split {split!r} has no rows ({there})")
+            counts = ", ".join(f"{name} has {corpus.rows(name):,}" for name in corpus.splits)
+            raise DataError("no_rows", f"{corpus.folder}: the split {split!r} has no rows ({counts})")
         self._names = ("input_ids", "labels", *["position_ids"] * corpus.isolated)
         self.nbytes = self.rows * corpus.sequence_length * 4 * len(self._names)
         shards = corpus.splits[split]
@@ -88,7 +91,7 @@ class PackedDataset(torch.utils.data.Dataset):
         self.load = load if load != "auto" else "memory" if fits else "mmap"
         self.notes: tuple[str, ...] = ()
         if is_wsl():
-            self.load, self.notes = "memory", ("on WSL rows are always in memory",)
+            self.load, self.notes = "memory", ("on WSL rows are always kept in memory",)
         threads = max(1, cpus() // processes)
         if self.load == "memory":
             threads = max(1, min(threads, RAW_BYTES // largest))
@@ -96,36 +99,35 @@ class PackedDataset(torch.utils.data.Dataset):
             whole: Columns | None = {name: np.empty(shape, np.int32) for name in self._names}
         else:
             whole = None
-        tops = accumulate((shard.rows for shard in shards), initial=0)
+        first_rows = accumulate((shard.rows for shard in shards), initial=0)
         with ThreadPoolExecutor(threads) as pool:  # hashing and copying release the GIL
-            loaded = list(pool.map(lambda shard, top: self._load(shard, top, whole), shards, tops))
+            loaded = list(pool.map(lambda shard, first: self._load(shard, first, whole), shards, first_rows))
         self._blocks = [whole] if whole else [block for blocks, _ in loaded for block in blocks]
-        self._tops = [0, *accumulate(len(block["input_ids"]) for block in self._blocks)][:-1]
-        counts = np.array([count for _, counts in loaded for count in counts])
-        self.max_id = int(counts[:, 0].max())
-        self.tokens, self.trained_tokens, conversations = counts[:, 1:].sum(axis=0).tolist()
+        self._first_rows = [0, *accumulate(len(block["input_ids"]) for block in self._blocks)][:-1]
+        facts = np.array([fact for _, facts in loaded for fact in facts])
+        self.max_id = int(facts[:, 0].max())
+        self.tokens, self.trained_tokens, conversations = facts[:, 1:].sum(axis=0).tolist()
         self.conversations: int | None = conversations if corpus.isolated else None
 
-    def _load(self, shard: Shard, top: int, whole: Columns | None) -> tuple[list[Columns], list[tuple[int, ...]]]:
-        """The record batches of a shard, as maps of the file or copied into `whole` from `top`; and their counts."""
-        data = read_verified(self.corpus, shard, mapped=whole is None)
-        where = self.corpus.folder / shard.path
+    def _load(self, shard: Shard, start: int, whole: Columns | None) -> tuple[list[Columns], list[tuple[int, ...]]]:
+        """Return the record batches of a shard, and their counts.
+
+        They are mapped, or copied into `whole` from row `start`.
+        """
+        data = read_verified(self.corpus.folder, shard, mapped=whole is None)
+        path = self.corpus.folder / shard.path
         blocks, counts, rows = [], [], 0
-        for columns, mask in _record_batches(where, data, self._names, self.corpus.sequence_length):
+        for columns, mask in _record_batches(path, data, self._names, self.corpus.sequence_length):
             first, rows = rows, rows + len(mask)
             if rows > shard.rows:
-                break
-            counts.append(_check_and_count(columns, mask, f"{where}: row {first}"))
+                continue
+            counts.append(_check_and_count(columns, mask, path, first))
             if whole is None:
                 blocks.append(columns)
             else:
                 for name, values in columns.items():
-                    whole[name][top + first : top + rows] = values
-        if rows != shard.rows:
-            raise DataError(
-                "wrong_count",
-                f"{where}: does not hold the {shard.rows:,} rows that are recorded; run: packcorpus verify",
-            )
+                    whole[name][start + first : start + rows] = values
+        check_row_count(path, rows, shard.rows, self.corpus.folder)
         return blocks, counts
 
     def __len__(self) -> int:
@@ -135,7 +137,10 @@ class PackedDataset(torch.utils.data.Dataset):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[dict[str, torch.Tensor]]:
-        """Several rows at once; negative numbers count from the end. Raises IndexError beyond."""
+        """Return several rows; negative numbers count from the end.
+
+        Raises IndexError if a row does not exist.
+        """
         places = [self._place(row) for row in rows]
         batch = []
         for name in self._names:
@@ -151,38 +156,42 @@ class PackedDataset(torch.utils.data.Dataset):
         row += self.rows if row < 0 else 0
         if not 0 <= row < self.rows:
             raise IndexError(f"row {operator.index(number)} of {self.rows}")
-        block = bisect_right(self._tops, row) - 1
-        return self._blocks[block], row - self._tops[block]
+        block = bisect_right(self._first_rows, row) - 1
+        return self._blocks[block], row - self._first_rows[block]
 
 
 class Passes(torch.utils.data.Dataset):
-    """The rows of one packing in each pass over the data: of the k-th in the k-th, then from the first on again.
+    """The rows of one packing per pass over the data.
 
-    `packings` have as many rows each.
+    The k-th pass has the rows of the k-th packing; after the last, the first follows again. All `packings` have the
+    same number of rows.
     """
 
     def __init__(self, packings: Sequence[PackedDataset]):
-        self.packings, self._now = packings, packings[0]
+        self.packings, self._current = packings, packings[0]
 
-    def begin(self, number: int) -> None:
-        """A pass begins; they are counted from 0."""
-        self._now = self.packings[number % len(self.packings)]
+    def start_pass(self, number: int) -> None:
+        """Switch to the packing of a pass, counted from 0."""
+        self._current = self.packings[number % len(self.packings)]
 
     def __len__(self) -> int:
-        return len(self._now)
+        return len(self._current)
 
     def __getitem__(self, row: SupportsIndex) -> dict[str, torch.Tensor]:
-        return self._now[row]
+        return self._current[row]
 
     def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[dict[str, torch.Tensor]]:
-        return self._now.__getitems__(rows)
+        return self._current.__getitems__(rows)
 
 
 def _record_batches(
-    where: Path, data: pa.Buffer, names: Sequence[str], length: int
+    path: Path, data: pa.Buffer, names: Sequence[str], length: int
 ) -> Iterator[tuple[Columns, np.ndarray]]:
-    """(columns, attention_mask int8[rows, L]) of each record batch; views of `data` where it has these types."""
-    with reading(where):
+    """Yield (columns, attention_mask int8[rows, L]) of each record batch.
+
+    They are views of `data` if it has these types.
+    """
+    with reading(path):
         for batch in pa.ipc.open_stream(data):
             if batch.num_rows:
                 columns = {name: _matrix(batch.column(name), name, pa.int32(), length) for name in names}
@@ -195,35 +204,36 @@ def _matrix(column: pa.Array, name: str, kind: pa.DataType, length: int) -> np.n
         raise ValueError(f"{name} has nulls")
     shortest, longest = pc.min_max(pc.list_value_length(column)).values()
     if shortest.as_py() != length or longest.as_py() != length:
-        raise ValueError(f"{name} has rows of {shortest} to {longest} places, not {length}")
+        raise ValueError(f"{name} has rows of {shortest} to {longest} values, not {length}")
     return values.cast(kind).to_numpy().reshape(-1, length)
 
 
-def _check_and_count(columns: Columns, mask: np.ndarray, where: str) -> tuple[int, ...]:
-    """max_id, tokens, trained tokens, conversations. Raises DataError where a row is not one of format 3.0.
+def _check_and_count(columns: Columns, mask: np.ndarray, path: Path, first_row: int) -> tuple[int, ...]:
+    """Return max_id, tokens, trained tokens, and conversations.
 
-    For rows of which no manifest says that `verify` would accept them: what would train wrongly without an error.
+    Raises DataError if a row violates format 3.0. Shards without a manifest have never been verified, and these are the
+    faults that would train wrongly without an error.
     """
     ids, labels, positions = columns["input_ids"], columns["labels"], columns.get("position_ids")
 
-    def require(held: np.ndarray, what: str) -> None:
-        """`held` is a bool for each token."""
-        if not held.all():
-            raise DataError("bad_row", f"{where} + {int(np.argwhere(~held)[0][0])}: {what}")
+    def require(valid: np.ndarray, fault: str) -> None:
+        """Raise an error if `valid`, one bool per token, is not True everywhere."""
+        if not valid.all():
+            raise DataError("bad_row", f"{path}: row {first_row + int(np.argwhere(~valid)[0][0])}: {fault}")
 
     trained = labels != IGNORED
     require(ids >= 0, "a token id is negative")
-    require((mask == 1) | (mask == 0), "attention_mask holds other values than 0 and 1")
-    require(mask[:, 1:] <= mask[:, :-1], "attention_mask has a pad before a token")
-    require(trained <= mask, "a pad is trained on")
+    require((mask == 1) | (mask == 0), "attention_mask has values other than 0 and 1")
+    require(mask[:, 1:] <= mask[:, :-1], "attention_mask has padding before a token")
+    require(trained <= mask, "padding is trained on")
     require((labels == ids) | ~trained, "a label is neither -100 nor the token itself")
     require(trained.any(axis=1, keepdims=True), "no token of the row is trained on")
     conversations = 0
     if positions is not None:
-        require(positions[:, :1] == 0, "position_ids do not begin at 0")
-        begins = positions == 0
-        goes_on = positions[:, 1:] == positions[:, :-1] + 1
-        require(goes_on | begins[:, 1:] | (mask[:, 1:] == 0), "position_ids neither go on nor restart at 0")
-        require(~(trained & begins), "the first token of a conversation is trained on")
-        conversations = int(np.count_nonzero(begins & (mask == 1)))
+        require(positions[:, :1] == 0, "position_ids do not start at 0")
+        starts = positions == 0
+        continues = positions[:, 1:] == positions[:, :-1] + 1
+        require(continues | starts[:, 1:] | (mask[:, 1:] == 0), "position_ids neither increase by 1 nor restart at 0")
+        require(~(trained & starts), "the first token of a conversation is trained on")
+        conversations = int(np.count_nonzero(starts & (mask == 1)))
     return int(ids.max()), int(np.count_nonzero(mask)), int(np.count_nonzero(trained)), conversations

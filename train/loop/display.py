@@ -1,10 +1,10 @@
-"""What a person sees of a training run.
+"""What the user sees of a training run.
 
-    before   a table of what is really in effect, and warnings
-    during   one line that is drawn over and over; elsewhere than on a terminal a line every few seconds
-    after    what came out, in three lines
+    before   a table of what is actually in effect, and warnings
+    during   one line that is redrawn; if the output is not a terminal, a line every few seconds
+    after    the result, in two lines
 
-All of it goes to standard error; standard output has the path of the record alone.
+All of it goes to standard error; standard output has only the path of the record.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ from transformers import TrainerCallback
 
 from tasks.core.printable import counted, duration
 
-LINE_EVERY = 10.0  # seconds between two lines where the output is no terminal
+LINE_EVERY = 10.0  # seconds between two lines if the output is not a terminal
 
 
 def open_console(quiet: bool = False) -> Console:
-    """Standard error; wide enough for a table where it is no terminal. `quiet`: all ranks but the first."""
+    """Open standard error, wide enough for a table if it is not a terminal.
+
+    `quiet` is set on all ranks but the first.
+    """
     return Console(stderr=True, highlight=False, quiet=quiet, width=None if sys.stderr.isatty() else 110)
 
 
 def show_effect(
     console: Console, notes: list[str], table: list[str], effect: dict[str, str], warnings: list[str]
 ) -> None:
-    """What was noted and measured, the settings as they are in effect, and what a person should think about."""
+    """Print notes and measurements, what is in effect, and warnings."""
     for line in (*notes, *table):
         console.print(line, style="dim", markup=False, soft_wrap=True)
     width = 2 + max(map(len, effect))
@@ -45,26 +48,26 @@ def show_effect(
 
 
 def show_result(console: Console, result: dict[str, Any], folder: Path, tokenizer: bool) -> None:
-    """What came out of a run."""
+    """Print the result of a run."""
     validation = f", validation {result['validation_loss']:.4f}" if result["validation_loss"] is not None else ""
     console.print(
         f"trained {counted(result['steps'], 'step')} in {duration(result['seconds'])}: "
         f"loss {result['first_loss']:.4f} → "
-        f"{result['last_loss']:.4f}{validation}; waited for data {100 * result['data_wait']:.2f} % of the time",
+        f"{result['last_loss']:.4f}{validation}; {100 * result['data_wait']:.2f} % of the time spent waiting for data",
         markup=False,
         soft_wrap=True,
     )
-    left = "adapter, tokenizer" if tokenizer else "adapter (no tokenizer is known)"
-    console.print(f"{left} and training.svg: {folder}", markup=False, soft_wrap=True)
+    files = "adapter, tokenizer" if tokenizer else "adapter (the corpus has no tokenizer)"
+    console.print(f"{files}, and training.svg: {folder}", markup=False, soft_wrap=True)
 
 
 class ProgressLine(TrainerCallback):
-    """Loss, speed, data wait, memory and MFU of the step that was logged last."""
+    """Shows loss, speed, data wait, memory, and MFU of the last logged step."""
 
     def __init__(self, console: Console):
         self._console = console
-        self._drawn = 0.0
-        self._recent: deque[float] = deque(maxlen=20)  # seconds of a step
+        self._printed_at = 0.0
+        self._recent: deque[float] = deque(maxlen=20)  # seconds per step
         self._bar: Progress | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -82,12 +85,12 @@ class ProgressLine(TrainerCallback):
             now = time.monotonic()
             if self._bar:
                 self._bar.update(self._task, completed=state.global_step, description=line)
-            elif now - self._drawn > LINE_EVERY or state.global_step in (1, state.max_steps):
-                self._drawn = now
+            elif now - self._printed_at > LINE_EVERY or state.global_step in (1, state.max_steps):
+                self._printed_at = now
                 left = (state.max_steps - state.global_step) * fmean(self._recent)
-                self._say(f"step {state.global_step}/{state.max_steps}  {line}  {duration(left)} left")
+                self._print(f"step {state.global_step}/{state.max_steps}  {line}  {duration(left)} left")
         elif "eval_loss" in logs:
-            self._say(f"step {state.global_step}/{state.max_steps}  validation loss {logs['eval_loss']:.4f}")
+            self._print(f"step {state.global_step}/{state.max_steps}  validation loss {logs['eval_loss']:.4f}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.close()
@@ -97,12 +100,12 @@ class ProgressLine(TrainerCallback):
             self._bar.stop()
             self._bar = None
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
 
 
 def describe(logs: dict[str, float]) -> str:
-    """One step in one line."""
+    """Describe one step in one line."""
     rates = "/".join(
         si(logs[f"{which}tokens_per_second"])
         for which in ("", "non_pad_", "trained_")
@@ -116,7 +119,7 @@ def describe(logs: dict[str, float]) -> str:
 
 
 def si(value: float) -> str:
-    """1234 → 1.23 k"""
+    """Format a number with an SI prefix: 1234 → 1.23 k."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if value >= size:
             return f"{value / size:.3g} {unit}"

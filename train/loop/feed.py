@@ -1,9 +1,9 @@
-"""What the Trainer is fed, by the format that was given.
+"""The data of the Trainer, depending on the format of the corpus.
 
     format 3.0   packed rows from memory ─default collator─▶ Trainer
-    format 2.0   one conversation a row, tokenised by the manifest's template ─TRL's collator─▶ SFTTrainer
+    format 2.0   one conversation per row, tokenized with the manifest's template ─TRL's collator─▶ SFTTrainer
 
-Both have the same face, so that a run need not know which it is.
+Both have the same interface, so that a run does not depend on the format.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ from train.model.attention import Collator
 
 
 class PackedFeed:
-    """Rows of format 3.0. `tokens` and `trained` are those of one epoch, without pads; `places` are with pads.
-    `packings` of the training split are used in turn, one in each epoch."""
+    """Packed rows of format 3.0.
 
-    own_loss = True  # the model's, not the trainer's
+    `tokens` and `trained` are counts of one epoch without padding, `padded_tokens` includes it. The `packings` of the
+    training split are used in turn, one in each epoch.
+    """
+
+    own_loss = True  # computed by the model, not by the trainer
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         self.isolated = corpus.isolated
-        # Digests of all packings are checked before the first step, and not hours later.
+        # Opening all packings now checks their digests before the first step, rather than hours later.
         packings = [name for name in corpus.splits if name == "train" or name.startswith(ANEW)]
         same = [name for name in packings if corpus.rows(name) == corpus.rows("train")]
         self.passes = Passes([PackedDataset(corpus, name, config.load) for name in same])
@@ -37,16 +40,16 @@ class PackedFeed:
         splits = [split for split in (*self.passes.packings, self.validation) if split]
         self.max_id = max(split.max_id for split in splits)
         self.tokens, self.trained = self.train.tokens, self.train.trained_tokens
-        self.places = len(self.train) * corpus.sequence_length
+        self.padded_tokens = len(self.train) * corpus.sequence_length
         self.notes = list(self.train.notes)
-        self.longest: Any = self.train  # every row is as long
-        full = 100 * self.tokens / self.places
+        self.longest: Any = self.train  # all rows are equally long
+        full = 100 * self.tokens / self.padded_tokens
         self.described = (
-            f"{len(self.train):,} rows of {corpus.sequence_length:,}, {full:.2f} % full, {_where(self.train)}"
+            f"{len(self.train):,} rows of {corpus.sequence_length:,}, {full:.2f} % full, {_location(self.train)}"
         )
         self.packings = len(same)
         if self.packings > 1:
-            self.described += f"; {self.packings} packings, each pass has the next"
+            self.described += f"; {self.packings} packings, one for each epoch in turn"
 
     def collator(self, attention: str) -> Any:
         return Collator(attention)
@@ -55,16 +58,19 @@ class PackedFeed:
         return packed_trainer(model, given, collator, self.passes, self.validation)
 
     def positions(self) -> torch.Tensor:
-        """Of typical rows, int[rows, L]; without them a row is one conversation."""
+        """Return the position_ids of typical rows, int[rows, L].
+
+        A row without them counts as one conversation.
+        """
         rows = [self.train[row] for row in range(min(64, len(self.train)))]
         length = len(rows[0]["input_ids"])
         return torch.stack([row.get("position_ids", torch.arange(length)) for row in rows])
 
 
 class ConversationFeed:
-    """Conversations of format 2.0, a row each, padded to the longest of a batch."""
+    """Conversations of format 2.0, one per row, padded to the longest of a batch."""
 
-    isolated = False  # nothing to keep apart: a row is one conversation
+    isolated = False  # nothing to isolate: a row is one conversation
     packings = 1
     own_loss = False
 
@@ -80,15 +86,15 @@ class ConversationFeed:
         self.longest = self.train.select(by_length)
         splits = [split for split in (self.train, self.validation) if split is not None]
         self.max_id = max(max(row) for split in splits for row in split["input_ids"])
-        self.places = counts.tokens
+        self.padded_tokens = counts.tokens
         self._mean = max(1, round(counts.tokens / len(lengths)))
         self.notes = []
         if counts.dropped or counts.truncated:
             self.notes.append(
-                f"of {counts.read:,} conversations {counts.truncated:,} were cut off at {corpus.sequence_length:,} "
-                f"tokens and {counts.dropped:,} dropped, with no trained token within that"
+                f"of {counts.read:,} conversations {counts.truncated:,} were truncated to {corpus.sequence_length:,} "
+                f"tokens and {counts.dropped:,} dropped, because no token within that length is trained on"
             )
-        self.described = f"{len(lengths):,} conversations, one a row, {self._mean:,} tokens on average"
+        self.described = f"{len(lengths):,} conversations, one per row, {self._mean:,} tokens on average"
 
     def collator(self, attention: str) -> Any:
         from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
@@ -108,9 +114,12 @@ Feed = PackedFeed | ConversationFeed
 
 
 def open_feed(corpus: Corpus, config: TrainingConfig) -> Feed:
-    """Read the rows, each shard's digest checked. Raises DataError or InputMissing, naming the file."""
+    """Read the rows and check every shard's digest.
+
+    Raises DataError or InputMissing, which name the file.
+    """
     return PackedFeed(corpus, config) if corpus.format_version == PACKED else ConversationFeed(corpus, config)
 
 
-def _where(dataset: PackedDataset) -> str:
+def _location(dataset: PackedDataset) -> str:
     return f"{dataset.nbytes / 1e6:,.1f} MB {'in memory' if dataset.load == 'memory' else 'mapped'}"

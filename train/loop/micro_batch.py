@@ -1,12 +1,14 @@
-"""How many rows one pass takes: measured, because the most that memory holds is often not the fastest.
+"""Choose the number of rows per pass by measuring.
+
+The largest number that fits in memory is often not the fastest.
 
     rows of an optimizer step ─sizes─▶ 1, 2, 4, 8 … ─find_micro_batch─▶ a pass of each, timed ─▶ Choice
-                                                     until memory is short, or tokens/s falls, or time is up
+                                                     until memory is short, tokens/s fall, or time is up
 
-A model of 23 M parameters ran at 6.7 passes a second of 8 rows, and at 1.2 of 32. 4-bit weights, on the other hand,
-are unpacked once a pass, so that passes of one row are slow. Of the sizes within 3 % of the fastest the smallest is
-taken: it leaves memory free. Rows of an optimizer step are the same in number whatever the size, so that what is
-learned does not hang on the machine.
+A model of 23M parameters ran 6.7 passes of 8 rows per second, but only 1.2 passes of 32. On the other hand, 4-bit
+weights are unpacked once per pass, so passes of one row are slow. Among the sizes within 3 % of the fastest, the
+smallest is chosen, because it leaves memory free. The number of rows of an optimizer step does not depend on the size,
+so the result of training does not depend on the machine.
 """
 
 from __future__ import annotations
@@ -30,28 +32,31 @@ from train.model.qlora import keep_random
 
 NEAR = 0.03
 BUDGET = {"cpu": 30.0, "cuda": 120.0}  # seconds
-# Of the free memory: a GPU needs some for what falls between its blocks, a CPU for whatever else the machine does.
+# Of the free memory: a GPU loses some to fragmentation, a CPU needs some for other processes.
 SHARE = {"cpu": 0.8, "cuda": 0.95}
 
-# The largest of each figure over all ranks.
+# Returns the largest of each figure over all ranks.
 Agree = Callable[[list[float]], list[float]]
 
 
 class Memory(Protocol):
-    """What passes cost. `limit` is how many bytes they may; with `foresee`, none is tried that might need more."""
+    """Memory of a device, of which passes may use `limit` bytes.
+
+    If `cautious`, no pass that might need more is tried.
+    """
 
     limit: float
-    foresee: bool
+    cautious: bool
 
     def reset(self) -> None: ...
 
     def peak(self) -> float:
-        """The most bytes in use since `reset`; asked once."""
+        """Return the most bytes in use since `reset`; call it once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Passes of one size: the median time of one in seconds, and the most memory in bytes that it took."""
+    """Passes of one size: the median seconds of a pass, and the peak memory in bytes."""
 
     rows: int
     seconds: float
@@ -61,7 +66,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Rows of a pass on one device, passes of an optimizer step, and what was measured."""
+    """Rows per pass on one device, passes per optimizer step, and the measurements."""
 
     micro_batch: int
     accumulation: int
@@ -69,7 +74,7 @@ class Choice:
     reason: str
 
     def lines(self) -> list[str]:
-        """A table for people."""
+        """Return the measurements as lines of a table."""
         table = [
             f"{trial.rows:>6} rows {trial.tokens_per_second:>12,.0f} tokens/s {trial.memory / 1e9:>8.2f} GB"
             + (" ◀" if trial.rows == self.micro_batch else "")
@@ -79,10 +84,10 @@ class Choice:
 
 
 def rows_per_step(tokens: float, tokens_per_row: float, rows: int) -> int:
-    """Rows of a rank's optimizer step of about `tokens`, at most `rows`.
+    """Return the rows of a rank's optimizer step of about `tokens`, at most `rows`.
 
-    With three significant bits: 13 or 17 rows could be taken only one by one or all at once. This changes the tokens of
-    a step by 13 % at most.
+    The number is rounded to three significant bits: 13 or 17 rows could be taken only one by one or all at once. This
+    changes the tokens of a step by 13 % at most.
     """
     wanted = min(max(1, round(tokens / tokens_per_row)), rows)
     unit = 1 << max(0, wanted.bit_length() - 3)
@@ -90,7 +95,7 @@ def rows_per_step(tokens: float, tokens_per_row: float, rows: int) -> int:
 
 
 def sizes(rows: int) -> list[int]:
-    """Divisors of `rows`, each at least twice the one before."""
+    """Return divisors of `rows`, each at least twice the one before."""
     found = [1]
     for size in range(2, rows + 1):
         if rows % size == 0 and size >= 2 * found[-1]:
@@ -108,85 +113,91 @@ def find_micro_batch(
     agree: Agree = list,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Choice:
-    """Try sizes from 1 on; `step(n)` is a forward and backward pass of n rows, which has ended when it returns.
+    """Try sizes from 1 upward, and choose the fastest.
 
-    A size is warmed up once and timed twice. `budget` bounds the timed passes, in seconds: a first pass may compile for
-    minutes. All ranks decide by the same figures, the worst of each. Raises PartMissing where one row does not fit into
+    `step(n)` runs a forward and backward pass of n rows to completion. Each size runs once to warm up and is then timed
+    twice. `budget` bounds the timed passes in seconds; the first pass is not counted, because it may compile for
+    minutes. All ranks decide by the same figures, the worst of each. Raises PartMissing if one row does not fit into
     memory.
     """
     spent = 0.0
     limit = -agree([-memory.limit])[0]
     trials: list[Trial] = []
-    every = sizes(rows_per_step)
-    reason = f"{every[-1]} rows are all of a step"
-    for size in every:
-        if trials:
-            stop = _why_stop(trials, size, limit if memory.foresee else None, spent, budget)
-            if stop:
-                reason = stop
-                break
+    candidates = sizes(rows_per_step)
+    reason = f"a step has {candidates[-1]} rows"
+    for size in candidates:
+        if trials and (stop := _reason_to_stop(trials, size, limit if memory.cautious else None, spent, budget)):
+            reason = stop
+            break
         times, fits = _time(step, size, budget - spent, clock, memory)
-        seconds, taken, short, passes = agree([statistics.median(times), memory.peak(), float(not fits), sum(times)])
-        spent += passes
+        seconds, used, short, timed = agree([statistics.median(times), memory.peak(), float(not fits), sum(times)])
+        spent += timed
         if short and not trials:
             raise PartMissing(
                 "out_of_memory",
                 f"one row of {sequence_length} tokens does not fit into the memory of the device; pack shorter rows, "
-                "set activation_checkpointing: true, or take a smaller base_model",
+                "set activation_checkpointing: true, or use a smaller base_model",
             )
-        if short or (trials and taken > limit):
-            reason = f"{size} rows need more memory than there is"
+        if short or (trials and used > limit):
+            reason = f"{size} rows need more memory than available"
             break
-        trials.append(Trial(size, seconds, taken, size * sequence_length / seconds))
+        trials.append(Trial(size, seconds, used, size * sequence_length / seconds))
     micro_batch = choose(trials)
     return Choice(micro_batch, rows_per_step // micro_batch, tuple(trials), reason)
 
 
 def choose(trials: Sequence[Trial]) -> int:
-    """The smallest size within 3 % of the most tokens/s."""
+    """Return the smallest size within 3 % of the most tokens/s."""
     best = max(trial.tokens_per_second for trial in trials)
     return min(trial.rows for trial in trials if trial.tokens_per_second >= (1 - NEAR) * best)
 
 
-def _why_stop(trials: Sequence[Trial], size: int, limit: float | None, spent: float, budget: float) -> str | None:
-    """Why the next size is not tried; None where it is. Time and memory grow with the rows, or more slowly."""
+def _reason_to_stop(trials: Sequence[Trial], size: int, limit: float | None, spent: float, budget: float) -> str | None:
+    """Return why the next size is not tried; None to try it.
+
+    Time and memory grow at most linearly with the rows.
+    """
     last, best = trials[-1], max(trial.tokens_per_second for trial in trials)
     if last.tokens_per_second < (1 - NEAR) * best:
         return f"tokens/s fall at {last.rows} rows"
     growth = size / last.rows
     if limit is not None and last.memory * growth > limit:
-        return f"{size} rows would need {last.memory * growth / 1e9:.1f} GB, and {limit / 1e9:.1f} may be used"
+        return f"{size} rows would need {last.memory * growth / 1e9:.1f} of {limit / 1e9:.1f} GB"
     if spent + 3 * last.seconds * growth > budget:
-        return f"{size} rows would take longer than the {budget:.0f} s that measuring may"
+        return f"{size} rows would exceed the {budget:.0f} s allowed for measuring"
     return None
 
 
 def _time(
     step: Callable[[int], None], size: int, budget: float, clock: Callable[[], float], memory: Memory
 ) -> tuple[list[float], bool]:
-    """Seconds of one or two passes after one that warms up, and whether they fit into memory."""
+    """Time one or two passes after one to warm up.
+
+    Returns the seconds, and whether the passes fit into memory.
+    """
     times: list[float] = []
     memory.reset()
     while len(times) < 3 and sum(times[1:]) <= budget * (len(times) > 1):
-        begin = clock()
+        start = clock()
         try:
             step(size)
         except torch.OutOfMemoryError:
-            return [clock() - begin], False
-        times.append(clock() - begin)
+            return [clock() - start], False
+        times.append(clock() - start)
     return times[1:], True
 
 
-# -- the real thing ----------------------------------------------------------------------------------------------------
+# -- measure a model ---------------------------------------------------------------------------------------------------
 
 
 def micro_batch(
     model: Any, dataset: Any, collator: Any, config: TrainingConfig, rows_per_step: int, ranks: int, bf16: bool
 ) -> Choice:
-    """The Choice for a model with its adapter, measured on the first rows of the dataset, or as the config says.
+    """Choose the micro-batch of a model with an adapter.
 
-    `rows_per_step` are those of one rank. Training goes on as if nothing had been measured: gradients are gone after
-    it, random numbers are as before. Raises PartMissing where one row does not fit into memory.
+    It is measured on the first rows of the dataset, unless the config sets it. `rows_per_step` is the number of one
+    rank. Measuring does not affect training: gradients are cleared, and the state of the random number generators is
+    restored. Raises PartMissing if one row does not fit into memory.
     """
     length = len(dataset[0]["input_ids"])
     device = model.device
@@ -204,7 +215,7 @@ def micro_batch(
     try:
         with keep_random(device):
             if config.micro_batch != "auto":
-                return _as_told(config.micro_batch, step, rows_per_step, length, memory)
+                return _fixed_size(config.micro_batch, step, rows_per_step, length, memory)
             return find_micro_batch(
                 step, rows_per_step, length, memory, budget=BUDGET[device.type], agree=lambda x: _largest(x, device)
             )
@@ -213,28 +224,29 @@ def micro_batch(
         memory.reset()
 
 
-def _as_told(
+def _fixed_size(
     size: int, step: Callable[[int], None], rows_per_step: int, sequence_length: int, memory: Memory
 ) -> Choice:
     times, fits = _time(step, size, 0.0, time.perf_counter, memory)
     if not fits:
         raise PartMissing(
-            "out_of_memory", f"micro_batch: {size} rows of {sequence_length} tokens do not fit into memory; use auto"
+            "out_of_memory",
+            f"micro_batch: {size} rows of {sequence_length} tokens do not fit into memory; set it to auto",
         )
     trial = Trial(size, times[0], memory.peak(), size * sequence_length / times[0])
-    return Choice(size, max(1, round(rows_per_step / size)), (trial,), "as the config says")
+    return Choice(size, max(1, round(rows_per_step / size)), (trial,), "set in the config")
 
 
 def _largest(figures: list[float], device: torch.device) -> list[float]:
     if not torch.distributed.is_initialized():
         return figures
-    together = torch.tensor(figures, dtype=torch.float64, device=device)
-    torch.distributed.all_reduce(together, torch.distributed.ReduceOp.MAX)
-    return together.tolist()
+    largest = torch.tensor(figures, dtype=torch.float64, device=device)
+    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
+    return largest.tolist()
 
 
 class _GpuMemory:
-    foresee = False  # a GPU refuses, and no harm is done
+    cautious = False  # a GPU raises an error, which does no harm
 
     def __init__(self, model: Any):
         self._device = model.device
@@ -252,9 +264,9 @@ class _GpuMemory:
 
 
 class _CpuMemory:
-    """Of this process, beyond what it has at rest."""
+    """Memory of this process beyond what it uses at rest."""
 
-    foresee = True  # too much would make the machine swap
+    cautious = True  # too much would make the machine swap
 
     def __init__(self, ranks: int):
         self.limit = SHARE["cpu"] * devices.free_memory() / ranks
@@ -262,10 +274,10 @@ class _CpuMemory:
         self.reset()
 
     def reset(self) -> None:
-        # The peak becomes what is in use now; see proc(5). Where it cannot, that of earlier passes stays.
+        # Resets the peak to the current use; see proc(5). If that fails, the peak of earlier passes remains.
         with suppress(OSError):
             Path("/proc/self/clear_refs").write_text("5")
-        # What loading the model left behind may be given back only later.
+        # Memory that loading the model left behind may be released only later.
         self._resting = min(self._resting, self._most())
 
     def peak(self) -> float:

@@ -1,4 +1,4 @@
-"""What a run leaves behind: the adapter, the tokenizer, a picture, and a record that names the corpus.
+"""Write the results of a run: adapter, tokenizer, picture, and record.
 
 model, log of the steps ─write_results─▶ adapter_model.safetensors, tokenizer, training.svg, then training.json
 """
@@ -19,7 +19,10 @@ LIBRARIES = ("packcorpus", "torch", "transformers", "peft", "bitsandbytes", "acc
 
 
 def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
-    """Figures of a whole run from the log of its steps; rates are means over the time of all steps."""
+    """Summarize a run from the log of its steps.
+
+    Rates are means weighted by the time of each step.
+    """
     steps = [entry for entry in log if "step_seconds" in entry]
     evaluations = [entry["eval_loss"] for entry in log if "eval_loss" in entry]
     seconds = sum(entry["step_seconds"] for entry in steps)
@@ -40,18 +43,22 @@ def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
+    """Return the versions of the libraries that affect training."""
     return {name: metadata.version(name) for name in LIBRARIES}
 
 
 def write_results(
     folder: Path, model: Any, tokenizer: TokenizerFiles | None, record: dict[str, Any], log: list[dict[str, Any]]
 ) -> None:
-    """Everything into the run's folder; `training.json` last, since it says that the run is done."""
+    """Write all results into the run's folder.
+
+    `training.json` is written last, because it marks the run as finished.
+    """
     for adapter in model.peft_config.values():
         adapter.base_model_name_or_path = record["base_model"]
     model.save_pretrained(folder, safe_serialization=True)
-    (folder / "adapter_model.safetensors").chmod(0o666 & ~_umask())  # it is written for its owner alone
-    (folder / "README.md").unlink(missing_ok=True)  # peft's model card, full of placeholders
+    (folder / "adapter_model.safetensors").chmod(0o666 & ~_umask())  # PEFT makes it readable only by its owner
+    (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card, full of placeholders
     for file in tokenizer.files if tokenizer else ():
         shutil.copy(file, folder)
     write_bytes(folder / "training.svg", picture(log, record["corpus"]["name"]))
@@ -65,7 +72,7 @@ def _umask() -> int:
 
 
 def picture(log: list[dict[str, Any]], title: str) -> bytes:
-    """Loss above, tokens/s below, over optimizer steps; an SVG."""
+    """Plot loss (top) and tokens/s (bottom) over optimizer steps. Returns an SVG."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -78,13 +85,13 @@ def picture(log: list[dict[str, Any]], title: str) -> bytes:
         at = [entry["step"] for entry in steps]
         above.plot(at, [entry["loss"] for entry in steps], color="#1f5fa8", label="training")
         if evaluations:
-            places = [entry["step"] for entry in evaluations], [entry["eval_loss"] for entry in evaluations]
-            above.plot(*places, "o--", color="#b8500f", label="validation")
+            points = [entry["step"] for entry in evaluations], [entry["eval_loss"] for entry in evaluations]
+            above.plot(*points, "o--", color="#b8500f", label="validation")
         above.set_ylabel("loss")
         above.legend(frameon=False)
         for name, label, style in (
             ("tokens_per_second", "all", "-"),
-            ("non_pad_tokens_per_second", "without pads", "--"),
+            ("non_pad_tokens_per_second", "without padding", "--"),
             ("trained_tokens_per_second", "trained on", ":"),
         ):
             if name in steps[0]:

@@ -1,19 +1,20 @@
-"""The folder of one training run, and what makes it the same run tomorrow.
+"""The folder of one training run, and what identifies the run.
 
     data/adapters/<name>-<key12>/
-        run.json             what the run is: corpus, settings, and what was measured and chosen at its first start
+        run.json             the run: corpus, settings, and what its first start measured
         checkpoint-N/        with complete.json, the list of its files, written last
         adapter_model.safetensors, adapter_config.json, the tokenizer, training.svg
-        training.json        the record, written last: the run is done
-        run.lock             held while the run is at work
+        training.json        the record, written last: the run is finished
+        run.lock             held while the run is in progress
 
 The key is a digest of the corpus's key, every setting that can change the adapter, and the base model. A changed
-setting is another run in another folder; the same command goes on where the last one stopped.
+setting is another run in another folder; the same command resumes the run.
 """
 
 from __future__ import annotations
 
 import hashlib
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,26 @@ LOCK = "run.lock"
 COMPLETE = "complete.json"
 
 
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """The machine of a run, and what its first start measured there."""
+
+    device: str
+    precision: str
+    ranks: int
+    attention: str
+    micro_batch: int  # rows per forward pass
+    accumulation: int  # passes per optimizer step
+    tokens_per_second: float  # of one rank
+    table: list[str]  # the measurements, for display
+    notes: list[str]
+
+    @property
+    def rows_per_step(self) -> int:
+        """Return the rows of one optimizer step, over all ranks."""
+        return self.micro_batch * self.accumulation * self.ranks
+
+
 class RunFolder:
     """Paths of a run, and its `run.json`."""
 
@@ -37,7 +58,7 @@ class RunFolder:
             "version": VERSION,
             "corpus": corpus.key,
             "settings": config.settings(),
-            "base_model": _digest_of_model(config.base_model),
+            "base_model": _model_digest(config.base_model),
         }
         self.key = hashlib.sha256(orjson.dumps(self.identity, option=orjson.OPT_SORT_KEYS)).hexdigest()
         default = root / "data" / "adapters" / f"{corpus.name}-{self.key[:12]}"
@@ -46,13 +67,16 @@ class RunFolder:
         self._run = self.path / "run.json"
 
     def check(self) -> None:
-        """Refuse a folder that holds a run of another corpus or of other settings. Raises DataError or UsageError."""
+        """Raise DataError or UsageError if the folder belongs to anything else."""
         if not self._run.exists():
-            # A run that was ended while it wrote run.json leaves that half-written.
-            half = f".{self._run.name}."
-            if self.path.is_dir() and any(p.name != LOCK and not p.name.startswith(half) for p in self.path.iterdir()):
+            # A run that was killed while it wrote run.json leaves a partial file.
+            partial = f".{self._run.name}."
+            if self.path.is_dir() and any(
+                p.name != LOCK and not p.name.startswith(partial) for p in self.path.iterdir()
+            ):
                 raise UsageError(
-                    "run_folder_taken", f"{self.path}: holds other files than a training run's; name another `output`"
+                    "run_folder_taken",
+                    f"{self.path}: contains files that do not belong to a training run; set another `output`",
                 )
             return
         found = read_json(self._run)
@@ -60,39 +84,42 @@ class RunFolder:
             raise DataError(
                 "foreign_run",
                 f"{self.path}: was trained on corpus {str(found.get('corpus'))[:12]}, this is corpus "
-                f"{self.identity['corpus'][:12]}; name another `output`, or delete the folder to start anew",
+                f"{self.identity['corpus'][:12]}; set another `output`, or delete the folder to start over",
             )
         if found.get("key") != self.key:
             before, now = found.get("settings", {}), self.identity["settings"]
-            changed = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
-            what = ", ".join(f"{name} {before.get(name)} → {now.get(name)}" for name in changed) or "the base model"
+            names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
+            changes = ", ".join(f"{name} {before.get(name)} → {now.get(name)}" for name in names) or "the base model"
             raise UsageError(
                 "run_folder_taken",
-                f"{self.path}: was trained with other settings ({what}); name another `output`, or delete the folder",
+                f"{self.path}: was trained with other settings ({changes}); set another `output`, or delete the folder",
             )
 
     def claim(self) -> None:
-        """Make sure that no other process trains in this folder, for as long as this one lives. Raises Busy."""
-        if not lock(self.path / LOCK):
-            raise Busy("busy", f"{self.path}: another run is at work in it; wait for it, then run again")
+        """Lock the folder for the lifetime of this process.
 
-    def choices(self) -> dict[str, Any]:
-        """What an earlier start of this run measured and chose; {} at the first."""
-        return read_json(self._run).get("choices", {}) if self._run.exists() else {}
+        Raises Busy if another process trains in it.
+        """
+        if not lock(self.path / LOCK):
+            raise Busy("busy", f"{self.path}: another run is using this folder; wait until it ends, then retry")
+
+    def choices(self) -> Choices | None:
+        """Return what an earlier start of this run measured; None at the first start."""
+        return Choices(**read_json(self._run)["choices"]) if self._run.exists() else None
 
     def steps_done(self) -> int:
-        """Optimizer steps that this run need not make again; 0 where it is the first start."""
-        sealed = [path for path in by_step(self.path) if (path / COMPLETE).exists()]
-        return step_of(sealed[-1]) if sealed else 0
+        """Return the optimizer steps that a resumed run skips; 0 at the first start."""
+        complete = [path for path in checkpoints_of(self.path) if (path / COMPLETE).exists()]
+        return step_of(complete[-1]) if complete else 0
 
-    def begin(self, choices: dict[str, Any]) -> None:
-        """Write what the run is. A resumed run then takes the same choices, and its losses are the same."""
+    def write(self, choices: Choices) -> None:
+        """Write run.json. A resumed run reuses the choices, so its losses are the same."""
         self.path.mkdir(parents=True, exist_ok=True)
-        write_bytes(self._run, to_json({"key": self.key, **self.identity, "choices": choices}))
+        write_bytes(self._run, to_json({"key": self.key, **self.identity, "choices": asdict(choices)}))
 
 
-def by_step(folder: Path) -> list[Path]:
-    """The checkpoints of a run, sealed or not, the newest last."""
+def checkpoints_of(folder: Path) -> list[Path]:
+    """Return the checkpoints of a run, complete or not, the newest last."""
     found = [p for p in folder.glob("checkpoint-*") if p.name.removeprefix("checkpoint-").isdecimal() and p.is_dir()]
     return sorted(found, key=step_of)
 
@@ -101,8 +128,11 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def _digest_of_model(base_model: str | None) -> str | None:
-    """Of a local folder: its small files by content, its weights by name and size (to read them takes minutes)."""
+def _model_digest(base_model: str | None) -> str | None:
+    """Identify a local model by its small files, and by name and size of weights.
+
+    Reading the weights would take minutes.
+    """
     if base_model is None or not Path(base_model).is_dir():
         return base_model
     digest = hashlib.sha256()

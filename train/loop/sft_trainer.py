@@ -1,6 +1,6 @@
-"""TRL's SFTTrainer for conversations that are tokens already, measured like the other.
+"""TRL's SFTTrainer for tokenized conversations, with measurements.
 
-It is imported only for format 2.0: TRL takes seconds to load.
+Imported only for format 2.0, because TRL takes seconds to load.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def conversation_trainer(
         eval_dataset=validation,
         processing_class=padding,
     )
-    # TRL makes the adapter of a quantised model bf16, too coarse for small steps.
+    # TRL converts the adapter of a quantized model to bf16, which is too coarse for small steps.
     with torch.no_grad():
         for name, weights in model.named_parameters():
             if name in adapter:

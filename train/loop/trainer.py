@@ -1,8 +1,8 @@
-"""The Trainer, measured: where the time of each optimizer step goes, and a loss on the validation split that is exact.
+"""The Trainer, with measurements of each step and an exact validation loss.
 
     rows ─Trainer─▶ steps ─log─▶ loss, tokens/s, share of time spent waiting for data, memory, MFU
 
-Nothing of the training itself is changed: batches, loss, gradients and optimizer are transformers' own.
+Training itself is unchanged: batches, loss, gradients, and optimizer are those of transformers.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ from train.config import TrainingConfig
 from train.data.dataset import Passes
 
 
-def arguments(config: TrainingConfig, output: str, choice: dict[str, Any], device: str, bf16: bool) -> dict[str, Any]:
-    """What TrainingArguments (and TRL's SFTConfig, which extends it) is given."""
+def arguments(
+    config: TrainingConfig, output: str, micro_batch: int, accumulation: int, device: str, bf16: bool
+) -> dict[str, Any]:
+    """Return the arguments of TrainingArguments, which SFTConfig extends."""
     return {
         "output_dir": output,
-        "per_device_train_batch_size": choice["micro_batch"],
-        "per_device_eval_batch_size": choice["micro_batch"],
-        "gradient_accumulation_steps": choice["accumulation"],
+        "per_device_train_batch_size": micro_batch,
+        "per_device_eval_batch_size": micro_batch,
+        "gradient_accumulation_steps": accumulation,
         "num_train_epochs": config.epochs,
         "max_steps": config.max_steps or -1,
         "learning_rate": config.rate,
         "lr_scheduler_type": config.schedule,
-        "warmup_steps": config.warmup,  # below 1 it is a share of the steps
+        "warmup_steps": config.warmup,  # a value below 1 is a share of the steps
         "weight_decay": config.weight_decay,
         "max_grad_norm": config.max_grad_norm,
         "optim": config.optimizer,
@@ -40,7 +42,7 @@ def arguments(config: TrainingConfig, output: str, choice: dict[str, Any], devic
         "activation_checkpointing": config.activation_checkpointing,
         "activation_checkpointing_kwargs": {"use_reentrant": False},
         "logging_steps": 1,
-        # It would show the mean of earlier losses in place of one that is not a number.
+        # The filter would show the mean of earlier losses instead of NaN.
         "logging_nan_inf_filter": False,
         "save_steps": config.save_every,
         "eval_strategy": "steps" if config.eval_every else "no",
@@ -48,7 +50,7 @@ def arguments(config: TrainingConfig, output: str, choice: dict[str, Any], devic
         "report_to": config.report_to,
         "disable_tqdm": True,
         "remove_unused_columns": False,
-        "dataloader_num_workers": 0,  # rows are in memory: a worker would only copy them once more
+        "dataloader_num_workers": 0,  # rows are in memory, so a worker would only copy them again
         "use_cpu": device == "cpu",
         "seed": config.seed,
         "average_tokens_across_devices": True,
@@ -57,10 +59,10 @@ def arguments(config: TrainingConfig, output: str, choice: dict[str, Any], devic
 
 
 class Measured:
-    """Mixed into a Trainer (transformers' or TRL's): what `log` says of each step.
+    """Mixin for a Trainer that adds measurements to the log of each step.
 
-    `tokens_per_row` are the tokens of a packed row that are no pad, on average; `flops` the useful work of a token, and
-    `peak` what the devices of all ranks can do in a second (None: unknown, then there is no MFU).
+    `tokens_per_row` is the mean number of tokens of a packed row without padding, `flops` the useful work per token,
+    and `peak` the FLOP/s of the devices of all ranks (None if unknown; then there is no MFU).
     """
 
     tokens_per_row: float
@@ -72,12 +74,12 @@ class Measured:
 
     def measure(self, tokens_per_row: float, flops: float, peak: float | None) -> None:
         self.tokens_per_row, self.flops, self.peak = tokens_per_row, flops, peak
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
         self._started: float | None = None
         self._waited = 0.0
-        self._places = 0
+        self._padded_tokens = 0
         self._tokens = self._trained = 0.0
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
@@ -87,8 +89,8 @@ class Measured:
         batches, trained = super().get_batch_samples(timed, num_batches, device)  # type: ignore[misc]
         self._waited += timed.seconds
         for batch in batches:
-            self._places += batch["labels"].numel()
-            mask = batch.get("attention_mask")  # where rows are padded by the collator
+            self._padded_tokens += batch["labels"].numel()
+            mask = batch.get("attention_mask")  # present if the collator pads the rows
             self._tokens += len(batch["labels"]) * self.tokens_per_row if mask is None else float(mask.sum())
         self._trained = float(trained)
         return batches, trained
@@ -99,16 +101,16 @@ class Measured:
                 raise DataError(
                     "loss_diverged",
                     f"the loss of step {self.state.global_step} is {logs['loss']}; nothing was saved after the newest "
-                    "checkpoint. Lower learning_rate, or look at the rows with `packcorpus inspect --row N`",
+                    "checkpoint. Lower learning_rate, or examine the rows with `packcorpus inspect --row N`",
                 )
             logs |= self._measures(time.perf_counter() - self._started)
-            self._forget()
+            self._reset()
         super().log(logs, start_time)  # type: ignore[misc]
 
     def _measures(self, seconds: float) -> dict[str, float]:
-        """Figures of one optimizer step; tokens are those of all ranks."""
+        """Return the measurements of one optimizer step; tokens are those of all ranks."""
         ranks = self.args.world_size
-        rate = self._places * ranks / seconds
+        rate = self._padded_tokens * ranks / seconds
         measures = {
             "step_seconds": seconds,
             "data_wait": self._waited / seconds,
@@ -122,7 +124,10 @@ class Measured:
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Mean loss of the trained tokens of the split; each row counts once, on whatever number of ranks."""
+        """Compute the mean loss of the split's trained tokens.
+
+        Each row counts once, on any number of ranks.
+        """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
         self.model.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
@@ -135,7 +140,7 @@ class Measured:
             torch.distributed.all_reduce(sums)
         self.model.train()
         metrics = {f"{metric_key_prefix}_loss": (sums[0] / sums[1]).item()}
-        self._started = None  # not a part of any step
+        self._started = None  # evaluation belongs to no step
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[attr-defined,has-type]
         return metrics
@@ -143,8 +148,8 @@ class Measured:
     def _batches_of_rank(self, dataset: Any) -> Iterator[dict[str, torch.Tensor]]:
         mine = range(self.args.process_index, len(dataset), self.args.world_size)
         size = self.args.per_device_eval_batch_size
-        for top in range(0, len(mine), size):
-            rows = [dataset[row] for row in mine[top : top + size]]
+        for start in range(0, len(mine), size):
+            rows = [dataset[row] for row in mine[start : start + size]]
             yield self._prepare_inputs(self.data_collator(rows))  # type: ignore[attr-defined]
 
 
@@ -153,21 +158,26 @@ class PackedTrainer(Measured, Trainer):
 
 
 def one_gpu(args: TrainingArguments) -> TrainingArguments:
-    """One process a GPU, also where more are visible: the Trainer would multiply the batch by their number, and wrap
-    the model in DataParallel."""
-    assert args.device  # counts them, once
+    """Use one GPU per process even if more are visible.
+
+    Otherwise the Trainer multiplies the batch by their number and wraps the model in DataParallel.
+    """
+    assert args.device  # reading it counts the GPUs, once
     args._n_gpu = 1
     return args
 
 
 class NextPacking(TrainerCallback):
-    """Tells the rows which pass begins. accelerate would do so on one rank, and not on several."""
+    """Switches to the next packing at the start of each epoch.
+
+    accelerate does so on one rank, but not on several.
+    """
 
     def __init__(self, rows: Passes):
         self._rows = rows
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self._rows.begin(int(state.epoch or 0))
+        self._rows.start_pass(int(state.epoch or 0))
 
 
 def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: Passes, validation: Any) -> PackedTrainer:
@@ -182,7 +192,7 @@ def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: Pass
 
 
 class _Timed:
-    """Seconds spent in the iterator."""
+    """An iterator that counts the seconds spent waiting for its items."""
 
     def __init__(self, batches: Any):
         self._batches, self.seconds = iter(batches), 0.0
@@ -199,7 +209,7 @@ class _Timed:
 
 
 def peak_memory(device: Any) -> int:
-    """Bytes: the most that this process held on the GPU, or in memory where it trains on the CPU."""
+    """Return the peak memory of this process in bytes, on the GPU or the CPU."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     return process.peak_memory()

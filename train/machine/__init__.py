@@ -1,5 +1,5 @@
 """Machine: devices, memory, ranks, and signals of the machine that trains.
 
 In:  the environment and the training settings.
-Out: the device with its precision, one process per GPU, and a clean end on Ctrl-C.
+Out: the device and its precision, one process per GPU, and a clean exit on Ctrl-C.
 """

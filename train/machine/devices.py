@@ -1,11 +1,11 @@
-"""What the machine has, as plain values, and what of it a run uses.
+"""Detect what the machine offers, and decide which of it a run uses.
 
-    torch, bitsandbytes, /dev, /proc ─gpus, unused_gpu, why_no_bf16, why_no_nf4, …─▶ facts
-    facts + TrainingConfig ─resolve─▶ Device(kind, precision, name)     what is really in effect
+    torch, bitsandbytes, /dev, /proc ─gpus, unused_gpu, no_bf16_reason, no_nf4_reason, …─▶ facts
+    facts + TrainingConfig ─resolve─▶ Device(kind, precision, name)     what is actually in effect
                            └─ranks──▶ number of processes
 
-Every fact comes from one small function. torch is imported where it is needed, so that a machine without it can be
-looked at, too. A run that would go on with less than was asked for, or with less than the machine has, is stopped.
+Every fact comes from one small function. torch is imported inside the functions that need it, so that a machine
+without it can be examined too. A run stops rather than continue with less than was requested or than the machine has.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """Where a run computes, and in which precision. `name` is for people."""
+    """The device and precision of a run; `name` is for display."""
 
     kind: Literal["cuda", "cpu"]
     precision: Literal["bf16", "fp32"]
@@ -50,35 +50,36 @@ class Device:
 
 
 def resolve(config: TrainingConfig) -> Device:
-    """The device and the precision that are really in effect.
+    """Return the device and the precision that are actually in effect.
 
-    Raises PartMissing where a GPU is there and not used (unless `device: cpu` says so), where the GPU, bf16 or NF4 that
-    is asked for is not to be had. It tries bitsandbytes on the GPU, so it is for the process that trains.
+    Raises PartMissing if a GPU is present but not used (unless `device: cpu` is set), or if the requested GPU, bf16, or
+    NF4 is unavailable. It tries bitsandbytes on the GPU, so call it in the process that trains.
     """
     kind = _kind(config)
-    if config.quantization == "nf4" and (reason := why_no_nf4(kind)):
+    if config.quantization == "nf4" and (reason := no_nf4_reason(kind)):
         raise PartMissing(
-            "no_nf4", f"quantization: nf4 cannot be used: {reason}; or train without it: quantization: none"
+            "no_nf4", f"quantization: nf4 cannot be used: {reason}; to train without it, set quantization: none"
         )
     if kind == "cpu":
         if config.precision == "bf16":
             raise PartMissing(
                 "no_bf16",
-                "precision: bf16 is not in effect on a CPU, which computes in fp32 here; "
+                "precision: bf16 has no effect on a CPU, which computes in fp32 here; "
                 "set precision: auto, or train on a GPU",
             )
         return Device("cpu", "fp32", f"CPU, {cpus()} cores")
-    lacking = why_no_bf16()
-    if config.precision == "bf16" and lacking:
-        raise PartMissing("no_bf16", f"precision: bf16 cannot be used: {lacking}; set precision: auto or fp32")
-    fp32 = config.precision == "fp32" or lacking
+    reason = no_bf16_reason()
+    if config.precision == "bf16" and reason:
+        raise PartMissing("no_bf16", f"precision: bf16 cannot be used: {reason}; set precision: auto or fp32")
+    fp32 = config.precision == "fp32" or reason
     return Device("cuda", "fp32" if fp32 else "bf16", gpus()[_own_gpu()].name)
 
 
 def ranks(config: TrainingConfig) -> int:
-    """How many processes train: one a GPU; on a CPU one, or as many as `gpus` says. CUDA is not initialised.
+    """Return the number of processes, without initializing CUDA.
 
-    Raises PartMissing as `resolve` does, and where `gpus` is more than there are.
+    One per GPU; on a CPU one, or the value of `gpus`. Raises PartMissing as `resolve` does, and if `gpus` is more than
+    torch can see.
     """
     if _kind(config) == "cpu":
         return 1 if config.gpus == "auto" else config.gpus
@@ -87,17 +88,17 @@ def ranks(config: TrainingConfig) -> int:
         return count
     if config.gpus > count:
         raise PartMissing(
-            "no_gpu", f"gpus: {config.gpus}: torch sees {count} here; set gpus: auto or a number up to {count}"
+            "no_gpu", f"gpus: {config.gpus}: torch sees only {count} here; set gpus: auto or a number up to {count}"
         )
     return config.gpus
 
 
 def check_libraries() -> None:
-    """Raises PartMissing where what the extra `train` installs is not there."""
+    """Raise PartMissing if a package of the `train` extra is missing."""
     missing = [name for name in training_needs() if version_of(name) is None or not _is_found(name)]
     if missing:
         raise PartMissing(
-            "library_missing", f"training needs {', '.join(missing)}, not installed here; install with: make extras"
+            "library_missing", f"training needs {', '.join(missing)}, which is not installed; run: make extras"
         )
 
 
@@ -109,23 +110,21 @@ def _is_found(module: str) -> bool:
 
 
 def training_needs() -> dict[str, str]:
-    """What the extra `train` asks for, as {"torch": ">=2.8", …}."""
-    found = {}
+    """Return the requirements of the `train` extra, as {"torch": ">=2.8", …}."""
+    needs = {}
     for line in metadata.requires("packcorpus") or ():
         requirement, _, condition = line.partition(";")
         match = re.fullmatch(r"([\w.-]+)\s*(.*)", requirement.strip())
         if match and re.fullmatch(r"""\s*extra == ["']train["']\s*""", condition):
-            found[match[1]] = match[2]
-    return found
+            needs[match[1]] = match[2]
+    return needs
 
 
 def check_reporting(config: TrainingConfig) -> None:
-    """Raises PartMissing where the tool that `report_to` names is not installed."""
+    """Raise PartMissing if the tool named by `report_to` is not installed."""
     tool = config.report_to
     if tool != "none" and version_of(tool) is None:
-        raise PartMissing(
-            "library_missing", f"report_to: {tool} is not installed here; install it with: pip install {tool}"
-        )
+        raise PartMissing("library_missing", f"report_to: {tool} is not installed; run: pip install {tool}")
 
 
 def _kind(config: TrainingConfig) -> Literal["cuda", "cpu"]:
@@ -136,16 +135,19 @@ def _kind(config: TrainingConfig) -> Literal["cuda", "cpu"]:
     if sign := gpu_sign():
         raise PartMissing(
             "no_gpu",
-            f"a GPU is there ({sign}) and torch does not use it: {why_no_gpu()}; "
-            "or train without it all the same: device: cpu",
+            f"a GPU is present ({sign}) but torch does not use it: {no_gpu_reason()}; "
+            "to train without it, set device: cpu",
         )
     if config.device == "cuda":
-        raise PartMissing("no_gpu", f"device: cuda: {why_no_gpu()}; or train on the CPU: device: auto or cpu")
+        raise PartMissing("no_gpu", f"device: cuda: {no_gpu_reason()}; to train on the CPU, set device: auto or cpu")
     return "cpu"
 
 
 def _own_gpu() -> int:
-    """Number of the GPU of this process; a launcher may also show each process a single one."""
+    """Return the index of this process's GPU.
+
+    A launcher may also show each process a single one.
+    """
     return int(os.environ.get("LOCAL_RANK", "0")) % gpu_count()
 
 
@@ -153,33 +155,33 @@ def _own_gpu() -> int:
 
 
 def gpu_count() -> int:
-    """GPUs that torch can use."""
+    """Return the number of GPUs that torch can use."""
     import torch
 
-    with warnings.catch_warnings():  # what is wrong is said by why_no_gpu
+    with warnings.catch_warnings():  # no_gpu_reason reports the reason
         warnings.simplefilter("ignore")
         return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def gpus() -> list[Gpu]:
-    """The GPUs that torch can use; CUDA is initialised where there is one."""
+    """Return the GPUs that torch can use; this initializes CUDA if there is one."""
     import torch
 
-    found = [torch.cuda.get_device_properties(number) for number in range(gpu_count())]
-    return [Gpu(gpu.name, gpu.total_memory, (gpu.major, gpu.minor)) for gpu in found]
+    properties = [torch.cuda.get_device_properties(number) for number in range(gpu_count())]
+    return [Gpu(gpu.name, gpu.total_memory, (gpu.major, gpu.minor)) for gpu in properties]
 
 
 def gpu_sign() -> str | None:
-    """What says that an NVIDIA GPU is there, whether torch can use it or not."""
+    """Return evidence of an NVIDIA GPU, whether torch can use it or not."""
     if Path("/dev/nvidia0").exists():
         return "/dev/nvidia0"
-    # The folder stays when the driver is loaded without a GPU; within a container it is the host's.
+    # The folder exists even when the driver is loaded without a GPU; in a container it is the host's.
     if any(Path("/proc/driver/nvidia/gpus").glob("*")):
         return "/proc/driver/nvidia/gpus"
-    # On WSL the driver is Windows', and nvidia-smi all that is seen of it.
+    # On WSL the driver belongs to Windows, and nvidia-smi is the only visible part of it.
     if tool := shutil.which("nvidia-smi"):
         try:
-            done = subprocess.run(  # noqa: S603 - the first of that name on PATH, as a shell would take it
+            done = subprocess.run(  # noqa: S603 - the first of that name on PATH, as a shell would run it
                 [tool, "-L"], capture_output=True, text=True, timeout=20, check=False
             )
         except (OSError, subprocess.TimeoutExpired):
@@ -189,36 +191,39 @@ def gpu_sign() -> str | None:
     return None
 
 
-def why_no_gpu() -> str:
-    """Why torch can use no GPU, and how to mend it."""
+def no_gpu_reason() -> str:
+    """Return why torch cannot use a GPU, and how to fix it."""
     import torch
 
     if torch.version.cuda is None and torch.version.hip is None:
-        return f"torch {torch.__version__} is a build for the CPU; install one for CUDA ({CUDA_BUILDS})"
+        return f"torch {torch.__version__} is a CPU build; install a CUDA build ({CUDA_BUILDS})"
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and (not hidden.strip() or hidden.strip().startswith("-")):
-        return f"CUDA_VISIBLE_DEVICES={hidden} hides it; unset it"
+        return f"CUDA_VISIBLE_DEVICES={hidden} hides it; unset that variable"
     try:
         torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
-        said = str(error).strip().splitlines()[0].split(". Please", 1)[0].rstrip(".")
-        return f"{said} (torch is built for CUDA {torch.version.cuda}); update the driver or install another torch"
-    return "torch finds none; in a container, start it with access to the GPU (--gpus all)"
+        reason = str(error).strip().splitlines()[0].split(". Please", 1)[0].rstrip(".")
+        return f"{reason} (torch is built for CUDA {torch.version.cuda}); update the driver or install a matching torch"
+    return "torch finds none; if this is a container, start it with GPU access (--gpus all)"
 
 
-def why_no_bf16() -> str | None:
-    """Why the GPUs that torch uses do not compute in bf16; None where all of them do."""
+def no_bf16_reason() -> str | None:
+    """Return why torch's GPUs cannot compute in bf16; None if all of them can."""
     for gpu in gpus():
-        # Turing and older emulate it, several times slower than fp32. 8.0 is Ampere; AMD reports 9 and more.
+        # Turing and older emulate bf16, several times slower than fp32. 8.0 is Ampere; AMD reports 9 or more.
         if gpu.capability < (8, 0):
             major, minor = gpu.capability
-            return f"{gpu.name} (compute capability {major}.{minor}) has no bf16, which came with 8.0"
+            return f"{gpu.name} (compute capability {major}.{minor}) has no bf16, which requires 8.0"
     return None
 
 
-def why_no_nf4(kind: str) -> str | None:
-    """Why bitsandbytes cannot quantise on a device, and how to mend it; None where a small product comes out right."""
-    # bitsandbytes logs an error of twenty lines where its library cannot be loaded.
+def no_nf4_reason(kind: str) -> str | None:
+    """Return why bitsandbytes fails on a device, and how to fix it.
+
+    None if it computes a small product correctly.
+    """
+    # bitsandbytes logs an error of twenty lines if its library cannot be loaded.
     import logging
 
     import torch
@@ -227,24 +232,25 @@ def why_no_nf4(kind: str) -> str | None:
     try:
         from bitsandbytes import functional, matmul_4bit
     except ImportError as error:
-        return f"bitsandbytes cannot be imported ({_first_line(error)}); install it with: make extras"
+        return f"bitsandbytes cannot be imported ({_first_line(error)}); run: make extras"
     version = metadata.version("bitsandbytes")
     device = f"cuda:{_own_gpu()}" if kind == "cuda" else kind
     try:
         weights = torch.linspace(-1, 1, 64 * 64, device=device).reshape(64, 64)
         packed, state = functional.quantize_4bit(weights, quant_type="nf4", compress_statistics=True)
         product = matmul_4bit(torch.eye(64, device=device), packed.t(), quant_state=state)
-        off = float((product - weights.t()).abs().max())
+        deviation = float((product - weights.t()).abs().max())
     except Exception as failure:  # RuntimeError, AttributeError, NotImplementedError: whatever the backend lacks
-        return (
-            f"bitsandbytes {version} does not work on {_place(kind)} ({_first_line(failure)}); install a release "
-            f"built for CUDA {torch.version.cuda} (python -m bitsandbytes says more)"
-            if kind == "cuda"
-            else f"bitsandbytes {version} does not work on {_place(kind)} ({_first_line(failure)}); install it anew"
-        )
+        fix = "reinstall it"
+        if kind == "cuda":
+            fix = f"install a release built for CUDA {torch.version.cuda} (for details run python -m bitsandbytes)"
+        return f"bitsandbytes {version} does not work on {_place(kind)} ({_first_line(failure)}); {fix}"
     # Half of the widest gap between two of NF4's 16 values is 0.152.
-    if off > 0.16:
-        return f"bitsandbytes {version} computes wrong on {_place(kind)} (off by {off:.2g}); install another release"
+    if deviation > 0.16:
+        return (
+            f"bitsandbytes {version} computes wrong results on {_place(kind)} (off by {deviation:.2g}); "
+            "install another release"
+        )
     return None
 
 
@@ -258,7 +264,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def has_nccl() -> bool:
-    """Whether several GPUs can work together."""
+    """Return whether several GPUs can train together."""
     import torch
 
     return bool(torch.distributed.is_available() and torch.distributed.is_nccl_available())
@@ -268,7 +274,7 @@ def has_nccl() -> bool:
 
 
 def version_of(package: str) -> str | None:
-    """Version of an installed distribution; None where it is not installed."""
+    """Return the version of a distribution; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -276,19 +282,19 @@ def version_of(package: str) -> str | None:
 
 
 def cpus() -> int:
-    """CPU cores that this process may use."""
+    """Return the number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def is_wsl() -> bool:
-    """Whether this Linux runs within Windows."""
+    """Return whether this Linux runs inside Windows (WSL)."""
     return "microsoft" in _read("/proc/version").lower()
 
 
 def free_memory() -> int:
-    """Bytes of memory that can be had without swapping: the machine's, or what a container's limit leaves.
+    """Return the bytes of memory available without swapping.
 
-    Where the system does not tell (macOS), half of what there is.
+    Respects the limit of a container. If the system does not report them (macOS), half of the total memory.
     """
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
@@ -299,13 +305,13 @@ def free_memory() -> int:
     limit, used = (_read(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
     if not (limit.isdecimal() and used.isdecimal()):
         return free
-    # Files that were read and can be forgotten again count as used there.
+    # The cgroup counts cached files as used, although they can be evicted.
     cached = re.search(r"^inactive_file (\d+)$", _read("/sys/fs/cgroup/memory.stat"), re.M)
     return max(0, min(free, int(limit) - int(used) + int(cached[1] if cached else 0)))
 
 
 def free_disk(path: Path) -> int:
-    """Bytes that can be written where `path` is, or would be."""
+    """Return the bytes that can be written at `path`, which need not exist."""
     path = path.absolute()
     while not path.exists():
         path = path.parent
@@ -313,7 +319,7 @@ def free_disk(path: Path) -> int:
 
 
 def compiler() -> str | None:
-    """The C++ compiler that torch.compile would take."""
+    """Return the C++ compiler that torch.compile would use; None without one."""
     return next(filter(None, map(shutil.which, (os.environ.get("CXX", "c++"), "g++", "clang++"))), None)
 
 

@@ -1,8 +1,8 @@
-"""One process a GPU, by torch's own launcher, within the same command.
+"""Start one process per GPU with torch's own launcher, within the same command.
 
-    python -m train … ─(gpus > 1)─▶ this process watches ─▶ rank 0 … rank N-1, each `python -m train …`
+    python -m train … ─(gpus > 1)─▶ this process waits ─▶ rank 0 … rank N-1, each `python -P -m train …`
 
-A signal goes on to every rank, and the ranks may take as long as a step and a checkpoint need.
+Signals are forwarded to every rank. The ranks may take as long as a step and a checkpoint need.
 """
 
 from __future__ import annotations
@@ -14,17 +14,23 @@ import uuid
 
 from tasks.core.errors import Interrupted, PackError
 
-# Seconds that the ranks have for the step at hand and a checkpoint.
+# Seconds the ranks have to finish their step and write a checkpoint.
 PATIENCE = 3600
 
 
 class RankFailed(PackError):
-    """A rank ended with an error, which it has told, or was killed; the exit code is that of the first that failed."""
+    """A rank failed: it reported an error, or was killed.
+
+    The exit code is that of the first rank that failed.
+    """
 
 
 def launch(ranks: int, arguments: list[str]) -> None:
-    """Run `python -m train arguments` as `ranks` processes. Raises RankFailed or Interrupted."""
-    # Its loggers take their level from here alone, and say in four lines that they were told to stop.
+    """Run `python -m train arguments` as `ranks` processes.
+
+    Raises RankFailed or Interrupted.
+    """
+    # Only this sets the level of torch's loggers, which otherwise report a signal in four lines.
     os.environ.setdefault("LOGLEVEL", "CRITICAL")
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -42,14 +48,18 @@ def launch(ranks: int, arguments: list[str]) -> None:
         shutdown_timeout=PATIENCE,
     )
     try:
-        elastic_launch(config, sys.executable)("-m", "train", *arguments)
+        # -P keeps the working directory off sys.path: a user's own train.py or tasks.py must not replace ours.
+        elastic_launch(config, sys.executable)("-P", "-m", "train", *arguments)
     except SignalException:
-        raise Interrupted("interrupted", "interrupted; the same command goes on from here") from None
+        raise Interrupted("interrupted", "interrupted; run the same command to resume") from None
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
-        why = "" if first.exitcode > 0 else f"rank {rank} was killed by {signal.Signals(-first.exitcode).name}"
-        if first.exitcode == -signal.SIGKILL:
-            why += ", as a machine does that runs out of memory"
-        failed = RankFailed("rank_failed", f"{why}; the same command goes on from the newest checkpoint" if why else "")
+        message = ""  # a rank that was not killed has reported its error itself
+        if first.exitcode <= 0:
+            message = f"rank {rank} was killed by {signal.Signals(-first.exitcode).name}"
+            if first.exitcode == -signal.SIGKILL:
+                message += ", which is what the system does when memory runs out"
+            message += "; run the same command to resume from the newest checkpoint"
+        failed = RankFailed("rank_failed", message)
         failed.exit_code = max(first.exitcode, 1)
         raise failed from None

@@ -1,10 +1,10 @@
-"""What several ranks must do as one: build something once, and fail together.
+"""Coordinate several ranks: build something once, and fail together.
 
     rank 0 ─┐
-    rank 1 ─┼─ together: each prepares ─ errors gathered ─▶ all go on, or all stop: the first that failed says why
+    rank 1 ─┼─ together: each prepares ─ errors gathered ─▶ all continue, or all stop: the first that failed reports
     rank 2 ─┘
 
-A rank that fails by itself leaves the others waiting for it, on a GPU for half a minute, and then with a traceback.
+A rank that fails alone leaves the others waiting for it: on a GPU for half a minute, and then with a traceback.
 """
 
 from __future__ import annotations
@@ -22,8 +22,11 @@ Result = TypeVar("Result")
 
 @contextmanager
 def together() -> Iterator[None]:
-    """Within it no rank may wait for another. Raises the PackError of this rank, or one without a message if another
-    failed that speaks for all."""
+    """Stop all ranks if one fails in this block.
+
+    Within the block, no rank may wait for another. Raises the PackError of this rank, or one without a message if
+    another rank failed first and reports for all.
+    """
     failed: PackError | None = None
     try:
         yield
@@ -33,29 +36,35 @@ def together() -> Iterator[None]:
         if failed:
             raise failed
         return
-    found: list[int | None] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, failed and failed.exit_code)
-    first = next((rank for rank, code in enumerate(found) if code is not None), None)
+    exit_codes: list[int | None] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(exit_codes, failed and failed.exit_code)
+    first = next((rank for rank, code in enumerate(exit_codes) if code is not None), None)
     if first is None:
         return
     if failed and first == torch.distributed.get_rank():
         raise failed
     silent = PackError("rank_failed", "")
-    silent.exit_code = found[first] or silent.exit_code
+    silent.exit_code = exit_codes[first] or silent.exit_code
     raise silent
 
 
 def main_first(main: bool, work: Callable[[], Result]) -> Result:
-    """`work` on the first rank, then on the others: what the first has made, fetched or removed, they find so."""
+    """Run `work` on the first rank, then on the others.
+
+    They find what the first has built, downloaded, or removed.
+    """
     for turn in (True, False):
         with together():
             if main == turn:
-                found = work()
-    return found
+                result = work()
+    return result
 
 
 def leave(together: bool) -> None:
-    """End the process group, `together` when all ranks are here: a rank that exits with it may be aborted."""
+    """End the process group; `together` if all ranks get here.
+
+    A rank that exits while it is open may be aborted.
+    """
     if torch.distributed.is_initialized():
         if together:
             torch.distributed.barrier()

@@ -1,9 +1,11 @@
-"""Ctrl-C and SIGTERM outside the steps: there is nothing to save, and the process ends at once, with one line.
+"""End the process at once on Ctrl-C or SIGTERM outside the training steps.
 
-    python -m train ─begin─▶ libraries, model, proof ─▶ steps (interruption) ─▶ results ─leave─▶ exit
+There is nothing to save then, so one line and the exit code are enough.
 
-Nothing is raised there: who imports a library or tries one out takes an exception for a fault of that library, and at
-the exit nobody catches it.
+    python -m train ─install─▶ libraries, model, proof ─▶ steps (Interruption) ─▶ results ─leave─▶ exit
+
+The handler raises nothing. A library that is being imported or tried out would take the exception for a fault of its
+own, and during exit nobody catches it.
 """
 
 from __future__ import annotations
@@ -19,45 +21,50 @@ from tasks.core.errors import Interrupted
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 
-_exit_code: int | None = None  # once the last word is said
-_is_ending = False
 
+class SignalGuard:
+    """Ends the process on a signal; after `leave`, with the code passed to it."""
 
-def begin() -> None:
-    global _exit_code
-    _exit_code = None
-    for number in NUMBERS:
-        signal.signal(number, end_at_once)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)  # pipeline.training holds them back until here
-    atexit.register(_ignore)  # the first that is registered is the last that is called
+    def __init__(self) -> None:
+        self._exit_code: int | None = None  # set once the result has been reported
+        self._is_ending = False
+
+    def install(self) -> None:
+        for number in NUMBERS:
+            signal.signal(number, self.end_at_once)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, NUMBERS)  # pipeline.training blocks them until here
+        atexit.register(_ignore)  # registered first, called last
+
+    def leave(self, exit_code: int) -> None:
+        """Fix the exit code: from here on a signal changes neither it nor the output."""
+        sys.stdout.flush()
+        self._exit_code = exit_code
+
+    def end_at_once(self, number: int, frame: FrameType | None) -> None:
+        """Handle a signal: report the interruption and exit."""
+        if self._exit_code is not None:
+            os._exit(self._exit_code)
+        if self._is_ending:  # Ctrl-C and SIGTERM came together
+            return
+        self._is_ending = True
+        if not is_rank():
+            line = told(Interrupted("interrupted", "interrupted outside the steps; run the same command to resume"))
+            os.write(2, f"{line}\n".encode())  # print fails if it was itself interrupted
+        os._exit(Interrupted.exit_code)
 
 
 def _ignore() -> None:
-    """What Python still does takes torch a while, and Python does it with the handlers of the system."""
+    """Ignore signals while Python exits, which takes torch a while.
+
+    Python has restored the system's default handlers by then.
+    """
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
 
-def leave(exit_code: int) -> None:
-    """The last word is said, or is about to be: from here on a signal changes neither that nor the exit code."""
-    global _exit_code
-    sys.stdout.flush()
-    _exit_code = exit_code
-
-
-def end_at_once(number: int, frame: FrameType | None) -> None:
-    global _is_ending
-    if _exit_code is not None:
-        os._exit(_exit_code)
-    if _is_ending:  # Ctrl-C and SIGTERM came together
-        return
-    _is_ending = True
-    if not is_rank():
-        line = told(Interrupted("interrupted", "interrupted outside the steps; the same command goes on from here"))
-        os.write(2, f"{line}\n".encode())  # print fails where it was itself interrupted
-    os._exit(Interrupted.exit_code)
-
-
 def is_rank() -> bool:
-    """Whether this is one of several processes, of which the one that started them says that it was told to stop."""
+    """Return whether this is one of several processes.
+
+    If so, their launcher reports the interruption.
+    """
     return "TORCHELASTIC_RUN_ID" in os.environ

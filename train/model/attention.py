@@ -1,16 +1,16 @@
-"""Attention backends that keep the conversations of a row apart, and the batches that they need.
+"""Attention backends that keep conversations apart, and their batches.
 
     rows of PackedDataset ─Collator(backend)─▶ input_ids, labels, position_ids      [B, L]
-                                               + cu_seq_lens_q, cu_seq_lens_k       [n + 1] where the backend needs them
+                                               + cu_seq_lens_q, cu_seq_lens_k       [n + 1] if the backend needs them
                                                + max_length_q, max_length_k         tokens of the longest segment
-    backend ─use_attention(model, backend)─▶ the model attends with it
+    backend ─use_attention(model, backend)─▶ the model uses it
 
-sdpa, eager and flex find the conversations in the restarting `position_ids`, at any batch size, as long as there is
-no `attention_mask` and no cache: transformers turns them into a mask. flash2, flash3 and varlen have no mask. They see
-the batch as one sequence of B × L tokens, cut into segments at `cu_seq_lens`. transformers finds the segments itself
-for a batch of one row only, hence the Collator. A segment is a conversation, or the pad tail of a row.
+sdpa, eager, and flex find the conversations by the restarting `position_ids`, at any batch size, as long as there is
+no `attention_mask` and no cache: transformers turns the positions into a mask. flash2, flash3, and varlen have no mask.
+They see the batch as one sequence of B × L tokens, cut into segments at `cu_seq_lens`. transformers finds the segments
+itself only for a batch of one row, hence the Collator. A segment is a conversation, or the padding of a row.
 
-`varlen` is torch's own kernel, without any package to install. Importing this module registers it with transformers.
+`varlen` is torch's own kernel and needs no other package. Importing this module registers it with transformers.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from tasks.core.errors import PartMissing
 
 try:
     from torch.nn.attention.varlen import varlen_attn
-except ImportError:  # older than why_not() accepts
+except ImportError:  # older than unavailable_reason() requires
     varlen_attn = None
 
-# Our names → those of transformers, in order of the expected speed on a GPU.
+# Our names → those of transformers, by expected speed on a GPU.
 BACKENDS = {
     "flash3": "flash_attention_3",
     "flash2": "flash_attention_2",
@@ -47,12 +47,15 @@ PACKAGES = {
 }
 
 
-def why_not(backend: str, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> str | None:
-    """Why a backend cannot train on a device in a precision; None where it can, as far as is known before trying."""
+def unavailable_reason(backend: str, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> str | None:
+    """Return why a backend cannot train on a device in a precision.
+
+    None if it can, as far as that is known without trying.
+    """
     if backend in ("sdpa", "eager"):
         return None
     if device.type != "cuda":
-        # flex has a forward pass on a CPU, and no backward pass.
+        # On a CPU, flex has a forward pass but no backward pass.
         return f"{backend} needs a GPU"
     if backend == "flex":
         return None
@@ -63,25 +66,25 @@ def why_not(backend: str, device: torch.device, dtype: torch.dtype = torch.bfloa
     if backend == "varlen":
         return None if torch.__version__ >= (2, 13) else f"varlen needs torch 2.13 or later, not {torch.__version__}"
     package, is_there = PACKAGES[backend]
-    # Without the package, transformers would fetch a kernel from a hub.
+    # Without the package, transformers would download a kernel from a hub.
     return None if is_there() else f"{backend} needs the {package} package"
 
 
 def use_attention(model: Any, backend: str) -> None:
-    """Make a model, also one with an adapter, attend with a backend.
+    """Make a model, with or without an adapter, use an attention backend.
 
-    Raises PartMissing where the backend is not available here or the model does not know it.
+    Raises PartMissing if the backend is not available here or the model does not support it.
     """
     kind = model.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
-    if reason := why_not(backend, model.device, dtype):
+    if reason := unavailable_reason(backend, model.device, dtype):
         raise PartMissing("no_attention", f"{reason}; use `attention: sdpa`")
     try:
         model.set_attn_implementation(BACKENDS[backend])
         refusal = ""
     except (ImportError, ValueError) as error:
         refusal = f" ({str(error).splitlines()[0]})"
-    # transformers warns, and goes on with another, where it thinks that the model cannot change.
+    # If transformers considers the model fixed to a backend, it only warns and keeps that backend.
     if refusal or model.config._attn_implementation != BACKENDS[backend]:
         name = model.config.model_type
         raise PartMissing(
@@ -90,23 +93,24 @@ def use_attention(model: Any, backend: str) -> None:
 
 
 def segments(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """Bounds of the segments of a batch as one sequence, int32[n + 1], and the length of the longest.
+    """Return the bounds of a batch's segments, and the length of the longest.
 
-    `position_ids` is int[B, L]; a segment begins wherever they are 0, and with every row.
+    The bounds are int32[n + 1], for the batch as one sequence. `position_ids` is int[B, L]; a segment starts wherever
+    they are 0, and with every row.
     """
-    begins = position_ids == 0
-    begins[:, 0] = True
-    starts = begins.flatten().nonzero().flatten().to(torch.int32)
+    is_start = position_ids == 0
+    is_start[:, 0] = True
+    starts = is_start.flatten().nonzero().flatten().to(torch.int32)
     bounds = torch.nn.functional.pad(starts, (0, 1), value=position_ids.numel())
     return bounds, int(bounds.diff().max())
 
 
 @dataclass(frozen=True, slots=True)
 class Collator:
-    """transformers' `default_data_collator`, and the bounds of the segments where the backend goes by them.
+    """transformers' `default_data_collator`, plus segment bounds if needed.
 
-    The bounds hold for the batch as it is: accelerate must not cut or join batches. It does neither for a dataset with
-    a length, of which every rank reads its own batches; torch's DataParallel would.
+    The bounds are valid only for the unchanged batch: accelerate must not split or join batches. It does neither for a
+    dataset with a length, of which every rank reads its own batches; torch's DataParallel would.
     """
 
     backend: str
@@ -115,7 +119,7 @@ class Collator:
         batch = default_data_collator(list(rows))
         if self.backend in BY_SEGMENTS:
             ids = batch["input_ids"]
-            # Rows without positions are trained on as one conversation each, where that is allowed.
+            # Rows without positions, if allowed, are trained on as one conversation each.
             bounds, longest = segments(batch.get("position_ids", torch.arange(ids.shape[1]).expand(ids.shape)))
             batch |= {
                 "cu_seq_lens_q": bounds,
@@ -127,7 +131,7 @@ class Collator:
 
 
 def batch_of(dataset: Any, rows: Iterable[int], collator: Any, device: torch.device) -> dict[str, Any]:
-    """A batch on the device; rows beyond the last begin again at the first."""
+    """Build a batch on the device; row numbers beyond the last wrap around."""
     batch = collator([dataset[row % len(dataset)] for row in rows])
     return {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items()}
 
@@ -143,21 +147,21 @@ def varlen_forward(
     sliding_window: int | None = None,
     **inputs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention within the segments of a batch, as transformers calls it: [B, H, L, D] → [B, L, H, D].
+    """Compute causal attention within the segments of a batch.
 
-    `key` and `value` may have fewer heads. `inputs` has what the Collator adds. Raises PartMissing for what torch's
-    kernel cannot do.
+    The interface is that of transformers: [B, H, L, D] → [B, L, H, D]. `key` and `value` may have fewer heads. `inputs`
+    contains what the Collator adds. Raises PartMissing if the model needs a feature that torch's kernel lacks.
     """
     missing = [name for name in ("softcap", "s_aux", "position_bias") if inputs.get(name) is not None]
     missing += ["dropout"] * (dropout > 0) + ["attention_mask"] * (attention_mask is not None)
-    missing += ["no cu_seq_lens"] * (inputs.get("cu_seq_lens_q") is None)
+    missing += ["batches without cu_seq_lens"] * (inputs.get("cu_seq_lens_q") is None)
     if missing:
         raise PartMissing(
             "no_attention",
-            f"attention `varlen` cannot do {', '.join(missing)}, as this model asks; try `attention: sdpa`",
+            f"attention `varlen` does not support {', '.join(missing)}, which this model needs; try `attention: sdpa`",
         )
     batch, heads, length, _ = query.shape
-    # Positions are rotated in fp32 where autocast is on; what the kernel computes in is the precision of the values.
+    # Under autocast, positions are rotated in fp32; the kernel computes in the precision of the values.
     flat = [x.transpose(1, 2).reshape(batch * length, x.shape[1], -1).to(value.dtype) for x in (query, key, value)]
     out = varlen_attn(
         *flat,
@@ -166,12 +170,12 @@ def varlen_forward(
         inputs["max_length_q"],
         inputs["max_length_k"],
         scale=scaling,
-        # A window of n tokens reaches n - 1 back; -1 is no bound, 0 is nothing ahead.
+        # A window of n tokens reaches n - 1 back; -1 means no bound, 0 means nothing ahead.
         window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
         enable_gqa=key.shape[1] != heads,
     )
     return out.view(batch, length, heads, -1), None
 
 
-# No mask is registered under this name, so transformers makes none.
+# No mask is registered under this name, so transformers builds none.
 AttentionInterface.register("varlen", varlen_forward)

@@ -1,11 +1,11 @@
-"""The base model, and whether it fits the corpus.
+"""Find the base model, and check that it fits the corpus.
 
-config.base_model ─base_model─▶ a local folder or a hub name; with none, a small Llama, built here
+config.base_model ─base_model─▶ a local folder or a Hugging Face name; without one, a small Llama built here
 base ─read_config─▶ model config ─┬─check_model─────▶ every id has an embedding, every row has positions
 manifest ─────────────────────────┴─check_tokenizer─▶ the model's tokenizer is the one that made the rows
 
-The small Llama has random weights of the seed. It shows that everything works, and learns what an adapter can teach
-such a model: which words are frequent, not what they say.
+The small Llama has random weights drawn from the seed. It shows that everything works, and learns what an adapter can
+teach such a model: which words are frequent, not what they mean.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ POSITIONS = 4096
 
 
 def small_llama(vocab_size: int, sequence_length: int) -> LlamaConfig:
-    """A Llama of about 23 M parameters: as wide as leaves room for 2 layers beside the embeddings (tied).
+    """Return the config of a Llama of about 23M parameters.
 
-    Within 10 % for vocabularies from 300 to 150,000. From about 180,000 the embeddings alone are as large.
+    It is as wide as 2 layers and the tied embeddings allow. Within 10 % for vocabularies from 300 to 150,000. From
+    about 180,000 the embeddings alone are that large.
     """
     fits = [h for h in range(128, 1024, 64) if vocab_size * h + LAYERS * 16 * h * h <= PARAMETERS]
     hidden = max(fits, default=128)
@@ -52,13 +53,13 @@ def small_llama(vocab_size: int, sequence_length: int) -> LlamaConfig:
         num_hidden_layers=layers,
         num_attention_heads=hidden // 64,
         num_key_value_heads=hidden // 64,
-        # Whoever packs longer rows gets a model that reads them.
+        # Longer rows get a model that accepts them.
         max_position_embeddings=max(POSITIONS, sequence_length),
-        # Random weights of this size keep the scale of what passes through. With the usual 0.02 an adapter has little
-        # to work with: after 20 steps of 2 rows on the sample the loss is 6.5, and 5.5 with these (from 8.5 and 8.9).
+        # Random weights of this size preserve the scale of the activations. With the usual 0.02 an adapter has little
+        # to work with: after 20 steps of 2 rows on the sample the loss is 6.5, but 5.5 with these (from 8.5 and 8.9).
         initializer_range=hidden**-0.5,
         tie_word_embeddings=True,
-        # No token of the corpus is special to a model that was never trained.
+        # A model that was never trained has no special tokens.
         bos_token_id=None,
         eos_token_id=None,
         dtype="float32",
@@ -66,9 +67,10 @@ def small_llama(vocab_size: int, sequence_length: int) -> LlamaConfig:
 
 
 def build_small_llama(vocab_size: int, sequence_length: int, seed: int, folder: Path) -> Path:
-    """Write the small Llama to `folder`/llama-23m-<digest of its config and seed>, unless it is there.
+    """Write the small Llama to `folder`/llama-23m-<digest>, unless it exists.
 
-    config.json is written last and makes it whole: a run that was killed leaves none. Equal arguments, equal bytes.
+    The digest is that of its config and seed. config.json is written last and marks it as complete. Equal arguments
+    yield equal bytes.
     """
     config = small_llama(vocab_size, sequence_length)
     described = orjson.dumps([orjson.loads(config.to_json_string()), seed], option=orjson.OPT_SORT_KEYS)
@@ -87,9 +89,10 @@ def build_small_llama(vocab_size: int, sequence_length: int, seed: int, folder: 
 
 
 def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, folder: Path) -> Path | str:
-    """Where the base model is: a local folder, or a name on a hub. With none in the config, it is built in `folder`.
+    """Return the base model's folder, or its Hugging Face name.
 
-    Raises InputMissing where a path is named that is not there, DataError where it holds no model.
+    Without one in the config, it is built in `folder`. Raises InputMissing if the path does not exist, DataError if it
+    contains no model.
     """
     named = config.base_model
     if named is None:
@@ -98,13 +101,14 @@ def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, fo
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise DataError(
-                "bad_model", f"base_model: {named}: holds no config.json; name a folder that save_pretrained wrote"
+                "bad_model", f"base_model: {named}: contains no config.json; use a folder written by save_pretrained"
             )
         return path
-    # A hub knows names of the forms `model` and `owner/model` only.
+    # Names on the Hub have the form `model` or `owner/model`.
     if path.exists() or named.startswith((".", "/", "~")) or named.count("/") > 1:
         raise InputMissing(
-            "model_missing", f"base_model: {named}: no such folder; name a folder with a model, or a model of the hub"
+            "model_missing",
+            f"base_model: {named}: no such folder; use a folder with a model, or the name of a model on the Hub",
         )
     return named
 
@@ -113,7 +117,10 @@ def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, fo
 
 
 def read_config(base: Path | str) -> Any:
-    """The model's configuration, of a language model. Raises DataError or InputMissing, naming the model."""
+    """Read the text config of a model.
+
+    Raises DataError or InputMissing, which name the model.
+    """
     try:
         found = AutoConfig.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -122,23 +129,23 @@ def read_config(base: Path | str) -> Any:
 
 
 def unreadable(base: Path | str, error: Exception) -> DataError | InputMissing:
-    """One line on why a model could not be loaded."""
+    """Return a one-line error for a model that could not be loaded."""
     reason = " ".join(str(error).split())[:300].rstrip(".")
     if isinstance(base, Path):
         return DataError(
-            "bad_model", f"base_model: {base}: cannot be read ({reason}); copy the model anew, or name another"
+            "bad_model", f"base_model: {base}: cannot be read ({reason}); copy the model again, or use another one"
         )
     return InputMissing(
         "model_missing",
-        f"base_model: {base!r} is no folder here and could not be fetched from the hub ({reason}); "
-        "check the name and the network, or name a local folder",
+        f"base_model: {base!r} is not a local folder and could not be downloaded from the Hub ({reason}); "
+        "check the name and the network, or use a local folder",
     )
 
 
 def positions(config: Any) -> int | None:
-    """Tokens of the longest row that a model reads; None where it has no such limit.
+    """Return the length of the longest row a model accepts; None without such a limit.
 
-    Where positions are rotated more slowly (rope scaling), a config may give the length before scaling.
+    With rope scaling, a config may contain the length before scaling.
     """
     longest = getattr(config, "max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
@@ -149,51 +156,54 @@ def positions(config: Any) -> int | None:
 
 
 def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int) -> None:
-    """Raises DataError where an id of the rows is beyond the vocabulary, or a row longer than the positions."""
+    """Raise DataError if the rows do not fit the model.
+
+    Ids must be below the vocabulary size, and rows no longer than the model's positions.
+    """
     if max_id >= config.vocab_size:
         raise DataError(
             "ids_beyond_model",
-            f"the corpus has the id {max_id}, and {base} has embeddings for ids up to {config.vocab_size - 1}; "
-            "pack the corpus with that model's tokenizer, or name the model that this tokenizer belongs to",
+            f"the corpus has the id {max_id}, but {base} has embeddings only for ids up to {config.vocab_size - 1}; "
+            "pack the corpus with that model's tokenizer, or use the model that this tokenizer belongs to",
         )
     longest = positions(config)
     if longest is not None and sequence_length > longest:
         raise DataError(
             "rows_beyond_model",
-            f"rows have {sequence_length} tokens, and {base} has positions for {longest}; "
-            f"pack the corpus with --sequence-length {longest}, or name a model that reads longer rows",
+            f"rows have {sequence_length} tokens, but {base} has positions for {longest}; "
+            f"pack the corpus with --sequence-length {longest}, or use a model that accepts longer rows",
         )
 
 
 def check_tokenizer(manifest: Manifest, config: TrainingConfig, base: Path | str) -> str:
-    """Compare the tokenizer that the model will be used with to the one that made the rows; a line for people.
+    """Check that the model will be used with the tokenizer that made the rows.
 
-    That is `tokenizer` of the config, or else the base model's own. Raises DataError where the digests differ,
-    InputMissing or UsageError where `tokenizer` is not there.
+    Returns a note for the user. It is the config's `tokenizer`, or else the base model's own. Raises DataError if the
+    digests differ, InputMissing or UsageError if `tokenizer` does not exist.
     """
     wanted, kind = manifest.tokenizer.sha256, manifest.tokenizer.kind
     place = config.tokenizer or base
     path = Path(config.tokenizer) if config.tokenizer else base if isinstance(base, Path) else _of_hub(base)
     if not config.tokenizer and not _has_tokenizer(path):
-        return f"tokenizer: {place} has none; nothing to compare with the corpus's"
-    found = _tokenizers(path, kind) or [find_tokenizer(path)]  # of another kind: refused below, with its digest
+        return f"tokenizer: {place} has none, so it was not compared with the corpus's"
+    found = _tokenizers(path, kind) or [find_tokenizer(path)]  # of another kind: rejected below, with its digest
     digests = [files.sha256() for files in found]
     if wanted not in digests:
         raise DataError(
             "other_tokenizer",
-            f"the corpus was made with the tokenizer {wanted[:12]}, and {place} has {digests[0][:12]}; pack the corpus "
-            "with that tokenizer, or name as `tokenizer` the file that the model is really used with",
+            f"the corpus was made with the tokenizer {wanted[:12]}, but {place} has {digests[0][:12]}; pack the corpus "
+            "with that tokenizer, or set `tokenizer` to the file that the model is actually used with",
         )
     return f"tokenizer: {wanted[:12]}, the same in {place} and in the corpus"
 
 
 def _of_hub(name: str) -> Path:
-    """A folder with the tokenizer's files of a model on the hub. Raises InputMissing."""
+    """Download the tokenizer of a model on the Hub. Raises InputMissing."""
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(name, allow_patterns=list(TOKENIZER_FILES)))
-    except Exception as error:  # network, name, token: each library beneath has its own
+    except Exception as error:  # network, name, access token: every library below has its own class
         raise unreadable(name, error) from None
 
 
@@ -202,9 +212,10 @@ def _has_tokenizer(folder: Path) -> bool:
 
 
 def _tokenizers(path: Path, kind: str) -> list[TokenizerFiles]:
-    """What a corpus of this kind may have been given of the tokenizer at `path`: the main file alone, or the folder.
+    """Return the sets of files at `path` that a corpus may have used.
 
-    A folder often has both kinds; each counts with its own files.
+    They are the main file alone, or the folder. A folder often contains both kinds of tokenizer; each counts with its
+    own files.
     """
     files = find_tokenizer(path)
     suffix = ".model" if kind == "sentencepiece" else ".json"

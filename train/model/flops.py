@@ -1,16 +1,16 @@
-"""How much work a token is, and how much a GPU can do: together, the share of a GPU that is used (MFU).
+"""Count the FLOP of a token and the FLOP/s of a GPU, which give the MFU.
 
     model, position_ids ─flops_per_token─▶ FLOP        name of the GPU ─peak_flops─▶ FLOP/s
 
-    4 N        of each weight of a matrix product: 2 forward, 2 for the gradient of its input. Frozen weights have no
+    4 N        for each weight of a matrix product: 2 forward, 2 for the gradient of its input. Frozen weights have no
                gradient of their own, hence 4 and not 6. An embedding that is only looked up does not count.
-    6 N_lora   of each weight of the adapter
-    attention  12 · d · k in each layer, d = heads × head size and k = the tokens that one token attends to, itself
-               included: 2 · d · k for the scores and 2 · d · k for their sum forward, and twice that backward. On
+    6 N_lora   for each weight of the adapter
+    attention  12 · d · k per layer, with d = heads × head size and k = the tokens that one token attends to, including
+               itself: 2 · d · k for the scores and 2 · d · k for their sum forward, and twice that backward. On
                average over a conversation of n tokens, k = (n + 1) / 2: attention is causal and ends at the
-               conversation, so a kernel that also computes what it masks does no more useful work.
+               conversation, so a kernel that also computes masked scores does no more useful work.
 
-What activation checkpointing computes again is not useful work and does not count either.
+Recomputation by activation checkpointing is not useful work and does not count either.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-# Dense bf16 with fp32 accumulation, FLOP/s, from NVIDIA's data sheets. The first that matches counts.
+# Dense bf16 with fp32 accumulation, FLOP/s, from NVIDIA's data sheets. The first match counts.
 PEAK = {
     "B200": 2250e12,
     "H200 NVL": 835e12,
@@ -47,8 +47,11 @@ PEAK = {
 
 
 def parameters(model: Any) -> tuple[int, int]:
-    """(all, trainable) parameters, the adapter among both. Of NF4, which packs two into a byte, the real number."""
-    # Tied weights come once.
+    """Count (all, trainable) parameters, both including the adapter.
+
+    NF4 packs two parameters into a byte; both are counted.
+    """
+    # Tied weights are yielded once.
     counts = [(_count(weights), weights.requires_grad) for weights in model.parameters()]
     return sum(count for count, _ in counts), sum(count for count, trainable in counts if trainable)
 
@@ -59,9 +62,12 @@ def _count(weights: Any) -> int:
 
 
 def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
-    """Useful work of one token of a training step in FLOP; `position_ids`, int[rows, L], are those of typical rows."""
+    """Return the useful FLOP per token of a training step.
+
+    `position_ids`, int[rows, L], belong to typical rows.
+    """
     config = model.config.get_text_config()
-    everything, adapter = parameters(model)
+    total, adapter = parameters(model)
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     looked_up = 0 if head is None or embeddings.weight is head.weight else _count(embeddings.weight)
     heads = config.num_attention_heads
@@ -71,11 +77,11 @@ def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
     seen = position_ids.double() + 1
     full, near = (x.mean().item() for x in (seen, seen.clamp(max=window or math.inf)))
     attention = sum(12 * width * (near if "sliding" in kind else full) for kind in layers)
-    return 4 * (everything - adapter - looked_up) + 6 * adapter + attention
+    return 4 * (total - adapter - looked_up) + 6 * adapter + attention
 
 
 def peak_flops(name: str) -> float | None:
-    """FLOP/s that a GPU can do in bf16, by the name that torch gives it; None where it is not known."""
+    """Return the peak bf16 FLOP/s of a GPU by the name torch reports; None if unknown."""
     if re.search(r"\bMIG\b|\bLaptop\b|\bMax-Q\b", name):  # a part of the chip, or a slower one
         return None
     return next((peak for known, peak in PEAK.items() if re.search(rf"\b{known}\b", name)), None)

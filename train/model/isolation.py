@@ -1,14 +1,15 @@
-"""The proof, before training, that conversations of a row do not see each other; and the fastest backend that has it.
+"""Prove before training that conversations in a row do not see each other.
+
+`fastest` chooses the fastest attention backend that passes.
 
     dataset ─choose_rows─▶ rows with two or more conversations ─collator─▶ batch, as in training
     model(batch) ──────────────────────────────────────▶ logits ┐
-    model(batch) once more ────────────────────────────▶ logits ┤ noise: what equal passes differ by (0 as a rule)
-    model(batch, first conversation of each row replaced) logits ┴▶ of the later conversations: must not move by more
+    model(batch) once more ────────────────────────────▶ logits ┤ noise: the difference of equal passes (usually 0)
+    model(batch, first conversation of each row replaced) logits ┴▶ of later conversations: must not move by more
                                                                   of the first one: must move, or the check is blind
 
-It costs three forward passes a batch. It catches every way in which rows were seen to leak (an attention mask that is
-passed on, positions that are dropped, a cache, a backend that ignores segments), all of which leave the loss looking
-healthy.
+The check costs three forward passes per batch. It detects every known kind of leak (an attention mask that is passed
+on, positions that are dropped, a cache, a backend that ignores segments). With each of them the loss looks healthy.
 """
 
 from __future__ import annotations
@@ -27,21 +28,24 @@ from tasks.core.printable import counted
 from train.model.attention import BACKENDS, Collator, batch_of, use_attention
 from train.model.qlora import keep_random
 
-# Logits that are compared at a time: 2 × 256 MiB in fp32.
+# Logits compared at a time: 2 × 256 MiB in fp32.
 LOGITS = 1 << 26
-# A single row may by chance show less than others.
+# By chance, a single row may show less than others.
 ROWS = 4
-# How a kernel says that it cannot do what it is asked for.
+# What kernels raise if they do not support a model or a device.
 FAILURES = (ImportError, NotImplementedError, RuntimeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """What the check saw. Differences are the largest absolute ones between logits; they may be NaN."""
+    """The result of the check.
+
+    Differences are the largest absolute ones between logits; they may be NaN.
+    """
 
     rows: int
-    conversations: int  # later than the first of their row: those that must not move
-    moved: float  # their logits
+    conversations: int  # after the first of their row: their logits must not move
+    moved: float  # how far these moved
     first_moved: float  # logits of the replaced conversations
     noise: float  # between two passes of the same input, anywhere
 
@@ -51,27 +55,30 @@ class Isolation:
 
     @property
     def sees(self) -> bool:
-        """A change shows, far above what may come by chance; otherwise the check proves nothing."""
+        """Return whether a change has an effect far above the noise.
+
+        Otherwise the check proves nothing.
+        """
         return self.first_moved > 10 * self.noise
 
     def __str__(self) -> str:
-        replaced = f"the first conversation of {counted(self.rows, 'row')} replaced"
-        moved = (
-            f"its logits moved by {self.first_moved:.3g}, those of the {self.conversations} behind by {self.moved:.3g}"
+        return (
+            f"after replacing the first conversation of {counted(self.rows, 'row')}, its logits moved by "
+            f"{self.first_moved:.3g}, those of the {self.conversations} after it by {self.moved:.3g}"
         )
-        return f"{replaced}: {moved}"
 
 
 def count_conversations(row: dict[str, Any]) -> int:
-    """Conversations of a row that are trained on; the pad tail is none."""
+    """Count the conversations of a row that are trained on; padding is not one."""
     runs = (torch.as_tensor(row["position_ids"]) == 0).cumsum(0)
     return len(runs[torch.as_tensor(row["labels"]) >= 0].unique())
 
 
 def choose_rows(dataset: Any, count: int) -> list[int]:
-    """The first `count` rows with two or more conversations, in order, and again from the first if they are fewer.
+    """Return the first `count` rows with at least two conversations.
 
-    Empty where no row has two: then there is nothing to keep apart. `dataset` is as PackedDataset.
+    They are repeated if there are fewer. Empty if no row has two: then there is nothing to isolate. `dataset` is like
+    PackedDataset.
     """
     found: list[int] = []
     for number in range(len(dataset)):
@@ -83,23 +90,23 @@ def choose_rows(dataset: Any, count: int) -> list[int]:
 
 
 def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, Any]], *, seed: int) -> Isolation:
-    """Replace the first conversation of every row, and see whether the logits of the later ones move.
+    """Replace the first conversation of every row; measure the effect on others.
 
-    `batch` is what the model is given in training (its `labels` are left out of the passes), made of `rows`; where
-    conversations begin is read from the rows, so that a batch that lost its positions is found out. The model runs as
-    in training: same mode, dropout (with the same random numbers in every pass), cache setting and keywords. Call it
-    inside the autocast context of training, if there is one.
+    The effect is how far their logits move. `batch` is the model's input in training (without its `labels`), built from
+    `rows`. The starts of conversations are read from the rows, so a batch that lost its positions is detected. The
+    model runs as in training: same mode, dropout (with the same random numbers in every pass), cache setting, and
+    keywords. Call it inside the autocast context of training, if there is one.
 
-    The whole forward of the model runs, with logits for the last token alone. The last hidden states, [B, L, hidden],
-    are taken where the decoder returns them, and go through the model's own head in slices of at most LOGITS logits:
-    the logits of 8 rows of 4096 tokens over 128 k ids would take 17 GB in fp32. Works for models wrapped by PEFT.
+    The model's whole forward runs, with logits only for the last token. The last hidden states, [B, L, hidden], are
+    captured where the decoder returns them, and pass through the model's own head in slices of at most LOGITS logits:
+    the logits of 8 rows of 4096 tokens over 128k ids would take 17 GB in fp32. Works for models wrapped by PEFT.
     """
     device = model.device
     batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items() if name != "labels"}
     positions = torch.stack([torch.as_tensor(row["position_ids"]) for row in rows])
     first = ((positions == 0).cumsum(1) == 1).to(device)
     ids, vocabulary = batch["input_ids"], model.get_input_embeddings().num_embeddings
-    # A shift by 1 … V - 1 leaves no token as it was.
+    # A shift by 1 … V - 1 changes every token.
     shift = torch.randint(1, vocabulary, ids.shape, generator=torch.Generator().manual_seed(seed)).to(ids)
     changed = torch.where(first, (ids + shift) % vocabulary, ids)
 
@@ -117,7 +124,7 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
 
 
 def _hidden(model: Any, batch: dict[str, Any], seed: int) -> torch.Tensor:
-    """What the decoder gives to the head, [B, L, hidden]."""
+    """Return the hidden states that the decoder passes to the head, [B, L, hidden]."""
     seen: list[torch.Tensor] = []
     hook = model.get_decoder().register_forward_hook(lambda _module, _inputs, out: seen.append(out[0]))
     torch.manual_seed(seed)
@@ -130,11 +137,14 @@ def _hidden(model: Any, batch: dict[str, Any], seed: int) -> torch.Tensor:
 
 
 def _moved(model: Any, one: torch.Tensor, other: torch.Tensor, where: torch.Tensor) -> float:
-    """The largest difference between the logits of two passes at the places in `where`, bool[B, L]; may be NaN."""
+    """Return the largest difference between the logits of two passes.
+
+    Only tokens in `where`, bool[B, L], are compared. The result may be NaN.
+    """
     head = model.get_output_embeddings()
     step = max(1, LOGITS // model.get_input_embeddings().num_embeddings)
     pairs = zip(one[where].split(step), other[where].split(step), strict=True)
-    # max() of Python may drop a NaN, that of torch never does.
+    # Python's max() may drop a NaN, torch's never does.
     found = [(head(a).float() - head(b).float()).abs().max() for a, b in pairs]
     return float(torch.stack(found).max()) if found else 0.0
 
@@ -142,59 +152,58 @@ def _moved(model: Any, one: torch.Tensor, other: torch.Tensor, where: torch.Tens
 def require_isolation(
     model: Any, dataset: Any, collator: Any, count: int, *, attention: str, seed: int
 ) -> Isolation | None:
-    """Check the isolation of real data in batches of `count` rows, of at least ROWS rows; None where no row has two
-    conversations.
+    """Check the isolation of at least ROWS real rows, in batches of `count`.
 
-    Raises DataError where conversations see each other or the check sees nothing, PartMissing where the backend does
-    not run.
+    Returns None if no row has two conversations. Raises DataError if conversations see each other or the check is
+    blind, PartMissing if the backend does not run.
     """
     rows = [dataset[number] for number in choose_rows(dataset, count * math.ceil(ROWS / count))]
     if not rows:
         return None
-    batches = [rows[top : top + count] for top in range(0, len(rows), count)]
+    batches = [rows[start : start + count] for start in range(0, len(rows), count)]
     try:
-        seen = _together([check_isolation(model, collator(batch), batch, seed=seed) for batch in batches])
+        result = _worst([check_isolation(model, collator(batch), batch, seed=seed) for batch in batches])
     except FAILURES as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        raise PartMissing("no_attention", _why_not_here(attention, error)) from None
-    if not seen.passed:
+        raise PartMissing("no_attention", _failure(attention, error)) from None
+    if not result.passed:
         raise DataError(
-            "leak", f"{_complaint(seen, attention)}; nothing is trained. {_instead(attention).capitalize()}"
+            "leak", f"{_fault(result, attention)}; training was not started. {_fix(attention).capitalize()}"
         )
-    return seen
+    return result
 
 
-def _together(batches: Sequence[Isolation]) -> Isolation:
-    """What several batches showed, the worst of each."""
-    worst = torch.tensor([(seen.moved, -seen.first_moved, seen.noise) for seen in batches], dtype=torch.float64)
-    moved, first_moved, noise = worst.amax(0).tolist()  # keeps a NaN
+def _worst(batches: Sequence[Isolation]) -> Isolation:
+    """Combine the results of several batches, the worst figure of each."""
+    figures = torch.tensor([(batch.moved, -batch.first_moved, batch.noise) for batch in batches], dtype=torch.float64)
+    moved, first_moved, noise = figures.amax(0).tolist()  # keeps a NaN
     return Isolation(
-        sum(seen.rows for seen in batches), sum(seen.conversations for seen in batches), moved, -first_moved, noise
+        sum(batch.rows for batch in batches), sum(batch.conversations for batch in batches), moved, -first_moved, noise
     )
 
 
-def _complaint(seen: Isolation, attention: str) -> str:
-    numbers = (seen.moved, seen.first_moved, seen.noise)
+def _fault(result: Isolation, attention: str) -> str:
+    numbers = (result.moved, result.first_moved, result.noise)
     if not all(map(math.isfinite, numbers)):
         return f"the model's logits are not finite with attention `{attention}`, so isolation cannot be checked"
-    if not seen.sees:
+    if not result.sees:
         return (
-            f"the check of isolation cannot see anything with attention `{attention}`: a replaced conversation moved "
-            f"its own logits by {seen.first_moved:.3g}, two equal passes differ by {seen.noise:.3g}"
+            f"isolation cannot be checked with attention `{attention}`: replacing a conversation moved its own logits "
+            f"by only {result.first_moved:.3g}, while two equal passes differ by {result.noise:.3g}"
         )
     return (
-        f"conversations in a row see each other with attention `{attention}` (logits moved by {seen.moved:.3g}, "
-        f"by {seen.noise:.3g} where nothing changed)"
+        f"conversations in a row see each other with attention `{attention}` (logits moved by {result.moved:.3g}, "
+        f"but only by {result.noise:.3g} between equal passes)"
     )
 
 
-def _why_not_here(attention: str, error: Exception) -> str:
+def _failure(attention: str, error: Exception) -> str:
     cause = next(iter(str(error).splitlines()), type(error).__name__)
-    return f"attention `{attention}` does not run here: {cause}; {_instead(attention)}"
+    return f"attention `{attention}` does not run here: {cause}; {_fix(attention)}"
 
 
-def _instead(attention: str) -> str:
+def _fix(attention: str) -> str:
     return "try `attention: eager`" if attention == "sdpa" else "try `attention: sdpa`"
 
 
@@ -203,30 +212,30 @@ def _instead(attention: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One backend: its speed in forward and backward passes, or why it is out."""
+    """One backend: its speed in forward and backward passes, or why it is excluded."""
 
     attention: str
-    tokens_per_second: float  # 0 where it is out
+    tokens_per_second: float  # 0 if it is excluded
     reason: str = ""
 
 
 def fastest(model: Any, dataset: Any, count: int, *, seed: int, passes: int = 3) -> tuple[str, list[Trial]]:
-    """The backend with the most tokens a second of those that pass the check, and the trials of all that there are.
+    """Return the fastest backend that passes the check, and all trials.
 
-    Every one gets the same `count` rows, one pass to warm up, and the median of `passes`. The model is left with the
-    backend that is returned, with no gradients, and the random numbers as they were. With several ranks the slowest
-    counts, so that all choose the same. Raises PartMissing where none is left.
+    Each backend runs the same `count` rows: one pass to warm up, then the median of `passes`. The model keeps the
+    returned backend, without gradients; the state of the random number generators is restored. With several ranks the
+    slowest counts, so that all choose the same. Raises PartMissing if no backend passes.
     """
     trials = [_try(model, dataset, count, backend, seed, passes) for backend in BACKENDS]
     if torch.distributed.is_initialized():
         speeds = torch.tensor([trial.tokens_per_second for trial in trials], device=model.device)
         torch.distributed.all_reduce(speeds, torch.distributed.ReduceOp.MIN)
         pairs = zip(trials, speeds.tolist(), strict=True)
-        trials = [Trial(t.attention, s, t.reason or "is out on another rank" * (not s)) for t, s in pairs]
+        trials = [Trial(t.attention, s, t.reason or "excluded on another rank" * (not s)) for t, s in pairs]
     best = max(trials, key=lambda trial: trial.tokens_per_second)
     if not best.tokens_per_second:
         reasons = "; ".join(f"{trial.attention}: {trial.reason}" for trial in trials)
-        raise PartMissing("no_attention", f"no attention backend trains this model here ({reasons})")
+        raise PartMissing("no_attention", f"no attention backend can train this model here ({reasons})")
     use_attention(model, best.attention)
     return best.attention, trials
 
@@ -241,9 +250,9 @@ def _try(model: Any, dataset: Any, count: int, backend: str, seed: int, passes: 
 def try_backend(
     model: Any, dataset: Any, count: int, backend: str, *, seed: int, isolated: bool = True, passes: int = 1
 ) -> Trial:
-    """Attend with a backend, check the isolation of `count` rows, and run forward and backward.
+    """Use a backend, check the isolation of `count` rows, and time passes.
 
-    Raises DataError where conversations see each other, PartMissing where the backend does not run here.
+    Raises DataError if conversations see each other, PartMissing if the backend does not run here.
     """
     collate, device = Collator(backend), model.device
     mode = model.training
@@ -256,16 +265,16 @@ def try_backend(
         seconds = []
         with keep_random(device):
             for _ in range(1 + passes):
-                begin = time.perf_counter()
+                start = time.perf_counter()
                 model(**batch).loss.backward()
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
-                seconds.append(time.perf_counter() - begin)
+                seconds.append(time.perf_counter() - start)
         return Trial(backend, batch["input_ids"].numel() / statistics.median(seconds[1:]))
     except FAILURES as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        raise PartMissing("no_attention", _why_not_here(backend, error)) from None
+        raise PartMissing("no_attention", _failure(backend, error)) from None
     finally:
         model.zero_grad(set_to_none=True)
         model.train(mode)

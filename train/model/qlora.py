@@ -1,11 +1,11 @@
-"""The model that is trained: frozen base in 4 bits, LoRA adapter in fp32, and two options that are tried first.
+"""Build the trained model: a frozen base in 4 bits, a LoRA adapter in fp32.
 
-    base model ─load_model─▶ NF4, double quantisation ─add_adapter─▶ LoRA on its linear layers
-                                                                      └─check─▶ both really in effect, or refused
-    model + a batch of real rows ─apply_options─▶ compile, fused_loss: each kept if it gives the same loss and gradient
+    base model ─load_model─▶ NF4, double quantization ─add_adapter─▶ LoRA on its linear layers
+                                                                      └─check─▶ both actually in effect, or an error
+    model + a batch of real rows ─apply_options─▶ compile, fused_loss: kept if loss and gradient stay the same
 
-`prepare_model_for_kbit_training` of PEFT is not called: it turns the head and the embeddings to fp32 (+2.1 GB on a
-model of 8 B), and all else that it does is done here.
+PEFT's `prepare_model_for_kbit_training` is not used: it converts the head and the embeddings to fp32 (+2.1 GB for an 8B
+model), and everything else it does is done here.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from train.config import TrainingConfig
 from train.model.attention import BACKENDS
 from train.model.base_model import unreadable
 
-# Names of the projections in attention; qkv_proj is q, k and v in one.
+# Names of the projections in attention; qkv_proj is q, k, and v in one.
 ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
 
-# Relative difference of loss and of gradient norm within which two steps are the same.
+# Relative difference of loss and gradient norm up to which two steps count as the same.
 SAME = {False: 1e-4, True: 1e-2}  # fp32, bf16
 
-# Tokens whose logits are in memory at a time. torch returns their loss in the precision of the weights: of all tokens
-# at once it would be rounded to the 8 bits of bf16, and a curve of it would have steps.
-PIECE = 512
+# Tokens whose logits are in memory at a time. torch returns their loss in the precision of the weights: the loss of all
+# tokens at once would be rounded to the 8 bits of bf16, and its curve would have steps.
+CHUNK = 512
 
 # -- base and adapter --------------------------------------------------------------------------------------------------
 
@@ -45,11 +45,11 @@ PIECE = 512
 def load_model(
     base: Path | str, config: TrainingConfig, device: torch.device | str, bf16: bool, attention: str = "sdpa"
 ) -> Any:
-    """The base model on `device`, frozen, with a new adapter, ready to be trained: a PeftModel.
+    """Load the base model on `device`, frozen, with a new adapter: a PeftModel.
 
-    Weights that are not quantised, and what NF4 computes in, are bf16 or fp32; the adapter is fp32 and starts from
-    `config.seed`. Raises DataError or InputMissing where the model cannot be read or does not fit the settings,
-    PartMissing where quantisation is not in effect.
+    Weights that are not quantized, and the computations of NF4, are bf16 or fp32; the adapter is fp32 and starts from
+    `config.seed`. Raises DataError or InputMissing if the model cannot be read or does not fit the settings,
+    PartMissing if quantization is not in effect.
     """
     dtype = torch.bfloat16 if bf16 else torch.float32
     quantization = BitsAndBytesConfig(
@@ -71,23 +71,23 @@ def load_model(
         )
     except torch.OutOfMemoryError:
         raise PartMissing(
-            "out_of_memory", f"{base}: does not fit into the memory of {device}; name a smaller base_model"
+            "out_of_memory", f"{base}: does not fit into the memory of {device}; use a smaller base_model"
         ) from None
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise unreadable(base, error) from None
     if missing := sorted(loaded["missing_keys"]):
-        # transformers makes up random ones, and goes on.
+        # transformers would initialize them randomly.
         raise DataError(
-            "bad_model", f"{base}: has no weights for {missing[0]} and {len(missing) - 1} more; copy the model anew"
+            "bad_model", f"{base}: has no weights for {missing[0]} and {len(missing) - 1} more; copy the model again"
         )
     model.config.use_cache = False  # with a cache, conversations see each other
-    for layer in quantised(model):
-        # transformers compares the shapes of all weights but of these.
+    for layer in quantized(model):
+        # transformers compares the shapes of all weights except these.
         if tuple(layer.weight.quant_state.shape) != (layer.out_features, layer.in_features):
             raise DataError(
-                "bad_model", f"{base}: its weights are not of the shapes that its config.json says; copy the model anew"
+                "bad_model", f"{base}: the shapes of its weights do not match its config.json; copy the model again"
             )
-        # Else the first pass without gradients repacks the weights, to compute in bf16.
+        # Otherwise the first pass without gradients repacks the weights to compute in bf16.
         layer.support_avx512bf16_for_cpu = False
     model = add_adapter(model, config)
     if config.activation_checkpointing:
@@ -97,8 +97,8 @@ def load_model(
 
 
 def add_adapter(model: Any, config: TrainingConfig) -> Any:
-    """Freeze a model and put a LoRA adapter on it, of weights that `config.seed` alone decides."""
-    targets: Any = "all-linear"  # the head is left out
+    """Freeze a model and add a LoRA adapter, initialized from `config.seed`."""
+    targets: Any = "all-linear"  # excludes the head
     if config.lora_targets == "attention":
         names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
         targets = [name for name in ATTENTION if name in names]
@@ -121,31 +121,32 @@ def add_adapter(model: Any, config: TrainingConfig) -> Any:
 
 
 def check(model: Any, config: TrainingConfig) -> None:
-    """Raises PartMissing or DataError where the model is not what the config says."""
+    """Raise PartMissing or DataError if the model does not match the config."""
     if config.quantization == "nf4":
-        kinds = {layer.weight.quant_state.quant_type for layer in quantised(model) if layer.weight.quant_state}
+        kinds = {layer.weight.quant_state.quant_type for layer in quantized(model) if layer.weight.quant_state}
         if kinds != {"nf4"}:
             raise PartMissing(
                 "no_nf4",
                 f"quantization: nf4 is not in effect: the model has {', '.join(kinds) or 'no 4-bit weights'}; "
-                "name a base model that is not quantised yet, or set quantization: none",
+                "use a base model that is not quantized yet, or set quantization: none",
             )
     trained = {name: weights for name, weights in model.named_parameters() if weights.requires_grad}
     if outside := [name for name in trained if "lora_" not in name]:
         raise DataError(
-            "wrong_weights", f"{outside[0]} would be trained, and {len(outside) - 1} more weights that are no adapter's"
+            "wrong_weights",
+            f"{outside[0]} and {len(outside) - 1} more weights outside the adapter would be trained",
         )
     if low := [name for name, weights in trained.items() if weights.dtype != torch.float32]:
         raise DataError("wrong_weights", f"{low[0]} is {trained[low[0]].dtype}; the weights of an adapter must be fp32")
 
 
 def keep_random(device: torch.device) -> Any:
-    """A context that leaves torch's random numbers, those of the CPU and of `device`, as it found them."""
+    """Return a context that restores the random state of CPU and `device`."""
     return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
-def quantised(model: Any) -> list[Any]:
-    """The layers whose weights bitsandbytes holds in 4 bits."""
+def quantized(model: Any) -> list[Any]:
+    """Return the layers whose weights bitsandbytes stores in 4 bits."""
     from bitsandbytes.nn import Linear4bit
 
     return [layer for layer in model.modules() if isinstance(layer, Linear4bit)]
@@ -157,15 +158,15 @@ Undo = Callable[[], None]
 
 
 def apply_options(model: Any, config: TrainingConfig, batch: dict[str, torch.Tensor], bf16: bool) -> list[str]:
-    """Turn `compile` and `fused_loss` on where the config asks for them and a step with them gives the same.
+    """Turn on `compile` and `fused_loss` if configured and equivalent.
 
-    Loss and gradient norm of the adapter on `batch`, of real rows on the model's device, must stay within 1e-4 (fp32)
-    or 1e-2 (bf16). What differs or fails is undone. Returns a line for people on each option that was asked for.
+    Loss and gradient norm of the adapter on `batch`, real rows on the model's device, must stay within 1e-4 (fp32) or
+    1e-2 (bf16). An option that differs or fails is undone. Returns a note for the user on each requested option.
     """
-    asked = [("fused_loss", fuse_loss)] * config.fused_loss + [("compile", compile_layers)] * config.compile
+    requested = [("fused_loss", fuse_loss)] * config.fused_loss + [("compile", compile_layers)] * config.compile
     notes = []
-    for name, turn_on in asked:
-        # The weights of a new adapter that are zero hide most gradients.
+    for name, turn_on in requested:
+        # The zero weights of a new adapter hide most gradients.
         with _adapter_with_gradients(model, config.seed):
             plain = loss_and_gradient(model, batch, bf16)
             undo: Undo | None = None
@@ -173,21 +174,21 @@ def apply_options(model: Any, config: TrainingConfig, batch: dict[str, torch.Ten
                 undo = turn_on(model)
                 other = loss_and_gradient(model, batch, bf16)
                 off = max(abs(b - a) / abs(a) for a, b in zip(plain, other, strict=True))
-                reason = None if off <= SAME[bf16] else f"loss or gradient differ by {off:.1e} (relative)"
-            except Exception as error:  # a missing compiler, a model that cannot be traced: each has its own class
+                reason = None if off <= SAME[bf16] else f"loss or gradient differs by {off:.1e} (relative)"
+            except Exception as error:  # a missing compiler or an untraceable model: each has its own class
                 lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
                 reason, off = f"{type(error).__name__}: {lines[0][:160]}", math.nan
         if reason and undo:
             undo()
         model.zero_grad()
-        notes.append(f"{name}: not used: {reason}" if reason else f"{name}: used; a step with it differs by {off:.1e}")
+        notes.append(f"{name}: not used: {reason}" if reason else f"{name}: used (a step with it differs by {off:.1e})")
     return notes
 
 
 def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], bf16: bool) -> tuple[float, float]:
-    """Mean loss of the trained tokens and norm of the gradient, in one step without dropout. Leaves no gradient.
+    """Return the mean loss of the trained tokens and the gradient norm of one step.
 
-    Dropout is off because what is compiled draws other random numbers.
+    Clears the gradient afterwards. Dropout is off, because compiled code draws other random numbers.
     """
     dropouts = [(module, module.p) for module in model.modules() if isinstance(module, torch.nn.Dropout)]
     for module, _ in dropouts:
@@ -207,7 +208,7 @@ def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], bf16: bool) ->
 
 @contextmanager
 def _adapter_with_gradients(model: Any, seed: int) -> Iterator[None]:
-    """Within, LoRA's B is not zero, so that A has a gradient too."""
+    """Make LoRA's B non-zero in this context, so that A has a gradient too."""
     weights = [weights for name, weights in model.named_parameters() if "lora_B" in name]
     kept = [tensor.detach().clone() for tensor in weights]
     with keep_random(model.device), torch.no_grad():
@@ -223,9 +224,10 @@ def _adapter_with_gradients(model: Any, seed: int) -> Iterator[None]:
 
 
 def compile_layers(model: Any) -> Undo:
-    """Compile each decoder layer where it is: all share one graph for each size of batch, and names of weights stay.
+    """Compile each decoder layer in place.
 
-    Activation checkpointing is within transformers' layers, so it is compiled with them.
+    All layers share one graph per batch size, and weights keep their names. Activation checkpointing is part of
+    transformers' layers, so it is compiled with them.
     """
     layers = model.get_decoder().layers
     for layer in layers:
@@ -239,17 +241,18 @@ def compile_layers(model: Any) -> Undo:
 
 
 def fuse_loss(model: Any) -> Undo:
-    """Let a causal language model compute its loss from the hidden states, in chunks, without all logits in memory.
+    """Make a causal language model compute its loss without all logits in memory.
 
-    A pass with labels then returns loss, and no logits; one without labels is what it was. With `num_items_in_batch`
-    the loss is the sum over the trained tokens divided by it, as the Trainer's accumulation needs it.
+    The loss is computed from the hidden states in chunks. A pass with labels then returns the loss but no logits; one
+    without labels is unchanged. With `num_items_in_batch` the loss is the sum over the trained tokens divided by it, as
+    the Trainer's accumulation requires.
     """
     causal = model.get_base_model()
     plain = causal.forward
     causal.forward = partial(_forward_with_fused_loss, causal, plain)
 
     def undo() -> None:
-        del causal.forward  # the one of its class is there again
+        del causal.forward  # restores the method of its class
 
     return undo
 
@@ -267,7 +270,7 @@ def _forward_with_fused_loss(
     hidden = causal.get_decoder()(input_ids=input_ids, **inputs)[0]
     head = causal.get_output_embeddings()
     targets = pad(labels, (0, 1), value=-100)[:, 1:].flatten()
-    pieces = zip(hidden.flatten(0, 1).to(head.weight.dtype).split(PIECE), targets.split(PIECE), strict=True)
+    chunks = zip(hidden.flatten(0, 1).to(head.weight.dtype).split(CHUNK), targets.split(CHUNK), strict=True)
     sums = [
         torch.nn.functional.linear_cross_entropy(
             x,
@@ -275,9 +278,9 @@ def _forward_with_fused_loss(
             target,
             linear_bias=head.bias,
             reduction="sum",
-            options=torch.nn.LinearCrossEntropyOptions(batch_chunk_size=PIECE, chunking_method=None),
+            options=torch.nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK, chunking_method=None),
         ).float()
-        for x, target in pieces
+        for x, target in chunks
     ]
     items = (targets != -100).sum() if num_items_in_batch is None else num_items_in_batch
     return CausalLMOutputWithPast(loss=torch.stack(sums).sum() / items)

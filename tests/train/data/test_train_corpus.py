@@ -18,7 +18,8 @@ from support.packed_rows import LENGTH, PACKED, folder_of, pack_small, random_ro
 
 from tasks.core.errors import DataError, InputMissing, PackError, StorageError, UsageError
 from tasks.storage.schemas import row_schema
-from train.data.corpus import open_corpus, read_verified
+from tasks.storage.shards import read_verified
+from train.data.corpus import open_corpus
 
 NAME = "train-00000-of-00001.arrow"
 
@@ -276,11 +277,11 @@ def test_read_verified_gives_the_bytes_that_are_recorded(copy: Path) -> None:
     for shard in corpus.splits["train"]:
         where = corpus.folder / shard.path
         for mapped in (False, True):
-            assert read_verified(corpus, shard, mapped).to_pybytes() == where.read_bytes()
+            assert read_verified(corpus.folder, shard, mapped).to_pybytes() == where.read_bytes()
         where.write_bytes(where.read_bytes()[::-1])
         for mapped in (False, True):
             with pytest.raises(DataError, match=f"{where}: does not have the SHA-256"):
-                read_verified(corpus, shard, mapped)
+                read_verified(corpus.folder, shard, mapped)
 
 
 def test_without_digests_the_size_is_still_checked(tmp_path: Path) -> None:
@@ -289,7 +290,7 @@ def test_without_digests_the_size_is_still_checked(tmp_path: Path) -> None:
     write_rows(tmp_path / NAME, random_rows(3))
     for mapped in (False, True):
         with pytest.raises(DataError, match=f"{NAME}: holds .* bytes"):
-            read_verified(corpus, corpus.splits["train"][0], mapped)
+            read_verified(corpus.folder, corpus.splits["train"][0], mapped)
 
 
 def test_opening_a_corpus_loads_no_torch(made: Path) -> None:

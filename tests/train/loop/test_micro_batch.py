@@ -234,7 +234,7 @@ def test_the_first_pass_of_a_compiled_model_takes_no_time_from_the_others() -> N
 
 def test_memory_of_this_process_is_seen() -> None:
     memory = micro_batch_module._CpuMemory(ranks=2)
-    assert 0 < memory.limit < micro_batch_module.machine.free_memory() / 2
+    assert 0 < memory.limit < micro_batch_module.devices.free_memory() / 2
     size = 1 << 28
     tensor = torch.ones(size, dtype=torch.uint8)
     assert size * 0.9 < memory.peak() < size * 1.5

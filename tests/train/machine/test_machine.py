@@ -28,7 +28,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(devices, "gpus", lambda: list(gpus))
         monkeypatch.setattr(devices, "gpu_count", lambda: len(gpus))
         monkeypatch.setattr(devices, "gpu_sign", lambda: sign)
-        monkeypatch.setattr(devices, "why_no_nf4", lambda kind: nf4)
+        monkeypatch.setattr(devices, "no_nf4_reason", lambda kind: nf4)
 
     return make
 
@@ -141,14 +141,14 @@ def test_more_gpus_than_there_are_stop_the_run(given: Callable[..., None]) -> No
 
 def test_why_torch_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert devices.why_no_gpu().startswith(f"torch {torch.__version__} is a build for the CPU")
+    assert devices.no_gpu_reason().startswith(f"torch {torch.__version__} is a build for the CPU")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     for hidden in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        assert devices.why_no_gpu() == f"CUDA_VISIBLE_DEVICES={hidden} hides it; unset it"
+        assert devices.no_gpu_reason() == f"CUDA_VISIBLE_DEVICES={hidden} hides it; unset it"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert "--gpus all" in devices.why_no_gpu()
+    assert "--gpus all" in devices.no_gpu_reason()
 
     def too_old() -> None:
         raise RuntimeError(
@@ -156,7 +156,7 @@ def test_why_torch_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
     monkeypatch.setattr(torch.cuda, "init", too_old)
-    assert devices.why_no_gpu() == (
+    assert devices.no_gpu_reason() == (
         "The NVIDIA driver on your system is too old (found version 11040) (torch is built for CUDA 13.0); "
         "update the driver or install another torch"
     )
@@ -190,7 +190,7 @@ def test_a_gpu_shows_in_nvidia_smi(
 
 
 def test_bitsandbytes_works_here() -> None:
-    assert devices.why_no_nf4("cpu") is None
+    assert devices.no_nf4_reason("cpu") is None
 
 
 def test_bitsandbytes_that_fails_or_computes_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,11 +202,11 @@ def test_bitsandbytes_that_fails_or_computes_wrong_is_found(monkeypatch: pytest.
     with monkeypatch.context() as patch:
         patch.setattr(bitsandbytes.functional, "quantize_4bit", without_library)
         assert "(Method 'cquantize' not available in CPU-only version of bitsandbytes)" in str(
-            devices.why_no_nf4("cpu")
+            devices.no_nf4_reason("cpu")
         )
     with monkeypatch.context() as patch:
         patch.setattr(bitsandbytes, "matmul_4bit", lambda *_, **__: torch.zeros(64, 64))
-        assert "computes wrong on this CPU (off by 1)" in str(devices.why_no_nf4("cpu"))
+        assert "computes wrong on this CPU (off by 1)" in str(devices.no_nf4_reason("cpu"))
     importing = builtins.__import__
 
     def refuse(name: str, *others: Any) -> Any:
@@ -215,7 +215,7 @@ def test_bitsandbytes_that_fails_or_computes_wrong_is_found(monkeypatch: pytest.
         return importing(name, *others)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
-    assert devices.why_no_nf4("cuda") == (
+    assert devices.no_nf4_reason("cuda") == (
         "bitsandbytes cannot be imported (libcudart.so.13: cannot open shared object file); "
         "install it with: make extras"
     )

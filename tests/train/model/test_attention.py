@@ -15,7 +15,15 @@ from transformers import default_data_collator
 from tasks.core.errors import PartMissing
 from train.config import Attention
 from train.model import attention
-from train.model.attention import BACKENDS, BY_SEGMENTS, Collator, segments, use_attention, varlen_forward, why_not
+from train.model.attention import (
+    BACKENDS,
+    BY_SEGMENTS,
+    Collator,
+    segments,
+    unavailable_reason,
+    use_attention,
+    varlen_forward,
+)
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
@@ -154,13 +162,13 @@ def test_every_backend_of_the_settings_is_known() -> None:
 
 
 def test_without_a_gpu_only_sdpa_and_eager_train() -> None:
-    assert [name for name in BACKENDS if why_not(name, CPU) is None] == ["sdpa", "eager"]
-    assert why_not("flex", CPU) == "flex needs a GPU"
+    assert [name for name in BACKENDS if unavailable_reason(name, CPU) is None] == ["sdpa", "eager"]
+    assert unavailable_reason("flex", CPU) == "flex needs a GPU"
 
 
 def test_what_a_gpu_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     def reasons(dtype: torch.dtype = torch.bfloat16) -> dict[str, str | None]:
-        return {name: why_not(name, GPU, dtype) for name in BACKENDS}
+        return {name: unavailable_reason(name, GPU, dtype) for name in BACKENDS}
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
     always = {"flex": None, "sdpa": None, "eager": None}

@@ -15,7 +15,7 @@ from support.tiny_training import FAMILIES, LENGTH, Row, force_attention, packed
 
 from tasks.core.errors import DataError, PartMissing
 from train.model import isolation
-from train.model.attention import BACKENDS, Collator, why_not
+from train.model.attention import BACKENDS, Collator, unavailable_reason
 from train.model.isolation import (
     Isolation,
     check_isolation,
@@ -342,7 +342,7 @@ def test_the_fastest_of_those_that_pass(monkeypatch: pytest.MonkeyPatch) -> None
     assert model.config._attn_implementation == best
     assert {name for name, speed in speeds.items() if speed} == {"sdpa", "eager"}
     for trial in trials:
-        why = why_not(trial.attention, torch.device("cpu"))
+        why = unavailable_reason(trial.attention, torch.device("cpu"))
         assert trial.reason == (f"{why}; use `attention: sdpa`" if why else "")
     assert torch.equal(torch.random.get_rng_state(), state)
     assert not model.training

@@ -1,4 +1,4 @@
-"""The model that is trained: what is frozen, quantised and adapted, and that the options change nothing but speed.
+"""The model that is trained: what is frozen, quantized and adapted, and that the options change nothing but speed.
 
 A tiny model is saved as others would save it, loaded by the real code on the CPU, and fed with real rows.
 """
@@ -95,10 +95,10 @@ def test_every_linear_layer_but_the_head_is_quantised_and_adapted(base: Path) ->
     assert {type(layer).__name__ for name, layer in model.named_modules() if name.endswith("base_layer")} == {
         "Linear4bit"
     }
-    assert len(qlora.quantised(model)) == 2 * len(PROJECTIONS)
+    assert len(qlora.quantized(model)) == 2 * len(PROJECTIONS)
     assert type(model.get_output_embeddings()) is torch.nn.Linear
     assert adapted(model) == PROJECTIONS
-    state = qlora.quantised(model)[0].weight.quant_state
+    state = qlora.quantized(model)[0].weight.quant_state
     assert (state.quant_type, state.nested, state.dtype) == ("nf4", True, torch.float32)
     assert {weights.dtype for weights in adapter(model).values()} == {torch.float32}
     assert model.is_activation_checkpointing
@@ -108,7 +108,7 @@ def test_every_linear_layer_but_the_head_is_quantised_and_adapted(base: Path) ->
 def test_attention_only_and_nothing_quantised(base: Path) -> None:
     model = load(base, lora_targets="attention", quantization="none", lora_r=4, activation_checkpointing=False)
     assert adapted(model) == {"q_proj", "k_proj", "v_proj", "o_proj"}
-    assert qlora.quantised(model) == []
+    assert qlora.quantized(model) == []
     assert {weights.shape[0] for name, weights in adapter(model).items() if "lora_A" in name} == {4}
     assert not model.is_activation_checkpointing
 
@@ -116,7 +116,7 @@ def test_attention_only_and_nothing_quantised(base: Path) -> None:
 def test_the_adapter_is_fp32_on_a_base_of_bf16(base: Path) -> None:
     model = load(base, bf16=True)
     assert model.get_input_embeddings().weight.dtype == torch.bfloat16
-    assert qlora.quantised(model)[0].compute_dtype == torch.bfloat16
+    assert qlora.quantized(model)[0].compute_dtype == torch.bfloat16
     assert {weights.dtype for weights in adapter(model).values()} == {torch.float32}
 
 
@@ -172,9 +172,9 @@ def test_quantisation_that_is_not_in_effect(base: Path) -> None:
     model = load(base, quantization="none")
     check(model, TrainingConfig(quantization="none"))
     refused(PartMissing, "nf4 is not in effect", check, model, TrainingConfig())
-    quantised = load(base)
-    qlora.quantised(quantised)[3].weight.quant_state.quant_type = "fp4"
-    refused(PartMissing, "nf4 is not in effect: the model has .*fp4", check, quantised, TrainingConfig())
+    quantized = load(base)
+    qlora.quantized(quantized)[3].weight.quant_state.quant_type = "fp4"
+    refused(PartMissing, "nf4 is not in effect: the model has .*fp4", check, quantized, TrainingConfig())
 
 
 def test_a_weight_outside_the_adapter_that_would_be_trained(base: Path) -> None:

@@ -21,7 +21,7 @@ from tasks.config import Config, load_config
 from tasks.core.errors import PackError, UsageError
 from tasks.dry_run.config_draft import Draft, write_draft
 from tasks.recipe import resolve
-from tasks.verification.rebuild import make_stages
+from tasks.stages import Plan, run_all
 
 
 def write(path: Path, records: list[Any]) -> Path:
@@ -137,7 +137,7 @@ def test_what_a_row_is_too_short_for_is_no_fault_of_the_data(here: Path) -> None
     assert "max_rejects: 0.04 instead of 0: 2 conversations (E236) have no trained token within 1,024 tokens" in told
     assert "cannot be used" not in told
     assert "Raised: 2 conversations (E236) have" in text
-    make_stages(resolve(here / "corpus.yaml", here))
+    run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
 
 
 def test_an_old_config_is_not_written_over(here: Path) -> None:
@@ -174,7 +174,7 @@ def test_what_cannot_be_read_is_a_comment_and_the_rest_runs(here: Path) -> None:
     for left_out in ("empty.jsonl", "odd.jsonl", "old.jsonl.gz", "README.md"):
         assert left_out in text
         assert any(left_out in line for line in found.summary())
-    make_stages(resolve(here / "corpus.yaml", here))
+    run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_columns_of_other_names_are_guessed(here: Path, record: dict[str, Any], 
     _, config, text = draft(here, "a.jsonl")
     assert config.sources[0].columns == columns
     assert "guess" in text
-    make_stages(resolve(here / "corpus.yaml", here))
+    run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
 
 
 @pytest.mark.parametrize(("name", "code"), [("gone.jsonl", "E301"), ("notes.txt", "E305"), ("odd.jsonl", "E322")])
@@ -252,7 +252,7 @@ def test_a_chat_template_of_the_tokenizer_is_taken_where_it_works(here: Path) ->
     (folder / "chat_template.jinja").write_text(CHATML_JINJA)
     _, config, _ = draft(here, "a.jsonl")
     assert (config.tokenizer, config.template) == ("models/tiny", "tokenizer")
-    make_stages(resolve(here / "corpus.yaml", here))
+    run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
     (folder / "chat_template.jinja").write_text("{{ messages[0].nothing.at.all }}")
     _, config, text = draft(here, "a.jsonl", overwrite=True)
     assert config.template != "tokenizer"

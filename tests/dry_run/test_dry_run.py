@@ -27,9 +27,9 @@ from tasks.dry_run.dry_run import predict, scaled
 from tasks.dry_run.model import Prediction, steps
 from tasks.inspection.dry_run import step_warnings, summarize
 from tasks.recipe import recipe_of
+from tasks.stages import Plan, run_all
 from tasks.storage.files import read_json
 from tasks.storage.manifest import Manifest, load_manifest
-from tasks.verification.rebuild import make_stages
 
 
 def predicted(config: Path, **options: Any) -> Prediction:
@@ -163,11 +163,11 @@ def test_of_real_conversations_the_efficiency_is_within_half_a_point(tmp_path: P
         }
     )
     recipe = recipe_of(config, tmp_path, tmp_path)
-    make_stages(recipe)
+    run_all(Plan(recipe), check_content=True)
     for length in (512, 1024, 2048):
         sized = config.model_copy(update={"sequence_length": length})
         other = replace(recipe, config=sized)
-        make_stages(other)
+        run_all(Plan(other), check_content=True)
         plan = read_json(other.plan_folder / "plan.json")
         found = predict(sized, tmp_path, tmp_path, budget=(6 << 20) // 16)
         assert not found.whole
@@ -184,7 +184,7 @@ def test_of_a_sample_the_mixture_is_told_as_a_share_of_each_conversation(tmp_pat
     (tmp_path / "other.jsonl").write_text("".join(f"{line}\n" for line in others))
     settings = {"weighting": weighting, "sources": mixture(1.5, 1, limit=3_000), "validation": 0.1, "min_tokens": 15}
     recipe = make_recipe(tmp_path, conversations(8_000), **settings)
-    make_stages(recipe)
+    run_all(Plan(recipe), check_content=True)
     plan = read_json(recipe.plan_folder / "plan.json")
     found = predicted(tmp_path / "corpus.yaml", budget=180_000)
     assert sum(len(source.sample.records) for source in found.sources) < 2_000
@@ -342,7 +342,7 @@ def test_a_run_that_will_fail_is_an_exit_code(tmp_path: Path) -> None:
     assert failing.returncode == 65
     said = " ".join(failing.stdout.split())  # it may be wrapped
     assert "1.96 % of the conversations are rejected, max_rejects allows 0.00 %: the run will fail; " in said
-    assert "named under Rejects; max_rejects: 0.0197 would let them pass" in said
+    assert "named under Rejects; set max_rejects: 0.0197 to accept this" in said
     write_project(tmp_path, records, max_rejects=0.1)
     assert command(tmp_path, tool, "check", "corpus.yaml").returncode == 0
     twice = command(tmp_path, tool, "check", "corpus.yaml", "--config", str(config))

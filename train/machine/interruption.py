@@ -1,10 +1,10 @@
-"""Ctrl-C and SIGTERM: all ranks stop after the same step, with one complete checkpoint.
+"""Stop all ranks after the same step on Ctrl-C or SIGTERM, with a checkpoint.
 
     signal ─▶ a flag ─on_step_end─▶ the highest flag of all ranks ─▶ save, stop ─▶ exit code 75
 
 Before the first step and after the last there is nothing to save, and a signal ends the run at once. So does a second
-Ctrl-C, where there is one process. A rank whose launcher was killed stops as if it had been told to: it would go on
-unseen.
+Ctrl-C if there is one process. A rank whose launcher was killed stops as if it had received a signal; otherwise it
+would keep running unseen.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ import torch
 from transformers import TrainerCallback
 
 from tasks.core.errors import Interrupted
-from train.machine.signals import NUMBERS, end_at_once, is_rank
+from train.machine.signals import NUMBERS, SignalGuard, is_rank
 
 
 class Interruption(TrainerCallback):
-    """Takes SIGTERM and SIGINT from its construction on; `stopped` says whether one ended the run."""
+    """Handles SIGTERM and SIGINT from its construction on.
 
-    def __init__(self) -> None:
+    `stopped` is True if one of them ended the run.
+    """
+
+    def __init__(self, guard: SignalGuard) -> None:
         self.stopped = False
-        self._asked = self._pressed = 0  # signals of any kind, and Ctrl-C
+        self._guard = guard
+        self._signals = self._presses = 0  # signals of any kind, and Ctrl-C alone
         self._training = False
         self._launcher = os.getppid() if is_rank() else None
         for number in NUMBERS:
@@ -35,16 +39,16 @@ class Interruption(TrainerCallback):
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if not self._training:
-            if not self.stopped:  # else it is about to end, and says after which step
-                end_at_once(number, frame)
+            if not self.stopped:  # otherwise it is about to end and reports after which step
+                self._guard.end_at_once(number, frame)
             return
-        self._asked += 1
-        self._pressed += number == signal.SIGINT
-        if self._pressed == 2:  # once: another one would come from where the first is being told
+        self._signals += 1
+        self._presses += number == signal.SIGINT
+        if self._presses == 2:  # only once: a third would be raised while the error of the second is reported
             raise Interrupted(
-                "interrupted", "interrupted twice: stopped in the middle of a step; the same command goes on"
+                "interrupted", "interrupted twice: stopped in the middle of a step; run the same command to resume"
             )
-        if self._asked == 1 and os.environ.get("RANK", "0") == "0":
+        if self._signals == 1 and os.environ.get("RANK", "0") == "0":
             print("\nstopping after this step, with a checkpoint", file=sys.stderr, flush=True)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -54,10 +58,10 @@ class Interruption(TrainerCallback):
         self._training = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        alone = self._launcher not in (None, os.getppid())
-        asked = torch.tensor(self._asked + alone, device=args.device)
+        orphaned = self._launcher not in (None, os.getppid())
+        signals = torch.tensor(self._signals + orphaned, device=args.device)
         if torch.distributed.is_initialized():
-            torch.distributed.all_reduce(asked, op=torch.distributed.ReduceOp.MAX)
-        if asked.item():
+            torch.distributed.all_reduce(signals, op=torch.distributed.ReduceOp.MAX)
+        if signals.item():
             self.stopped = state.global_step < state.max_steps
             control.should_save = control.should_training_stop = True

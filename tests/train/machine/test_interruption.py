@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tasks.core.errors import Interrupted
-from train.loop.interruption import Interruption
 from train.machine import signals
+from train.machine.interruption import Interruption
 
 
 @pytest.fixture(autouse=True)

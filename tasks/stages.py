@@ -1,0 +1,273 @@
+"""The stages of a corpus, each defined once: what it requires, what it writes, when it is done, and how to run it.
+
+    TrainTokenizer ─▶ TokenizePart × N ─▶ Plan ─▶ WriteShard × S ─▶ Publish
+
+A stage is a small frozen value that can be sent to another process. It knows neither Luigi nor any other engine:
+Luigi's tasks (pipeline/graph.py), `run_all`, rebuild, and repair call the same methods. The last output of a stage is
+its commit: it is written after all others, so a stage that was interrupted is not done.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.core.errors import Busy, PackError
+from tasks.corpus.publish import publish_corpus, write_planned_shard
+from tasks.packing.plan import make_plan
+from tasks.recipe import Recipe
+from tasks.storage.files import digest_of, lock, read_json, sync_folder, to_json, write_bytes
+from tasks.storage.manifest import load_manifest
+from tasks.tokenization import engine_check
+from tasks.tokenization.tokenize_part import tokenize_part
+from tasks.tokenization.train_tokenizer import train_tokenizer
+
+
+class Progress:
+    """What a running stage reports to its engine, and what an engine knows about the run. This one ignores reports."""
+
+    def tokenized(self, conversations: int, rejected: int, tokens: int, share: float) -> None:
+        """Receive counts since the start of the part, and the share of the part that has been read."""
+
+    def run_record(self) -> dict[str, Any]:
+        """Return the facts about this run that run.json holds: times, speeds, versions."""
+        return {}
+
+
+SILENT = Progress()
+
+
+@dataclass(frozen=True)
+class Stage(ABC):
+    """One step of making the corpus of a recipe."""
+
+    recipe: Recipe
+
+    @abstractmethod
+    def requires(self) -> Sequence[Stage]:
+        """Return the stages whose outputs this one reads."""
+
+    @abstractmethod
+    def outputs(self) -> list[Path]:
+        """Return the files that this stage writes, the commit last."""
+
+    @abstractmethod
+    def is_done(self, check_content: bool = False) -> bool:
+        """Return whether every output exists at its recorded size and, with `check_content`, has its checksum."""
+
+    @abstractmethod
+    def run(self, progress: Progress = SILENT) -> dict[str, Any]:
+        """Write the outputs and return the receipt. Requires that what it reads is done. Raises PackError."""
+
+
+def _tokenizer(recipe: Recipe) -> list[Stage]:
+    return [TrainTokenizer(recipe)] if recipe.tokenizer_key else []
+
+
+@dataclass(frozen=True)
+class TrainTokenizer(Stage):
+    """Train a SentencePiece model on the sources. Only for a config that names no tokenizer."""
+
+    def requires(self) -> Sequence[Stage]:
+        return ()
+
+    def outputs(self) -> list[Path]:
+        return [self.recipe.layout.tokenizer(str(self.recipe.tokenizer_key))]
+
+    def is_done(self, check_content: bool = False) -> bool:
+        # Nothing records its checksum: what the model is to be follows from its key alone.
+        return self.recipe.has_tokenizer
+
+    def run(self, progress: Progress = SILENT) -> dict[str, Any]:
+        recipe, config = self.recipe, self.recipe.config
+        [path] = self.outputs()
+        train_tokenizer(recipe.parts, config.template, config.vocab_size, config.max_record_bytes, path)
+        # Checked here once, and not by each of the processes that will encode.
+        return asdict(engine_check.verdict_of(recipe))
+
+
+@dataclass(frozen=True)
+class TokenizePart(Stage):
+    """Tokenize part number `part` of the sources."""
+
+    part: int
+
+    def requires(self) -> Sequence[Stage]:
+        return _tokenizer(self.recipe)
+
+    def outputs(self) -> list[Path]:
+        key = self.recipe.tokens_key(self.recipe.parts[self.part])
+        return [self.recipe.layout.token_file(key), self.recipe.layout.token_receipt(key)]
+
+    def is_done(self, check_content: bool = False) -> bool:
+        refused = "gigatoken" if engine_check.refused(self.recipe) else ""
+        return has_artifact(*self.outputs(), checksum="xxh3" if check_content else "", refused=refused)
+
+    def run(self, progress: Progress = SILENT) -> dict[str, Any]:
+        recipe = self.recipe
+        token_file, receipt = self.outputs()
+        encoder = engine_check.encoder_of(recipe)
+        part = recipe.parts[self.part]
+        return tokenize_part(part, encoder, recipe.template, recipe.config, token_file, receipt, progress.tokenized)
+
+
+@dataclass(frozen=True)
+class Plan(Stage):
+    """Assign every conversation to a shard, a row, and an offset."""
+
+    def requires(self) -> Sequence[Stage]:
+        return _tokenizer(self.recipe) + [TokenizePart(self.recipe, part) for part in range(len(self.recipe.parts))]
+
+    def outputs(self) -> list[Path]:
+        names = ("plan.arrow", "index.arrow", "rejects.jsonl", "plan.json")
+        return [self.recipe.plan_folder / name for name in names]
+
+    def is_done(self, check_content: bool = False) -> bool:
+        # The figures in plan.json have no checksum, and planning is cheap: a check of the content trusts no plan.
+        if check_content or not has_plan(self.recipe.plan_folder):
+            return False
+        return all(stage.is_done() for stage in self.requires())
+
+    def run(self, progress: Progress = SILENT) -> dict[str, Any]:
+        engine_check.forget()  # nothing is left to encode for this corpus; another one loads its encoder again
+        return make_plan(self.recipe, self.recipe.plan_folder)
+
+
+@dataclass(frozen=True)
+class WriteShard(Stage):
+    """Write shard number `shard` of the plan; shards are numbered over all splits."""
+
+    shard: int
+
+    def requires(self) -> Sequence[Stage]:
+        return [*_tokenizer(self.recipe), Plan(self.recipe)]
+
+    def outputs(self) -> list[Path]:
+        recipe = self.recipe
+        shard = recipe.corpus_folder / recipe.shard_names()[self.shard]
+        return [shard, recipe.plan_folder / f"shard-{self.shard:05d}.json"]
+
+    def is_done(self, check_content: bool = False) -> bool:
+        return has_artifact(*self.outputs(), checksum="sha256" if check_content else "")
+
+    def run(self, progress: Progress = SILENT) -> dict[str, Any]:
+        recipe, config = self.recipe, self.recipe.config
+        shard, receipt_file = self.outputs()
+        receipt = write_planned_shard(
+            shard,
+            self.shard,
+            recipe.plan_folder,
+            [recipe.layout.token_file(recipe.tokens_key(part)) for part in recipe.parts],
+            recipe.encoder if config.packing else None,
+            config.sequence_length,
+            recipe.corpus_key,
+        )
+        write_bytes(receipt_file, to_json(receipt))
+        return receipt
+
+
+@dataclass(frozen=True)
+class Publish(Stage):
+    """Write the files next to the shards, then commit the manifest."""
+
+    def requires(self) -> Sequence[Stage]:
+        shards = [WriteShard(self.recipe, shard) for shard in range(len(self.recipe.shard_names()))]
+        return [*_tokenizer(self.recipe), *shards]
+
+    def outputs(self) -> list[Path]:
+        return [self.recipe.corpus_folder / "manifest.json", self.recipe.published]
+
+    def is_done(self, check_content: bool = False) -> bool:
+        """Return whether the manifest is published and unedited, and every file it lists has its size or checksum.
+
+        A corpus whose texts were written by another version (keys.VERSIONS["texts"]) is done, too.
+        """
+        own, published = self.outputs()
+        if not published.is_file():
+            return False
+        try:
+            manifest, folder = load_manifest(published), own.parent
+            if own.read_bytes() != published.read_bytes():
+                return False
+            # A run that was killed may have left the manifest in a folder that was not synced yet.
+            sync_folder(published.parent)
+            return all(
+                (folder / file.path).stat().st_size == file.bytes
+                and (not check_content or digest_of(folder / file.path, "sha256") == file.sha256)
+                for file in manifest.listed()
+            )
+        except (PackError, OSError):
+            return False
+
+    def run(self, progress: Progress = SILENT) -> dict[str, Any]:
+        receipts = [read_json(stage.outputs()[-1]) for stage in self.requires() if isinstance(stage, WriteShard)]
+        engine = engine_check.verdict_of(self.recipe).engine
+        publish_corpus(self.recipe, receipts, progress.run_record() | {"engine": engine})
+        return {"manifest": str(self.recipe.published)}
+
+
+def run_all(target: Stage, progress: Progress = SILENT, check_content: bool = False) -> None:
+    """Run `target` and every stage below it that is not done, one after another, in this process."""
+    visited: set[Stage] = set()
+
+    def visit(stage: Stage) -> None:
+        if stage in visited:
+            return
+        visited.add(stage)
+        if not stage.is_done(check_content):
+            for required in stage.requires():
+                visit(required)
+            stage.run(progress)
+
+    visit(target)
+
+
+# What an engine asks before it starts, and what exists on disk
+
+
+def claim(recipe: Recipe) -> None:
+    """Make sure that no other run makes this corpus at the same time, before workers are forked. Raises Busy."""
+    path = recipe.layout.lock(recipe.config.name, recipe.corpus_key)
+    if not lock(path):
+        raise Busy("busy", f"{recipe.corpus_folder}: another run is making this corpus; wait for it, then run again")
+
+
+def open_encoder(recipe: Recipe) -> engine_check.Verdict | None:
+    """Open and check the encoder for all processes that are forked from this one; None if nothing is left to encode.
+
+    A tokenizer that is still to be trained is opened by TrainTokenizer.
+    """
+    if not recipe.has_tokenizer or all(stage.is_done() for stage in Plan(recipe).requires()):
+        return None
+    engine_check.encoder_of(recipe)
+    return engine_check.verdict_of(recipe)
+
+
+def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: str = "") -> bool:
+    """Return whether `file` exists as its receipt describes it: its size and, if named, its `checksum` (sha256, xxh3).
+
+    False if the file was made by the engine `refused`.
+    """
+    if not (receipt.is_file() and file.is_file()):
+        return False
+    try:
+        found = read_json(receipt)
+        return bool(
+            found["bytes"] == file.stat().st_size
+            and not (refused and found.get("engine") == refused)
+            and not (checksum and found[checksum] != digest_of(file, checksum))
+        )
+    except (PackError, KeyError, TypeError, OSError):
+        return False
+
+
+def has_plan(folder: Path) -> bool:
+    """Return whether `folder` holds the receipt of a plan and all files it lists, at their recorded sizes."""
+    try:
+        sizes = read_json(folder / "plan.json")["files"]
+        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+    except (PackError, KeyError, TypeError, AttributeError, OSError):
+        return False

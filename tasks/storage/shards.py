@@ -1,0 +1,181 @@
+"""Open the shards and the index of a corpus, and check that they belong to it.
+
+    manifest + shard ─open_shard─▶ record batches           read_rows ─▶ rows by number
+    manifest         ─open_index─▶ reader of index.arrow    to_dicts  ─▶ rows of a batch as dicts
+
+Every reader of a corpus goes through here: the size, the schema, and its metadata (format version, key, sequence
+length) are checked on opening, the SHA-256 if the reader asks for it, and the number of rows after the last batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from tasks.core.errors import DataError
+from tasks.storage.corpus_folder import check_digest, find_listed, listed_file, reading
+from tasks.storage.manifest import Manifest, repair_hint
+from tasks.storage.schemas import INDEX_SCHEMA, conversation_schema, row_schema
+
+
+class ListedFile(Protocol):
+    """A file of a corpus; `sha256` is None if no manifest records it."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def sha256(self) -> str | None: ...
+
+
+class ListedShard(ListedFile, Protocol):
+    @property
+    def rows(self) -> int: ...
+
+
+def shard_schema(manifest: Manifest) -> pa.Schema:
+    """Return the schema of every shard of a corpus, with its metadata."""
+    schema_of = row_schema if manifest.packing_metadata.enabled else conversation_schema
+    return schema_of(manifest.sequence_length, manifest.key)
+
+
+@contextmanager
+def open_shard(
+    manifest: Manifest, folder: Path, shard: ListedShard, verified: bool = False
+) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Open a shard and yield its record batches: views of a map of the file, or with `verified` of hashed bytes.
+
+    Raises DataError or InputMissing, naming the file, if it is not the one that the manifest describes.
+    """
+    path = folder / shard.path
+    with _open_stream(folder, shard, verified) as reader:
+        check_schema(path, reader.schema, shard_schema(manifest), folder)
+        yield _counted(reader, path, shard.rows, folder)
+
+
+def _counted(reader: pa.RecordBatchReader, path: Path, rows: int, folder: Path) -> Iterator[pa.RecordBatch]:
+    found = 0
+    for batch in reader:
+        batch.validate()  # slicing a batch whose columns are too short ends the process
+        found += batch.num_rows
+        yield batch
+    check_row_count(path, found, rows, folder)
+
+
+@contextmanager
+def open_index(manifest: Manifest, folder: Path, verified: bool = False) -> Iterator[pa.RecordBatchReader]:
+    """Open index.arrow as `open_shard` opens a shard. Its batches are not validated."""
+    file = listed_file(manifest, folder, "index.arrow")
+    with _open_stream(folder, file, verified) as reader:
+        if not reader.schema.equals(INDEX_SCHEMA, check_metadata=True):
+            raise DataError(
+                "bad_index",
+                f"{folder / file.path}: is not an index (columns {describe_columns(reader.schema)}); "
+                f"{repair_hint(folder)}",
+            )
+        yield reader
+
+
+@contextmanager
+def _open_stream(folder: Path, file: ListedFile, verified: bool) -> Iterator[pa.RecordBatchReader]:
+    path = folder / file.path
+    data = read_verified(folder, file) if verified else _map(folder, file)
+    with reading(path, folder), pa.ipc.open_stream(data) as reader:
+        yield reader
+
+
+def _map(folder: Path, file: ListedFile) -> pa.Buffer:
+    path = find_listed(folder, file.path, file.bytes)
+    with reading(path, folder), pa.memory_map(str(path)) as mapped:
+        return mapped.read_buffer()
+
+
+def read_verified(folder: Path, file: ListedFile, mapped: bool = False) -> pa.Buffer:
+    """Read a file of a corpus, or map it, and check its size and, if it is recorded, its SHA-256.
+
+    A map changes if the file changes later. Raises DataError or InputMissing, naming the file.
+    """
+    path = find_listed(folder, file.path, file.bytes)
+    if mapped:
+        data = _map(folder, file)
+    else:
+        with reading(path, folder):
+            data = pa.py_buffer(path.read_bytes())
+    if file.sha256:
+        check_digest(path, hashlib.sha256(data).hexdigest(), file.sha256, folder)
+    return data
+
+
+def check_schema(path: Path, found: pa.Schema, expected: pa.Schema, folder: Path) -> None:
+    """Raise DataError if the metadata or the columns of a shard differ from those of its corpus."""
+    if found.metadata != expected.metadata:
+        differs = f"metadata {describe_metadata(found)}, expected {describe_metadata(expected)}"
+    elif not found.equals(expected):
+        differs = f"columns {describe_columns(found)}"
+    else:
+        return
+    raise DataError("foreign_shard", f"{path}: does not belong to this corpus ({differs}); {repair_hint(folder)}")
+
+
+def check_row_count(path: Path, found: int, recorded: int, folder: Path) -> None:
+    if found != recorded:
+        raise DataError(
+            "wrong_count", f"{path}: holds {found:,} rows, but {recorded:,} are recorded; {repair_hint(folder)}"
+        )
+
+
+def read_rows(
+    manifest: Manifest, folder: Path, shard: ListedShard, numbers: Sequence[int]
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield rows of a shard by number, ascending: numpy arrays [sequence_length], or in format 2.0 Python values.
+
+    Raises as `open_shard` does.
+    """
+    wanted = iter(numbers)
+    number = next(wanted, None)
+    if number is None:
+        return
+    with open_shard(manifest, folder, shard) as batches:
+        top = 0
+        for batch in batches:
+            while number is not None and number < top + batch.num_rows:
+                row = batch.slice(number - top, 1)
+                yield number, _row_arrays(row, manifest) if manifest.packing_metadata.enabled else to_dicts(row)[0]
+                number = next(wanted, None)
+            if number is None:
+                return
+            top += batch.num_rows
+
+
+def _row_arrays(row: pa.RecordBatch, manifest: Manifest) -> dict[str, Any]:
+    columns = {name: row.column(name).flatten().to_numpy() for name in row.schema.names}
+    for name, values in columns.items():
+        if len(values) != manifest.sequence_length:
+            raise ValueError(f"a row has {len(values):,} {name}, not {manifest.sequence_length:,}")
+    return columns
+
+
+def to_dicts(rows: pa.RecordBatch) -> list[dict[str, Any]]:
+    """Return the rows of a batch as dicts.
+
+    Raises pa.ArrowInvalid if an offset is corrupted, which would otherwise be a SystemError or a crash of Python.
+    """
+    rows.validate(full=True)
+    return list(rows.to_pylist())
+
+
+def describe_metadata(schema: pa.Schema) -> str:
+    """Return the metadata of a schema on one line; values of other tools may be long and are cut."""
+    pairs = (schema.metadata or {}).items()
+    shown = [f"{key.decode(errors='replace')}={value[:64].decode(errors='replace')}" for key, value in pairs]
+    return ", ".join(shown) or "none"
+
+
+def describe_columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema) or "none"

@@ -1,0 +1,95 @@
+"""Describe what is actually in effect in a run, and warn about it.
+
+The facts are read from the model and the rows rather than from the settings.
+
+Run + Steps ─in_effect─▶ {"attention": "sdpa; …", …}: the table before the first step, and `in_effect` of the record
+            └─warnings─▶ one sentence each
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from tasks.core.printable import counted, duration
+from tasks.inspection.labels import FEW_STEPS
+from train.config import TrainingConfig
+from train.data.corpus import PACKED
+from train.loop.display import si
+from train.loop.prepare import Run
+from train.model import flops, qlora
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Optimizer steps: of one epoch, and of the whole run."""
+
+    per_epoch: int
+    total: int
+
+
+def count_steps(trainer: Any, config: TrainingConfig) -> Steps:
+    per_epoch = math.ceil(len(trainer.get_train_dataloader()) / trainer.args.gradient_accumulation_steps)
+    return Steps(per_epoch, config.max_steps or math.ceil(config.epochs * per_epoch))
+
+
+def in_effect(run: Run, steps: Steps) -> dict[str, str]:
+    """Return a table for people, by the name of each line."""
+    corpus, feed, config, choices = run.corpus, run.feed, run.config, run.choices
+    total, trainable = flops.parameters(run.model)
+    trained = run.tokens_per_step * feed.trained / feed.padded_tokens
+    ranks, passes = choices.ranks, choices.accumulation
+    factors = (
+        counted(choices.micro_batch, "row"),
+        f"{passes} pass{'es' * (passes > 1)}",
+        counted(ranks, "rank"),
+    )
+    seconds = (steps.total - run.steps_done) * run.tokens_per_step / (choices.tokens_per_second * ranks)
+    return {
+        "corpus": f"{corpus.name} {corpus.key[:12]}, format {corpus.format_version}",
+        "device": f"{run.device.name}{f' × {ranks}' if ranks > 1 else ''}, {run.device.precision}",
+        "model": f"{si(total)} parameters, {si(trainable)} trainable ({100 * trainable / total:.2f} %)",
+        "frozen weights": (
+            "NF4, double quantization" if qlora.quantized(run.model) else f"{run.model.dtype}, not quantized"
+        ),
+        "attention": f"{choices.attention}; {run.isolation or 'no row has two conversations to keep apart'}",
+        "optimizer": f"{config.optimizer}, learning rate {config.rate:g}, {config.schedule}",
+        "checkpointing": "on" if run.model.is_gradient_checkpointing else "off",
+        "rows": f"{feed.described}{f'; validation {len(feed.validation):,}' if feed.validation is not None else ''}",
+        "a step": f"{' × '.join(factors)} = {si(run.tokens_per_step)} tokens, {si(trained)} trained on",
+        "steps": f"{steps.total:,}, {steps.per_epoch:,} per epoch",
+        "folder": str(run.folder.path),
+        "begins": f"after {run.checkpoint.name}" if run.checkpoint else "at the first step",
+        "expected time": duration(seconds),
+    }
+
+
+def warnings(run: Run, steps: Steps) -> list[str]:
+    """Return what may make the run useless, slow, or wrong, one sentence each."""
+    feed, config, choices = run.feed, run.config, run.choices
+    found = list(run.warnings)
+    if not 0.9 < run.tokens_per_step / config.tokens_per_step < 1.1:
+        found.append(
+            f"a step has {si(run.tokens_per_step)} tokens, but tokens_per_step is {si(config.tokens_per_step)}: a step "
+            f"takes whole rows, {choices.micro_batch} at a time on {counted(choices.ranks, 'rank')}, and the corpus "
+            f"has only {counted(len(feed.train), 'row')}"
+        )
+    if steps.total < FEW_STEPS:
+        fix = f"lower tokens_per_step ({config.tokens_per_step:,}) or raise epochs"
+        found.append(
+            f"only {counted(steps.total, 'optimizer step')}: packing leaves few rows on a small corpus, and a model "
+            f"learns little in fewer than {FEW_STEPS} steps; {'raise max_steps' if config.max_steps else fix}"
+        )
+    if steps.total <= (feed.packings - 1) * steps.per_epoch:
+        found.append(
+            f"the corpus has {feed.packings} packings, one for each epoch, and {counted(steps.total, 'step')} use the "
+            f"first {math.ceil(steps.total / steps.per_epoch)}; raise epochs to {feed.packings} to use all of them"
+        )
+    if run.corpus.format_version == PACKED and not run.corpus.isolated:
+        found.append("rows have no position_ids: the conversations of a row see each other (allow_unisolated)")
+    if repeated := -len(feed.train) % choices.ranks:
+        found.append(
+            f"{counted(repeated, 'row')} seen twice per epoch, so that all {choices.ranks} ranks have equally many"
+        )
+    return found
