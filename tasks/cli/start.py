@@ -40,10 +40,10 @@ def train(arguments: list[str]) -> NoReturn:
 
 def _root_of(words: list[str]) -> Path:
     """Return the value of --root, which the training takes as well."""
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for number, word in enumerate(words):
         name, _, value = word.partition("=")
         if name == "--root":
-            return Path(value or following)
+            return Path(value or "".join(words[number + 1 : number + 2]))
     return Path()
 
 
