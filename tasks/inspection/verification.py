@@ -41,7 +41,7 @@ class Repaired:
 
 @dataclass(frozen=True)
 class Repairs:
-    """The restored files of a corpus."""
+    """The restored files of a corpus. The name of `mended` is that of the JSON key."""
 
     manifest: Path
     mended: list[Repaired]

@@ -43,7 +43,7 @@ def manifest(corpora: dict[str, Path]) -> Path:
     return corpora["whole"]
 
 
-def said(record: dict[str, Any]) -> str:
+def first_message(record: dict[str, Any]) -> str:
     return str(record["messages"][0]["content"])
 
 
@@ -61,7 +61,7 @@ def test_every_line_leads_to_its_row_and_every_row_back(corpora: dict[str, Path]
         number = found["conversation"]
         assert as_object(path, conversation=number) == found
         text = "".join(piece["text"] for piece in found["pieces"])
-        assert said(record) in text
+        assert first_message(record) in text
         for piece in found["pieces"]:
             row = as_object(path, row=piece["row_of_split"], split=piece["split"])
             [back] = [place for place in row["conversations"] if place["start"] == piece["start"]]
@@ -85,7 +85,7 @@ def test_all_pieces_of_a_split_conversation_are_shown_from_any_of_them(corpora: 
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("question", "message"),
     [
         ({"at": "chats.jsonl:1"}, r"did you mean chats\[bold\]\.jsonl"),
         ({"at": "chats[bold].jsonl"}, "expected FILE:LINE"),
@@ -100,9 +100,9 @@ def test_all_pieces_of_a_split_conversation_are_shown_from_any_of_them(corpora: 
         ({"rejects": True, "split": "train"}, "--split requires"),
     ],
 )
-def test_a_question_without_an_answer_is_an_error(manifest: Path, asked: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        shown(manifest, **asked)
+def test_a_question_without_an_answer_is_an_error(manifest: Path, question: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        shown(manifest, **question)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_single_row_is_one_row(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def opened(manifest: Path) -> tuple[Manifest, Path, Encoder, list[str]]:
-    """With what each conversation of the corpus says as a model sees it."""
+    """The corpus with the text of each conversation as a model sees it."""
     facts = load_manifest(manifest)
     folder = corpus_folder(facts, manifest)
     texts = [as_object(manifest, conversation=number)["pieces"][0]["text"] for number in range(39)]
@@ -148,7 +148,7 @@ def opened(manifest: Path) -> tuple[Manifest, Path, Encoder, list[str]]:
 
 @settings(max_examples=40, deadline=None)
 @given(st.data())
-def test_what_a_conversation_says_is_found_in_it_and_in_no_other(
+def test_a_text_is_found_in_the_conversations_that_contain_it(
     opened: tuple[Manifest, Path, Encoder, list[str]], data: st.DataObject
 ) -> None:
     facts, folder, encoder, texts = opened
@@ -172,7 +172,7 @@ def test_nothing_is_found_across_two_conversations_or_in_the_padding(
     facts, folder, encoder, texts = opened
     pad = encoder.decode([encoder.pad_id])
     end = texts[0][-20:]
-    for needle in (end + texts[1][:5], pad * 3, "no conversation says this"):
+    for needle in (end + texts[1][:5], pad * 3, "not in any conversation"):
         assert not any(needle in text for text in texts)
         assert not list(search.search(facts, folder, needle, encoder))
 
@@ -187,7 +187,7 @@ def test_hits_are_listed_with_their_places(corpora: dict[str, Path], kind: str) 
     assert "no conversation contains 'pineapple'" in shown(corpora[kind], search="pineapple")
 
 
-def test_what_is_found_is_shown_as_text(manifest: Path) -> None:
+def test_matches_are_shown_as_text(manifest: Path) -> None:
     for width in (40, 200):
         page = shown(manifest, width, search=HOSTILE[:5])
         assert "\x1b" not in page
@@ -233,7 +233,7 @@ def test_a_source_is_shown_by_line_and_by_text(manifest: Path) -> None:
     for line, record in enumerate(records(), 1):
         if line != REJECTED + 1:
             [found] = as_object(source, line=line)["records"]
-            assert found["messages"][0]["content"] == said(record)
+            assert found["messages"][0]["content"] == first_message(record)
     page = shown(source, 300, line=4)
     assert SHOWN in page
     assert "\x1b" not in page
@@ -267,7 +267,7 @@ def test_lines_are_counted_as_the_corpus_counts_them(
                     as_object(path, line=number)
 
 
-def test_a_config_names_its_sources_and_what_was_made_of_it(manifest: Path) -> None:
+def test_a_config_lists_its_sources_and_its_corpora(manifest: Path) -> None:
     config = manifest.parent.parent / "corpus.yaml"
     made = as_object(config)
     assert [source["name"] for source in made["sources"]] == ["chats[bold].jsonl"]
@@ -279,15 +279,15 @@ def test_a_config_names_its_sources_and_what_was_made_of_it(manifest: Path) -> N
         shown(config, row=1)
 
 
-def test_the_command_shows_what_it_is_given(manifest: Path) -> None:
-    for words, says in (
+def test_the_command_takes_the_options(manifest: Path) -> None:
+    for words, text in (
         (["--at", "chats[bold].jsonl:4"], SHOWN),
         (["--search", "plus 12 is"], "chats[bold].jsonl:13"),
         (["--rejects"], "E207"),
     ):
         done = packcorpus("inspect", manifest, *words, COLUMNS="300")
         assert done.returncode == 0, done.stderr
-        assert says in done.stdout
+        assert text in done.stdout
         assert "\x1b" not in done.stdout
         assert json.loads(packcorpus("inspect", manifest, *words, "--json").stdout)["manifest"] == str(manifest)
 
@@ -296,7 +296,7 @@ def test_the_command_shows_what_it_is_given(manifest: Path) -> None:
 
 
 def test_boundaries_are_those_of_the_tokens(manifest: Path) -> None:
-    """Every token that is text by itself stands between two marks; a character of several tokens is whole."""
+    """Every token that is text by itself is between two marks; a character of several tokens is whole."""
     plain, cut = (
         shown(manifest, 400, at="chats[bold].jsonl:4"),
         shown(manifest, 400, at="chats[bold].jsonl:4", ids=True),
@@ -368,12 +368,12 @@ def test_numbers_count_over_the_batches_of_an_index(manifest: Path, tmp_path: Pa
 
 def test_an_error_says_why_something_is_not_in_a_corpus(manifest: Path) -> None:
     total = len(records())
-    for asked, told in (
+    for question, message in (
         ({"at": f"chats[bold].jsonl:{REJECTED + 1}"}, r"was rejected: E2\d\d "),
         ({"at": "chats[bold].jsonl:99999"}, rf"the source had {total:,} lines with a conversation, from 1$"),
         ({"row": 99_999}, r"^--row 99999: train has [\d,]+ rows, 0 to"),
         ({"conversation": 99_999}, r"the index of this corpus has 0 to"),
     ):
-        with pytest.raises(UsageError, match=told) as error:
-            as_object(manifest, **asked)
+        with pytest.raises(UsageError, match=message) as error:
+            as_object(manifest, **question)
         assert error.value.code == "E108"

@@ -1,6 +1,6 @@
 """What `packcorpus` prints of a small corpus, made with the real command.
 
-The tests read the printed text as a person does: marks around what is trained on, control characters as text.
+The tests read the text as a person does: marks around trained text, control characters as text.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ def printed(
 
 
 def conversations(path: Path) -> dict[int, str]:
-    """What is printed of each conversation, by its line in the source; pieces of one after another."""
+    """The text of each conversation by its source line; the pieces of one are joined."""
     found: dict[int, str] = {}
     for split, row in rows(path):
         for block in printed(path, row, split).split("\n━━ ")[1:]:
             head, _, body = block.partition("\n")
             if line := re.search(r"jsonl:(\d+)  ", head):
                 lines = body.rstrip("\n").split("\n")
-                assert all(text.startswith("  ") for text in lines), "every line of a conversation is moved in"
+                assert all(text.startswith("  ") for text in lines), "every line of a conversation is indented"
                 found[int(line[1])] = found.get(int(line[1]), "") + "\n".join(text[2:] for text in lines)
     return found
 
@@ -98,10 +98,10 @@ def test_a_truncated_answer_has_no_trained_stop_token(manifest: Path) -> None:
     assert [page.count("truncated") for page in pages if "jsonl:6 " in page] == [1]
 
 
-def test_orders_to_a_terminal_and_markup_are_shown_as_text(manifest: Path) -> None:
+def test_escape_sequences_and_markup_are_shown_as_text(manifest: Path) -> None:
     texts = conversations(manifest)
     assert SHOWN in texts[4]
-    assert "⟦" not in texts[5].split("assistant")[0], "what the user says cannot pass for trained text"
+    assert "⟦" not in texts[5].split("assistant")[0], "text of the user cannot look like trained text"
     assert texts[5].count("▐") == len(["<|im_start|>"] * 2 + ["<|im_end|>"] * 2 + ["</s>"])
     for split, row in rows(manifest):
         on_terminal = printed(manifest, row, split, terminal=True)
@@ -113,14 +113,14 @@ def test_orders_to_a_terminal_and_markup_are_shown_as_text(manifest: Path) -> No
 @pytest.mark.parametrize(
     "char", ["\x00", "\x08", "\r", "\t", "\x1b", "\x7f", "\x85", "\u200b", "\u2028", "\u2066", "\U000e0041"]
 )
-def test_printable_escapes_what_cannot_be_seen(char: str) -> None:
+def test_printable_escapes_invisible_characters(char: str) -> None:
     assert printable.printable(f"a{char}b") == f"a{char.encode('unicode_escape').decode()}b"
 
 
 @pytest.mark.parametrize(
     "text", ["plain", "two\nlines", "日本語", "نمی\u200cخواهم", "👩\u200d👧", "a\u00a0b", "\\x1b", "[bold]"]
 )
-def test_printable_leaves_what_can_be_seen(text: str) -> None:
+def test_printable_keeps_visible_characters(text: str) -> None:
     assert printable.printable(text) == text
 
 
@@ -236,7 +236,7 @@ def test_a_shard_of_another_size_is_refused(copy: Path, change: int) -> None:
         printed(copy / "manifest.json", 0)
 
 
-def test_a_shard_that_is_no_arrow_is_refused(copy: Path) -> None:
+def test_a_shard_that_is_not_arrow_is_refused(copy: Path) -> None:
     shard = next(copy.glob("train-*.arrow"))
     shard.write_bytes(b"\x01" * shard.stat().st_size)
     with pytest.raises(DataError, match=shard.name):
