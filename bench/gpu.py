@@ -1,11 +1,11 @@
-"""What training on a GPU costs, by attention backend, torch.compile and fused loss, beside TRL's SFTTrainer.
+"""Compare attention backends and options on a GPU, and TRL's SFTTrainer.
 
     python bench/gpu.py FOLDER MANIFEST [MANIFEST …] [--whole MANIFEST] [--layers 16 --hidden 2048] [--steps 12]
 
-MANIFESTs are packed corpora, such as rows of 1024 and of 4096. `--whole` is the same conversations with `packing:
-false`; TRL gets their tokens and labels and packs them itself. The model is a Llama of random weights, built from its
-configuration into FOLDER (about 1 B parameters as it comes; `--layers 32 --hidden 4096` is about 7 B). Every row of the
-table is a process of its own: the real command, `python -m train`, which checks the isolation, or refuses and says why.
+MANIFESTs are packed corpora, for example with rows of 1024 and of 4096. `--whole` names the same conversations with
+`packing: false`; TRL receives their tokens and labels and packs them itself. The model is a Llama with random weights,
+built in FOLDER (about 1B parameters by default; `--layers 32 --hidden 4096` gives about 7B). Every row of the table is
+a separate process: the real command, `python -m train`, which proves isolation or reports why it cannot train.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def build_model(folder: Path, vocab_size: int, layers: int, hidden: int, positio
 
 
 def ours(folder: Path, manifest: Path, model: Path, steps: int, **settings: Any) -> dict[str, Any]:
-    """Figures of one run of the real command, or {"refused": why}."""
+    """Run the real command once. Returns its figures, or {"refused": reason}."""
     output = folder / f"run-{time.time_ns()}"
     options = [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value).lower())]
     command = [sys.executable, "-m", "train", "--manifest", str(manifest), "--base-model", str(model), *options]
@@ -54,7 +54,7 @@ def ours(folder: Path, manifest: Path, model: Path, steps: int, **settings: Any)
 
 
 def trl(manifest: Path, model: Path, length: int, steps: int, micro_batch: int, tokens_per_step: int) -> dict[str, Any]:
-    """SFTTrainer on the same conversations, model, quantisation and adapter; its own packing, its own loop."""
+    """Run SFTTrainer on the same data and model, with its own packing and loop."""
     import torch
     from transformers import TrainerCallback
     from trl import SFTConfig, SFTTrainer
@@ -138,7 +138,7 @@ def main() -> None:
     longest = max(fact["sequence_length"] for fact in facts)
     vocab_size = facts[0]["tokenizer"]["vocab_size"]
     model = build_model(given.folder, vocab_size, given.layers, given.hidden, longest)
-    print("| length | attention, options | micro-batch | tokens/s (no pads) | MFU | peak memory | data wait |")
+    print("| length | attention, options | micro-batch | tokens/s (no padding) | MFU | peak memory | data wait |")
     print("|---:|---|---:|---:|---:|---:|---:|")
     for path, fact in zip(given.manifests, facts, strict=True):
         length = fact["sequence_length"]
@@ -148,7 +148,7 @@ def main() -> None:
             how = backend + ", compile" * compiled + ", fused loss" * fused
             show(length, how, found)
         size = 1
-        while given.whole and size * length <= given.tokens_per_step:  # TRL does not search for the best by itself
+        while given.whole and size * length <= given.tokens_per_step:  # TRL does not search for the best size itself
             case = {
                 "length": length, "steps": given.steps, "micro_batch": size, "tokens_per_step": given.tokens_per_step
             }  # fmt: skip

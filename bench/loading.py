@@ -1,11 +1,11 @@
-"""Rows a second from a corpus: PackedDataset beside `datasets` with_format("torch"). Prints a table in Markdown.
+"""Measure rows per second of PackedDataset and of `datasets` with torch format.
 
     python bench/loading.py manifests/x.json [--runs 5]
 
-Over the same shards, in the same shuffled order, in turn in every run: batches of 8 through a DataLoader with
-transformers' default collator, and single rows. `datasets` maps the files and is asked for the same three columns;
-its cache is warm after the first run, which is not counted. Opening a dataset is timed by itself: PackedDataset
-checks every digest there. The table holds medians, the last column is theirs over those of `datasets`.
+Prints a Markdown table. Every run reads the same shards in the same shuffled order with each reader in turn: batches of
+8 through a DataLoader with transformers' default collator, and single rows. `datasets` maps the files and returns the
+same three columns; its cache is warm after the first run, which is not counted. Opening is timed separately, because
+PackedDataset then checks every digest. The table contains medians; the last column is the ratio to `datasets`.
 """
 
 from __future__ import annotations

@@ -10,9 +10,11 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
-from tasks.config import WITHOUT_EFFECT, Config, Source, load_config
+from tasks.config import WITHOUT_EFFECT, Config, load_config
 from tasks.core.errors import InputMissing, PackError, UsageError
+from tasks.sources.model import Source
 
 DEFAULTS = {
     "name": "corpus",
@@ -31,7 +33,7 @@ DEFAULTS = {
     "min_turns": None,
     "max_turns": None,
     "epochs": 1,
-    "licence": [],
+    "license": [],
     "language": [],
     "packing": True,
     "seed": 42,
@@ -88,7 +90,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "min_turns": 1,
         "max_turns": 9,
         "epochs": 3,
-        "licence": ["cc-by-4.0", "mit"],
+        "license": ["cc-by-4.0", "mit"],
         "language": ["en", "zh-Hant"],
         "packing": True,
         "seed": (1 << 63) - 1,
@@ -106,6 +108,16 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     assert config.model_dump(exclude={"sources"}) == {k: v for k, v in values.items() if k != "sources"}
     assert isinstance(config.max_rejects, float), "1 and 1.0 must give the same key"
     assert config.sources[0].columns == {"instruction": "frage"}
+
+
+def test_license_is_accepted_by_its_former_name(tmp_path: Path) -> None:
+    now, then = (load(tmp_path, f"sources: x.jsonl\n{name}: [mit]\n") for name in ("license", "licence"))
+    assert now == then
+    assert now.license == ["mit"]
+    both = refusal(tmp_path, "sources: x.jsonl\nlicence: [mit]\nlicense: [mit]\n")
+    assert both.endswith("\n  license and licence are the same setting; keep license")
+    assert "  license[0]: " in refusal(tmp_path, "sources: x.jsonl\nlicence: ['-']\n")
+    assert "did you mean `license`?" in refusal(tmp_path, "sources: x.jsonl\nlicens: [mit]\n")
 
 
 def test_the_command_line_goes_over_the_file(tmp_path: Path) -> None:
@@ -171,7 +183,7 @@ def test_a_source_may_be_a_path_by_itself(tmp_path: Path) -> None:
         ("[{path: a}, {path: b, fromat: auto}]", "sources[1].fromat: unknown key; did you mean format?"),
         ("[{format: auto}]", "sources[0].path: is missing"),
         ("[{path: ''}]", "sources[0].path: "),
-        ("[{path: a, format: jsonl}]", "sources[0].format: Input should be 'auto', 'messages', 'sharegpt'"),
+        ("[{path: a, format: jsonl}]", 'sources[0].format: format "jsonl" is not known; known are messages, sharegpt'),
         ("[{path: a, columns: {text: 1}}]", "sources[0].columns"),
     ],
 )
@@ -258,7 +270,7 @@ TAGS = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.dictionaries(st.sampled_from(list(Config.model_fields)), VALUES, max_size=3), st.sampled_from(["", *TAGS]))
 def test_whatever_stands_in_a_config_there_is_a_message(
     tmp_path_factory: pytest.TempPathFactory, values: dict[str, Any], tag: str

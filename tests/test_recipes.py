@@ -1,7 +1,7 @@
-"""docs/recipes.md: every recipe runs as it stands, and trains on each conversation as if it were alone.
+"""Every recipe of docs/guides/other-trainers.md trains on isolated conversations.
 
-A recipe's code, with a small corpus and a tiny model in place of the two paths, is run in a folder of the test's own.
-What it gives to the model is kept, and compared with the conversations of the same rows, each given by itself.
+The code of a recipe runs unchanged in a temporary folder, with the two paths set to a small corpus and a tiny model.
+What the model receives is compared with the conversations of the same rows, each in a batch of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import ROOT
 from support.packed_rows import folder_of, pack_small
+from support.profiles import examples
 from support.tiny_training import tiny_model
 from support.tokenizer_kinds import kind_path
 
@@ -35,7 +36,7 @@ def code_of(heading: str) -> str:
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus of short conversations, several a row, and a model with a tokenizer."""
+    """Build a corpus with several conversations per row, and a model with a tokenizer."""
     folder = tmp_path_factory.mktemp("recipes")
     corpus = folder_of(pack_small(folder, sequence_length=256))
     tiny_model(adapter=False).save_pretrained(folder / "model")
@@ -54,7 +55,7 @@ def _here(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def run(heading: str, project: Path) -> tuple[Any, list[dict[str, Any]]]:
-    """What the recipe leaves behind, and every batch that it trained on, as the model got it."""
+    """Run a recipe. Returns its variables, and every batch the model received."""
     batches: list[dict[str, Any]] = []
     values: dict[str, Any] = {"FOLDER": str(project / "corpus"), "MODEL": str(project / "model")}
 
@@ -77,7 +78,7 @@ def run(heading: str, project: Path) -> tuple[Any, list[dict[str, Any]]]:
 
 
 def conversations_of(batch: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
-    """Each conversation of a batch as a batch of its own; pads are some of them, with no label."""
+    """Return each conversation of a batch, and its padding, as a batch of its own."""
     flat = {name: batch[name].flatten() for name in ("input_ids", "labels", "position_ids")}
     begins = (flat["position_ids"] == 0).nonzero().flatten().tolist()
     spans = pairwise([*begins, len(flat["input_ids"])])
@@ -85,7 +86,7 @@ def conversations_of(batch: dict[str, Any]) -> list[dict[str, torch.Tensor]]:
 
 
 def loss_alone(model: Any, batch: dict[str, Any]) -> float:
-    """The mean over all trained tokens, with every conversation given to the model by itself."""
+    """Return the mean loss over all trained tokens of separate conversations."""
     total, count = 0.0, 0
     for one in conversations_of(batch):
         trained = int((one["labels"][:, 1:] >= 0).sum())
@@ -97,7 +98,7 @@ def loss_alone(model: Any, batch: dict[str, Any]) -> float:
 
 
 @pytest.mark.parametrize("heading", ["transformers.Trainer", "trl.SFTTrainer", "A bare PyTorch loop"])
-def test_a_recipe_trains_on_every_conversation_as_if_it_were_alone(project: Path, heading: str) -> None:
+def test_a_recipe_trains_on_isolated_conversations(project: Path, heading: str) -> None:
     values, batches = run(heading, project)
     if heading == "transformers.Trainer":
         assert len(values["trainer"].eval_dataset) > 0
@@ -116,7 +117,7 @@ def test_a_recipe_trains_on_every_conversation_as_if_it_were_alone(project: Path
         assert abs(leaking - loss) > 1e-4 * loss, "a leak would show"
 
 
-def test_the_trainer_takes_a_corpus_without_a_validation_split(tmp_path: Path) -> None:
+def test_the_trainer_accepts_a_corpus_without_a_validation_split(tmp_path: Path) -> None:
     corpus = folder_of(pack_small(tmp_path, sequence_length=256, validation=0.0))
     tiny_model(adapter=False).save_pretrained(tmp_path / "model")
     shutil.copytree(corpus, tmp_path / "corpus")
@@ -124,7 +125,7 @@ def test_the_trainer_takes_a_corpus_without_a_validation_split(tmp_path: Path) -
     assert (values["trainer"].eval_dataset, len(batches)) == (None, 3)
 
 
-def test_trl_makes_the_positions_of_the_corpus(project: Path) -> None:
+def test_trl_computes_the_positions_of_the_corpus(project: Path) -> None:
     values, batches = run("trl.SFTTrainer", project)
     known = {tuple(row["input_ids"]): row["position_ids"] for row in values["rows"]["train"]}
     for batch in batches:
@@ -146,9 +147,9 @@ def test_a_recipe_that_leaks_stops_before_it_trains(
         run(heading, project)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.lists(st.integers(1, 6), min_size=4, max_size=4), min_size=1, max_size=3))
-def test_the_mask_is_that_of_the_segments(lengths: list[list[int]]) -> None:
+def test_the_mask_equals_the_segments(lengths: list[list[int]]) -> None:
     values: dict[str, Any] = {}
     exec(compile(code_of("A model of your own"), "recipe", "exec"), values)  # noqa: S102 - our own documentation
     assert (values["bounds"].tolist(), values["longest"]) == ([0, 3, 5], 3)

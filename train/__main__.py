@@ -45,15 +45,20 @@ def parser() -> argparse.ArgumentParser:
         required=True,
         help="a manifest (file, name, or key), a corpus folder, or a folder of shards",
     )
-    ours.add_argument("--config", type=Path, default=DEFAULT, help="YAML file of settings (default: train/qlora.yaml)")
-    ours.add_argument("--root", type=Path, default=Path(), help="folder that contains data/ (default: this folder)")
+    ours.add_argument(
+        "--config", type=Path, metavar="FILE", default=DEFAULT, help="YAML file of settings (default: train/qlora.yaml)"
+    )
+    ours.add_argument(
+        "--root", type=Path, metavar="FOLDER", default=Path(), help="folder that contains data/ (default: this folder)"
+    )
     ours.add_argument("--where", action="store_true", help="print the path of the run's record and exit")
     ours.add_argument("--debug", action="store_true", help="print a traceback if an error occurs")
     settings = ours.add_argument_group("settings (override those of the file)")
     for name, field in TrainingConfig.model_fields.items():
         text = (field.description or "").replace("%", "%%")
         if field.default is not None:
-            text += f"{' ' * bool(text)}(default: {field.default})"
+            default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+            text += f" (default: {default})"
         settings.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", metavar=_values(field), help=text)
     return ours
 

@@ -1,12 +1,12 @@
-"""Read the formats `messages` and `sharegpt`: lists of turns."""
+"""Read a list of turns, with or without tools, for every format that has one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import NoReturn
 
-from tasks.conversations.fields import json_of, list_of, missing, optional_text, parsed, required, text_of
-from tasks.conversations.model import ROLES, Conversation, Message, ToolCall
+from tasks.conversations.fields import json_of, list_of, missing, parsed, text_of
+from tasks.conversations.model import Message, ToolCall
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 from tasks.core.suggest import suggest
@@ -22,26 +22,6 @@ SHAREGPT_ROLE_NAMES = {
     **{"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"},
     **{"model": "assistant", "observation": "tool", "function_response": "tool", "function_call": "function_call"},
 }
-
-
-# What the records of a format call the roles; a call of a function is no turn of its own.
-ROLES_OF = {
-    "messages": ROLE_NAMES,
-    "sharegpt": {name: role for name, role in SHAREGPT_ROLE_NAMES.items() if role in ROLES},
-}
-
-
-def read_messages(record: dict[str, object]) -> Conversation:
-    return Conversation(tuple(messages_of(required(record, "messages"), "messages", ROLE_NAMES)), tools_of(record))
-
-
-def read_sharegpt(record: dict[str, object]) -> Conversation:
-    key = "conversation" if record.get("conversations") is None and "conversation" in record else "conversations"
-    messages = messages_of(required(record, key), key, SHAREGPT_ROLE_NAMES)
-    system = optional_text(record, "system")
-    if system and not (messages and messages[0].role == "system" and messages[0].content == system):
-        messages.insert(0, Message("system", system))
-    return Conversation(tuple(messages), tools_of(record))
 
 
 def messages_of(value: object, where: str, roles: Mapping[str, str]) -> list[Message]:

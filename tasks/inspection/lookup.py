@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import printable
 from tasks.core.suggest import suggest
+from tasks.readers.containers import container_named
 from tasks.storage.corpus_folder import find_listed, listed_file, reading
 from tasks.storage.manifest import Manifest, Shard
 from tasks.storage.shards import open_index, to_dicts
@@ -84,7 +85,7 @@ def _why_missing(manifest: Manifest, folder: Path, source: int, record: int) -> 
     for reject in read_rejects(manifest, folder):
         if reject.get("source") == facts.path and reject.get("line", reject.get("record")) == record:
             return f"{where}: was rejected: {reject['code']} {reject['message']}"
-    unit = "lines with a conversation" if facts.container == "jsonl" else "records"
+    unit = "lines with a conversation" if container_named(facts.container).numbered_by == "line" else "records"
     return f"{where}: is not a conversation of this corpus; the source had {facts.conversations:,} {unit}, from 1"
 
 

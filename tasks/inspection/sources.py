@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from tasks.config import Config, load_config
-from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation
 from tasks.conversations.openai import as_row
 from tasks.core.error_codes import CODES
 from tasks.core.errors import PackError, Reject, UsageError
-from tasks.readers.record_reader import RecordReader
+from tasks.readers.container import RecordReader
+from tasks.readers.containers import container_named
 from tasks.sources.locate import locate
-from tasks.sources.model import SourceFile, SourceSpec
+from tasks.sources.model import SourceFile
 from tasks.sources.source_files import look
 from tasks.storage.manifest import load_manifest
 
-_BLOCK = 1 << 20
 SAMPLED = 100  # records at the start of a source from which its figures are computed
 
 
@@ -125,48 +124,20 @@ def record_of(file: SourceFile, line: int) -> Conversation | Reject:
     """
     if line < 1:
         raise UsageError("bad_command_line", f"--line {line}: lines are numbered from 1")
-    start, skipped = 0, 0
-    if file.container == "jsonl" and not file.compression:
-        start, skipped = _line_start(file.path, line), line - 1
-    if start < file.bytes:
-        for number, record in records_of(file, start):
-            if number + skipped >= line:
-                if number + skipped == line:
-                    return record
-                raise UsageError("not_in_it", f"{file.name}:{line}: the line is blank")
+    start, skipped = container_named(file.container).seek(file, line - 1)
+    for number, record in records_of(file, start):
+        if number + skipped >= line:
+            if number + skipped == line:
+                return record
+            raise UsageError("not_in_it", f"{file.name}:{line}: the line is blank")
     raise UsageError("not_in_it", f"{file.name}:{line}: the file has fewer lines")
 
 
-def _line_start(path: Path, line: int) -> int:
-    """Return the offset of a line in bytes, or the size of the file if there are fewer lines."""
-    left, position = line - 1, 0
-    with path.open("rb") as file:
-        while left and (block := file.read(_BLOCK)):
-            ends = block.count(b"\n")
-            if ends >= left:
-                at = -1
-                for _ in range(left):
-                    at = block.index(b"\n", at + 1)
-                return position + at + 1
-            left -= ends
-            position += len(block)
-    return position
-
-
 def records_of(file: SourceFile, start: int = 0) -> Iterator[tuple[int, Conversation | Reject]]:
-    """Yield (number from 1, the conversation or why it is rejected) of each record."""
-    columns = dict(file.columns)
-    stop = file.bytes
-    if file.container == "parquet":
-        import pyarrow.parquet as pq
-
-        stop = pq.read_metadata(file.path).num_row_groups
-    reader = RecordReader(file.path, file.name, file.container, file.compression, start, stop)
-    for number, value in reader:
+    """Yield (number from 1 at `start`, the conversation or why it is rejected) of each record."""
+    for number, value in RecordReader(container_named(file.container), file, start):
         try:
-            if isinstance(value, Reject):
-                raise value
-            yield number + 1, read_record(value, file.format, columns)
+            yield number + 1, file.conversation(value)
         except Reject as reject:
             yield number + 1, reject
 
@@ -193,7 +164,7 @@ def sources_of(config: Config, folder: Path) -> Iterator[SourceFile]:
     """Yield the files of a config, in order and not hashed. Raises what `look` raises."""
     for source in config.sources:
         for path, name in locate(source.path, folder):
-            yield look(path, name, SourceSpec(source.path, source.format, tuple(source.columns.items())))
+            yield look(path, name, source)
 
 
 def corpora_of(config: Config, manifests: Path) -> list[Path]:

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 from support.hostile_corpus import HOSTILE, REJECTED, SHOWN, pack, packcorpus, records, rows
 from support.inspected import as_object, shown
+from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.cli import token_text
@@ -146,7 +147,7 @@ def opened(manifest: Path) -> tuple[Manifest, Path, Encoder, list[str]]:
     return facts, folder, open_tokenizer(facts, folder), texts
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_a_text_is_found_in_the_conversations_that_contain_it(
     opened: tuple[Manifest, Path, Encoder, list[str]], data: st.DataObject
@@ -247,7 +248,7 @@ def test_a_source_is_shown_by_line_and_by_text(manifest: Path) -> None:
             shown(source, line=line)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.booleans(), st.data())
 def test_lines_are_counted_as_the_corpus_counts_them(
     tmp_path_factory: pytest.TempPathFactory, filled: list[bool], ended: bool, data: st.DataObject
@@ -312,7 +313,7 @@ def test_boundaries_are_those_of_the_tokens(manifest: Path) -> None:
 SCRIPTS = "aé日本語한국어👩‍👩‍👧🇩🇪👍🏽नमस्तेשלוםمرحبا e\u0301o\u0308 x\n"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text(st.sampled_from(SCRIPTS), max_size=200), st.integers(24, 90))
 def test_wrapped_lines_fit_and_lose_nothing(text: str, width: int) -> None:
     console = Console(width=width, force_terminal=True, color_system=None, markup=False, emoji=False, highlight=False)

@@ -196,7 +196,7 @@ def test_no_row_of_a_damaged_shard_is_shown(
     shown(path, row=0)
     for shard in folder_of(path).glob("*-of-*.arrow"):
         flip(shard)
-    repair = re.escape(f"does not have the SHA-256 that was recorded; run: packcorpus repair {folder_of(path)}")
+    repair = re.escape(f"does not have the recorded SHA-256; run: packcorpus repair {folder_of(path)}")
     number = next(number for number, place in enumerate(index_of(path)) if place["row"] is not None)
     asked: dict[str, Any]
     for asked in ({"row": 0}, {"conversation": number}, {"at": f"{name}:1"}, {"search": "a"}):

@@ -74,7 +74,7 @@ def test_another_file_is_called_what_it_is(here: Path) -> None:
     with pytest.raises(DataError, match=r"chat.jsonl: is a source, not a manifest"):
         find_damaged(Path("chat.jsonl"))
     Path("README.md").write_text("# Mine\n")
-    with pytest.raises(DataError, match=r"README.md:1:1: is not JSON: .*, and so no manifest$") as error:
+    with pytest.raises(DataError, match=r"README.md:1:1: is not JSON: .*, so it is not a manifest$") as error:
         load_manifest(find_manifest(Path("README.md")))
     assert error.value.code == "E502"
 

@@ -268,7 +268,7 @@ def test_the_source_that_limits_the_others_is_named(tmp_path: Path) -> None:
     left_out = sum(place["dropped"] == "weight" for place in index)
     share = round(100 * left_out / manifest.ledger.conversations.read)
     assert share > 50
-    said = f"few.jsonl gives all it has, and so limits the others (token_share): {share} % of the conversations are "
+    said = f"few.jsonl is used in full and limits the others (token_share): {share} % of the conversations are "
     assert giving_all(manifest, recipe.corpus_folder) == ["few.jsonl"]
     assert said in limited_by(["few.jsonl"], left_out, manifest.ledger.conversations.packed)
     [warning] = predict(recipe.config, tmp_path, tmp_path).warnings
@@ -277,7 +277,7 @@ def test_the_source_that_limits_the_others_is_named(tmp_path: Path) -> None:
     assert "mixture (token_share), in one pass over the training split:\nsource" in shown
     assert said in shown
     assert limited_by(["a", "b"], 0, 7) == limited_by([], 7, 7) == ""
-    assert "a and b give all they have, and so limit the others" in limited_by(["a", "b"], 1, 1)
+    assert "a and b are used in full and limit the others" in limited_by(["a", "b"], 1, 1)
 
 
 def test_a_share_of_what_was_read_is_told_from_one_of_a_pass(tmp_path: Path) -> None:

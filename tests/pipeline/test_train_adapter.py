@@ -90,7 +90,7 @@ def test_a_signal_leaves_a_checkpoint_from_which_the_same_command_goes_on(
         done = command(folder, *wanted)
         assert done.returncode == 0, done.stderr
         assert f"after {checkpoint.name}" in done.stderr
-        assert f"training goes on after step {checkpoint.name.removeprefix('checkpoint-')}; loading" in done.stderr
+        assert f"resuming after step {checkpoint.name.removeprefix('checkpoint-')}; loading" in done.stderr
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.5])
@@ -129,5 +129,5 @@ def test_without_the_extras_it_is_said_what_is_missing(folder: Path) -> None:
     (folder / "hidden" / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     done = command(folder, *words(OPTIONS), PYTHONPATH=f"{folder / 'hidden'}:{os.environ.get('PYTHONPATH', '')}")
     assert done.returncode == 69, done.stderr
-    assert "E721 error: training needs torch, not installed here; install with: make extras" in done.stderr
+    assert "E721 error: training needs torch, which is not installed; run: make extras" in done.stderr
     assert done.stderr.count(" error: ") == 1

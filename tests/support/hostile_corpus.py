@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from support import commands
+from support.commands import ROOT
+
 from tasks.core import printable
 from tasks.storage.manifest import load_manifest
 
-ROOT = Path(__file__).parents[2]
 SEQUENCE_LENGTH = 128
 
 # Everything here controls some terminal or markup language; in a conversation it is only text.
@@ -47,18 +47,11 @@ def pack(folder: Path, settings: str = "") -> Path:
         "name: small\nsources:\n  - path: chats*.jsonl\n    format: messages\n"
         f"vocab_size: 500\nsequence_length: {SEQUENCE_LENGTH}\nvalidation: 0.1\nmax_rejects: 0.1\n{settings}"
     )
-    command = [sys.executable, "-m", "luigi", "--module", "pipeline", "PackCorpus"]
-    done = subprocess.run(
-        [*command, "--config", str(config), "--root", str(folder)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / done.stdout.splitlines()[-1]
+    return commands.pack(folder, "--config", str(config))
 
 
 def packcorpus(*arguments: str | Path, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tasks.cli.app", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **variables}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, encoding="utf-8")
+    return commands.packcorpus(cwd, *arguments, **{"COLUMNS": "80"} | variables)
 
 
 def rows(path: Path) -> Iterator[tuple[str, int]]:

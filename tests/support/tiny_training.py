@@ -1,8 +1,8 @@
-"""Real rows and tiny models for the tests of training.
+"""Real rows and tiny models for tests of training.
 
-data/sample ─packed_rows─▶ rows of 256 tokens, as train.data.dataset gives them ─┐
-tiny_model(family) ─▶ 2 layers, fp32, grouped-query attention ──────────────┴▶ what the tests train
-plain_kernels(monkeypatch) ─▶ the kernels of a GPU, written plainly, so that what is given to them can be tested here
+data/sample ─packed_rows─▶ rows of 256 tokens, as train.data.dataset returns ┐
+tiny_model(family) ─▶ 2 layers, fp32, grouped-query attention ───────────────┴▶ what the tests train
+plain_kernels(monkeypatch) ─▶ the kernels of a GPU in plain torch, so that calls to them can be tested here
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from train.model import attention
 
 LENGTH, VOCABULARY = 256, 500
 SOURCES = [{"path": str(ROOT / "data" / "sample" / name)} for name in ("alpaca.json", "questions.csv")] + [
-    {"path": "chat.jsonl"}  # short ones beside them, so that rows have several conversations
+    {"path": "chat.jsonl"}  # short ones, so that rows have several conversations
 ]
 SETTINGS = {"overlong": "drop", "max_rejects": 1.0}
 FAMILIES = {
@@ -44,7 +44,7 @@ Row = dict[str, torch.Tensor]
 
 @cache
 def packed_rows() -> list[Row]:
-    """Rows of the bundled sample: input_ids and position_ids int32[256], labels int64[256]."""
+    """Return rows of the sample: input_ids, position_ids int32[256], labels int64."""
     with tempfile.TemporaryDirectory() as folder:
         manifest = pack_corpus(
             make_recipe(Path(folder), conversations(40), sources=SOURCES, sequence_length=LENGTH, **SETTINGS)
@@ -62,12 +62,12 @@ def packed_rows() -> list[Row]:
 
 
 def tiny_model(family: str = "llama", adapter: bool = True, dropout: float = 0.0, **settings: Any) -> Any:
-    """A model of its family with weights of a seed, and a LoRA adapter whose B is not zero."""
+    """Build a model with seeded weights, and a LoRA adapter whose B is not zero."""
     torch.manual_seed(7)
     build, config, own = FAMILIES[family]
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     common = sizes | {"num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH}
-    # Weights ten times the usual: attention is then far from uniform, and what leaks shows.
+    # Weights ten times the usual size make attention far from uniform, so that leaks show.
     scale = {"initializer_range": 0.2, "use_cache": False, "attn_implementation": "sdpa"}
     model = build(config(**common | scale | own | settings))
     if adapter:
@@ -84,7 +84,7 @@ def tiny_model(family: str = "llama", adapter: bool = True, dropout: float = 0.0
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float | None, left: int) -> torch.Tensor:
-    """Causal attention of one segment, [T, heads, D], that reaches `left` tokens back (-1: all)."""
+    """Attend within one segment, [T, heads, D], `left` tokens back (-1: all)."""
     back = torch.arange(len(q))[:, None] - torch.arange(len(k))[None, :]
     mask = (back >= 0) & ((left < 0) | (back <= left))
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
@@ -100,7 +100,7 @@ def attend_segments(
     longest: Any,
     **how: Any,
 ) -> torch.Tensor:
-    """As a kernel that goes by segments must be called: one bound more than segments, int32, over the whole batch."""
+    """Check the call of a segment kernel, whose int32 bounds cover the batch."""
     assert torch.equal(*bounds)
     assert bounds[0].dtype == torch.int32
     assert (bounds[0][0], bounds[0][-1]) == (0, len(q))
@@ -109,7 +109,7 @@ def attend_segments(
 
 
 def plain_varlen(*args: Any, **named: Any) -> torch.Tensor:
-    """`varlen_attn` of torch, for every call that the real one takes."""
+    """Replace `varlen_attn` of torch, for every call that it accepts."""
     call = inspect.signature(varlen.varlen_attn).bind(*args, **named)
     call.apply_defaults()
     given = call.arguments
@@ -134,7 +134,7 @@ def plain_flash_varlen(
     causal: bool = False,
     window_size: tuple[int, int] = (-1, -1),
 ) -> torch.Tensor:
-    """`flash_attn_varlen_func` of the flash-attn package."""
+    """Replace `flash_attn_varlen_func` of the flash-attn package."""
     assert causal
     longest = (max_seqlen_q, max_seqlen_k)
     how = {"scale": softmax_scale, "left": window_size[0]}
@@ -142,13 +142,13 @@ def plain_flash_varlen(
 
 
 def plain_flash(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **named: Any) -> torch.Tensor:
-    """`flash_attn_func`: every row by itself, and its conversations together."""
+    """Replace `flash_attn_func`: each row separately, with all its conversations."""
     left = named.get("window_size", (-1, -1))[0]
     return torch.stack([attend(*row, named["softmax_scale"], left) for row in zip(q, k, v, strict=True)])
 
 
 def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put the plain kernels in place of those of torch and flash-attn."""
+    """Replace the kernels of torch and flash-attn by plain ones."""
     monkeypatch.setattr(attention, "varlen_attn", plain_varlen)
     functions = (plain_flash, plain_flash_varlen, None, flash_utils._pad_input, flash_utils._unpad_input)
     ways = (flash_utils._lazy_define_process_function(plain_flash_varlen), None)
@@ -156,5 +156,5 @@ def plain_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def force_attention(model: Any, backend: str) -> None:
-    """Set a backend that is not available here."""
+    """Set a backend that is not available on this machine."""
     model.config._attn_implementation_internal = attention.BACKENDS[backend]

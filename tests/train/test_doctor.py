@@ -1,4 +1,4 @@
-"""What a machine can lack is a line that says how to mend it; the exit code says whether one can train."""
+"""Everything a machine may lack is reported with its fix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GPU = Gpu("NVIDIA H200", 150_754_820_096, (9, 0))
 
 
 def healthy(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
-    """A machine with one good GPU, but for `facts`."""
+    """Fake a machine with one good GPU, except for `facts`."""
     gpus = facts.pop("gpus", [GPU])
     usual = {
         "gpus": lambda: gpus,
@@ -38,12 +38,12 @@ def healthy(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
     }
     for name, fact in (usual | facts).items():
         monkeypatch.setattr(devices, name, fact)
-    # The backends of train.model.attention ask torch for a GPU, which is not here.
+    # The backends of train.model.attention ask torch for a GPU, which tests do not have.
     monkeypatch.setattr(doctor, "_attention", lambda: Finding("ok", "attention", "sdpa"))
 
 
-def looked_at(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> tuple[int, str]:
-    """Exit code and text on a page of 80 columns, its lines joined."""
+def examined(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> tuple[int, str]:
+    """Return the exit code, and the output at 80 columns with its lines joined."""
     healthy(monkeypatch, **facts)
     out = io.StringIO()
     code = doctor.main(Console(file=out, width=80, markup=False, emoji=False, highlight=False))
@@ -51,8 +51,8 @@ def looked_at(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> tuple[int, str]:
     return code, re.sub(r"\s+", " ", out.getvalue())
 
 
-def test_a_healthy_machine_has_nothing_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
-    code, text = looked_at(monkeypatch)
+def test_a_healthy_machine_has_nothing_to_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, text = examined(monkeypatch)
     assert code == 0
     assert "GPU NVIDIA H200, 140 GiB, compute capability 9.0" in text
     assert f"torch {metadata.version('torch')}" in text
@@ -61,33 +61,37 @@ def test_a_healthy_machine_has_nothing_to_mend(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("facts", "level", "mend"),
+    ("facts", "level", "fix"),
     [
         ({"gpus": []}, "warning GPU none", "training runs on the CPU"),
-        ({"gpus": [], "gpu_sign": lambda: "/dev/nvidia0"}, "problem GPU is there (/dev/nvidia0)", "--device cpu"),
+        ({"gpus": [], "gpu_sign": lambda: "/dev/nvidia0"}, "problem GPU present (/dev/nvidia0)", "--device cpu"),
         ({"gpus": [Gpu("T4", 1 << 34, (7, 5))]}, "warning precision fp32: T4", "2020 or later"),
         ({"no_nf4_reason": lambda kind: "it is broken"}, "problem NF4 it is broken", "--quantization none"),
         ({"gpus": [GPU, GPU], "has_nccl": lambda: False}, "problem processes 2 GPUs", "--gpus 1"),
         ({"compiler": lambda: None}, "warning compiler no C++", "apt-get install g++"),
         ({"is_wsl": lambda: True}, "warning WSL rows are read", ".wslconfig"),
-        ({"free_memory": lambda: 3 << 30}, "warning memory 3.0 GiB free", "end other programs"),
-        ({"free_disk": lambda path: 2 << 30}, "warning disk 2.0 GiB free", "make room"),
+        ({"free_memory": lambda: 3 << 30}, "warning memory 3.0 GiB free", "close other programs"),
+        ({"free_disk": lambda path: 2 << 30}, "warning disk 2.0 GiB free", "free some space"),
     ],
 )
-def test_what_is_amiss_is_said_with_how_to_mend_it(
-    facts: dict[str, Callable[..., Any]], level: str, mend: str, monkeypatch: pytest.MonkeyPatch
+def test_every_problem_is_reported_with_its_fix(
+    facts: dict[str, Callable[..., Any]], level: str, fix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code, text = looked_at(monkeypatch, **facts)
+    code, text = examined(monkeypatch, **facts)
     assert level in text
-    assert re.search(rf"{re.escape(level)}.*→ [^→]*{re.escape(mend)}", text)
+    assert re.search(rf"{re.escape(level)}.*→ [^→]*{re.escape(fix)}", text)
     is_problem = level.startswith("problem")
     assert code == (69 if is_problem else 0)
-    verdict = "training cannot run here as it is set: 1 problem" if is_problem else "training can run here: 1 warning"
+    verdict = (
+        "training cannot run here with the default settings: 1 problem"
+        if is_problem
+        else "training can run here: 1 warning"
+    )
     assert text.endswith(f"{verdict} ")
 
 
 def test_missing_libraries_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even torch is there: nothing of it may be imported."""
+    """Even torch may be missing, so nothing of it may be imported."""
     found = devices.version_of
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(
@@ -96,19 +100,19 @@ def test_missing_libraries_are_findings(monkeypatch: pytest.MonkeyPatch) -> None
     for name in ("gpus", "gpu_count", "gpu_sign", "no_nf4_reason", "has_nccl"):
         monkeypatch.setattr(devices, name, lambda *_: pytest.fail("torch is not there"))
     findings = doctor.examine()
-    problems = {finding.what: finding for finding in findings if finding.level == "problem"}
+    problems = {finding.topic: finding for finding in findings if finding.level == "problem"}
     assert problems.keys() == {"torch", "trl"}
-    assert re.fullmatch(r"is not installed; <[\d.]+,>=[\d.]+ is needed", problems["torch"].found)
-    assert re.fullmatch(r"0\.9\.1 is not <[\d.]+,>=[\d.]+", problems["trl"].found)
-    assert {finding.mend for finding in problems.values()} == {"make extras"}
+    assert re.fullmatch(r"not installed; <[\d.]+,>=[\d.]+ is required", problems["torch"].found)
+    assert re.fullmatch(r"0\.9\.1 is not supported \(<[\d.]+,>=[\d.]+ is required\)", problems["trl"].found)
+    assert {finding.fix for finding in problems.values()} == {"make extras"}
     assert doctor.main(Console(file=io.StringIO())) == 69
 
 
-def test_a_library_that_cannot_be_loaded_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unloadable_library_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Any:
         raise OSError("libtorch_cuda.so: cannot open shared object file")
 
-    code, text = looked_at(monkeypatch, gpus=[], gpu_count=broken)
+    code, text = examined(monkeypatch, gpus=[], gpu_count=broken)
     assert code == 69
     assert "problem libraries cannot be loaded: libtorch_cuda.so" in text
 
@@ -118,7 +122,7 @@ def test_attention_backends_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> 
     assert doctor._attention() == Finding("ok", "attention", "sdpa, eager")
 
 
-def test_what_training_needs_is_what_the_project_says() -> None:
+def test_training_needs_match_the_project_metadata() -> None:
     needs = devices.training_needs()
     assert {"torch", "transformers", "trl", "peft", "bitsandbytes"} <= needs.keys()
     assert {"luigi", "pytest", "ruff"} & needs.keys() == set()
@@ -139,7 +143,7 @@ def test_a_range_has_two_ends() -> None:
     ]
 
 
-def test_on_a_terminal_the_levels_are_words_too() -> None:
+def test_levels_are_words_on_a_terminal_too() -> None:
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system="standard", markup=False)
     doctor.show([Finding("problem", "torch", "[bold]is not here[/bold] " * 8, "get it")], console)

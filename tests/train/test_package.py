@@ -40,7 +40,7 @@ def test_every_public_name_is_found() -> None:
 
 
 def test_ranks_ignore_modules_of_the_user_with_our_names(tmp_path: Path) -> None:
-    """A rank reports the unknown option itself: exit code 64, and not 3 from one of these files."""
+    """A rank reports the unknown option: exit code 64, not 3 of these files."""
     for name in ("train", "tasks", "pipeline"):
         (tmp_path / f"{name}.py").write_text("import os\nprint('a module of the user', flush=True)\nos._exit(3)\n")
     code = (

@@ -1,4 +1,4 @@
-"""PackedDataset: the rows of the shards, and nothing that is not what the manifest says.
+"""PackedDataset returns the rows of the shards if they match the manifest.
 
 The reference is what `datasets` and pyarrow read from the same files.
 """
@@ -47,14 +47,14 @@ def opened(made: Path) -> dict[str, PackedDataset]:
 
 @pytest.fixture
 def copy(made: Path, tmp_path: Path) -> Path:
-    """The manifest of a copy that may be damaged."""
+    """The manifest of a copy that tests may damage."""
     root = made.parent.parent
     shutil.copytree(root, tmp_path / "copy")
     return tmp_path / "copy" / made.relative_to(root)
 
 
 def expected(made: Path, split: str = "train") -> dict[str, np.ndarray]:
-    """Columns as `datasets` reads them from the shards."""
+    """Read the columns of the shards with `datasets`."""
     whole = concatenate_datasets([Dataset.from_file(str(shard)) for shard in shards_of(made, split)])
     return {name: np.array(whole[name]) for name in COLUMNS}
 
@@ -84,7 +84,7 @@ def test_rows_are_those_of_the_shards(made: Path, split: str, load: Any) -> None
 
 @settings(deadline=None)
 @given(st.data())
-def test_rows_are_numbered_as_those_of_a_list(opened: dict[str, PackedDataset], data: st.DataObject) -> None:
+def test_rows_are_indexed_like_a_list(opened: dict[str, PackedDataset], data: st.DataObject) -> None:
     rows = opened[data.draw(st.sampled_from(LOADS))]
     numbers = list(range(len(rows)))
     chosen = data.draw(st.lists(st.integers(-len(rows) - 2, len(rows) + 1), min_size=1, max_size=9))
@@ -113,7 +113,7 @@ def test_rows_are_copies(opened: dict[str, PackedDataset]) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("load", LOADS)
-def test_the_default_collator_makes_the_batch(made: Path, opened: Any, load: str, workers: int) -> None:
+def test_the_default_collator_builds_the_batch(made: Path, opened: Any, load: str, workers: int) -> None:
     wanted = expected(made)
     loader = DataLoader(
         opened[load], 3, shuffle=True, collate_fn=default_data_collator, num_workers=workers,
@@ -149,10 +149,10 @@ def test_trainer_trains_on_it(opened: dict[str, PackedDataset], tmp_path: Path) 
         assert "attention_mask" not in batch
 
 
-# -- where they lie ----------------------------------------------------------------------------------------------------
+# -- memory and mmap ---------------------------------------------------------------------------------------------------
 
 
-def test_auto_takes_memory_where_all_processes_fit_in_half_of_it(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_uses_memory_if_all_processes_fit_in_half_of_it(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = PackedDataset(made)
     largest = max(shard.bytes for shard in rows.corpus.splits["train"])
     for processes in (1, 3):
@@ -172,7 +172,7 @@ def test_on_wsl_rows_are_in_memory(made: Path, monkeypatch: pytest.MonkeyPatch) 
         assert "WSL" in rows.notes[0]
 
 
-def test_in_memory_each_shard_is_read_once_and_then_needed_no_more(
+def test_each_shard_is_read_into_memory_once(
     copy: Path, monkeypatch: pytest.MonkeyPatch, opened: dict[str, PackedDataset]
 ) -> None:
     corpus, read, reads = open_corpus(copy), Path.read_bytes, []
@@ -180,7 +180,7 @@ def test_in_memory_each_shard_is_read_once_and_then_needed_no_more(
     def once(path: Path) -> bytes:
         reads.append(path)
         data = read(path)
-        path.write_bytes(b"gone")  # whoever opens the file again finds this
+        path.write_bytes(b"gone")  # reading the file again would return this
         return data
 
     shards = shards_of(copy)
@@ -218,7 +218,7 @@ def test_shards_in_memory_at_a_time_are_bounded(made: Path, monkeypatch: pytest.
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 
-def refused(given: Any, load: Any, kind: type[PackError] = DataError) -> str:
+def rejected(given: Any, load: Any, kind: type[PackError] = DataError) -> str:
     with pytest.raises(kind) as caught:
         PackedDataset(given, load=load)
     message = str(caught.value)
@@ -227,8 +227,8 @@ def refused(given: Any, load: Any, kind: type[PackError] = DataError) -> str:
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_a_flipped_bit_is_found_wherever_it_is(copy: Path, load: str) -> None:
-    """Both where the corpus was opened before and where it is opened now, and reads the schema first."""
+def test_every_flipped_bit_is_detected(copy: Path, load: str) -> None:
+    """Whether the corpus is opened before the damage or after it."""
     corpus, source = open_corpus(copy), random.Random(0)
     for shard in shards_of(copy):
         whole = shard.read_bytes()
@@ -237,10 +237,10 @@ def test_a_flipped_bit_is_found_wherever_it_is(copy: Path, load: str) -> None:
             damaged = bytearray(whole)
             damaged[place] ^= 1 << source.randrange(8)
             shard.write_bytes(damaged)
-            message = refused(corpus, load)
+            message = rejected(corpus, load)
             assert f"{shard}: does not have the SHA-256" in message
             assert "run: packcorpus repair" in message
-            assert str(shard) in refused(copy, load), f"bit flipped in byte {place}"
+            assert str(shard) in rejected(copy, load), f"bit flipped in byte {place}"
         shard.write_bytes(whole)
     assert PackedDataset(copy, load=load).rows
 
@@ -259,21 +259,21 @@ DAMAGES: dict[str, Callable[[Path, Path], Any]] = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("load", LOADS)
-def test_a_damaged_shard_is_refused_by_name(copy: Path, load: str, damage: str) -> None:
+def test_a_damaged_shard_is_rejected_by_name(copy: Path, load: str, damage: str) -> None:
     corpus, (first, second, *_) = open_corpus(copy), shards_of(copy)
     DAMAGES[damage](second, first)
     for given_ in (corpus, copy):
-        assert str(second) in refused(given_, load, PackError)
+        assert str(second) in rejected(given_, load, PackError)
 
 
 @pytest.mark.parametrize("load", LOADS)
-def test_shards_in_each_others_place_are_refused(copy: Path, load: str) -> None:
+def test_swapped_shards_are_rejected(copy: Path, load: str) -> None:
     corpus, (first, second, *_) = open_corpus(copy), shards_of(copy)
     data = first.read_bytes(), second.read_bytes()
     first.write_bytes(data[1])
     second.write_bytes(data[0])
     for given_ in (corpus, copy):
-        assert str(first) in refused(given_, load)
+        assert str(first) in rejected(given_, load)
 
 
 @pytest.mark.parametrize("load", LOADS)
@@ -285,31 +285,31 @@ def test_a_digest_is_checked_before_a_row_is_parsed(copy: Path, load: str, monke
     parsed: list[Path] = []
     batches = module._record_batches
     monkeypatch.setattr(module, "_record_batches", lambda where, *rest: parsed.append(where) or batches(where, *rest))
-    refused(corpus, load)
+    rejected(corpus, load)
     assert shard not in parsed
 
 
-def test_an_edited_manifest_is_refused(copy: Path) -> None:
+def test_an_edited_manifest_is_rejected(copy: Path) -> None:
     copy.write_bytes(copy.read_bytes().replace(b'"train_on": "assistant"', b'"train_on": "all"'))
-    assert "was edited or damaged" in refused(copy, "auto")
+    assert "was edited or damaged" in rejected(copy, "auto")
 
 
 @pytest.mark.parametrize("more", [-1, 1])
 @pytest.mark.parametrize("load", LOADS)
-def test_a_manifest_that_counts_other_rows_is_refused(copy: Path, load: str, more: int) -> None:
+def test_a_manifest_with_a_wrong_row_count_is_rejected(copy: Path, load: str, more: int) -> None:
     def change(values: dict[str, Any]) -> None:
         values["splits"]["train"]["shards"][0]["rows"] += more
         values["splits"]["train"]["shards"][1]["rows"] -= more
 
     sign(copy, change)
-    assert re.search(rf"{shards_of(copy)[0]}: holds \d+ rows, but \d+ are recorded; run: ", refused(copy, load))
+    assert re.search(rf"{shards_of(copy)[0]}: holds \d+ rows, but \d+ are recorded; run: ", rejected(copy, load))
 
 
-def test_what_has_no_rows_of_that_kind_is_refused(made: Path, tmp_path: Path) -> None:
+def test_a_corpus_without_such_rows_is_rejected(made: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"split 'test' has no rows \(train has"):
         PackedDataset(made, "test")
     whole = pack_small(tmp_path, packing=False)
-    message = refused(whole, "auto")
+    message = rejected(whole, "auto")
     assert "format 2.0" in message
     assert "packing: true" in message
 
@@ -319,7 +319,7 @@ def test_what_has_no_rows_of_that_kind_is_refused(made: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.list_(pa.int64()), pa.large_list(pa.int16())])
 @pytest.mark.parametrize("load", LOADS)
-def test_rows_of_other_list_types_are_the_same(kind: pa.DataType, load: Any, tmp_path: Path) -> None:
+def test_other_list_types_give_the_same_rows(kind: pa.DataType, load: Any, tmp_path: Path) -> None:
     wanted = random_rows(7)
     wanted["input_ids"][3, 1] = wanted["labels"][3, 1] = 300
     write_rows(tmp_path / NAME, wanted | {"score": np.ones((7, 2), int)}, kind=kind)
@@ -352,7 +352,7 @@ def put(name: str, value: int, place: Any = (3, 1)) -> Callable[[dict[str, np.nd
 
 
 def end_of_row_3(rows: dict[str, np.ndarray]) -> None:
-    """The last place a pad, and trained on."""
+    """Make the last token padding that is trained on."""
     for name in COLUMNS:
         rows[name][3, -1] = 0
 
@@ -366,29 +366,29 @@ def nothing_trained(rows: dict[str, np.ndarray]) -> None:
 
 
 BROKEN: dict[str, Callable[[dict[str, np.ndarray]], None]] = {
-    "row 2 + 1: a token id is negative": put("input_ids", -1),
-    "row 2 + 1: attention_mask holds other values": put("attention_mask", 2),
-    "row 2 + 1: attention_mask has a pad before": put("attention_mask", 0),
-    "row 2 + 1: a label is neither": put("labels", 100),
-    "row 2 + 1: a pad is trained on": end_of_row_3,
-    "row 2 + 1: no token of the row is trained on": nothing_trained,
-    "row 2 + 1: the first token of a conversation is trained on": first_of_row_3,
-    "row 2 + 1: position_ids do not begin at 0": put("position_ids", 5, (3, 0)),
-    "row 2 + 1: position_ids neither go on": put("position_ids", 7),
+    "row 3: a token id is negative": put("input_ids", -1),
+    "row 3: attention_mask has values other than": put("attention_mask", 2),
+    "row 3: attention_mask has padding before": put("attention_mask", 0),
+    "row 3: a label is neither": put("labels", 100),
+    "row 3: padding is trained on": end_of_row_3,
+    "row 3: no token of the row is trained on": nothing_trained,
+    "row 3: the first token of a conversation is trained on": first_of_row_3,
+    "row 3: position_ids do not start at 0": put("position_ids", 5, (3, 0)),
+    "row 3: position_ids neither increase by 1": put("position_ids", 7),
 }
 
 
 @pytest.mark.parametrize("found", BROKEN)
-def test_rows_that_would_train_wrongly_are_refused(found: str, tmp_path: Path) -> None:
+def test_rows_that_would_train_wrongly_are_rejected(found: str, tmp_path: Path) -> None:
     rows = random_rows(6)
     write_rows(tmp_path / NAME, rows)
     assert PackedDataset(tmp_path).rows == 6
     BROKEN[found](rows)
     write_rows(tmp_path / NAME, rows)
-    assert f"{tmp_path / NAME}: {found}" in refused(tmp_path, "auto")
+    assert f"{tmp_path / NAME}: {found}" in rejected(tmp_path, "auto")
 
 
-def test_columns_that_make_no_rows_are_refused(tmp_path: Path) -> None:
+def test_columns_that_are_not_rows_are_rejected(tmp_path: Path) -> None:
     rows = {name: values.astype(object) for name, values in random_rows(3).items()}
     kind = pa.list_(pa.int64())
     for name, broken, found in (
@@ -397,6 +397,6 @@ def test_columns_that_make_no_rows_are_refused(tmp_path: Path) -> None:
         ("input_ids", [[1 << 40, *rows["input_ids"][0][1:]], *rows["input_ids"][1:]], "1099511627776 not in range"),
     ):
         write_rows(tmp_path / NAME, rows | {name: broken}, kind=kind, batch=3)
-        message = refused(tmp_path, "auto")
+        message = rejected(tmp_path, "auto")
         assert str(tmp_path / NAME) in message
         assert found in message

@@ -1,4 +1,4 @@
-"""A checkpoint is complete, or it does not count."""
+"""Only complete checkpoints are used."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CORPUS, OTHER = "a" * 64, "b" * 64
 
 
 def written(folder: Path, step: int, corpus: str = CORPUS, sealed: bool = True) -> Path:
-    """checkpoint-STEP with two files, one of them in a folder."""
+    """Write checkpoint-STEP with two files, one of them in a folder."""
     checkpoint = folder / f"checkpoint-{step}"
     (checkpoint / "deeper").mkdir(parents=True)
     (checkpoint / "adapter.safetensors").write_bytes(random.Random(step).randbytes(1000))
@@ -32,14 +32,14 @@ def test_the_newest_by_number_is_chosen(tmp_path: Path) -> None:
     assert newest_complete(tmp_path, CORPUS) == tmp_path / "checkpoint-10"
 
 
-def test_what_a_kill_left_is_removed_and_the_one_before_is_taken(tmp_path: Path) -> None:
+def test_an_incomplete_checkpoint_is_removed(tmp_path: Path) -> None:
     before = written(tmp_path, 4)
     left = written(tmp_path, 8, sealed=False)
     assert newest_complete(tmp_path, CORPUS) == before
     assert not left.exists()
 
 
-def test_one_of_another_corpus_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_corpus_is_rejected(tmp_path: Path) -> None:
     checkpoint = written(tmp_path, 4, OTHER)
     with pytest.raises(DataError, match=f"{checkpoint}: was made on corpus bbbbbbbbbbbb, this is corpus aaaaaaaaaaaa"):
         newest_complete(tmp_path, CORPUS)
@@ -55,11 +55,11 @@ def test_a_damaged_file_is_named(tmp_path: Path, name: str, damage: str) -> None
     path.write_bytes({"truncate": data[:-1], "extend": data + b"x"}.get(damage, data))
     if damage == "remove":
         path.unlink()
-    with pytest.raises(DataError, match=f"{path}: is not what was written"):
+    with pytest.raises(DataError, match=f"{path}: changed since it was written"):
         newest_complete(tmp_path, CORPUS)
 
 
-def test_old_ones_go_only_after_the_new_one_is_sealed(tmp_path: Path) -> None:
+def test_old_checkpoints_are_removed_after_the_new_one_is_sealed(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         written(tmp_path, step)
     written(tmp_path, 4, sealed=False)
@@ -70,7 +70,7 @@ def test_old_ones_go_only_after_the_new_one_is_sealed(tmp_path: Path) -> None:
     assert newest_complete(tmp_path, CORPUS) == tmp_path / "checkpoint-4"
 
 
-def test_another_rank_than_the_first_leaves_the_files_alone(tmp_path: Path) -> None:
+def test_only_the_first_rank_removes_checkpoints(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         written(tmp_path, step)
     written(tmp_path, 4, sealed=False)

@@ -1,4 +1,4 @@
-"""Training on packed rows is training on the conversations one by one, to the last digits.
+"""Training on packed rows equals training on separate conversations.
 
     packed rows ─transformers.Trainer─▶ gradient of the adapter at the first optimizer step ┐
     each conversation alone, from position 0, as its own row ─▶ Σ gradients / trained tokens ┴▶ equal
@@ -8,6 +8,7 @@ Run as a script under torch.distributed, this file is one rank of several.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ def chosen() -> list[Row]:
 
 
 def alone(rows: Sequence[Row]) -> list[Row]:
-    """The conversations of the rows, each in a row of its own."""
+    """Return the conversations of the rows, each in a row of its own."""
     found = []
     for row in rows:
         bounds = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), LENGTH]
@@ -57,7 +58,7 @@ def gradients_of(model: Any) -> Gradients:
 
 
 def error(found: Gradients, expected: Gradients) -> float:
-    """Relative, over all weights of the adapter."""
+    """Return the relative error over all weights of the adapter."""
     assert found.keys() == expected.keys()
     difference = sum((found[name] - expected[name]).square().sum() for name in expected)
     return float((difference / sum(x.square().sum() for x in expected.values())).sqrt())
@@ -65,11 +66,11 @@ def error(found: Gradients, expected: Gradients) -> float:
 
 @cache
 def one_by_one() -> tuple[Gradients, float]:
-    """The token-weighted gradient of the conversations of the chosen rows, and the sum of their loss terms."""
+    """Return the token-weighted gradient and the summed loss of the conversations."""
     torch.set_num_threads(1)
     model, total, trained = tiny_model(), 0.0, 0
     for row in alone(chosen()):
-        # Worked out here, from the logits: every label is predicted by the token before it.
+        # Computed here from the logits: every label is predicted by the token before it.
         logits = model(input_ids=row["input_ids"][None], position_ids=row["position_ids"][None]).logits[0, :-1]
         loss = torch.nn.functional.cross_entropy(logits, row["labels"][1:], reduction="sum")
         loss.backward()
@@ -79,7 +80,7 @@ def one_by_one() -> tuple[Gradients, float]:
 
 
 class Caught(TrainerCallback):
-    """The gradients before the first optimizer step."""
+    """Keeps the gradients of the first optimizer step."""
 
     def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
         self.gradients = gradients_of(getattr(model, "module", model))
@@ -93,7 +94,7 @@ class InOrder(Trainer):
 def trained_on(
     folder: Path, collator: Callable[[list[Row]], Any], model: Any = None, *, micro_batch: int = 1, **arguments: Any
 ) -> Gradients:
-    """What the real Trainer has at the first optimizer step."""
+    """Return the gradients of the real Trainer at the first optimizer step."""
     settings = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=micro_batch,
@@ -115,7 +116,7 @@ def trained_on(
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize(("micro_batch", "accumulation"), [(1, 4), (2, 2), (4, 1)])
-def test_the_gradient_is_that_of_the_conversations_one_by_one(
+def test_the_gradient_equals_that_of_separate_conversations(
     tmp_path: Path, micro_batch: int, accumulation: int, checkpointing: bool
 ) -> None:
     model, calls = tiny_model(), []
@@ -138,7 +139,7 @@ def test_the_gradient_is_that_of_the_conversations_one_by_one(
 
 @pytest.mark.parametrize("backend", ["eager", "varlen", "flash2"])
 @pytest.mark.parametrize("checkpointing", [False, True])
-def test_so_it_is_with_other_backends(
+def test_other_backends_have_the_same_gradient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str, checkpointing: bool
 ) -> None:
     plain_kernels(monkeypatch)
@@ -158,7 +159,7 @@ def test_so_it_is_with_other_backends(
 
 @pytest.mark.parametrize("leak", ["mask", "no positions"])
 @pytest.mark.parametrize("micro_batch", [1, 2])
-def test_a_leak_spoils_the_gradient_and_the_check_catches_it(tmp_path: Path, leak: str, micro_batch: int) -> None:
+def test_a_leak_changes_the_gradient_and_is_detected(tmp_path: Path, leak: str, micro_batch: int) -> None:
     def leaking(rows: list[Row]) -> dict[str, Any]:
         batch = Collator("sdpa")(rows)
         if leak == "mask":
@@ -173,11 +174,11 @@ def test_a_leak_spoils_the_gradient_and_the_check_catches_it(tmp_path: Path, lea
     assert not check_isolation(tiny_model(), leaking(rows), rows, seed=1).passed
 
 
-def test_the_loss_terms_add_up_to_those_of_the_conversations_one_by_one() -> None:
-    """So the first token of a conversation adds none: alone, it is predicted by nothing."""
+def test_the_loss_equals_that_of_separate_conversations() -> None:
+    """So the first token of a conversation, which nothing predicts, adds nothing."""
     rows = chosen()
     begins = [row["position_ids"] == 0 for row in rows]
-    # What it would be if first tokens were trained on.
+    # The loss if first tokens were trained on.
     wrong = [r | {"labels": torch.where(b, r["input_ids"], r["labels"])} for r, b in zip(rows, begins, strict=True)]
     with torch.no_grad():
         total, other = (tiny_model()(**Collator("sdpa")(x), num_items_in_batch=1).loss.item() for x in (rows, wrong))
@@ -185,14 +186,15 @@ def test_the_loss_terms_add_up_to_those_of_the_conversations_one_by_one() -> Non
     assert other > total + 1
 
 
-# Backend, micro-batch, whether activations are computed again.
+# Backend, micro-batch, and activation checkpointing.
 RANK_CASES = ("sdpa-1-plain", "sdpa-1-checkpointing", "sdpa-2-checkpointing", "varlen-1-plain")
 
 
 def test_two_ranks_have_the_gradient_of_all_conversations(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     words = [*launch, str(Path(__file__)), str(tmp_path), *RANK_CASES]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     for case in RANK_CASES:
         ranks = [load_file(tmp_path / f"{case}-{rank}.safetensors") for rank in range(2)]
@@ -201,7 +203,7 @@ def test_two_ranks_have_the_gradient_of_all_conversations(tmp_path: Path) -> Non
 
 
 def rank(folder: Path, cases: list[str]) -> None:
-    """One of two ranks: two rows each, of which a step has all four."""
+    """Run one of two ranks with two rows each; a step has all four."""
     torch.set_num_threads(1)
     plain_kernels(pytest.MonkeyPatch())
     for case in cases:

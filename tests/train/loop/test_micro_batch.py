@@ -1,4 +1,4 @@
-"""The search for the micro-batch: on devices that are made of numbers, and once on a real model."""
+"""The search for the micro-batch, on simulated devices and once on a real model."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.tiny_training import LENGTH, packed_rows, tiny_model
 
 from tasks.core.errors import PartMissing
@@ -25,16 +26,16 @@ BOUNDLESS = 1e18
 
 
 class Device:
-    """A device on which a pass of n rows takes seconds(n) and bytes(n); its clock moves with the passes alone."""
+    """A simulated device: a pass of n rows takes seconds(n) and bytes(n)."""
 
     def __init__(
         self,
         seconds: Callable[[int], float],
         size: Callable[[int], float] = float,
         limit: float = BOUNDLESS,
-        foresee: bool = False,
+        cautious: bool = False,
     ):
-        self._seconds, self._bytes, self.limit, self.foresee = seconds, size, limit, foresee
+        self._seconds, self._bytes, self.limit, self.cautious = seconds, size, limit, cautious
         self.now, self._peak, self.passes = 0.0, 0.0, list[int]()
 
     def step(self, rows: int) -> None:
@@ -55,7 +56,7 @@ class Device:
 
 
 ROWS = st.integers(1, 300)
-# Seconds of a pass by its place among the sizes: any curve.
+# Seconds of a pass by the index of its size: any curve.
 CURVES = st.lists(st.floats(0.01, 10), min_size=10, max_size=10)
 
 
@@ -64,7 +65,7 @@ def by_size(rows: int, curve: list[float]) -> dict[int, float]:
 
 
 @given(ROWS)
-def test_sizes_divide_the_step_and_double_at_least(rows: int) -> None:
+def test_sizes_divide_the_step_and_at_least_double(rows: int) -> None:
     found = sizes(rows)
     assert found[0] == 1
     assert found[-1] == rows or rows < 2 * found[-1]
@@ -77,7 +78,7 @@ def test_sizes_of_a_power_of_two() -> None:
 
 
 @given(ROWS, CURVES)
-def test_the_smallest_of_the_fast_ones_wins_on_any_curve(rows: int, curve: list[float]) -> None:
+def test_the_smallest_of_the_fast_sizes_is_chosen(rows: int, curve: list[float]) -> None:
     seconds = by_size(rows, curve)
     choice = Device(seconds.__getitem__).find(rows)
     tried = [trial.rows for trial in choice.trials]
@@ -90,7 +91,7 @@ def test_the_smallest_of_the_fast_ones_wins_on_any_curve(rows: int, curve: list[
 
 
 @given(ROWS, CURVES)
-def test_it_grows_until_tokens_per_second_fall(rows: int, curve: list[float]) -> None:
+def test_sizes_grow_until_tokens_per_second_fall(rows: int, curve: list[float]) -> None:
     seconds = by_size(rows, curve)
     tried = [trial.rows for trial in Device(seconds.__getitem__).find(rows).trials]
     rates = [size / seconds[size] for size in tried]
@@ -101,7 +102,7 @@ def test_it_grows_until_tokens_per_second_fall(rows: int, curve: list[float]) ->
 
 
 @given(ROWS, st.floats(1, 1000))
-def test_a_gpu_that_refuses_is_asked_once_and_gets_what_it_can_do(rows: int, limit: float) -> None:
+def test_a_gpu_runs_out_of_memory_at_most_once(rows: int, limit: float) -> None:
     device = Device(lambda n: 1 + n / 100, limit=limit)  # larger is faster
     choice = device.find(rows)
     fits = [size for size in sizes(rows) if size <= limit]
@@ -110,16 +111,16 @@ def test_a_gpu_that_refuses_is_asked_once_and_gets_what_it_can_do(rows: int, lim
 
 
 @given(ROWS, st.floats(1, 1000), st.floats(0, 0.5))
-def test_a_cpu_is_never_given_more_than_its_memory(rows: int, limit: float, fixed: float) -> None:
-    """Memory that grows with the rows, a part of it being the same for any number."""
-    device = Device(lambda n: 1 + n / 100, lambda n: fixed + n * (1 - fixed), limit, foresee=True)
+def test_a_cpu_never_exceeds_its_memory(rows: int, limit: float, fixed: float) -> None:
+    """Memory grows with the rows, and a part of it is constant."""
+    device = Device(lambda n: 1 + n / 100, lambda n: fixed + n * (1 - fixed), limit, cautious=True)
     device.find(rows)
     assert max(map(device._bytes, device.passes)) <= limit
 
 
 @given(ROWS, st.floats(0.001, 20), st.floats(0.001, 2), st.floats(1, 60))
-def test_the_time_is_bounded(rows: int, fixed: float, each: float, budget: float) -> None:
-    """Passes that take a fixed time and some for each row. Each size has one that warms up and one that counts."""
+def test_measuring_time_is_bounded(rows: int, fixed: float, each: float, budget: float) -> None:
+    """Passes take a fixed time plus some per row; the first of a size is free."""
     device = Device(lambda n: fixed + each * n)
     device.find(rows, budget)
     warm = sum(fixed + each * n for n in set(device.passes))
@@ -127,24 +128,24 @@ def test_the_time_is_bounded(rows: int, fixed: float, each: float, budget: float
 
 
 @given(ROWS, CURVES, CURVES, st.floats(1, 400), st.floats(1, 400), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_all_ranks_choose_the_same(
-    rows: int, one: list[float], other: list[float], limit: float, other_limit: float, foresee: bool
+    rows: int, one: list[float], other: list[float], limit: float, other_limit: float, cautious: bool
 ) -> None:
-    """Two ranks of other speed and other memory, each in a thread, that meet wherever they agree."""
+    """Two ranks with different speed and memory, each in a thread."""
     meet = threading.Barrier(2, timeout=60)
-    told: list[list[float]] = [[], []]
+    sent: list[list[float]] = [[], []]
     found: list[Choice | None] = [None, None]
 
     def rank(number: int, curve: list[float], limit: float) -> None:
         def agree(figures: list[float]) -> list[float]:
-            told[number] = figures
+            sent[number] = figures
             meet.wait()
-            largest = [max(pair) for pair in zip(*told, strict=True)]
+            largest = [max(pair) for pair in zip(*sent, strict=True)]
             meet.wait()
             return largest
 
-        device = Device(by_size(rows, curve).__getitem__, limit=limit, foresee=foresee)
+        device = Device(by_size(rows, curve).__getitem__, limit=limit, cautious=cautious)
         found[number] = device.find(rows, 30.0, agree)
 
     threads = [threading.Thread(target=rank, args=a) for a in ((0, one, limit), (1, other, other_limit))]
@@ -157,12 +158,12 @@ def test_all_ranks_choose_the_same(
     assert found[0].micro_batch <= min(limit, other_limit)
 
 
-def test_one_row_that_does_not_fit_is_refused() -> None:
+def test_one_row_that_does_not_fit_is_rejected() -> None:
     with pytest.raises(PartMissing, match="one row of 1024 tokens does not fit"):
         Device(float, limit=0.5).find(8)
 
 
-def test_a_batch_of_32_that_is_five_times_slower_than_one_of_8() -> None:
+def test_32_rows_that_are_slower_than_8() -> None:
     rates = {1: 3.0, 2: 5.0, 4: 6.5, 8: 6.7 * 8, 16: 20.0, 32: 1.2 * 32}
     choice = Device(lambda n: n / rates[n]).find(32)
     assert (choice.micro_batch, choice.accumulation) == (8, 4)
@@ -173,14 +174,14 @@ def test_a_batch_of_32_that_is_five_times_slower_than_one_of_8() -> None:
     assert json.loads(json.dumps(asdict(choice)))["trials"][3]["tokens_per_second"] == pytest.approx(6.7 * 8 * 1024)
 
 
-def test_of_sizes_that_are_as_fast_the_smallest_is_taken() -> None:
+def test_the_smallest_of_equally_fast_sizes_is_chosen() -> None:
     rates = {1: 90.0, 2: 98.0, 4: 100.0, 8: 99.0}
     choice = Device(lambda n: n / rates[n]).find(8)
     assert (choice.micro_batch, choice.accumulation) == (2, 4)
-    assert choice.reason == "8 rows are all of a step"
+    assert choice.reason == "a step has 8 rows"
 
 
-def test_the_first_pass_warms_up_and_does_not_count() -> None:
+def test_the_first_pass_only_warms_up() -> None:
     times = iter([9.0, 1.0, 3.0])
     (trial,) = Device(lambda _: next(times)).find(1).trials
     assert trial.seconds == 2.0
@@ -189,7 +190,7 @@ def test_the_first_pass_warms_up_and_does_not_count() -> None:
 # -- on a model --------------------------------------------------------------------------------------------------------
 
 
-def test_training_is_not_changed_by_having_measured() -> None:
+def test_measuring_does_not_change_training() -> None:
     model, rows, collator = tiny_model(dropout=0.3), packed_rows()[:8], Collator("sdpa")
 
     def losses(measure: bool) -> tuple[Choice | None, float, list[torch.Tensor]]:
@@ -209,7 +210,7 @@ def test_training_is_not_changed_by_having_measured() -> None:
     assert all(torch.equal(a, b) for a, b in zip(gradients, measured_gradients, strict=True))
 
 
-def test_a_size_that_the_config_names_is_taken_and_timed() -> None:
+def test_a_configured_size_is_used_and_timed() -> None:
     choice = micro_batch(tiny_model(), packed_rows()[:8], Collator("sdpa"), TrainingConfig(micro_batch=4), 14, 1, False)
     assert (choice.micro_batch, choice.accumulation) == (4, 4)
     (trial,) = choice.trials
@@ -217,7 +218,7 @@ def test_a_size_that_the_config_names_is_taken_and_timed() -> None:
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))
-def test_rows_of_a_step_can_be_halved_and_are_as_many_as_asked_for(wanted: int, there: int) -> None:
+def test_rows_per_step_are_close_to_the_request_and_divisible(wanted: int, there: int) -> None:
     rows = rows_per_step(wanted * 1024.0, 1024.0, there)
     assert 1 <= rows <= there
     most = min(wanted, there)
@@ -225,14 +226,14 @@ def test_rows_of_a_step_can_be_halved_and_are_as_many_as_asked_for(wanted: int, 
     assert rows == there or len(sizes(rows)) >= math.log2(rows) - 1
 
 
-def test_the_first_pass_of_a_compiled_model_takes_no_time_from_the_others() -> None:
+def test_compiling_does_not_count_against_the_time_limit() -> None:
     times = iter([100.0, 1.0, 1.0, 100.0, 1.5, 1.5, 100.0, 4.0, 4.0])
     choice = Device(lambda _: next(times)).find(4, budget=30.0)
     assert [trial.rows for trial in choice.trials] == [1, 2, 4]
     assert choice.micro_batch == 2
 
 
-def test_memory_of_this_process_is_seen() -> None:
+def test_memory_of_this_process_is_measured() -> None:
     memory = micro_batch_module._CpuMemory(ranks=2)
     assert 0 < memory.limit < micro_batch_module.devices.free_memory() / 2
     size = 1 << 28

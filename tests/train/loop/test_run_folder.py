@@ -1,4 +1,4 @@
-"""The same run is found again; another corpus or other settings never get into it."""
+"""A run is found by its key; other corpora and settings never use its folder."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import pytest
 from tasks.core.errors import Busy, DataError, UsageError
 from train.config import WITHOUT_EFFECT, TrainingConfig
 from train.data.corpus import Corpus
-from train.loop.run_folder import RunFolder
+from train.loop.run_folder import Choices, RunFolder
 
 CORPUS = Corpus(
     folder=Path("x"), format_version="3.0", key="a" * 64, sequence_length=64, manifest=None, splits={}, isolated=True,
     name="mine", notes=(),
 )  # fmt: skip
+
+CHOICES = Choices("cpu", "fp32", 1, "sdpa", 4, 2, 99.5, ["a line"], ["a note"])
 
 CHANGED = {
     "base_model": "some/model", "tokenizer": "t.model", "allow_unisolated": True, "device": "cpu", "precision": "fp32",
@@ -38,13 +40,13 @@ def test_every_setting_that_changes_the_adapter_changes_the_folder(tmp_path: Pat
 
 
 @pytest.mark.parametrize("setting", sorted(WITHOUT_EFFECT - {"output"}))
-def test_what_has_no_effect_on_the_adapter_does_not(tmp_path: Path, setting: str) -> None:
+def test_settings_without_effect_keep_the_folder(tmp_path: Path, setting: str) -> None:
     values = {"load": "mmap", "gpus": 2, "save_every": 3, "keep_checkpoints": 5, "report_to": "wandb"}
     changed = TrainingConfig(**{setting: values[setting]})  # type: ignore[arg-type]
     assert RunFolder(tmp_path, changed, CORPUS).path == RunFolder(tmp_path, TrainingConfig(), CORPUS).path
 
 
-def test_a_local_model_counts_by_its_files(tmp_path: Path) -> None:
+def test_a_local_model_is_identified_by_its_files(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text('{"layers": 2}')
@@ -62,44 +64,44 @@ def test_a_local_model_counts_by_its_files(tmp_path: Path) -> None:
 def test_choices_are_kept_for_the_next_start(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, TrainingConfig(), CORPUS)
     folder.check()
-    assert folder.choices() == {}
-    folder.begin({"micro_batch": 4})
+    assert folder.choices() is None
+    folder.write(CHOICES)
     again = RunFolder(tmp_path, TrainingConfig(), CORPUS)
     again.check()
-    assert again.choices() == {"micro_batch": 4}
+    assert again.choices() == CHOICES
 
 
-def test_another_corpus_is_refused(tmp_path: Path) -> None:
+def test_another_corpus_is_rejected(tmp_path: Path) -> None:
     config = TrainingConfig(output=str(tmp_path / "run"))
-    RunFolder(tmp_path, config, CORPUS).begin({})
+    RunFolder(tmp_path, config, CORPUS).write(CHOICES)
     with pytest.raises(DataError, match=r"run: was trained on corpus aaaaaaaaaaaa, this is corpus bbbbbbbbbbbb"):
         RunFolder(tmp_path, config, replace(CORPUS, key="b" * 64)).check()
 
 
-def test_other_settings_are_refused_and_named(tmp_path: Path) -> None:
+def test_other_settings_are_rejected_and_named(tmp_path: Path) -> None:
     config = TrainingConfig(output=str(tmp_path / "run"))
-    RunFolder(tmp_path, config, CORPUS).begin({})
+    RunFolder(tmp_path, config, CORPUS).write(CHOICES)
     with pytest.raises(UsageError, match=r"other settings \(lora_r 16 → 8\)"):
         RunFolder(tmp_path, config.model_copy(update={"lora_r": 8}), CORPUS).check()
 
 
-def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
+def test_a_folder_of_other_files_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(UsageError, match="holds other files"):
+    with pytest.raises(UsageError, match="contains files that do not belong"):
         RunFolder(tmp_path, TrainingConfig(output=str(tmp_path)), CORPUS).check()
 
 
-def test_a_run_that_was_ended_while_it_wrote_its_first_file_goes_on(tmp_path: Path) -> None:
+def test_a_partially_written_first_file_is_accepted(tmp_path: Path) -> None:
     (tmp_path / ".run.json.a1b2c3.tmp").write_text("{")
     RunFolder(tmp_path, TrainingConfig(output=str(tmp_path)), CORPUS).check()
 
 
-def test_a_folder_that_another_process_trains_in_is_refused(tmp_path: Path) -> None:
+def test_a_folder_in_use_is_rejected(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path, TrainingConfig(output=str(tmp_path / "run")), CORPUS)
     (tmp_path / "run").mkdir()
     with (tmp_path / "run" / "run.lock").open("wb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        with pytest.raises(Busy, match="another run is at work in it"):
+        with pytest.raises(Busy, match="another run is using this folder"):
             folder.claim()
     folder.claim()
-    folder.check()  # the lock alone is no other file
+    folder.check()  # the lock file alone is accepted

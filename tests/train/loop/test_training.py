@@ -1,6 +1,6 @@
-"""`python -m train`, the real command on a small corpus and a tiny model: what it leaves, what it refuses, signals.
+"""`python -m train` on a small corpus: results, rejections, signals.
 
-A signal is sent after the first step was shown. What is compared then is the log of every step.
+Signals are sent at a random moment after the first step (SIGKILL to the last rank); the logs of all steps are compared.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ from support.small_corpus import conversations, flip, make_recipe, pack_corpus
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from train.__main__ import main
+from train.config import TrainingConfig
+from train.data.corpus import open_corpus
 from train.loop.checkpoints import newest_complete
+from train.loop.run_folder import Choices, RunFolder
 
 LENGTH, VOCABULARY = 128, 500
 
@@ -66,20 +69,20 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def stop(command: list[str], number: int) -> tuple[int, str]:
-    """Send a signal at a random moment after the first step; SIGKILL to the last rank. Exit code, and what was said."""
+    """Send a signal after the first step. Returns the exit code and stderr."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr
-    said = ""
+    output = ""
     for line in process.stderr:
-        said += line
+        output += line
         if re.match(r"step \d+/", line):
             time.sleep(random.uniform(0, 0.4))
             ranks = psutil.Process(process.pid).children()
             (ranks[-1] if ranks and number == signal.SIGKILL else process).send_signal(number)
             break
     rest = process.stderr.read()
-    return process.wait(timeout=300), said + rest
+    return process.wait(timeout=300), output + rest
 
 
 def losses(output: Path) -> list[tuple[int, float]]:
@@ -87,7 +90,7 @@ def losses(output: Path) -> list[tuple[int, float]]:
     return [(entry["step"], round(entry["loss"], 5)) for entry in log if "step_seconds" in entry]
 
 
-def test_a_run_leaves_adapter_tokenizer_picture_and_record(folder: Path, tmp_path: Path) -> None:
+def test_a_run_writes_adapter_tokenizer_picture_and_record(folder: Path, tmp_path: Path) -> None:
     command = words(folder, tmp_path / "run", "--max-steps", "20")
     done = run(command)
     assert done.returncode == 0, done.stderr
@@ -107,7 +110,7 @@ def test_a_run_leaves_adapter_tokenizer_picture_and_record(folder: Path, tmp_pat
     again = run(command)
     assert (again.returncode, "nothing to do" in again.stderr) == (0, True)
     assert again.stdout == done.stdout
-    # Killed between the last step and the record: it is finished, and no step is added.
+    # A run killed between the last step and the record is completed without another step.
     weights = (tmp_path / "run" / "adapter_model.safetensors").read_bytes()
     for name in ("training.json", "adapter_model.safetensors"):
         (tmp_path / "run" / name).unlink()
@@ -120,28 +123,26 @@ def test_a_run_leaves_adapter_tokenizer_picture_and_record(folder: Path, tmp_pat
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_run_that_was_stopped_and_then_killed_ends_with_the_same_losses(
-    folder: Path, tmp_path: Path, ranks: int
-) -> None:
+def test_a_resumed_run_has_the_same_losses(folder: Path, tmp_path: Path, ranks: int) -> None:
     options = ("--max-steps", "40", "--gpus", str(ranks), "--save-every", "4")
     whole = run(words(folder, tmp_path / "whole", *options))
     assert whole.returncode == 0, whole.stderr
     assert len(losses(tmp_path / "whole")) == 40
 
     command, key = words(folder, tmp_path / "stopped", *options), json.loads(manifest_of(folder).read_text())["key"]
-    code, said = stop(command, signal.SIGTERM)
-    assert code == 75, said
-    assert "Traceback" not in said
+    code, output = stop(command, signal.SIGTERM)
+    assert code == 75, output
+    assert "Traceback" not in output
     checkpoints = list((tmp_path / "stopped").glob("checkpoint-*"))
     newest = max(checkpoints, key=lambda path: int(path.name.split("-")[1]))
     assert all((path / "complete.json").exists() for path in checkpoints)
     assert newest_complete(tmp_path / "stopped", key) == newest
     assert not (tmp_path / "stopped" / "training.json").exists()
 
-    code, said = stop(command, signal.SIGKILL)
-    assert code == (-signal.SIGKILL if ranks == 1 else 1), said
-    assert ("rank 1 was killed by SIGKILL" in said) == (ranks == 2)
-    assert f"after {newest.name}" in said
+    code, output = stop(command, signal.SIGKILL)
+    assert code == (-signal.SIGKILL if ranks == 1 else 1), output
+    assert ("rank 1 was killed by SIGKILL" in output) == (ranks == 2)
+    assert f"after {newest.name}" in output
 
     resumed = run(command)
     assert resumed.returncode == 0, resumed.stderr
@@ -149,7 +150,7 @@ def test_a_run_that_was_stopped_and_then_killed_ends_with_the_same_losses(
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
 
 
-def test_conversations_of_format_2_are_trained_on(folder: Path, tmp_path: Path) -> None:
+def test_training_on_format_2(folder: Path, tmp_path: Path) -> None:
     done = run(words(folder, tmp_path / "run", "--max-steps", "6", manifest=manifest_of(folder, "whole")))
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "run" / "training.json").read_text())
@@ -157,49 +158,49 @@ def test_conversations_of_format_2_are_trained_on(folder: Path, tmp_path: Path) 
     assert record["result"]["last_loss"] < record["result"]["first_loss"]
 
 
-# -- refusals: one thing is wrong each time --------------------------------------------------------------------------
+# -- rejections: one fault at a time -----------------------------------------------------------------------------------
 
 
-def refused(capsys: pytest.CaptureFixture[str], command: list[str], code: int, message: str) -> None:
-    """In this process: to load torch anew for each takes five seconds."""
+def rejected(capsys: pytest.CaptureFixture[str], command: list[str], code: int, message: str) -> None:
+    """Run in this process: loading torch again takes five seconds."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         assert main(command[command.index("train") + 1 :]) == code
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    said = capsys.readouterr().err
-    assert message in said
-    assert sum(" error: " in line for line in said.splitlines()) == 1
-    assert "step 1/" not in said
+    output = capsys.readouterr().err
+    assert message in output
+    assert sum(" error: " in line for line in output.splitlines()) == 1
+    assert "step 1/" not in output
 
 
-def test_an_edited_manifest_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_edited_manifest_is_rejected(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(folder / "packed", tmp_path / "packed")
     manifest = manifest_of(tmp_path)
     manifest.write_text(manifest.read_text().replace('"seed": 42', '"seed": 43'))
-    refused(capsys, words(folder, tmp_path / "run", manifest=manifest), 65, "was edited or damaged")
+    rejected(capsys, words(folder, tmp_path / "run", manifest=manifest), 65, "was edited or damaged")
 
 
-def test_a_damaged_shard_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_shard_is_rejected(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(folder / "packed", tmp_path / "packed")
     (shard,) = (tmp_path / "packed").rglob("train-00000-of-00001.arrow")
     flip(shard)
-    refused(capsys, words(folder, tmp_path / "run", manifest=manifest_of(tmp_path)), 65, "train-00000-of-00001.arrow")
+    rejected(capsys, words(folder, tmp_path / "run", manifest=manifest_of(tmp_path)), 65, "train-00000-of-00001.arrow")
 
 
-def test_a_damaged_tokenizer_is_not_handed_on(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_tokenizer_is_rejected(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(folder / "packed", tmp_path / "packed")
     (model,) = (tmp_path / "packed").rglob("tokenizer/tiny.model")
     flip(model)
-    refused(capsys, words(folder, tmp_path / "run", manifest=manifest_of(tmp_path)), 65, "tokenizer/tiny.model")
+    rejected(capsys, words(folder, tmp_path / "run", manifest=manifest_of(tmp_path)), 65, "tokenizer/tiny.model")
 
 
-def test_ids_beyond_the_vocabulary_are_refused(
+def test_ids_beyond_the_vocabulary_are_rejected(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_model(tmp_path / "small", vocab_size=100)
-    refused(
+    rejected(
         capsys,
         words(folder, tmp_path / "run", "--base-model", str(tmp_path / "small")),
         65,
@@ -207,29 +208,30 @@ def test_ids_beyond_the_vocabulary_are_refused(
     )
 
 
-def test_rows_longer_than_the_positions_are_refused(
+def test_rows_longer_than_the_positions_are_rejected(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save_model(tmp_path / "short", positions=64)
-    refused(capsys, words(folder, tmp_path / "run", "--base-model", str(tmp_path / "short")), 65, "positions for 64")
+    rejected(capsys, words(folder, tmp_path / "run", "--base-model", str(tmp_path / "short")), 65, "positions for 64")
 
 
-def test_another_tokenizer_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_different_tokenizer_is_rejected(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = tmp_path / "other.model"
     data = bytearray((folder / "packed" / "tiny.model").read_bytes())
     other.write_bytes(data + b"\x0a\x00")
-    refused(
+    rejected(
         capsys, words(folder, tmp_path / "run", "--tokenizer", str(other)), 65, "the corpus was made with the tokenizer"
     )
 
 
-def test_another_corpus_than_the_checkpoint_is_refused(
+def test_another_corpus_than_that_of_the_run_is_rejected(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = run(words(folder, tmp_path / "run", "--max-steps", "2"))
-    assert done.returncode == 0, done.stderr
+    config = TrainingConfig(output=str(tmp_path / "run"))
+    started = RunFolder(tmp_path, config, open_corpus(manifest_of(folder)))
+    started.write(Choices("cpu", "fp32", 1, "sdpa", 1, 2, 100.0, [], []))
     other = words(folder, tmp_path / "run", "--max-steps", "2", manifest=manifest_of(folder, "whole"))
-    refused(capsys, other, 65, "was trained on corpus")
+    rejected(capsys, other, 65, "was trained on corpus")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +244,7 @@ def test_another_corpus_than_the_checkpoint_is_refused(
         (["--base-model", "./nowhere"], 66, "no such folder"),
     ],
 )
-def test_settings_that_cannot_be_met_are_refused(
+def test_impossible_settings_are_rejected(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, message: str
 ) -> None:
-    refused(capsys, words(folder, tmp_path / "run", *options), code, message)
+    rejected(capsys, words(folder, tmp_path / "run", *options), code, message)

@@ -1,4 +1,4 @@
-"""Backends, and the batches that they need: bounds of segments, and the kernels of a GPU called as they must be."""
+"""Attention backends, bounds of segments, and correct calls of GPU kernels."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def lengths_of_rows(draw: st.DrawFn) -> list[list[int]]:
 
 
 @given(lengths_of_rows(), st.sampled_from([torch.int32, torch.int64]))
-def test_segments_are_those_of_the_rows_one_after_another(rows: list[list[int]], dtype: torch.dtype) -> None:
+def test_segments_of_a_batch_are_those_of_its_rows(rows: list[list[int]], dtype: torch.dtype) -> None:
     positions = torch.stack([torch.cat([torch.arange(n, dtype=dtype) for n in row]) for row in rows])
     flat = [n for row in rows for n in row]
     bounds, longest = segments(positions)
@@ -58,7 +58,7 @@ def test_segments_are_those_of_the_rows_one_after_another(rows: list[list[int]],
     assert (longest, type(longest)) == (max(flat), int)
 
 
-def test_a_row_begins_a_segment_whatever_its_positions_say() -> None:
+def test_every_row_starts_a_segment() -> None:
     positions = torch.tensor([[0, 1, 2], [5, 6, 0]])
     bounds, longest = segments(positions)
     assert bounds.tolist() == [0, 3, 5, 6]
@@ -67,7 +67,7 @@ def test_a_row_begins_a_segment_whatever_its_positions_say() -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_the_collator_adds_to_the_default_ones_batch(backend: str) -> None:
+def test_the_collator_extends_the_default_batch(backend: str) -> None:
     rows = packed_rows()[:3]
     expected, batch = default_data_collator(rows), Collator(backend)(rows)
     assert all(torch.equal(batch[name], values) for name, values in expected.items())
@@ -96,7 +96,7 @@ def test_rows_without_positions_are_one_segment_each() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("backend", ["varlen", "flash2", "flash3"])
-def test_kernels_by_segments_give_what_sdpa_gives(monkeypatch: pytest.MonkeyPatch, backend: str, family: str) -> None:
+def test_segment_kernels_equal_sdpa(monkeypatch: pytest.MonkeyPatch, backend: str, family: str) -> None:
     plain_kernels(monkeypatch)
     model, rows = tiny_model(family), packed_rows()[:3]
     with torch.no_grad():
@@ -106,7 +106,7 @@ def test_kernels_by_segments_give_what_sdpa_gives(monkeypatch: pytest.MonkeyPatc
     assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
-def test_varlen_has_the_gradients_of_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_varlen_gradients_equal_those_of_sdpa(monkeypatch: pytest.MonkeyPatch) -> None:
     plain_kernels(monkeypatch)
     model, rows = tiny_model(), packed_rows()[:2]
 
@@ -128,10 +128,10 @@ def test_varlen_has_the_gradients_of_sdpa(monkeypatch: pytest.MonkeyPatch) -> No
         ({"softcap": 30.0}, "softcap"),
         ({"s_aux": torch.zeros(2)}, "s_aux"),
         ({"attention_mask": torch.ones(1, 1, 4, 4)}, "attention_mask"),
-        ({"cu_seq_lens_q": None}, "no cu_seq_lens"),
+        ({"cu_seq_lens_q": None}, "batches without cu_seq_lens"),
     ],
 )
-def test_varlen_refuses_what_its_kernel_cannot_do(
+def test_varlen_rejects_unsupported_features(
     monkeypatch: pytest.MonkeyPatch, inputs: dict[str, Any], word: str
 ) -> None:
     plain_kernels(monkeypatch)
@@ -154,10 +154,10 @@ def test_varlen_computes_in_the_precision_of_the_values(monkeypatch: pytest.Monk
     assert out.dtype == torch.bfloat16
 
 
-# -- what can be used -------------------------------------------------------------------------------------------------
+# -- availability ------------------------------------------------------------------------------------------------------
 
 
-def test_every_backend_of_the_settings_is_known() -> None:
+def test_every_configurable_backend_exists() -> None:
     assert {*BACKENDS, "auto"} == set(get_args(Attention))
 
 
@@ -166,7 +166,7 @@ def test_without_a_gpu_only_sdpa_and_eager_train() -> None:
     assert unavailable_reason("flex", CPU) == "flex needs a GPU"
 
 
-def test_what_a_gpu_lacks_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_backends_on_a_gpu_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     def reasons(dtype: torch.dtype = torch.bfloat16) -> dict[str, str | None]:
         return {name: unavailable_reason(name, GPU, dtype) for name in BACKENDS}
 
@@ -188,11 +188,11 @@ def test_a_model_changes_its_backend(adapter: bool) -> None:
         use_attention(model, backend)
         assert {layer.self_attn.config._attn_implementation for layer in model.get_decoder().layers} == {backend}
         with torch.no_grad():
-            # eager alone has attention weights to show.
+            # Only eager returns attention weights.
             assert bool(model(**batch, output_attentions=True).attentions) == (backend == "eager")
 
 
-def test_a_backend_that_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unusable_backend_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     with pytest.raises(PartMissing, match=r"^varlen needs a GPU; use `attention: sdpa`$"):
         use_attention(model, "varlen")
@@ -203,7 +203,7 @@ def test_a_backend_that_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPatc
     assert model.config._attn_implementation == "eager"
 
 
-def test_a_model_that_keeps_its_backend_in_silence_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_silently_keeps_its_backend_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model()
     monkeypatch.setattr(type(model.get_base_model()), "_can_set_attn_implementation", classmethod(lambda _: False))
     with pytest.raises(PartMissing, match=r"^attention `eager` cannot be used with a llama model; use sdpa$"):

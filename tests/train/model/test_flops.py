@@ -1,4 +1,4 @@
-"""The work of a token, against torch's own count of the operations of a step."""
+"""The FLOP of a token equal torch's own count of the operations of a step."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ ROWS = 2
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-def test_it_is_what_torch_counts(family: str, tied: bool) -> None:
+def test_flops_equal_the_count_of_torch(family: str, tied: bool) -> None:
     model = tiny_model(family, tie_word_embeddings=tied, attn_implementation="eager", vocab_size=VOCABULARY)
-    # Else the first layer has no gradient of its input to compute.
+    # Otherwise the first layer computes no gradient of its input.
     model.enable_input_require_grads()
     batch = Collator("eager")(packed_rows()[:ROWS])
     with FlopCounterMode(display=False) as counter:
         model(**batch)["loss"].backward()
     counted = counter.get_total_flops() / (ROWS * LENGTH)
-    # Eager attention computes all L tokens for each, masked or not: as if each attended to L.
+    # Eager attention computes all L scores per token, masked or not, as if each attended to L.
     everything = torch.full((1, 1), LENGTH - 1)
     assert flops_per_token(model, everything) == pytest.approx(counted, rel=0.005)
 
 
-def test_attention_is_causal_and_ends_at_the_conversation() -> None:
+def test_attention_is_counted_within_conversations() -> None:
     model, rows = tiny_model(), packed_rows()[:4]
     places = torch.stack([row["position_ids"] for row in rows])
-    # How many tokens each one attends to, from the conversations of the rows.
+    # The number of tokens that each token attends to, from the conversations of the rows.
     number = (places == 0).cumsum(1)
     attends = (number[:, :, None] == number[:, None, :]).tril().sum(2).double().mean().item()
     assert 1 < attends < LENGTH / 2
@@ -39,7 +39,7 @@ def test_attention_is_causal_and_ends_at_the_conversation() -> None:
     assert flops_per_token(model, places) - alone == pytest.approx(12 * 2 * 64 * (attends - 1))
 
 
-def test_a_window_bounds_attention() -> None:
+def test_a_sliding_window_limits_attention() -> None:
     model, places = tiny_model("mistral"), torch.arange(LENGTH)[None]
     window = model.config.sliding_window
     assert flops_per_token(model, places) < flops_per_token(tiny_model("llama"), places)
@@ -48,10 +48,10 @@ def test_a_window_bounds_attention() -> None:
     assert flops_per_token(model, places) - alone == pytest.approx(12 * 2 * 64 * (seen - 1))
 
 
-def test_parameters_and_the_adapter() -> None:
+def test_counted_parameters() -> None:
     bare, model = tiny_model(adapter=False), tiny_model()
     everything, trainable = parameters(model)
-    # r 4 on q, k, v, o and the MLP's three, in two layers of 64 wide with half as wide k and v, 128 in the MLP.
+    # r = 4 on q, k, v, o, and the MLP's three; two layers of width 64, k and v half as wide, 128 in the MLP.
     assert trainable == 2 * 4 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 128))
     assert everything - trainable == sum(weights.numel() for weights in bare.parameters())
 
@@ -76,5 +76,5 @@ def test_parameters_and_the_adapter() -> None:
         ("CPU, 2 cores", None),
     ],
 )
-def test_peak_of_a_gpu(name: str, peak: float | None) -> None:
+def test_peak_flops_of_a_gpu(name: str, peak: float | None) -> None:
     assert peak_flops(name) == peak

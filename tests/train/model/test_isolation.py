@@ -1,4 +1,4 @@
-"""The check of isolation: it passes where conversations are apart, and catches every leak that was seen."""
+"""The isolation check accepts isolated rows and detects every known leak."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ def several(count: int) -> list[Row]:
     return [packed_rows()[i] for i in choose_rows(packed_rows(), count)]
 
 
-# -- apart ------------------------------------------------------------------------------------------------------------
+# -- isolated ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("backend", ["sdpa", "eager", "flex", "varlen", "flash2"])
-def test_nothing_moves_in_isolated_rows(monkeypatch: pytest.MonkeyPatch, backend: str, family: str, count: int) -> None:
+def test_isolated_logits_do_not_move(monkeypatch: pytest.MonkeyPatch, backend: str, family: str, count: int) -> None:
     plain_kernels(monkeypatch)
     model, rows = tiny_model(family, dropout=0.1), several(count)
     force_attention(model, backend)
-    # flex has a forward pass on a CPU, which takes 20 s to compile.
+    # On a CPU, flex has a forward pass, which takes 20 s to compile.
     with torch.compiler.set_stance("force_eager") if backend == "flex" else nullcontext():
         seen = check_isolation(model, Collator(backend)(rows), rows, seed=1)
     assert (seen.moved, seen.noise) == (0.0, 0.0)
@@ -66,7 +66,7 @@ def test_it_runs_with_activation_checkpointing_and_autocast() -> None:
         assert not check_isolation(model, leaks, rows, seed=1).passed
 
 
-# -- not apart --------------------------------------------------------------------------------------------------------
+# -- leaking -----------------------------------------------------------------------------------------------------------
 
 
 def padded(batch: Batch) -> torch.Tensor:
@@ -89,7 +89,7 @@ LEAKS: dict[str, Callable[[Batch], Batch]] = {
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("backend", ["sdpa", "eager"])
 @pytest.mark.parametrize("leak", LEAKS)
-def test_every_leak_is_caught(leak: str, backend: str, count: int) -> None:
+def test_every_leak_is_detected(leak: str, backend: str, count: int) -> None:
     model, rows = tiny_model(dropout=0.1), several(count)
     force_attention(model, backend)
     seen = check_isolation(model, LEAKS[leak](Collator(backend)(rows)), rows, seed=1)
@@ -98,12 +98,12 @@ def test_every_leak_is_caught(leak: str, backend: str, count: int) -> None:
     assert seen.noise == 0.0
 
 
-def test_a_cache_that_the_model_keeps_by_itself_is_caught() -> None:
+def test_a_cache_that_the_model_enables_itself_is_detected() -> None:
     model, rows = tiny_model(use_cache=True), several(1)
     assert not check_isolation(model, Collator("sdpa")(rows), rows, seed=1).passed
 
 
-def test_one_leaking_row_among_many_is_caught() -> None:
+def test_one_leaking_row_among_many_is_detected() -> None:
     model, rows = tiny_model(), several(4)
     batch = Collator("sdpa")(rows)
     assert check_isolation(model, batch, rows, seed=1).passed
@@ -118,12 +118,12 @@ def test_one_leaking_row_among_many_is_caught() -> None:
     ("change", "leaks"),
     [
         (lambda batch: batch, False),
-        # transformers finds the segments by itself for a single row only, and a mask with zeros wins over the bounds.
+        # transformers finds the segments itself only for a single row, and a mask with zeros overrides the bounds.
         (lambda batch: {name: x for name, x in batch.items() if "seq_lens" not in name}, True),
         (lambda batch: batch | {"attention_mask": padded(batch)}, True),
     ],
 )
-def test_flash_attention_leaks_without_its_bounds(
+def test_flash_attention_leaks_without_bounds(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[Batch], Batch], leaks: bool
 ) -> None:
     plain_kernels(monkeypatch)
@@ -132,11 +132,11 @@ def test_flash_attention_leaks_without_its_bounds(
     assert check_isolation(model, change(Collator("flash2")(rows)), rows, seed=1).passed != leaks
 
 
-# -- what it measures -------------------------------------------------------------------------------------------------
+# -- measurements ------------------------------------------------------------------------------------------------------
 
 
 def passes(model: Any, batch: Batch, rows: list[Row], seed: int) -> tuple[Isolation, list[torch.Tensor]]:
-    """What the check says, and the ids that it gave to the model."""
+    """Return the result of the check, and the ids that it passed to the model."""
     given: list[torch.Tensor] = []
     hook = model.get_input_embeddings().register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
     seen = check_isolation(model, batch, rows, seed=seed)
@@ -144,7 +144,7 @@ def passes(model: Any, batch: Batch, rows: list[Row], seed: int) -> tuple[Isolat
     return seen, given
 
 
-def test_the_first_conversation_is_replaced_token_by_token_and_nothing_else() -> None:
+def test_only_the_first_conversation_is_replaced() -> None:
     model, rows = tiny_model(), several(2)
     batch = Collator("sdpa")(rows)
     for seed in range(10):
@@ -156,7 +156,7 @@ def test_the_first_conversation_is_replaced_token_by_token_and_nothing_else() ->
 
 
 @pytest.mark.parametrize("logits", [1, 7 * 500, 1 << 26])
-def test_slices_of_logits_give_what_whole_logits_give(monkeypatch: pytest.MonkeyPatch, logits: int) -> None:
+def test_sliced_logits_equal_whole_logits(monkeypatch: pytest.MonkeyPatch, logits: int) -> None:
     monkeypatch.setattr(isolation, "LOGITS", logits)
     model, rows = tiny_model(), several(2)
     batch = LEAKS["mask of ones"](Collator("sdpa")(rows))
@@ -169,7 +169,7 @@ def test_slices_of_logits_give_what_whole_logits_give(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_what_is_not_a_number_is_not_lost_among_slices(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
+def test_nan_is_not_lost_among_slices(monkeypatch: pytest.MonkeyPatch, place: int) -> None:
     monkeypatch.setattr(isolation, "LOGITS", 1)
     one = torch.randn(1, 4, 64)
     other = one.clone()
@@ -178,7 +178,7 @@ def test_what_is_not_a_number_is_not_lost_among_slices(monkeypatch: pytest.Monke
         assert math.isnan(isolation._moved(tiny_model(), one, other, torch.ones(1, 4, dtype=torch.bool)))
 
 
-def test_the_model_is_left_as_it_was() -> None:
+def test_the_model_is_restored() -> None:
     model, rows = tiny_model(dropout=0.1).eval(), several(1)
     state, hooks = torch.random.get_rng_state(), len(model.get_decoder()._forward_hooks)
     check_isolation(model, Collator("sdpa")(rows), rows, seed=1)
@@ -188,8 +188,8 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(weights.grad is None for weights in model.parameters())
 
 
-def test_it_runs_as_in_training_with_the_same_dropout_in_every_pass() -> None:
-    """Other random numbers in a pass would be noise, and hide a leak that is smaller."""
+def test_dropout_is_the_same_in_every_pass() -> None:
+    """Other random numbers in a pass would be noise and hide a smaller leak."""
     model, rows = tiny_model(dropout=0.5).eval(), several(1)
     batch = Collator("sdpa")(rows)
     modes: list[bool] = []
@@ -217,13 +217,14 @@ def test_it_runs_as_in_training_with_the_same_dropout_in_every_pass() -> None:
         (math.inf, math.inf, math.inf, False),
     ],
 )
-def test_what_passes(moved: float, first_moved: float, noise: float, passed: bool) -> None:
+def test_conditions_to_pass(moved: float, first_moved: float, noise: float, passed: bool) -> None:
     assert Isolation(1, 1, moved, first_moved, noise).passed == passed
 
 
-def test_it_is_said_in_a_line() -> None:
-    said = str(Isolation(2, 5, 0.0, 9.8765, 0.0))
-    assert said == "the first conversation of 2 rows replaced: its logits moved by 9.88, those of the 5 behind by 0"
+def test_the_result_is_one_line() -> None:
+    assert str(Isolation(2, 5, 0.0, 9.8765, 0.0)) == (
+        "after replacing the first conversation of 2 rows, its logits moved by 9.88, those of the 5 after it by 0"
+    )
 
 
 # -- refusals ---------------------------------------------------------------------------------------------------------
@@ -233,7 +234,7 @@ def require(model: Any, rows: list[Row], collator: Callable[[list[Row]], Batch],
     return require_isolation(model, rows, collator, 2, attention=attention, seed=1)
 
 
-def test_leaking_rows_are_refused_in_one_line() -> None:
+def test_leaking_rows_are_rejected_with_one_line() -> None:
     def leaking(rows: list[Row]) -> Batch:
         return LEAKS["mask of ones"](Collator("sdpa")(rows))
 
@@ -241,20 +242,20 @@ def test_leaking_rows_are_refused_in_one_line() -> None:
         require(tiny_model(), packed_rows(), leaking, "eager")
     message = str(error.value)
     assert "see each other with attention `eager` (logits moved by " in message
-    assert message.endswith("; nothing is trained. Try `attention: sdpa`")
+    assert message.endswith("; training was not started. Try `attention: sdpa`")
     assert "\n" not in message
 
 
-def test_a_check_that_sees_nothing_is_no_proof() -> None:
+def test_a_blind_check_is_not_a_proof() -> None:
     model = tiny_model()
     torch.nn.init.zeros_(model.get_output_embeddings().weight)
-    with pytest.raises(DataError, match="cannot see anything with attention `sdpa`"):
+    with pytest.raises(DataError, match="isolation cannot be checked with attention `sdpa`"):
         require(model, packed_rows(), Collator("sdpa"))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("everywhere", [True, False])
-def test_logits_that_are_not_finite_are_no_proof(value: float, everywhere: bool) -> None:
+def test_infinite_logits_are_not_a_proof(value: float, everywhere: bool) -> None:
     model = tiny_model()
     with torch.no_grad():
         weights = model.get_output_embeddings().weight
@@ -263,18 +264,18 @@ def test_logits_that_are_not_finite_are_no_proof(value: float, everywhere: bool)
         require(model, packed_rows(), Collator("sdpa"))
 
 
-def test_noise_is_told_from_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that gives something else each time moves as much without a change."""
+def test_noise_is_distinguished_from_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model with random output moves equally far without a change."""
     model = tiny_model()
     source = torch.Generator().manual_seed(1)
     head = model.get_output_embeddings()
     head.register_forward_hook(lambda _m, _i, out: out + torch.randn(out.shape, generator=source) * 100)
-    with pytest.raises(DataError, match="cannot see anything"):
+    with pytest.raises(DataError, match="isolation cannot be checked"):
         require(model, packed_rows(), Collator("sdpa"))
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError, NotImplementedError, ImportError])
-def test_a_backend_that_does_not_run_is_said(kind: type[Exception]) -> None:
+def test_a_backend_that_does_not_run_is_reported(kind: type[Exception]) -> None:
     def broken(_: list[Row]) -> Batch:
         raise kind("head size 96 is not supported\nat line 12")
 
@@ -285,7 +286,7 @@ def test_a_backend_that_does_not_run_is_said(kind: type[Exception]) -> None:
     )
 
 
-def test_memory_that_runs_out_is_not_taken_for_it() -> None:
+def test_out_of_memory_is_not_reported_as_a_failing_backend() -> None:
     def greedy(_: list[Row]) -> Batch:
         raise torch.OutOfMemoryError("16 GB")
 
@@ -296,7 +297,7 @@ def test_memory_that_runs_out_is_not_taken_for_it() -> None:
 # -- rows -------------------------------------------------------------------------------------------------------------
 
 
-def test_rows_of_one_conversation_have_nothing_to_keep_apart() -> None:
+def test_rows_of_one_conversation_need_no_check() -> None:
     alone = [row for row in packed_rows() if count_conversations(row) == 1]
     assert alone
     assert choose_rows(alone, 2) == []
@@ -305,7 +306,7 @@ def test_rows_of_one_conversation_have_nothing_to_keep_apart() -> None:
 
 @st.composite
 def rows_of_runs(draw: st.DrawFn) -> tuple[Row, int]:
-    """A row of 1 to 4 conversations, each with a trained token that is not its first, and perhaps a pad tail."""
+    """A row of 1 to 4 conversations with trained tokens, and perhaps padding."""
     conversations = draw(st.integers(1, 4))
     positions, labels = [], []
     for run in range(conversations + draw(st.integers(0, 1))):
@@ -317,14 +318,14 @@ def rows_of_runs(draw: st.DrawFn) -> tuple[Row, int]:
 
 
 @given(st.lists(rows_of_runs(), max_size=8), st.integers(1, 6))
-def test_rows_that_are_chosen(made: list[tuple[Row, int]], count: int) -> None:
+def test_chosen_rows(made: list[tuple[Row, int]], count: int) -> None:
     assert [count_conversations(row) for row, _ in made] == [conversations for _, conversations in made]
     fit = [number for number, (_, conversations) in enumerate(made) if conversations >= 2]
     chosen = choose_rows([row for row, _ in made], count)
     assert chosen == ([fit[i % len(fit[:count])] for i in range(count)] if fit else [])
 
 
-def test_no_more_rows_are_read_than_needed() -> None:
+def test_only_the_needed_rows_are_read() -> None:
     rows = several(2)
     assert choose_rows([*rows, None], 2) == [0, 1]
 
@@ -332,7 +333,7 @@ def test_no_more_rows_are_read_than_needed() -> None:
 # -- the fastest ------------------------------------------------------------------------------------------------------
 
 
-def test_the_fastest_of_those_that_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_passing_backend_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     model, rows = tiny_model(dropout=0.1).eval(), packed_rows()
     state = torch.random.get_rng_state()
     best, trials = fastest(model, rows, 2, seed=1)
@@ -349,7 +350,7 @@ def test_the_fastest_of_those_that_pass(monkeypatch: pytest.MonkeyPatch) -> None
     assert all(weights.grad is None for weights in model.parameters())
 
 
-def test_a_backend_that_leaks_or_breaks_is_out_however_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fast_backend_that_leaks_or_fails_is_excluded(monkeypatch: pytest.MonkeyPatch) -> None:
     class Leaking(Collator):
         def __call__(self, rows: Any) -> Batch:
             batch = super().__call__(rows)
@@ -363,7 +364,7 @@ def test_a_backend_that_leaks_or_breaks_is_out_however_fast(monkeypatch: pytest.
 
     model = tiny_model()
     model.get_output_embeddings().register_forward_hook(fail)
-    with pytest.raises(PartMissing, match=r"no attention backend trains .*\(flash3: .*; eager: .* bad width;"):
+    with pytest.raises(PartMissing, match=r"no attention backend can train .*\(flash3: .*; eager: .* bad width;"):
         fastest(model, packed_rows(), 2, seed=1)
 
 

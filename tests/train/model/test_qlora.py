@@ -1,6 +1,6 @@
-"""The model that is trained: what is frozen, quantized and adapted, and that the options change nothing but speed.
+"""What is frozen, quantized, and adapted; options change only speed.
 
-A tiny model is saved as others would save it, loaded by the real code on the CPU, and fed with real rows.
+A tiny model is saved in the usual way, loaded by the real code on the CPU, and trained on real rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ needs_compiler = pytest.mark.skipif(compiler() is None, reason="torch.compile ne
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Weights of the usual size, so that they can learn; tied embeddings."""
+    """Write a model that can learn (weights of the usual size), tied embeddings."""
     folder = tmp_path_factory.mktemp("base")
     tiny_model(adapter=False, initializer_range=0.02, tie_word_embeddings=True, use_cache=True).save_pretrained(folder)
     return folder
@@ -50,7 +50,7 @@ def adapter(model: Any) -> dict[str, torch.Tensor]:
 
 
 def adapted(model: Any) -> set[str]:
-    """Last names of the layers that have an adapter."""
+    """Return the last names of the layers that have an adapter."""
     return {name.split(".")[-4] for name, weights in model.named_parameters() if weights.requires_grad}
 
 
@@ -62,7 +62,7 @@ def gradients(model: Any, **inputs: Any) -> tuple[float, dict[str, torch.Tensor]
 
 
 def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
-    """Relative, over all gradients together."""
+    """Return the relative difference over all gradients."""
     assert one.keys() == other.keys()
     off, size = (
         torch.cat([x.flatten() for x in values]).norm() for values in ([one[n] - other[n] for n in one], one.values())
@@ -74,7 +74,7 @@ def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tens
 
 
 def test_the_loss_falls_with_nf4_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two real rows, 20 optimizer steps, more than 10 %; no weight of the base model moves."""
+    """By more than 10 % in 20 steps, while no weight of the base model changes."""
     monkeypatch.setattr(base_model, "PARAMETERS", 500_000)
     model = load(base_model.build_small_llama(VOCABULARY, LENGTH, 42, tmp_path))
     frozen = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
@@ -90,7 +90,7 @@ def test_the_loss_falls_with_nf4_on_a_cpu(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(torch.equal(p, frozen[n]) for n, p in model.named_parameters() if not p.requires_grad)
 
 
-def test_every_linear_layer_but_the_head_is_quantised_and_adapted(base: Path) -> None:
+def test_every_linear_layer_except_the_head_is_quantized_and_adapted(base: Path) -> None:
     model = load(base)
     assert {type(layer).__name__ for name, layer in model.named_modules() if name.endswith("base_layer")} == {
         "Linear4bit"
@@ -105,7 +105,7 @@ def test_every_linear_layer_but_the_head_is_quantised_and_adapted(base: Path) ->
     assert not model.config.use_cache
 
 
-def test_attention_only_and_nothing_quantised(base: Path) -> None:
+def test_attention_only_without_quantization(base: Path) -> None:
     model = load(base, lora_targets="attention", quantization="none", lora_r=4, activation_checkpointing=False)
     assert adapted(model) == {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert qlora.quantized(model) == []
@@ -113,14 +113,14 @@ def test_attention_only_and_nothing_quantised(base: Path) -> None:
     assert not model.is_activation_checkpointing
 
 
-def test_the_adapter_is_fp32_on_a_base_of_bf16(base: Path) -> None:
+def test_the_adapter_is_fp32_on_a_bf16_base(base: Path) -> None:
     model = load(base, bf16=True)
     assert model.get_input_embeddings().weight.dtype == torch.bfloat16
     assert qlora.quantized(model)[0].compute_dtype == torch.bfloat16
     assert {weights.dtype for weights in adapter(model).values()} == {torch.float32}
 
 
-def test_the_adapter_comes_from_the_seed_alone(base: Path) -> None:
+def test_the_adapter_depends_only_on_the_seed(base: Path) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     once = adapter(load(base, seed=5))
@@ -131,12 +131,12 @@ def test_the_adapter_comes_from_the_seed_alone(base: Path) -> None:
     assert not any(torch.equal(once[name], other[name]) for name in once if "lora_A" in name)
 
 
-def test_parameters_of_nf4_are_counted_as_what_they_stand_for(base: Path) -> None:
+def test_nf4_parameters_are_counted_unpacked(base: Path) -> None:
     assert parameters(load(base)) == parameters(load(base, quantization="none"))
 
 
-def test_an_evaluation_changes_nothing_in_what_is_trained(base: Path) -> None:
-    """bitsandbytes may repack weights for inference on a CPU, in place."""
+def test_evaluation_does_not_change_training(base: Path) -> None:
+    """bitsandbytes may repack weights in place for inference on a CPU."""
     model, batch = load(base, lora_dropout=0.0), batch_of(0, 1)
     before = gradients(model, **batch)
     model.eval()
@@ -162,67 +162,73 @@ def test_activation_checkpointing_gives_the_same_gradients(base: Path, quantizat
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def refused(kind: type[PackError], message: str, call: Any, *arguments: Any) -> None:
+def rejected(kind: type[PackError], message: str, call: Any, *arguments: Any) -> None:
     with pytest.raises(kind, match=message) as caught:
         call(*arguments)
     assert "\n" not in str(caught.value)
 
 
-def test_quantisation_that_is_not_in_effect(base: Path) -> None:
+def test_quantization_without_effect_is_rejected(base: Path) -> None:
     model = load(base, quantization="none")
     check(model, TrainingConfig(quantization="none"))
-    refused(PartMissing, "nf4 is not in effect", check, model, TrainingConfig())
+    rejected(PartMissing, "nf4 is not in effect", check, model, TrainingConfig())
     quantized = load(base)
     qlora.quantized(quantized)[3].weight.quant_state.quant_type = "fp4"
-    refused(PartMissing, "nf4 is not in effect: the model has .*fp4", check, quantized, TrainingConfig())
+    rejected(PartMissing, "nf4 is not in effect: the model has .*fp4", check, quantized, TrainingConfig())
 
 
-def test_a_weight_outside_the_adapter_that_would_be_trained(base: Path) -> None:
+def test_a_trainable_weight_outside_the_adapter_is_rejected(base: Path) -> None:
     model = load(base)
     model.get_input_embeddings().weight.requires_grad_(True)
-    refused(DataError, "embed_tokens.weight would be trained", check, model, TrainingConfig())
+    rejected(
+        DataError,
+        "embed_tokens.weight and 0 more weights outside the adapter would be trained",
+        check,
+        model,
+        TrainingConfig(),
+    )
 
 
-def test_an_adapter_in_low_precision(base: Path) -> None:
+def test_an_adapter_in_low_precision_is_rejected(base: Path) -> None:
     model = load(base)
     for weights in model.parameters():
         if weights.requires_grad:
             weights.data = weights.data.bfloat16()
-    refused(DataError, "must be fp32", check, model, TrainingConfig())
+    rejected(DataError, "must be fp32", check, model, TrainingConfig())
 
 
-def test_a_model_whose_attention_has_other_names(tmp_path: Path) -> None:
+def test_a_model_with_other_attention_names_is_rejected(tmp_path: Path) -> None:
     sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
     GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=50, **sizes)).save_pretrained(tmp_path)
-    refused(DataError, "gpt_neox model has no layers named", lambda: load(tmp_path, lora_targets="attention"))
+    rejected(DataError, "gpt_neox model has no layers named", lambda: load(tmp_path, lora_targets="attention"))
     assert "query_key_value" in adapted(load(tmp_path))
 
 
-def test_weights_that_are_not_there_or_a_pickle(base: Path, tmp_path: Path) -> None:
+def test_missing_or_pickled_weights_are_rejected(base: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((base / "config.json").read_bytes())
-    refused(DataError, "cannot be read", lambda: load(tmp_path))
+    rejected(DataError, "cannot be read", lambda: load(tmp_path))
     torch.save({}, tmp_path / "pytorch_model.bin")
-    refused(DataError, "cannot be read", lambda: load(tmp_path))
+    rejected(DataError, "cannot be read", lambda: load(tmp_path))
 
 
-def test_weights_that_are_cut_short_or_of_another_shape(base: Path, tmp_path: Path) -> None:
+def test_truncated_or_misshapen_weights_are_rejected(base: Path, tmp_path: Path) -> None:
     weights = (base / "model.safetensors").read_bytes()
     (tmp_path / "config.json").write_bytes((base / "config.json").read_bytes())
     (tmp_path / "model.safetensors").write_bytes(weights[: len(weights) // 2])
-    refused(DataError, "cannot be read", lambda: load(tmp_path))
+    rejected(DataError, "cannot be read", lambda: load(tmp_path))
     (tmp_path / "model.safetensors").write_bytes(weights)
     config = json.loads((base / "config.json").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
     for quantization in ("nf4", "none"):
-        refused(DataError, "shapes|size mismatch|mismatched", lambda q=quantization: load(tmp_path, quantization=q))
+        rejected(DataError, "shapes|size mismatch|mismatched", lambda q=quantization: load(tmp_path, quantization=q))
 
 
-def test_weights_that_are_missing_are_not_made_up(base: Path, tmp_path: Path) -> None:
-    """transformers fills them with random numbers, and goes on."""
+def test_missing_tensors_are_not_initialized_randomly(base: Path, tmp_path: Path) -> None:
+    """transformers would initialize them randomly."""
     (tmp_path / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes())
     config = json.loads((base / "config.json").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
-    refused(DataError, "has no weights for", lambda: load(tmp_path))
+    rejected(DataError, "has no weights for", lambda: load(tmp_path))
 
 
 # -- the fused loss ----------------------------------------------------------------------------------------------------
@@ -230,7 +236,7 @@ def test_weights_that_are_missing_are_not_made_up(base: Path, tmp_path: Path) ->
 
 @pytest.mark.parametrize("checkpointing", [True, False])
 @pytest.mark.parametrize("items", [None, 77, torch.tensor(1234)])
-def test_the_fused_loss_is_the_loss(base: Path, items: Any, checkpointing: bool) -> None:
+def test_the_fused_loss_equals_the_loss(base: Path, items: Any, checkpointing: bool) -> None:
     model = load(base, lora_dropout=0.0, activation_checkpointing=checkpointing)
     inputs = batch_of(0, 1, 2) | ({} if items is None else {"num_items_in_batch": items})
     plain, expected = gradients(model, **inputs)
@@ -262,7 +268,7 @@ def test_a_pass_without_labels_still_has_logits(base: Path) -> None:
         assert torch.equal(model(**inputs)["logits"], plain)
 
 
-def test_the_fused_loss_below_ddp(base: Path) -> None:
+def test_the_fused_loss_works_under_ddp(base: Path) -> None:
     model = load(base, lora_dropout=0.0)
     expected = gradients(model, **batch_of(0, 1))
     fuse_loss(model)
@@ -275,7 +281,7 @@ def test_the_fused_loss_below_ddp(base: Path) -> None:
     assert largest_difference(expected[1], {n.removeprefix("module."): g for n, g in found[1].items()}) < 1e-4
 
 
-# -- options that are tried first --------------------------------------------------------------------------------------
+# -- options are tested first ------------------------------------------------------------------------------------------
 
 
 def same_as_before(model: Any, before: dict[str, torch.Tensor]) -> bool:
@@ -295,7 +301,7 @@ def test_every_weight_of_the_adapter_has_a_gradient_to_compare(base: Path) -> No
     assert same_as_before(model, before)
 
 
-def test_nothing_is_tried_that_is_not_asked_for(base: Path) -> None:
+def test_only_requested_options_are_tried(base: Path) -> None:
     assert apply_options(load(base), TrainingConfig(), batch_of(0), False) == []
 
 
@@ -318,12 +324,12 @@ def test_a_fused_loss_that_differs_is_not_used(base: Path, monkeypatch: pytest.M
     model = load(base)
     before = adapter(model)
     (note,) = apply_options(model, TrainingConfig(fused_loss=True), batch_of(0, 1), False)
-    assert note.startswith("fused_loss: not used: loss or gradient differ by")
+    assert note.startswith("fused_loss: not used: loss or gradient differs by")
     assert model(**batch_of(0)).logits is not None
     assert same_as_before(model, before)
 
 
-def test_a_wrong_gradient_of_a_right_loss_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_gradient_of_a_correct_loss_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = torch.nn.functional.linear_cross_entropy
 
     def off(*arguments: Any, **named: Any) -> torch.Tensor:
@@ -349,8 +355,8 @@ def test_a_compiler_that_fails_is_not_used(base: Path, monkeypatch: pytest.Monke
 
 
 @needs_compiler
-def test_compiled_layers_give_the_same(base: Path) -> None:
-    # To compile 4-bit layers and the adapters of all of them takes a minute.
+def test_compiled_layers_give_the_same_loss(base: Path) -> None:
+    # Compiling 4-bit layers and adapters on all of them takes a minute.
     quick = {"quantization": "none", "lora_targets": "attention", "lora_dropout": 0.0}
     model, batch = load(base, **quick), batch_of(0)
     names = list(model.state_dict())
@@ -366,7 +372,7 @@ def test_compiled_layers_give_the_same(base: Path) -> None:
     assert largest_difference(expected[1], found[1]) < 1e-4
 
 
-def test_what_is_compiled_can_be_undone(base: Path) -> None:
+def test_compilation_can_be_undone(base: Path) -> None:
     model = load(base)
     undo = compile_layers(model)
     undo()

@@ -1,4 +1,4 @@
-"""The base model: the small Llama, and each refusal of the contract between a model and a corpus."""
+"""The small Llama, and the contract between a base model and a corpus."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import kind_path
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -34,7 +35,7 @@ from train.model.base_model import (
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The small Llama with a million parameters: quicker to write."""
+    """The small Llama with a million parameters, which is faster to write."""
     monkeypatch.setattr(base_model_module, "PARAMETERS", 1_000_000)
 
 
@@ -51,7 +52,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @given(st.integers(300, 150_000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_small_llama_has_23_million_parameters_for_any_vocabulary(vocab_size: int) -> None:
     config = small_llama(vocab_size, 1024)
     assert count(config) == pytest.approx(23e6, rel=0.1)
@@ -65,7 +66,7 @@ def test_the_small_llama_has_positions_for_the_rows(sequence_length: int) -> Non
 
 
 @pytest.mark.usefixtures("tiny")
-def test_same_seed_same_bytes(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_bytes(tmp_path: Path) -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
     once = build_small_llama(500, 128, 42, tmp_path / "a")
@@ -79,7 +80,7 @@ def test_same_seed_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("tiny")
-def test_it_is_found_again_and_loads(tmp_path: Path) -> None:
+def test_an_existing_small_llama_is_reused(tmp_path: Path) -> None:
     path = base_model(TrainingConfig(), 500, 128, tmp_path)
     assert isinstance(path, Path)
     written = (path / "model.safetensors").stat()
@@ -96,14 +97,14 @@ def test_it_is_found_again_and_loads(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("written", [0, 1])
-def test_a_half_written_one_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int) -> None:
+def test_a_partially_written_model_is_rebuilt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int) -> None:
     real, calls = base_model_module.write_bytes, []
 
     def dies(path: Path, data: bytes) -> None:
         calls.append(path)
         if len(calls) > written:
             raise StorageError("cannot_write", "the disk is full")
-        real(path, data[: len(data) // 2])  # whatever it was, it is not what belongs there
+        real(path, data[: len(data) // 2])  # not the complete content
 
     monkeypatch.setattr(base_model_module, "write_bytes", dies)
     with pytest.raises(StorageError):
@@ -113,7 +114,7 @@ def test_a_half_written_one_is_not_trusted(tmp_path: Path, monkeypatch: pytest.M
     assert contents(whole) == contents(build_small_llama(500, 128, 42, tmp_path / "b"))
 
 
-# -- what base_model names ---------------------------------------------------------------------------------------------
+# -- base_model --------------------------------------------------------------------------------------------------------
 
 
 def refusal(kind: type[Exception], call: Any, *arguments: Any) -> str:
@@ -123,40 +124,40 @@ def refusal(kind: type[Exception], call: Any, *arguments: Any) -> str:
     return str(caught.value)
 
 
-def test_a_folder_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_folder_is_used_unchanged(tmp_path: Path) -> None:
     small_llama(500, 128).save_pretrained(tmp_path / "mine")
     config = TrainingConfig(base_model=str(tmp_path / "mine"))
     assert base_model(config, 500, 128, tmp_path) == tmp_path / "mine"
 
 
-def test_a_name_of_the_hub_is_taken_as_it_is(tmp_path: Path) -> None:
+def test_a_hub_name_is_used_unchanged(tmp_path: Path) -> None:
     assert base_model(TrainingConfig(base_model="owner/model"), 500, 128, tmp_path) == "owner/model"
 
 
 @pytest.mark.parametrize("named", ["./nowhere", "/no/where", "a/b/c"])
-def test_a_folder_that_is_not_there(tmp_path: Path, named: str) -> None:
-    said = refusal(InputMissing, base_model, TrainingConfig(base_model=named), 500, 128, tmp_path)
-    assert said.startswith(f"base_model: {named}: no such folder")
+def test_a_missing_folder(tmp_path: Path, named: str) -> None:
+    message = refusal(InputMissing, base_model, TrainingConfig(base_model=named), 500, 128, tmp_path)
+    assert message.startswith(f"base_model: {named}: no such folder")
 
 
-def test_a_file_is_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_not_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("model.gguf").write_bytes(b"GGUF")
     refusal(InputMissing, base_model, TrainingConfig(base_model="model.gguf"), 500, 128, tmp_path)
 
 
 def test_a_folder_without_a_model(tmp_path: Path) -> None:
-    said = refusal(DataError, base_model, TrainingConfig(base_model=str(tmp_path)), 500, 128, tmp_path)
-    assert "holds no config.json" in said
+    message = refusal(DataError, base_model, TrainingConfig(base_model=str(tmp_path)), 500, 128, tmp_path)
+    assert "contains no config.json" in message
 
 
 @pytest.mark.parametrize("content", ["{", "{}", '{"model_type": "no-such-model"}'])
-def test_a_config_that_cannot_be_read(tmp_path: Path, content: str) -> None:
+def test_an_unreadable_config(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     assert str(tmp_path) in refusal(DataError, read_config, tmp_path)
 
 
-def test_code_that_a_model_brings_is_not_run(tmp_path: Path) -> None:
+def test_code_of_a_model_is_not_executed(tmp_path: Path) -> None:
     (tmp_path / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\n")
     named = {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}}
     (tmp_path / "config.json").write_text(json.dumps(named))
@@ -164,10 +165,10 @@ def test_code_that_a_model_brings_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    said = refusal(InputMissing, read_config, "owner/no-such-model")
-    assert said.startswith("base_model: 'owner/no-such-model' is no folder here and could not be fetched")
+    message = refusal(InputMissing, read_config, "owner/no-such-model")
+    assert message.startswith("base_model: 'owner/no-such-model' is not a local folder and could not be downloaded")
 
 
 # -- the contract ------------------------------------------------------------------------------------------------------
@@ -176,17 +177,17 @@ def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ids_beyond_the_vocabulary() -> None:
     config = small_llama(500, 128)
     check_model("it", config, 499, 128)
-    said = refusal(DataError, check_model, "it", config, 500, 128)
-    assert "the id 500" in said
-    assert "up to 499" in said
+    message = refusal(DataError, check_model, "it", config, 500, 128)
+    assert "the id 500" in message
+    assert "up to 499" in message
 
 
 def test_rows_longer_than_the_positions() -> None:
     config = LlamaConfig(vocab_size=500, max_position_embeddings=2048)
     check_model("it", config, 499, 2048)
-    said = refusal(DataError, check_model, "it", config, 499, 2049)
-    assert "rows have 2049 tokens" in said
-    assert "--sequence-length 2048" in said
+    message = refusal(DataError, check_model, "it", config, 499, 2049)
+    assert "rows have 2049 tokens" in message
+    assert "--sequence-length 2048" in message
 
 
 @pytest.mark.parametrize(
@@ -210,13 +211,13 @@ def test_rows_longer_than_the_positions() -> None:
         ),
     ],
 )
-def test_rope_scaling_counts_as_the_config_says(longest: int, rope: dict[str, Any] | None, reads: int) -> None:
+def test_rope_scaling_extends_the_positions(longest: int, rope: dict[str, Any] | None, reads: int) -> None:
     rope = rope and rope | {"rope_theta": 10000.0}
     assert positions(LlamaConfig(max_position_embeddings=longest, rope_parameters=rope)) == reads
 
 
-def test_a_model_without_a_limit_reads_any_row() -> None:
-    from transformers import BloomConfig  # it has ALiBi in place of positions
+def test_a_model_without_a_limit_accepts_any_row() -> None:
+    from transformers import BloomConfig  # it has ALiBi instead of positions
 
     assert positions(BloomConfig()) is None
     check_model("it", BloomConfig(vocab_size=500), 499, 1 << 20)
@@ -227,7 +228,7 @@ def test_a_model_without_a_limit_reads_any_row() -> None:
 
 @pytest.fixture(scope="module")
 def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
-    """Of a corpus that was made with the file tiny.model."""
+    """The manifest of a corpus made with the file tiny.model."""
     return load_manifest(pack_corpus(make_recipe(tmp_path_factory.mktemp("corpus"), conversations(8))))
 
 
@@ -248,7 +249,7 @@ def other_model() -> bytes:
 def test_the_same_tokenizer_is_accepted(tmp_path: Path, manifest: Manifest) -> None:
     base = folder_with(tmp_path / "base", model=MODEL.read_bytes())
     assert "the same" in check_tokenizer(manifest, TrainingConfig(), base)
-    # Beside one of the other kind, which is what find_tokenizer would take.
+    # Next to one of the other kind, which find_tokenizer prefers.
     folder_with(base, json=b"{}")
     assert find_tokenizer(base).main.suffix == ".json"
     assert "the same" in check_tokenizer(manifest, TrainingConfig(), base)
@@ -259,26 +260,26 @@ def test_the_same_tokenizer_is_accepted(tmp_path: Path, manifest: Manifest) -> N
     assert "the same" in check_tokenizer(manifest, TrainingConfig(tokenizer=str(named)), base)
 
 
-def test_another_tokenizer_is_refused(tmp_path: Path, manifest: Manifest) -> None:
+def test_a_different_tokenizer_is_rejected(tmp_path: Path, manifest: Manifest) -> None:
     base = folder_with(tmp_path / "base", model=other_model())
-    said = refusal(DataError, check_tokenizer, manifest, TrainingConfig(), base)
-    assert manifest.tokenizer.sha256[:12] in said
-    assert find_tokenizer(base).sha256()[:12] in said
-    assert str(base) in said
-    # What the config names counts more than what lies beside the model, in both directions.
+    message = refusal(DataError, check_tokenizer, manifest, TrainingConfig(), base)
+    assert manifest.tokenizer.sha256[:12] in message
+    assert find_tokenizer(base).sha256()[:12] in message
+    assert str(base) in message
+    # The config's tokenizer overrides the model's own, in both directions.
     assert "the same" in check_tokenizer(manifest, TrainingConfig(tokenizer=str(MODEL)), base)
     right = folder_with(tmp_path / "right", model=MODEL.read_bytes())
     refusal(DataError, check_tokenizer, manifest, TrainingConfig(tokenizer=str(base)), right)
 
 
-def test_a_tokenizer_of_another_kind_is_refused(tmp_path: Path, manifest: Manifest) -> None:
+def test_a_tokenizer_of_another_kind_is_rejected(tmp_path: Path, manifest: Manifest) -> None:
     base = folder_with(tmp_path / "base", json=b"{}")
     for config in (TrainingConfig(), TrainingConfig(tokenizer=str(base))):
         assert manifest.tokenizer.sha256[:12] in refusal(DataError, check_tokenizer, manifest, config, base)
 
 
 def test_a_base_model_without_a_tokenizer(tmp_path: Path, manifest: Manifest) -> None:
-    assert "nothing to compare" in check_tokenizer(manifest, TrainingConfig(), tmp_path)
+    assert "was not compared" in check_tokenizer(manifest, TrainingConfig(), tmp_path)
     refusal(InputMissing, check_tokenizer, manifest, TrainingConfig(tokenizer=str(tmp_path / "no")), tmp_path)
 
 
@@ -298,7 +299,7 @@ def test_the_tokenizer_of_a_model_on_the_hub(
 
 
 def test_a_corpus_made_with_a_folder(tmp_path: Path) -> None:
-    """Its digest is over all files of the tokenizer: the model's folder must have the same ones."""
+    """Its digest covers all files, so the model's folder must have the same ones."""
     base = folder_with(tmp_path / "project" / "base", model=MODEL.read_bytes())
     (base / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     made = load_manifest(pack_corpus(make_recipe(tmp_path / "project", conversations(8), tokenizer="base")))

@@ -1,4 +1,4 @@
-"""Format 2.0: the tokens and labels that TRL gets are those of format 3.0, and it trains on just these."""
+"""Format 2.0: TRL trains on exactly the tokens and labels of format 3.0."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def index_of(corpus: Corpus) -> list[dict[str, Any]]:
 
 
 def packed_conversations(corpus: Corpus) -> dict[Key, Row]:
-    """Every conversation of a corpus of format 3.0, cut out of its row by the index."""
+    """Return every conversation of a packed corpus, cut out by the index."""
     shards = {
         (split, number): pa.ipc.open_stream((corpus.folder / shard.path).read_bytes()).read_all()
         for split, found in corpus.splits.items()
@@ -60,7 +60,7 @@ def packed_conversations(corpus: Corpus) -> dict[Key, Row]:
     rows = {}
     for place in index_of(corpus):
         if place["row"] is None:
-            continue  # dropped as over-long, in both formats
+            continue  # overlong, dropped in both formats
         inside = slice(place["start"], place["start"] + place["length"])
         ids, labels = (column[place["row"], inside].tolist() for column in columns[place["split"], place["shard"]])
         rows[place["source"], place["record"]] = (ids, labels)
@@ -68,7 +68,7 @@ def packed_conversations(corpus: Corpus) -> dict[Key, Row]:
 
 
 def check_equal(whole: Corpus, packed: Corpus) -> Counts:
-    """Row by row; what is missing is what format 3.0 rejects. Returns the counts of both splits together."""
+    """Compare row by row; only what format 3.0 rejects may be missing."""
     expected = packed_conversations(packed)
     total = Counts()
     for split in whole.splits:
@@ -97,11 +97,11 @@ def check_equal(whole: Corpus, packed: Corpus) -> Counts:
 
 MANY = [
     *conversations(30, longest=30),
-    # Contexts, also with line ends where content and context could have been joined.
+    # Contexts, also with newlines at which content and context could have been joined.
     {"instruction": "Sum up.\n\nIn one line.", "input": "A.\n\nB.", "output": "A, B."},
     {"instruction": "", "input": "Only a context", "output": "Yes."},
     {"instruction": "Say it.", "input": "### Input:\nx", "output": "x"},
-    # A question that is longer than a row: nothing is left to train on.
+    # A question that is longer than a row leaves nothing to train on.
     {"messages": [{"role": "user", "content": "why " * 200}, {"role": "assistant", "content": "So."}]},
     {"messages": [{"role": "user", "content": "Go"}, {"role": "assistant", "content": "on " * 200}]},
     {
@@ -127,9 +127,9 @@ TOOLS = [everywhere("town"), everywhere('1 {"a": [2]}')]
         ("hf_legacy", "mistral", "last"),
     ],
 )
-def test_every_conversation_is_as_in_format_3(kind: str, template: str, train_on: str, tmp_path: Path) -> None:
+def test_every_conversation_equals_format_3(kind: str, template: str, train_on: str, tmp_path: Path) -> None:
     (tmp_path / "plain.jsonl").write_text('{"text": "The ride takes 85 minutes."}\n{"text": "<s> 9:40 </s>"}\n')
-    # With train_on: all a turn that is nothing but a context is not trained on, and a row does not tell such a one.
+    # With train_on: all, a turn that is only a context is not trained on, but a row does not record that.
     asked = [record for record in MANY if "output" in record and (record["instruction"] or train_on != "all")]
     (tmp_path / "alpaca.jsonl").write_bytes(b"".join(orjson.dumps(record) + b"\n" for record in asked))
     others = [record for record in MANY if "messages" in record]
@@ -141,16 +141,16 @@ def test_every_conversation_is_as_in_format_3(kind: str, template: str, train_on
 
 
 @pytest.mark.parametrize("overlong", ["truncate", "drop"])
-def test_the_bundled_sample_is_as_in_format_3(overlong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.data.conversations.BATCH_CHARACTERS", 2000)  # several batches
+def test_the_bundled_sample_equals_format_3(overlong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.tokenization.token_batch.BATCH_CHARACTERS", 2000)  # several batches
     counts = check_equal(*pack_both(tmp_path, [], sources=SAMPLE, sequence_length=256, overlong=overlong))
     assert counts.rows > 40
     assert bool(counts.truncated) == (overlong == "truncate")
 
 
 @needs_shared
-def test_real_conversations_are_as_in_format_3(tmp_path: Path) -> None:
-    """Tool calls and contexts as they are published, with a tokenizer that is in use."""
+def test_real_conversations_equal_format_3(tmp_path: Path) -> None:
+    """Published tool calls and contexts, with a tokenizer in actual use."""
     names = ("llamafactory_glaive_toolcall_en_demo.json", "llamafactory_alpaca_en_demo.json")
     sources = [{"path": str(SHARED / "corpora" / name)} for name in names]
     common = {"tokenizer": str(kind_path("mistral_v3")), "sources": sources, "sequence_length": 512}
@@ -161,7 +161,7 @@ def test_real_conversations_are_as_in_format_3(tmp_path: Path) -> None:
 
 @settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(st.lists(records(hostile("sp_bpe_user_defined")), min_size=1, max_size=8), st.sampled_from(["assistant", "all"]))
-def test_whatever_a_conversation_says(
+def test_any_conversation_equals_format_3(
     tmp_path_factory: pytest.TempPathFactory, found: list[dict[str, Any]], train_on: str
 ) -> None:
     folder = tmp_path_factory.mktemp("hostile")
@@ -170,7 +170,7 @@ def test_whatever_a_conversation_says(
     check_equal(*pack_both(folder, [always, *found], **common))
 
 
-def test_the_corpus_holds_its_jinja_template(tmp_path: Path) -> None:
+def test_the_corpus_contains_its_jinja_template(tmp_path: Path) -> None:
     shutil.copytree(kind_path("hf_byte_level"), tmp_path / "tokenizer")
     (tmp_path / "own.jinja").write_text(CHATML_JINJA)
     whole, packed = pack_both(tmp_path, conversations(5), tokenizer="tokenizer", template="own.jinja")
@@ -184,40 +184,40 @@ def test_the_corpus_holds_its_jinja_template(tmp_path: Path) -> None:
         sft_dataset(whole)
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- rejections --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("damaged", ["train-00000-of-00001.arrow", "index.arrow", "tokenizer/tiny.model"])
-def test_a_damaged_file_is_refused(damaged: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_rejected(damaged: str, tmp_path: Path) -> None:
     corpus = pack(tmp_path, conversations(5), packing=False)
     flip(corpus.folder / damaged)
-    with pytest.raises(DataError, match=f"{damaged}: does not have the SHA-256 that was recorded"):
+    with pytest.raises(DataError, match=f"{damaged}: does not have the recorded SHA-256"):
         sft_dataset(corpus)
 
 
 @pytest.mark.parametrize("lost", ["train-00000-of-00001.arrow", "index.arrow", "tokenizer/tiny.model"])
-def test_a_lost_file_is_named(lost: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_named(lost: str, tmp_path: Path) -> None:
     corpus = pack(tmp_path, conversations(5), packing=False)
     (corpus.folder / lost).unlink()
     with pytest.raises(InputMissing, match=f"{lost}: is missing"):
         sft_dataset(corpus)
 
 
-def test_other_tokens_than_were_counted_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_differ_from_the_index_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = pack(tmp_path, conversations(5), packing=False, template="plain")
     monkeypatch.setattr("tasks.tokenization.segments._has_leading_space", lambda *_: False)
-    with pytest.raises(DataError, match=r"row \d+ gives \d+ tokens, .* were counted when the corpus was made"):
+    with pytest.raises(DataError, match=r"row \d+ yields \d+ tokens, .* but the index records"):
         sft_dataset(corpus)
 
 
-def test_another_rendering_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_different_rendering_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus = pack(tmp_path, conversations(5), packing=False)
     monkeypatch.setattr("tasks.templates.families.chatml.full_text", lambda message: message.content.upper())
-    with pytest.raises(DataError, match=r"row 0: template chatml does not give the text of the row"):
+    with pytest.raises(DataError, match=r"row 0: template chatml does not render the text of the row"):
         sft_dataset(corpus)
 
 
-def test_format_2_without_a_manifest_is_refused(tmp_path: Path) -> None:
+def test_format_2_without_a_manifest_is_rejected(tmp_path: Path) -> None:
     corpus = pack(tmp_path, conversations(5), packing=False)
     (corpus.folder / "manifest.json").unlink()
     with pytest.raises(PackError, match="manifest"):
@@ -235,7 +235,7 @@ def tiny_model() -> Any:
 
 
 def loss_by_hand(model: Any, rows: Dataset) -> float:
-    """Cross-entropy of the trained tokens, each conversation by itself, without padding."""
+    """Compute the cross-entropy of each conversation separately, without padding."""
     total, count = 0.0, 0
     with torch.no_grad():
         for row in rows:
@@ -252,7 +252,7 @@ def test_sft_trainer_trains_on_these_tokens(tmp_path: Path) -> None:
     corpus = pack(tmp_path, conversations(40), packing=False, validation=0.2)
     train, _ = sft_dataset(corpus)
     validation, _ = sft_dataset(corpus, "validation")
-    train = train.select(range(6))  # one batch, so that its order does not count
+    train = train.select(range(6))  # one batch, so that its order is irrelevant
     assert len({len(ids) for ids in train["input_ids"]}) > 1, "nothing would be padded"
     model = tiny_model()
     before, of_validation = loss_by_hand(model, train), loss_by_hand(model, validation)
@@ -261,9 +261,9 @@ def test_sft_trainer_trains_on_these_tokens(tmp_path: Path) -> None:
         SFTConfig(
             str(tmp_path / "out"),
             **SFT_SETTINGS,
-            max_length=8,  # SFTTrainer would cut here
+            max_length=8,  # SFTTrainer would truncate here
             per_device_train_batch_size=6,
-            per_device_eval_batch_size=len(validation),  # over several batches its mean is one of means
+            per_device_eval_batch_size=len(validation),  # over several batches it computes a mean of means
             max_steps=2,
             learning_rate=1e-2,
             logging_steps=1,
@@ -296,7 +296,7 @@ def test_sft_trainer_trains_on_these_tokens(tmp_path: Path) -> None:
         ("hf_legacy", {}),
     ],
 )
-def test_what_pads_has_the_ids_of_the_corpus(kind: str, named: dict[str, str], tmp_path: Path) -> None:
+def test_the_padding_tokenizer_has_the_ids_of_the_corpus(kind: str, named: dict[str, str], tmp_path: Path) -> None:
     corpus = pack(tmp_path, conversations(3), packing=False, tokenizer=str(kind_path(kind)), **named)
     tokenizer, facts = padding_tokenizer(corpus), corpus.manifest.tokenizer  # type: ignore[union-attr]
     found = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)

@@ -1,4 +1,4 @@
-"""The settings of a training run: the file, the command line, and what they make of a mistake."""
+"""Training settings from the file and the command line, and their errors."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from train.__main__ import parser
 from train.config import DEFAULT, WITHOUT_EFFECT, TrainingConfig, load_training_config
 
 
-def test_the_file_names_every_setting_with_its_default() -> None:
+def test_the_file_lists_every_setting_with_its_default() -> None:
     assert load_training_config(DEFAULT) == TrainingConfig()
     keys = [line.partition(":")[0] for line in DEFAULT.read_text().splitlines() if line[:1].islower()]
     assert sorted(keys) == sorted(TrainingConfig.model_fields)
 
 
-def test_every_setting_is_an_option_of_the_command_line() -> None:
+def test_every_setting_is_a_command_line_option() -> None:
     options = {action.option_strings[0] for action in parser()._actions}
     assert {f"--{name.replace('_', '-')}" for name in TrainingConfig.model_fields} <= options
 
 
-def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
+def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text("learning_rate: 1e-3\nlora_r: 8\n")
     config = load_training_config(file, {"learning_rate": "5e-5", "compile": "true", "micro_batch": "4"})
@@ -48,7 +48,7 @@ def test_the_command_line_wins_over_the_file(tmp_path: Path) -> None:
         ("a: [", "line 1"),
     ],
 )
-def test_a_mistake_is_told_with_its_key(tmp_path: Path, text: str, message: str) -> None:
+def test_an_invalid_setting_names_its_key(tmp_path: Path, text: str, message: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text)
     with pytest.raises(UsageError, match=r"mine\.yaml") as caught:
@@ -56,17 +56,17 @@ def test_a_mistake_is_told_with_its_key(tmp_path: Path, text: str, message: str)
     assert message in str(caught.value)
 
 
-def test_a_mistake_on_the_command_line_is_told_as_one() -> None:
+def test_an_invalid_option_names_the_command_line() -> None:
     with pytest.raises(UsageError, match=r"command line") as caught:
         load_training_config(overrides={"lora_r": "many"})
     assert "lora_r: Input should be a valid integer" in str(caught.value)
 
 
-def test_a_missing_file_is_told() -> None:
+def test_a_missing_file_is_reported() -> None:
     with pytest.raises(InputMissing, match="no such config"):
         load_training_config(Path("nowhere.yaml"))
 
 
-def test_what_cannot_change_the_adapter_is_not_in_its_key() -> None:
+def test_settings_without_effect_are_not_in_the_key() -> None:
     config = TrainingConfig()
     assert set(config.settings()) == set(TrainingConfig.model_fields) - WITHOUT_EFFECT

@@ -1,4 +1,4 @@
-"""What is in effect is what was asked for, or the run stops with a line that says how to go on."""
+"""The requested device and precision are in effect, or the run stops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T4 = Gpu("Tesla T4", 15_000_000_000, (7, 5))
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes the machine one with these GPUs; `sign`: one that torch does not see; `nf4`: what bitsandbytes lacks."""
+    """Fake a machine with these GPUs, or with the `sign` of one that torch misses."""
 
     def make(*gpus: Gpu, sign: str | None = None, nf4: str | None = None) -> None:
         monkeypatch.setattr(devices, "gpus", lambda: list(gpus))
@@ -38,9 +38,9 @@ def config(**settings: Any) -> TrainingConfig:
 
 
 def refusal(call: Callable[[TrainingConfig], Any], **settings: Any) -> str:
-    with pytest.raises(PartMissing) as refused:
+    with pytest.raises(PartMissing) as error:
         call(config(**settings))
-    message = str(refused.value)
+    message = str(error.value)
     assert "\n" not in message
     return message
 
@@ -61,7 +61,7 @@ def refusal(call: Callable[[TrainingConfig], Any], **settings: Any) -> str:
         ([H200, T4], {}, "cuda", "fp32"),
     ],
 )
-def test_auto_takes_what_there_is(
+def test_auto_uses_what_is_available(
     gpus: list[Gpu], settings: dict[str, str], kind: str, precision: str, given: Callable[..., None]
 ) -> None:
     given(*gpus)
@@ -76,29 +76,29 @@ def test_each_process_has_a_gpu_of_its_own(given: Callable[..., None], monkeypat
     for rank, gpu in (("0", H200), ("1", a100)):
         monkeypatch.setenv("LOCAL_RANK", rank)
         assert devices.resolve(config()).name == gpu.name
-    given(H200)  # the only one that this process is shown
+    given(H200)  # the only one visible to this process
     assert devices.resolve(config()).name == H200.name
 
 
-def test_a_gpu_that_is_not_used_stops_the_run(given: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_gpu_stops_the_run(given: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
     given(sign="/dev/nvidia0")
     monkeypatch.setattr(torch.version, "cuda", None)
     for call in (devices.resolve, devices.ranks):
         for device in ("auto", "cuda"):
             message = refusal(call, device=device)
-            assert "a GPU is there (/dev/nvidia0) and torch does not use it: torch" in message
-            assert "build for the CPU; install one for CUDA" in message
+            assert "a GPU is present (/dev/nvidia0) but torch does not use it: torch" in message
+            assert "is a CPU build; install a CUDA build" in message
             assert message.endswith("device: cpu")
         call(config(device="cpu"))
 
 
 def test_cuda_without_a_gpu_stops_the_run(given: Callable[..., None]) -> None:
     given()
-    assert refusal(devices.resolve, device="cuda").endswith("or train on the CPU: device: auto or cpu")
+    assert refusal(devices.resolve, device="cuda").endswith("to train on the CPU, set device: auto or cpu")
 
 
 @pytest.mark.parametrize(("gpu", "why"), [(None, "CPU"), (T4, "Tesla T4 (compute capability 7.5) has no bf16")])
-def test_bf16_that_would_not_be_in_effect_stops_the_run(gpu: Gpu | None, why: str, given: Callable[..., None]) -> None:
+def test_bf16_without_effect_stops_the_run(gpu: Gpu | None, why: str, given: Callable[..., None]) -> None:
     given(*filter(None, [gpu]))
     message = refusal(devices.resolve, precision="bf16")
     assert message.startswith("precision: bf16")
@@ -111,7 +111,7 @@ def test_nf4_without_bitsandbytes_stops_the_run(gpus: list[Gpu], given: Callable
     given(*gpus, nf4="it lacks a library; install it")
     message = refusal(devices.resolve)
     assert message == (
-        "quantization: nf4 cannot be used: it lacks a library; install it; or train without it: quantization: none"
+        "quantization: nf4 cannot be used: it lacks a library; install it; to train without it, set quantization: none"
     )
     devices.resolve(config(quantization="none"))
 
@@ -120,33 +120,33 @@ def test_nf4_without_bitsandbytes_stops_the_run(gpus: list[Gpu], given: Callable
     ("gpus", "settings", "count"),
     [
         ([], {}, 1),
-        ([], {"gpus": 2}, 2),  # two processes on a CPU, by gloo
+        ([], {"gpus": 2}, 2),  # two processes on a CPU, over gloo
         ([H200] * 4, {}, 4),
         ([H200] * 4, {"gpus": 3}, 3),
         ([H200] * 4, {"device": "cpu"}, 1),
     ],
 )
-def test_one_process_a_gpu(gpus: list[Gpu], settings: dict[str, Any], count: int, given: Callable[..., None]) -> None:
+def test_one_process_per_gpu(gpus: list[Gpu], settings: dict[str, Any], count: int, given: Callable[..., None]) -> None:
     given(*gpus)
     assert devices.ranks(config(**settings)) == count
 
 
-def test_more_gpus_than_there_are_stop_the_run(given: Callable[..., None]) -> None:
+def test_more_gpus_than_available_stop_the_run(given: Callable[..., None]) -> None:
     given(H200, H200)
-    assert "gpus: 3: torch sees 2 here; set gpus: auto or a number up to 2" in refusal(devices.ranks, gpus=3)
+    assert "gpus: 3: torch sees only 2 here; set gpus: auto or a number up to 2" in refusal(devices.ranks, gpus=3)
 
 
 # -- GPUs --------------------------------------------------------------------------------------------------------------
 
 
-def test_why_torch_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reasons_why_torch_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", None)
-    assert devices.no_gpu_reason().startswith(f"torch {torch.__version__} is a build for the CPU")
+    assert devices.no_gpu_reason().startswith(f"torch {torch.__version__} is a CPU build")
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
     for hidden in ("", "-1"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
-        assert devices.no_gpu_reason() == f"CUDA_VISIBLE_DEVICES={hidden} hides it; unset it"
+        assert devices.no_gpu_reason() == f"CUDA_VISIBLE_DEVICES={hidden} hides it; unset that variable"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     assert "--gpus all" in devices.no_gpu_reason()
 
@@ -158,20 +158,20 @@ def test_why_torch_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "init", too_old)
     assert devices.no_gpu_reason() == (
         "The NVIDIA driver on your system is too old (found version 11040) (torch is built for CUDA 13.0); "
-        "update the driver or install another torch"
+        "update the driver or install a matching torch"
     )
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "sign"),
+    ("output", "code", "sign"),
     [
         ("GPU 0: NVIDIA GeForce RTX 4090 (UUID: GPU-1f)\n", 0, "nvidia-smi: GPU 0: NVIDIA GeForce RTX 4090"),
         ("No devices found.\n", 0, None),
         ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.\n", 9, None),
     ],
 )
-def test_a_gpu_shows_in_nvidia_smi(
-    said: str, code: int, sign: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_gpu_is_detected_by_nvidia_smi(
+    output: str, code: int, sign: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(devices, "Path", lambda path: tmp_path / path.lstrip("/"))
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
@@ -179,7 +179,7 @@ def test_a_gpu_shows_in_nvidia_smi(
     monkeypatch.setenv("PATH", str(tmp_path))
     (tmp_path / "nvidia-smi").write_text("")
     (tmp_path / "nvidia-smi").chmod(0o755)
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code, said))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], code, output))
     assert devices.gpu_sign() == sign
     for place in ("proc/driver/nvidia/gpus/0000:01:00.0", "dev/nvidia0"):
         (tmp_path / place).mkdir(parents=True)
@@ -193,7 +193,7 @@ def test_bitsandbytes_works_here() -> None:
     assert devices.no_nf4_reason("cpu") is None
 
 
-def test_bitsandbytes_that_fails_or_computes_wrong_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broken_bitsandbytes_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     import bitsandbytes
 
     def without_library(*_: Any, **__: Any) -> None:
@@ -206,7 +206,7 @@ def test_bitsandbytes_that_fails_or_computes_wrong_is_found(monkeypatch: pytest.
         )
     with monkeypatch.context() as patch:
         patch.setattr(bitsandbytes, "matmul_4bit", lambda *_, **__: torch.zeros(64, 64))
-        assert "computes wrong on this CPU (off by 1)" in str(devices.no_nf4_reason("cpu"))
+        assert "computes wrong results on this CPU (off by 1)" in str(devices.no_nf4_reason("cpu"))
     importing = builtins.__import__
 
     def refuse(name: str, *others: Any) -> Any:
@@ -216,19 +216,18 @@ def test_bitsandbytes_that_fails_or_computes_wrong_is_found(monkeypatch: pytest.
 
     monkeypatch.setattr(builtins, "__import__", refuse)
     assert devices.no_nf4_reason("cuda") == (
-        "bitsandbytes cannot be imported (libcudart.so.13: cannot open shared object file); "
-        "install it with: make extras"
+        "bitsandbytes cannot be imported (libcudart.so.13: cannot open shared object file); run: make extras"
     )
 
 
-# -- the rest ----------------------------------------------------------------------------------------------------------
+# -- other facts -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("files", "free"),
     [
         ({"/proc/meminfo": "MemTotal: 9 kB\nMemAvailable:    4000 kB\n"}, 4_096_000),
-        # A container of 3 MB that holds 1 MB, 0.4 MB of which are files that were read.
+        # A container limited to 3 MB that uses 1 MB, 0.4 MB of which are cached files.
         (
             {
                 "/proc/meminfo": "MemAvailable: 4000 kB\n",
@@ -246,7 +245,7 @@ def test_free_memory(files: dict[str, str], free: int, monkeypatch: pytest.Monke
     assert devices.free_memory() == free
 
 
-def test_wsl_is_told_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wsl_is_detected_by_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     for version, wsl in (("Linux version 5.15.167.4-microsoft-standard-WSL2", True), ("Linux version 6.8", False)):
         monkeypatch.setattr(devices, "_read", {"/proc/version": version}.get)
         assert devices.is_wsl() is wsl

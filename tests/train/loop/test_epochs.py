@@ -1,7 +1,8 @@
-"""A corpus of several packings: each pass of the training sees the rows of the next."""
+"""A corpus of several packings: each epoch trains on the rows of the next."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ from support.tiny_training import LENGTH, SETTINGS, SOURCES, tiny_model
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset, Passes
+from train.loop.effect import Steps, warnings
 from train.loop.feed import PackedFeed
-from train.loop.run import Steps, _warnings
+from train.loop.prepare import Run
+from train.loop.run_folder import Choices
 from train.loop.trainer import arguments
 
 Seen = list[bytes]
@@ -26,12 +29,10 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_corpus(make_recipe(tmp_path_factory.mktemp("epochs"), conversations(20), **values))
 
 
-def test_each_pass_has_the_rows_of_the_next_packing(
-    manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_epoch_uses_the_next_packing(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus, config = open_corpus(manifest), TrainingConfig(epochs=3, warmup=0)
     feed = PackedFeed(corpus, config)
-    assert "2 packings, each pass has the next" in feed.described
+    assert "2 packings, one for each epoch in turn" in feed.described
     rows = [
         sorted(row["input_ids"].numpy().tobytes() for row in PackedDataset(corpus, name))
         for name in ("train", "train_epoch_2")
@@ -41,12 +42,12 @@ def test_each_pass_has_the_rows_of_the_next_packing(
     seen: Seen = []
 
     def watched(self: Passes, numbers: Any) -> Any:
-        found = self._now.__getitems__(numbers)
+        found = self._current.__getitems__(numbers)
         seen.extend(row["input_ids"].numpy().tobytes() for row in found)
         return found
 
     monkeypatch.setattr(Passes, "__getitems__", watched)
-    given = arguments(config, str(tmp_path), {"micro_batch": 4, "accumulation": 1}, "cpu", False)
+    given = arguments(config, str(tmp_path), 4, 1, "cpu", False)
     given |= {"save_strategy": "no", "optim": "sgd", "activation_checkpointing": False, "report_to": "none"}
     trainer = feed.trainer(tiny_model(), given, feed.collator("sdpa"))
     trainer.measure(1.0, 1.0, None)
@@ -58,13 +59,19 @@ def test_each_pass_has_the_rows_of_the_next_packing(
 
 
 @pytest.mark.parametrize(("total", "used"), [(5, 1), (10, 1), (11, 2), (20, 2), (30, 2)])
-def test_a_run_that_ends_before_the_last_packing_says_so(manifest: Path, total: int, used: int) -> None:
+def test_unused_packings_are_reported(manifest: Path, total: int, used: int) -> None:
     corpus, config = open_corpus(manifest), TrainingConfig()
-    choices = {"micro_batch": 1, "accumulation": 1, "ranks": 1}
-    found = _warnings(PackedFeed(corpus, config), Steps(10, total), config, corpus, choices)
-    said = [warning for warning in found if "packings" in warning]
+    known = {
+        "corpus": corpus,
+        "config": config,
+        "feed": PackedFeed(corpus, config),
+        "choices": Choices("cpu", "fp32", 1, "sdpa", 1, 1, 1.0, [], []),
+        "warnings": [],
+    }
+    run = Run(**dict.fromkeys(field.name for field in fields(Run)) | known)
+    found = [warning for warning in warnings(run, Steps(10, total)) if "packings" in warning]
     if used == 2:
-        assert not said
+        assert not found
     else:
-        [warning] = said
+        [warning] = found
         assert f"has 2 packings, one for each epoch, and {total} steps use the first 1; raise epochs to 2" in warning

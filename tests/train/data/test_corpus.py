@@ -1,4 +1,4 @@
-"""open_corpus: every way to name a corpus gives the same one; whatever else is given is refused by name."""
+"""open_corpus finds a corpus by any name, and rejects everything else."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(made: Path, tmp_path: Path) -> Path:
-    """The manifest of a copy that may be damaged."""
+    """The manifest of a copy that tests may damage."""
     root = made.parent.parent
     shutil.copytree(root, tmp_path / "copy")
     return tmp_path / "copy" / made.relative_to(root)
 
 
-def refused(path: Path, kind: type[PackError] = DataError, **settings: Any) -> str:
+def rejected(path: Path, kind: type[PackError] = DataError, **settings: Any) -> str:
     with pytest.raises(kind) as caught:
         open_corpus(path, **settings)
     message = str(caught.value)
@@ -45,7 +45,7 @@ def refused(path: Path, kind: type[PackError] = DataError, **settings: Any) -> s
     return message
 
 
-def test_every_way_to_name_a_corpus_gives_the_same(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_to_name_a_corpus_opens_the_same_one(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(made)
     published, own, whole = map(open_corpus, (made, folder / "manifest.json", folder))
     assert published == own == whole == open_corpus(str(made))
@@ -63,7 +63,7 @@ def test_every_way_to_name_a_corpus_gives_the_same(made: Path, monkeypatch: pyte
     assert len(published.splits["train"]) > 1
 
 
-def test_shards_without_a_manifest_say_the_same_of_themselves(made: Path, copy: Path) -> None:
+def test_shards_without_a_manifest_give_the_same_corpus(made: Path, copy: Path) -> None:
     with_manifest = open_corpus(made)
     folder = folder_of(copy)
     (folder / "manifest.json").unlink()
@@ -87,25 +87,25 @@ def test_conversations_are_found_with_and_without_a_manifest(tmp_path: Path) -> 
     assert (alone.format_version, alone.key, alone.sequence_length) == ("2.0", corpus.key, LENGTH)
 
 
-def test_a_part_of_a_corpus_is_refused(copy: Path) -> None:
+def test_an_incomplete_corpus_is_rejected(copy: Path) -> None:
     folder, shards = folder_of(copy), shards_of(copy)
     (folder / "manifest.json").unlink()
     for shard in shards:
         kept = shard.read_bytes()
         shard.unlink()
-        assert shard.name in refused(folder, InputMissing)
+        assert shard.name in rejected(folder, InputMissing)
         shard.write_bytes(kept)
     shutil.copy(shards[0], folder / "train-00000-of-00009.arrow")
-    assert "of one run" in refused(folder)
+    assert "of one run" in rejected(folder)
 
 
 @pytest.mark.parametrize("kind", ["another key", "another length"])
-def test_shards_of_two_corpora_are_refused(kind: str, tmp_path: Path) -> None:
+def test_shards_of_two_corpora_are_rejected(kind: str, tmp_path: Path) -> None:
     length = LENGTH if kind == "another key" else LENGTH + 1
     for number, size, key in ((0, LENGTH, "a" * 64), (1, length, ("b" if kind == "another key" else "a") * 64)):
         metadata = PACKED | {"sequence_length": str(size), "manifest_key": key}
         write_rows(tmp_path / f"train-0000{number}-of-00002.arrow", random_rows(3, size), metadata)
-    message = refused(tmp_path)
+    message = rejected(tmp_path)
     assert "train-00001-of-00002.arrow" in message
     assert "another corpus" in message
 
@@ -120,27 +120,27 @@ def test_shards_of_two_corpora_are_refused(kind: str, tmp_path: Path) -> None:
         ({"format_version": "3.0", "sequence_length": "many"}, "sequence_length=many"),
     ],
 )
-def test_another_format_is_refused_by_what_was_found(metadata: dict[str, str], found: str, tmp_path: Path) -> None:
+def test_another_format_is_rejected_with_what_was_found(metadata: dict[str, str], found: str, tmp_path: Path) -> None:
     write_rows(tmp_path / NAME, random_rows(2), metadata)
-    message = refused(tmp_path)
+    message = rejected(tmp_path)
     assert NAME in message
     assert found in message
 
 
-def test_columns_that_are_missing_or_no_lists_of_integers_are_refused(tmp_path: Path) -> None:
+def test_missing_columns_and_other_types_are_rejected(tmp_path: Path) -> None:
     rows = random_rows(2)
     for name in ("attention_mask", "labels"):
         write_rows(tmp_path / NAME, {key: values for key, values in rows.items() if key != name})
-        assert f"has no {name}" in refused(tmp_path)
+        assert f"has no {name}" in rejected(tmp_path)
     write_rows(tmp_path / NAME, rows | {"labels": rows["labels"] / 2})
-    assert "labels is list<item: double>" in refused(tmp_path)
+    assert "labels is list<item: double>" in rejected(tmp_path)
 
 
-def test_rows_without_positions_are_refused_unless_allowed(tmp_path: Path) -> None:
+def test_rows_without_positions_are_rejected_unless_allowed(tmp_path: Path) -> None:
     rows = random_rows(5)
     del rows["position_ids"]
     write_rows(tmp_path / NAME, rows)
-    message = refused(tmp_path)
+    message = rejected(tmp_path)
     assert NAME in message
     assert "see each other" in message
     assert "allow_unisolated: true" in message
@@ -148,7 +148,7 @@ def test_rows_without_positions_are_refused_unless_allowed(tmp_path: Path) -> No
     assert (corpus.isolated, corpus.rows("train"), corpus.format_version) == (False, 5, "3.0")
 
 
-def test_a_manifest_does_not_make_rows_without_positions_good(copy: Path) -> None:
+def test_a_manifest_does_not_excuse_rows_without_positions(copy: Path) -> None:
     corpus = open_corpus(copy)
     for split in corpus.splits:
         for shard in shards_of(copy, split):
@@ -157,7 +157,7 @@ def test_a_manifest_does_not_make_rows_without_positions_good(copy: Path) -> Non
             with pa.OSFile(str(shard), "w") as file, pa.ipc.new_stream(file, table.schema) as writer:
                 writer.write_table(table)
     sign(copy)
-    assert "allow_unisolated: true" in refused(copy)
+    assert "allow_unisolated: true" in rejected(copy)
     assert not open_corpus(copy, allow_unisolated=True).isolated
 
 
@@ -176,33 +176,33 @@ def test_rows_of_another_tool_need_no_length_and_no_key(kind: pa.DataType, tmp_p
     assert len(bytes.fromhex(open_corpus(tmp_path).key)) == 32
 
 
-def test_the_manifest_of_another_tool_is_not_taken_for_ours(tmp_path: Path) -> None:
+def test_the_manifest_of_another_tool_is_ignored(tmp_path: Path) -> None:
     manifest = tmp_path / "manifest.json"
     manifest.write_bytes(orjson.dumps({"format_version": "3.0", "shards": [NAME]}))
-    message = refused(manifest)
+    message = rejected(manifest)
     assert "'3.0'" in message
     assert "folder of their shards" in message
     write_rows(tmp_path / NAME, random_rows(2))
     corpus = open_corpus(tmp_path)
     assert corpus.manifest is None
-    assert f"{manifest}: is another tool's manifest" in corpus.notes[0]
+    assert f"{manifest}: belongs to another tool" in corpus.notes[0]
     manifest.write_text("[]")
-    assert "no packcorpus manifest" in refused(manifest)
+    assert "not a packcorpus manifest" in rejected(manifest)
 
 
-def test_an_edited_manifest_is_refused(copy: Path) -> None:
+def test_an_edited_manifest_is_rejected(copy: Path) -> None:
     whole = copy.read_bytes()
     copy.write_bytes(whole.replace(b'"seed": 42', b'"seed": 43'))
-    assert "was edited or damaged" in refused(copy)
+    assert "was edited or damaged" in rejected(copy)
     copy.write_bytes(whole.replace(b'"format_version": "3.0"', b'"format_version": "4.0"'))
-    assert "format_version is '4.0'" in refused(copy)
+    assert "format_version is '4.0'" in rejected(copy)
     copy.write_bytes(whole.replace(b"\n", b" "))
-    assert "was edited or damaged" in refused(copy)
+    assert "was edited or damaged" in rejected(copy)
     copy.write_bytes(whole[:-9])
-    assert "is not JSON" in refused(copy, StorageError)
+    assert "is not JSON" in rejected(copy, StorageError)
 
 
-def test_a_shard_of_another_corpus_is_refused_though_its_digest_is_signed(copy: Path) -> None:
+def test_a_shard_of_another_corpus_is_rejected_despite_its_digest(copy: Path) -> None:
     shard = shards_of(copy)[1]
     columns = random_rows(2)
     key = open_corpus(copy).key
@@ -217,37 +217,37 @@ def test_a_shard_of_another_corpus_is_refused_though_its_digest_is_signed(copy: 
         with pa.OSFile(str(shard), "w") as file, pa.ipc.new_stream(file, table.schema) as writer:
             writer.write_table(table)
         sign(copy)
-        message = refused(copy)
+        message = rejected(copy)
         assert str(shard) in message
         assert found in message
 
 
 @pytest.mark.parametrize("with_manifest", [True, False])
-def test_a_column_whose_name_was_damaged_is_refused(with_manifest: bool, copy: Path) -> None:
-    """The name is no UTF-8 any more, and pyarrow says so only where it is asked for it."""
+def test_a_damaged_column_name_is_rejected(with_manifest: bool, copy: Path) -> None:
+    """The name is no longer UTF-8, which pyarrow reports only on reading it."""
     shard = shards_of(copy)[0]
     folder = shard.parent
     shard.write_bytes(shard.read_bytes().replace(b"position_ids", b"positio\xee_ids"))
     if with_manifest:
-        assert str(shard) in refused(copy)
+        assert str(shard) in rejected(copy)
     else:
         (folder / "manifest.json").unlink()
-        assert str(shard) in refused(folder)
+        assert str(shard) in rejected(folder)
 
 
-def test_links_are_refused(copy: Path, tmp_path: Path) -> None:
+def test_links_are_rejected(copy: Path, tmp_path: Path) -> None:
     shard = shards_of(copy)[0]
     shard.rename(tmp_path / "elsewhere.arrow")
     shard.symlink_to(tmp_path / "elsewhere.arrow")
-    message = refused(copy)
+    message = rejected(copy)
     (shard.parent / "manifest.json").unlink()
-    for found in (message, refused(shard.parent)):
+    for found in (message, rejected(shard.parent)):
         assert str(shard) in found
-        assert "is a link" in found
+        assert "is a symbolic link" in found
 
 
-def test_a_shard_that_was_cut_is_refused_also_between_two_batches(tmp_path: Path) -> None:
-    """Without a manifest nothing records its size, and Arrow takes the end of the file for the end of the rows."""
+def test_a_truncated_shard_is_rejected_even_between_two_batches(tmp_path: Path) -> None:
+    """Without a manifest, only the end of the Arrow stream reveals it."""
     shard = tmp_path / NAME
     write_rows(shard, random_rows(6))
     whole = shard.read_bytes()
@@ -258,21 +258,21 @@ def test_a_shard_that_was_cut_is_refused_also_between_two_batches(tmp_path: Path
     assert between < len(whole) - 8
     shard.write_bytes(whole[:between])
     assert pa.ipc.open_stream(shard.read_bytes()).read_all().num_rows == 2, "pyarrow sees the cut: drop our check"
-    assert "it was cut" in refused(tmp_path)
+    assert "is truncated" in rejected(tmp_path)
     for size in (0, 3, 100, len(whole) // 2, len(whole) - 9, len(whole) - 1):
         shard.write_bytes(whole[:size])
-        assert NAME in refused(tmp_path)
+        assert NAME in rejected(tmp_path)
 
 
-def test_what_is_no_corpus_is_refused(tmp_path: Path, made: Path) -> None:
-    assert "no such manifest" in refused(tmp_path / "gone.json", InputMissing)
-    assert "train-00000-of-00001.arrow" in refused(tmp_path)
-    assert str(folder_of(made)) in refused(shards_of(made)[0], UsageError)
+def test_anything_but_a_corpus_is_rejected(tmp_path: Path, made: Path) -> None:
+    assert "no such manifest" in rejected(tmp_path / "gone.json", InputMissing)
+    assert "train-00000-of-00001.arrow" in rejected(tmp_path)
+    assert str(folder_of(made)) in rejected(shards_of(made)[0], UsageError)
     (tmp_path / NAME).write_bytes(b"ARROW1\0\0" + bytes(64))
-    assert NAME in refused(tmp_path)
+    assert NAME in rejected(tmp_path)
 
 
-def test_read_verified_gives_the_bytes_that_are_recorded(copy: Path) -> None:
+def test_read_verified_returns_the_recorded_bytes(copy: Path) -> None:
     corpus = open_corpus(copy)
     for shard in corpus.splits["train"]:
         where = corpus.folder / shard.path
@@ -280,7 +280,7 @@ def test_read_verified_gives_the_bytes_that_are_recorded(copy: Path) -> None:
             assert read_verified(corpus.folder, shard, mapped).to_pybytes() == where.read_bytes()
         where.write_bytes(where.read_bytes()[::-1])
         for mapped in (False, True):
-            with pytest.raises(DataError, match=f"{where}: does not have the SHA-256"):
+            with pytest.raises(DataError, match=f"{where}: does not have the recorded SHA-256"):
                 read_verified(corpus.folder, shard, mapped)
 
 
@@ -289,7 +289,7 @@ def test_without_digests_the_size_is_still_checked(tmp_path: Path) -> None:
     corpus = open_corpus(tmp_path)
     write_rows(tmp_path / NAME, random_rows(3))
     for mapped in (False, True):
-        with pytest.raises(DataError, match=f"{NAME}: holds .* bytes"):
+        with pytest.raises(DataError, match=f"{NAME}: has .* bytes"):
             read_verified(corpus.folder, corpus.splits["train"][0], mapped)
 
 
