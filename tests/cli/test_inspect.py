@@ -25,7 +25,7 @@ from tasks.core.errors import UsageError
 from tasks.core.printable import BOUNDARY
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
-from tasks.inspection import lookup, search, sources
+from tasks.inspection import lookup, search
 from tasks.inspection.kinds import kind_of
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.manifest import FileFacts, Manifest, Split, load_manifest
@@ -259,7 +259,7 @@ def test_lines_are_counted_as_the_corpus_counts_them(
     path.write_text("\n".join(lines) + "\n" * ended)
     monkeypatch = pytest.MonkeyPatch()
     with monkeypatch.context() as patched:
-        patched.setattr(sources, "_BLOCK", data.draw(st.integers(1, 40)))
+        patched.setattr("tasks.readers.jsonl.SEEK_BLOCK", data.draw(st.integers(1, 40)))
         for number, line in enumerate(lines, 1):
             if line:
                 assert as_object(path, line=number)["records"][0]["messages"][0]["content"] == f"n{number - 1}"
