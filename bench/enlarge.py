@@ -1,4 +1,4 @@
-"""Enlarge a corpus with texts that differ: combine every prompt with other completions of its source.
+"""Enlarge a corpus: combine every prompt with other completions of its source.
 
     python bench/enlarge.py CONFIG FOLDER [--times 10]
 
@@ -49,7 +49,7 @@ def row(message: Message) -> dict[str, Any]:
 
 
 def enlarge(config: Path, folder: Path, times: int) -> None:
-    """Write the sources of `config`, enlarged `times` times, and a config for them to `folder`."""
+    """Write sources enlarged `times` times, and a config for them, to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     recipe = resolve(config, folder)
     names = []

@@ -1,4 +1,4 @@
-"""Measure how well a run predicts its remaining time: compare the displayed with the actual seconds, every second.
+"""Measure how well a run predicts its remaining time, every second.
 
     python bench/eta.py CONFIG [--times 10] [--workers 2]
 

@@ -1,4 +1,6 @@
-"""Measure the minimum work of any preparation: parse, encode, write. This is the floor of bench/preparation.py.
+"""Measure the minimum work of any preparation: parse, encode, write.
+
+This is the floor of bench/preparation.py.
 
     python bench/floor.py CONFIG ROOT MANIFEST
 
@@ -48,7 +50,7 @@ def conversations(recipe: Recipe) -> Iterator[tuple[Any, Conversation]]:
 
 
 def batches(recipe: Recipe) -> Iterator[tuple[list[bytes], list[str]]]:
-    """Group records as JSON lines, and their texts, into batches that are encoded in one call."""
+    """Group records (as JSON lines) and their texts into encoder batches."""
     lines: list[bytes] = []
     texts: list[str] = []
     characters = 0

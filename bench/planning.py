@@ -1,4 +1,6 @@
-"""Measure the memory and time of PlanPacking, from token files on disk to plan.arrow, index.arrow, and receipt.
+"""Measure the memory and time of PlanPacking.
+
+It reads token files and writes plan.arrow, index.arrow, and the receipt.
 
     python bench/planning.py [KEY=VALUE …] [--conversations 1000000 10000000]
 
@@ -39,7 +41,10 @@ LENGTH = 128
 
 
 def write_part(recipe: Recipe, part: Part, number: int) -> None:
-    """Write a token file of PART conversations, every second token trained, and its receipt."""
+    """Write a token file of PART conversations, and its receipt.
+
+    Every second token is trained.
+    """
     key = recipe.tokens_key(part)
     path = recipe.layout.token_file(key)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -80,7 +85,10 @@ def recipe_of(root: Path, conversations: int, settings: dict[str, Any]) -> Recip
 
 
 def measure(root: Path, conversations: int, settings: dict[str, Any]) -> None:
-    """Print one line of the table. Runs in a process of its own, because peak memory is per process."""
+    """Print one line of the table.
+
+    Runs in a process of its own, because peak memory is per process.
+    """
     recipe = recipe_of(root, conversations, settings)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     started = time.perf_counter()

@@ -1,4 +1,6 @@
-"""Compare predictions of `packcorpus check` with actual runs: all sources of a config together, and each one alone.
+"""Compare predictions of `packcorpus check` with actual runs.
+
+Measures all sources of a config together, and each one alone.
 
     python bench/prediction.py CONFIG [--lengths 512 1024 2048 4096] [--budget BYTES] [--workers 2]
 
@@ -66,9 +68,9 @@ def predicted(config: Config, folder: Path, root: Path, workers: int, budget: in
 
 
 def alone(config: Path, folder: Path) -> list[tuple[str, Path]]:
-    """Write configs for all sources together and for each of their files alone; return (name, path of the config).
+    """Write configs for all sources together and for each of their files alone.
 
-    Paths in these configs are absolute.
+    Returns pairs of name and config path. Paths in these configs are absolute.
     """
     settings = yaml.safe_load(config.read_text())
     from tasks.sources.source_files import find_files

@@ -1,4 +1,4 @@
-"""Compare the whole command with TRL's own preparation of the same conversations, and with the minimum work.
+"""Compare the whole command with TRL's preparation and with the minimum work.
 
     make bench CONFIG=my.yaml      (or: python bench/preparation.py my.yaml [--runs 3] [--times 10] [--write FILE])
 
@@ -66,7 +66,7 @@ def write_messages(config: Path, path: Path) -> None:
 
 
 def timed(words: list[str], folder: Path) -> tuple[str, float, float]:
-    """Run a command; return its standard output, seconds, and CPU seconds including all children."""
+    """Run a command; return its output, seconds, and CPU seconds with all children."""
     before = os.times()
     start = time.perf_counter()
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)

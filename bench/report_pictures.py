@@ -1,6 +1,8 @@
-"""Capture the pictures of the report: a page in headless Chromium ─▶ docs/assets/report.png, report-row.png.
+"""Capture the pictures of the report with headless Chromium.
 
-python bench/report_pictures.py REPORT.html
+Writes docs/assets/report.png and docs/assets/report-row.png.
+
+    python bench/report_pictures.py REPORT.html
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Create the pictures of the README by running the real commands on the bundled sample: run.svg, row.svg.
+"""Create the pictures of the README, run.svg and row.svg, from the bundled sample.
 
     luigi in a pseudo-terminal ─▶ a frame of its progress display and its final output ─┬─▶ rich ─▶ SVG
     packcorpus inspect --at FILE:LINE, with colors forced ──────────────────────────────┘
@@ -60,7 +60,7 @@ THEME = TerminalTheme((12, 12, 12), (204, 204, 204), _COLORS, [(96, 96, 96), *_C
 
 
 def on_terminal(words: list[str], folder: Path, columns: int) -> tuple[int, str]:
-    """Run a command in a pseudo-terminal; return its exit code and everything it wrote."""
+    """Run a command in a pseudo-terminal; return its exit code and output."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg"), "TERM": "xterm"}
@@ -75,7 +75,7 @@ def on_terminal(words: list[str], folder: Path, columns: int) -> tuple[int, str]
 
 
 def capture_run(columns: int) -> str:
-    """Return the command, a frame from the middle of tokenization, and the lines that remain on the screen."""
+    """Return the command, a frame from the middle of the run, and the final lines."""
     words = ["luigi", "--module", "pipeline", "PackCorpus", "--config", "data/sample/corpus.yaml"]
     with tempfile.TemporaryDirectory() as root:
         _, written = on_terminal([*words[:-1], str(SAMPLE)], Path(root), columns)
@@ -88,7 +88,7 @@ def capture_run(columns: int) -> str:
 
 
 def capture_conversation(columns: int) -> str:
-    """Return the command that shows a conversation of the sample in its row, and its output."""
+    """Return the command that shows a conversation in its row, and its output."""
     words = ["packcorpus", "inspect", "--at", SHOWN]
     env = os.environ | {"FORCE_COLOR": "1", "COLUMNS": str(columns), "TERM": "xterm", "TTY_COMPATIBLE": "1"}
     env.pop("NO_COLOR", None)

@@ -1,4 +1,4 @@
-"""Measure TRL's own preparation of the same conversations: SFTTrainer with packing and two processes.
+"""Measure TRL's own preparation: SFTTrainer with packing and two processes.
 
     python bench/trl_preparation.py CONVERSATIONS.jsonl TOKENIZER.model LENGTH OUTPUT_FOLDER
 

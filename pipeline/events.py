@@ -93,10 +93,10 @@ def announce(recipe: Recipe) -> None:
     size = sum(file.bytes for file in recipe.files)
     files, parts = counted(len(recipe.files), "file"), counted(len(recipe.parts), "part")
     rows, shards = f"rows of {config.sequence_length:,} tokens", counted(len(recipe.shard_names()), "shard")
-    display.say(f"{config.name}: {files}, {size / 1e6:,.2f} MB, {parts} → {rows}, {shards}")
+    display.show(f"{config.name}: {files}, {size / 1e6:,.2f} MB, {parts} → {rows}, {shards}")
     if recipe.tokenizer_key is None and recipe.template.markers_as_text:
         markers = ", ".join(recipe.template.markers_as_text)
-        display.say(f"note: written as text, since the tokenizer has no such token: {markers}")
+        display.show(f"note: written as text, since the tokenizer has no such token: {markers}")
 
 
 def proven(verdict: Verdict | None) -> None:
@@ -104,7 +104,7 @@ def proven(verdict: Verdict | None) -> None:
     if verdict and verdict.differs:
         message = f"note: {verdict.engine} encodes everything: gigatoken gives other tokens for {verdict.differs}"
         if _sent.first(message):
-            display.say(message)
+            display.show(message)
 
 
 class TaskProgress(Progress):
@@ -117,7 +117,7 @@ class TaskProgress(Progress):
         name = self._task.task_id
         counters.put(name, conversations=conversations, rejected=rejected, tokens=tokens, share=share)
         counters.put(name, cpu=time.process_time() - counters.of_task(name, "cpu_before"))
-        counters.put(name, told_seconds=time.time() - counters.of_task(name, "started"))
+        counters.put(name, seconds_at_share=time.time() - counters.of_task(name, "started"))
         lost = f", {rejected:,} rejected" if rejected else ""
         message = f"{counted(conversations, 'conversation')}, {tokens / 1e6:,.2f} M tokens{lost}"
         _status(self._task, message, share)
@@ -149,7 +149,7 @@ def planned(task: luigi.Task, receipt: dict[str, Any]) -> None:
         f"planned {counted(packing['rows'], 'row')}, {full:.2f} % full; "
         f"no plan needs fewer than {packing['lower_bound_rows']:,}"
     )
-    display.say(
+    display.show(
         message, planned={"rows": packing["rows"], "fill": full, "lower_bound_rows": packing["lower_bound_rows"]}
     )
     _status(task, message, 1.0)
@@ -195,17 +195,17 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         "read": conversations.read,
         **ends,
     }
-    display.say(f"{news}: {rows}{full}; {kept}, {tokens.trained:,} trained on", done=facts)
-    display.say(
+    display.show(f"{news}: {rows}{full}; {kept}, {tokens.trained:,} trained on", done=facts)
+    display.show(
         f"{counted(conversations.read, 'conversation')}: " + ", ".join(f"{n:,} {end}" for end, n in ends.items())
     )
     if ends["rejected"]:
         listed = os.path.join(os.path.dirname(path), os.pardir, manifest.corpus, "rejects.jsonl")
-        display.say(f"all rejects are in {manifest.corpus}/rejects.jsonl; the first of each reason:")
+        display.show(f"all rejects are in {manifest.corpus}/rejects.jsonl; the first of each reason:")
         for line in first_of_each(Path(listed), conversations.rejected):
-            display.say(line)
+            display.show(line)
     if further := [f"{count:,} {reason}" for reason, count in conversations.dropped.items() if reason != "too_long"]:
-        display.say(f"dropped by filters, limits and weights: {', '.join(further)}")
+        display.show(f"dropped by filters, limits and weights: {', '.join(further)}")
     _print_mixture(manifest, Path(path).parent.parent / manifest.corpus)
     lost = {
         "dropped with conversations longer than a row": tokens.dropped * (not further),
@@ -215,7 +215,7 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
     for how, count in lost.items():
         share = count / max(1, tokens.encoded + tokens.rejected)
         if share > NOTEWORTHY:
-            display.say(f"note: {100 * share:.1f} % of all tokens were {how}")
+            display.show(f"note: {100 * share:.1f} % of all tokens were {how}")
     remember_manifest(Path(path).parent.parent, Path(path).name)
     print(path, flush=True)
 
@@ -224,15 +224,15 @@ def _print_mixture(manifest: Manifest, folder: Path) -> None:
     weighting = manifest.config.get("weighting")
     table = narrowed(mixture_table(manifest.mixture, weighting), display.room())
     if table:
-        display.say(f"mixture ({weighting}), in one pass over the training split:")
+        display.show(f"mixture ({weighting}), in one pass over the training split:")
     for line in aligned(table):
-        display.say(line)
+        display.show(line)
     left_out = manifest.ledger.conversations.dropped.get("weight", 0)
     if weighting == "token_share" and left_out:
         from tasks.inspection.lookup import giving_all
 
         if limited := limited_by(giving_all(manifest, folder), left_out, manifest.ledger.conversations.packed):
-            display.say(limited)
+            display.show(limited)
 
 
 # Luigi's events
@@ -254,7 +254,7 @@ def _on_present(task: luigi.Task) -> None:
     if kind == "PackCorpus":
         _finish(load_manifest(task.recipe.published), task.output().path, "already packed, nothing to do")
     elif kind == "TrainAdapter":
-        display.say("already trained, nothing to do")
+        display.show("already trained, nothing to do")
         print(task.output().path, flush=True)
     else:
         counters.put(task.task_id, reused=1, done=1)

@@ -160,8 +160,10 @@ class RunGuard:
                 before, checksum = counters.of_run("exit_code"), float(crc32(str(failed).encode()))
                 # A full disk refuses every worker, each another file: the first message is enough. The same holds for
                 # a source that changed and has many parts.
-                repeats = checksum == counters.of_run("told") or before == failed.exit_code == StorageError.exit_code
-                counters.put(exit_code=failed.exit_code, told=checksum)
+                repeats = (
+                    checksum == counters.of_run("last_error") or before == failed.exit_code == StorageError.exit_code
+                )
+                counters.put(exit_code=failed.exit_code, last_error=checksum)
                 if not repeats:
                     display.write(told(failed))
             raise failed from error.__cause__ if failed is error else error
@@ -336,7 +338,7 @@ class _LogFilter(logging.Filter):
             return False
         if "Traceback" in message and any(text in message for text in self._guard.reported):
             return False
-        display.make_room()
+        display.clear()
         return True
 
 

@@ -1,7 +1,7 @@
-"""Luigi's settings where nobody has set them.
+"""Defaults for Luigi's settings, taken from the project's own luigi.cfg.
 
-Luigi finds a luigi.cfg in the current folder only. In any other folder it would look for a server for a minute, and a
-failed task would exit with 0. So what no config of the user's has set is as in the project's own luigi.cfg.
+Luigi reads luigi.cfg from the working directory only. In any other directory it would try to reach a server for a
+minute, and a failed task would exit with 0. What the user's config sets is left alone.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ CENTRAL_OPTIONS = ("--scheduler-host", "--scheduler-port", "--scheduler-url")
 
 
 def apply() -> None:
-    """Set what is unset; whoever names a central scheduler gets it, also from the command line.
+    """Set what is unset, unless a central scheduler is named, in a config or on the command line.
 
-    And --help shows --workers.
+    Also list --workers in --help.
     """
     core.workers.always_in_help = True
     theirs, ours = get_config(), ConfigParser(interpolation=None)
     ours.read(OURS)
     if any(word.partition("=")[0] in CENTRAL_OPTIONS for word in sys.argv[1:]):
-        # Luigi would take the local one without a word, where luigi.cfg asks for it.
+        # Luigi would silently use the local scheduler if luigi.cfg asks for it.
         theirs.set("core", "local_scheduler", "false")
     central = any(theirs.has_option("core", option) for option in CENTRAL)
     for section in ours.sections():
@@ -39,7 +39,7 @@ def apply() -> None:
 
 
 def check_workers() -> None:
-    """Raises UsageError: Luigi would do nothing, without a word."""
+    """Raise UsageError if there is no worker: Luigi would silently do nothing."""
     workers = core().workers
     if workers < 1:
-        raise UsageError("bad_command_line", f"--workers {workers}: at least 1 has to do the work")
+        raise UsageError("bad_command_line", f"--workers {workers}: must be at least 1")

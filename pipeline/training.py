@@ -1,6 +1,6 @@
-"""Starts `python -m train` and waits for it; never imports it.
+"""Start `python -P -m train` and wait for it; never import it.
 
-manifest ─command─▶ python -m train --manifest … ─train─▶ data/adapters/<name>-<key12>/training.json
+manifest ─command─▶ python -P -m train --manifest … ─train─▶ data/adapters/<name>-<key12>/training.json
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tasks.core.errors import Interrupted, PackError
 
 
 class TrainingFailed(PackError):
-    """The training process ended with an error, which it has told; the exit code is its own."""
+    """The training process ended with an error, which it has reported; the exit code is the process's."""
 
     def __init__(self, reason: str, message: str, exit_code: int):
         super().__init__(reason, message)
@@ -32,60 +32,63 @@ class TrainingFailed(PackError):
 
 
 def command(manifest: str, root: str, settings: str, options: str) -> tuple[str, ...]:
-    """The words of the command; `options` are split as a shell does."""
+    """Return the words of the command; `options` is split as a shell does.
+
+    -P keeps the working directory out of sys.path: a user's own train.py or tasks.py there is not imported.
+    """
     config = ("--config", settings) if settings else ()
     return (sys.executable, "-P", "-m", "train", "--manifest", manifest, "--root", root, *config, *shlex.split(options))
 
 
 @lru_cache(maxsize=16)
 def record_of(words: tuple[str, ...]) -> Path:
-    """Where the record of this run lies, or will lie. Raises TrainingFailed where the settings are wrong."""
+    """Return the path of this run's record, which may not exist yet. Raises TrainingFailed if a setting is invalid."""
     environment = os.environ | {JSON: "1"}
-    asked = subprocess.run(  # noqa: S603 - this Python, and words that no shell sees
+    done = subprocess.run(  # noqa: S603 - this Python, and words that no shell sees
         [*words, "--where"], capture_output=True, text=True, check=False, env=environment
     )
-    if asked.returncode:
+    if done.returncode:
         try:
-            error = orjson.loads(asked.stderr.strip().rpartition("\n")[2])["error"]
+            error = orjson.loads(done.stderr.strip().rpartition("\n")[2])["error"]
         except (ValueError, LookupError, TypeError):
-            error = {"reason": "training_failed", "message": asked.stderr.strip()}
-        raise TrainingFailed(error["reason"], error["message"], asked.returncode)
-    return Path(asked.stdout.splitlines()[-1])
+            error = {"reason": "training_failed", "message": done.stderr.strip()}
+        raise TrainingFailed(error["reason"], error["message"], done.returncode)
+    return Path(done.stdout.splitlines()[-1])
 
 
 def train(words: tuple[str, ...]) -> None:
-    """Run the training. A signal to this process goes on to it, and we wait until it has saved what it has.
+    """Run the training. A signal to this process is forwarded, and the training saves a checkpoint before it ends.
 
-    Raises KeyboardInterrupt where the training was told to stop, TrainingFailed where it failed.
+    Raises KeyboardInterrupt if the training was stopped by a signal, TrainingFailed if it failed.
     """
-    told: list[int] = []
+    received: list[int] = []
     process: subprocess.Popen[bytes] | None = None
 
-    def tell(number: int, frame: FrameType | None) -> None:
-        told.append(number)
+    def forward(number: int, frame: FrameType | None) -> None:
+        received.append(number)
         if process:
-            process.terminate()  # not SIGINT: a terminal sends that to all its processes, and the second ends a step
+            process.terminate()  # not SIGINT: a terminal sends that to all its processes, and a second one cuts a step
 
-    handlers = {number: signal.signal(number, tell) for number in (signal.SIGTERM, signal.SIGINT)}
+    handlers = {number: signal.signal(number, forward) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        # The new process begins with both held back, until it can say that it was told to stop.
+        # The new process starts with both blocked, until it can report that it was stopped.
         signal.pthread_sigmask(signal.SIG_BLOCK, handlers)
         try:
             process = subprocess.Popen(words)  # noqa: S603 - the same words
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, handlers)
-        if told:
+        if received:
             process.terminate()
         code = process.wait()
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    if told and (code == Interrupted.exit_code or (code and code not in EXITS)):
+    if received and (code == Interrupted.exit_code or (code and code not in EXITS)):
         if code == Interrupted.exit_code:
-            counters.put(exit_code=code)  # the training has said so, and nobody says it again
-        # A worker would show a KeyboardInterrupt with its traceback.
+            counters.put(exit_code=code)  # the training has reported it; nobody reports it again
+        # In a worker, KeyboardInterrupt would be printed with a traceback.
         raise SystemExit(Interrupted.exit_code) if multiprocessing.parent_process() else KeyboardInterrupt
     if code:
-        # One of our codes: the training has told its error, and there is one message for one error.
-        said = "" if code in EXITS else f"the training ended with exit code {code}, without a message of its own"
-        raise TrainingFailed("training_failed", said, code)
+        # One of our exit codes: the training has reported its error, and each error has one message.
+        message = "" if code in EXITS else f"the training ended with exit code {code} and printed no error"
+        raise TrainingFailed("training_failed", message, code)

@@ -1,6 +1,6 @@
-"""The config: one YAML file → `Config`, every default filled in, every unknown key refused.
+"""The config: one YAML file → `Config`, with defaults filled in and unknown keys refused.
 
-    corpus.yaml ──load_config──▶ Config ──settings()──▶ what the manifest repeats and the corpus key covers
+    corpus.yaml ──load_config──▶ Config ──settings()──▶ recorded in the manifest and covered by the corpus key
 
 Paths in a config are relative to the folder of the config file; ~ is the home folder.
 """
@@ -27,7 +27,7 @@ Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")
 
 
 def _or_paths(schema: dict[str, Any]) -> None:
-    """In the JSON Schema, as load_config has it: a source may be a path by itself, and so may all of them."""
+    """Allow in the JSON Schema what load_config allows: a path in place of a source, or of all sources."""
     entries = dict(schema)
     schema.clear()
     path = {"type": "string", "minLength": 1}
@@ -36,28 +36,28 @@ def _or_paths(schema: dict[str, Any]) -> None:
 
 
 class Config(BaseModel):
-    """Everything that a corpus is made from."""
+    """Everything that determines a corpus, except the bytes of its files."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field("corpus", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$", description="Name of the corpus.")
     sources: Annotated[
         list[Source],
-        Field(min_length=1, description="Where the conversations come from, in order.", json_schema_extra=_or_paths),
+        Field(min_length=1, description="Files with conversations, in order.", json_schema_extra=_or_paths),
     ]
     tokenizer: str | None = Field(
         None,
         min_length=1,
         description="A SentencePiece model, or a tokenizer.json or folder of a Hugging Face tokenizer. "
-        "Absent: a SentencePiece model is trained on the sources.",
+        "If absent, a SentencePiece model is trained on the sources.",
     )
     template: str = Field(
-        "chatml", min_length=1, description="Built-in name, `tokenizer` (its own chat template) or a Jinja file."
+        "chatml", min_length=1, description="Built-in name, `tokenizer` (its own chat template), or a Jinja file."
     )
     sequence_length: int = Field(1024, ge=8, le=1 << 20, description="Tokens in a row.")
-    train_on: Literal["assistant", "all", "last"] = Field("assistant", description="The turns that are trained on.")
+    train_on: Literal["assistant", "all", "last"] = Field("assistant", description="Turns that are trained on.")
     overlong: Literal["truncate", "drop", "split", "error"] = Field(
-        "truncate", description="What happens to a conversation that is longer than a row."
+        "truncate", description="Policy for a conversation that is longer than a row."
     )
     validation: float = Field(
         0.0, ge=0.0, lt=1.0, description="Share of conversations held out, by hash of the content."
@@ -67,43 +67,50 @@ class Config(BaseModel):
     )
     weighting: Literal["repeat", "subsample", "token_share"] = Field(
         "repeat",
-        description="What the weights of sources mean. repeat: 2.5 takes each conversation twice and a seeded half of "
-        "them once more; subsample: 0.5 keeps a seeded half, and no weight may be above 1; token_share: the trained "
-        "tokens of sources stand to each other as the weights, by taking fewer and never one twice.",
+        description="Meaning of the weights of sources. repeat: 2.5 packs each conversation twice and a seeded half of "
+        "them a third time; subsample: 0.5 keeps a seeded half, and no weight may be above 1; token_share: sources are "
+        "downsampled until their trained tokens match the weights, and no conversation is repeated.",
     )
     duplicates: Literal["keep", "drop"] = Field(
-        "keep", description="drop: of conversations that say the same, in all sources, the first is kept."
+        "keep", description="drop: of conversations with the same content, in all sources, only the first is kept."
     )
-    min_tokens: int | None = Field(None, ge=1, description="A conversation of fewer tokens is dropped.")
-    max_tokens: int | None = Field(None, ge=1, description="A conversation of more tokens is dropped.")
-    min_turns: int | None = Field(None, ge=1, description="A conversation of fewer turns is dropped; system is none.")
-    max_turns: int | None = Field(None, ge=1, description="A conversation of more turns is dropped.")
+    min_tokens: int | None = Field(None, ge=1, description="Drop conversations with fewer tokens.")
+    max_tokens: int | None = Field(None, ge=1, description="Drop conversations with more tokens.")
+    min_turns: int | None = Field(None, ge=1, description="Drop conversations with fewer turns; system is not a turn.")
+    max_turns: int | None = Field(None, ge=1, description="Drop conversations with more turns.")
     epochs: int = Field(
-        1, ge=1, le=100, description="Packings of the training split, each a split of its own: one for each pass."
+        1,
+        ge=1,
+        le=100,
+        description="Number of packings of the training split; each is a split of its own, for one pass.",
     )
     license: list[Identifier] = Field(
         default_factory=list,
-        description="Licenses of the sources, such as [cc-by-4.0]; for the dataset card. `licence` is accepted, too.",
+        description="Licenses of the sources, such as [cc-by-4.0]; for the dataset card. Alias: `licence`.",
     )
     language: list[Identifier] = Field(
         default_factory=list, description="Languages of the conversations, such as [en, de]; for the dataset card."
     )
-    packing: bool = Field(True, description="false: format 2.0, one conversation a row, for a trainer that tokenises.")
-    seed: int = Field(42, ge=0, lt=1 << 63, description="Orders the rows.")
-    eos_token: str | None = Field(None, min_length=1, description="EOS, where the tokenizer does not name it.")
-    pad_token: str | None = Field(None, min_length=1, description="Pad, where the tokenizer does not name it.")
-    vocab_size: int = Field(8192, ge=300, le=1 << 20, description="Pieces of a tokenizer that is trained.")
+    packing: bool = Field(
+        True, description="false: format 2.0, one conversation per row, for a trainer that tokenizes."
+    )
+    seed: int = Field(42, ge=0, lt=1 << 63, description="Seed of the order of rows and of every random choice.")
+    eos_token: str | None = Field(None, min_length=1, description="EOS token, if the tokenizer does not name it.")
+    pad_token: str | None = Field(None, min_length=1, description="Padding token, if the tokenizer does not name it.")
+    vocab_size: int = Field(8192, ge=300, le=1 << 20, description="Vocabulary size of a tokenizer that is trained.")
     template_date: str = Field(
-        "2026-01-01", pattern=r"^\d{4}-\d{2}-\d{2}$", description="The date that a Jinja template sees as today."
+        "2026-01-01", pattern=r"^\d{4}-\d{2}-\d{2}$", description="Date that a Jinja template sees as today."
     )
     engine: Literal["auto", "gigatoken", "reference"] = Field(
         "auto",
-        description="What encodes. auto: gigatoken, where it proved equal to the reference on texts of this corpus; "
-        "gigatoken: the same, and an error for a tokenizer that it cannot read; reference: the tokenizer's library.",
+        description="Encoder. auto: gigatoken, if it equals the reference on texts of this corpus; gigatoken: the same, "
+        "but an error if it cannot read the tokenizer; reference: the tokenizer's own library.",
     )
     part_size: int = Field(64 << 20, ge=1 << 10, description="Bytes of a source file that one task reads.")
-    plan_group: int = Field(100_000_000, ge=1, description="Conversations that are packed together in one plan.")
-    max_record_bytes: int = Field(16_000_000, ge=1 << 10, description="A longer line is rejected.")
+    plan_group: int = Field(
+        100_000_000, ge=1, description="Number of conversations that are packed together in one plan."
+    )
+    max_record_bytes: int = Field(16_000_000, ge=1 << 10, description="Reject longer lines.")
 
     @model_validator(mode="before")
     @classmethod
@@ -128,7 +135,7 @@ class Config(BaseModel):
         if not self.packing and self.overlong == "split":
             raise ValueError("overlong: split needs packing: true (without packing a row is a whole conversation)")
         if not self.packing and self.epochs > 1:
-            raise ValueError("epochs: more than 1 needs packing: true (without it, an epoch is another order of rows)")
+            raise ValueError("epochs: more than 1 needs packing: true (without it, epochs differ only in row order)")
         for name in ("tokens", "turns"):
             least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if least is not None and most is not None and least > most:
@@ -137,29 +144,29 @@ class Config(BaseModel):
             for number, source in enumerate(self.sources):
                 if source.weight > 1:
                     raise ValueError(
-                        f"sources[{number}].weight: {source.weight:g} is more than all of {source.path}; subsample "
-                        "keeps a share of up to 1, and weighting: repeat takes a source more than once"
+                        f"sources[{number}].weight: {source.weight:g} is above 1, all of {source.path}; weighting: subsample "
+                        "keeps a share of a source, weighting: repeat packs it more than once"
                     )
         return self
 
     def settings(self) -> dict[str, Any]:
-        """Every setting that affects the output, in the order of the fields."""
+        """Return every setting that affects the output, in the order of the fields."""
         return self.model_dump(exclude=WITHOUT_EFFECT)
 
 
 def path_in(folder: Path, named: str) -> Path:
-    """What a config in `folder` names."""
+    """Return the path that a config in `folder` names."""
     return folder / os.path.expanduser(named)
 
 
 def load_config(path: Path, sequence_length: str = "") -> Config:
-    """Read and check a config; a source may be a path by itself. `sequence_length`, where given, replaces the config's.
+    """Read and check a config. `sequence_length` replaces the config's unless it is empty.
 
-    Raises UsageError or InputMissing, naming the key and the nearest known one.
+    A source may be a plain path. Raises UsageError or InputMissing, naming the key and the closest known one.
     """
     values = read_settings(path)
     if not values:
-        raise UsageError("bad_config_file", f"{path}: is empty; it needs at least `sources:`")
+        raise UsageError("bad_config_file", f"{path}: is empty; add at least `sources:`")
     if sequence_length:
         values["sequence_length"] = int(sequence_length) if sequence_length.isdecimal() else sequence_length
     sources = values.get("sources")

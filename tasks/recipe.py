@@ -1,9 +1,9 @@
-"""A config made definite: its files found and digested, its parts cut, its keys known. What the graph is drawn from.
+"""A config with its files found, hashed, and cut into parts: everything the graph is built from.
 
     config file ─resolve─▶ Recipe(config, parts, keys, number of shards)
 
-All of it follows from the bytes of the sources and the config, so every process of a run, on any machine, draws the
-same graph. Sources are read once here (for their digests) and once more by the task that tokenises them.
+All of it follows from the bytes of the sources and the config, so every process of a run, on any machine, builds the
+same graph. Sources are read once here (for their digests) and once more by the stage that tokenizes them.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
 from tasks.templates.jinja_template import JinjaTemplate
 from tasks.templates.spans import Template
 
-# About 100 MB a shard: a task costs 60 ms beside its work (fork, page faults, Luigi, syncs), and shards of 25 MB made a
-# corpus of 250 MB take a tenth longer. A smaller corpus is two, so that two workers can write it.
+# About 100 MB per shard: a task costs 60 ms besides its work (fork, page faults, Luigi, syncs), and shards of 25 MB made
+# a corpus of 250 MB take a tenth longer. A smaller corpus has two shards, so that two workers can write it.
 SOURCE_BYTES_PER_SHARD = 32 << 20
 
 
@@ -59,7 +59,7 @@ class Recipe:
 
     @cached_property
     def tokenizer_key(self) -> str | None:
-        """Key of the tokenizer that this run trains; None where the config names one."""
+        """Return the key of the tokenizer that this run trains, or None if the config names one."""
         if self.config.tokenizer is not None:
             return None
         import sentencepiece
@@ -69,14 +69,14 @@ class Recipe:
             "control_symbols": MARKERS.get(self.config.template, ()),
             "vocab_size": self.config.vocab_size,
             "max_record_bytes": self.config.max_record_bytes,
-            # Another release may train other pieces from the same text.
+            # Another release may train another vocabulary from the same text.
             "trainer": sentencepiece.__version__,
         }
         return key_of("tokenizer", content)
 
     @property
     def has_tokenizer(self) -> bool:
-        """False until this run has trained it."""
+        """Return False if the tokenizer is still to be trained."""
         return self.tokenizer_key is None or self.layout.tokenizer(self.tokenizer_key).is_file()
 
     @cached_property
@@ -87,7 +87,7 @@ class Recipe:
 
     @cached_property
     def tokenizer_digest(self) -> str:
-        """Of the tokenizer's files; of one that is trained, of all that it is trained from."""
+        """Return the digest of the tokenizer's files or, if it is trained here, of everything it is trained from."""
         return f"trained:{self.tokenizer_key}" if self.tokenizer_key else self.tokenizer_files.sha256()
 
     @cached_property
@@ -99,7 +99,7 @@ class Recipe:
 
     @cached_property
     def template_source(self) -> str | None:
-        """The Jinja source, as the corpus keeps it; None for a built-in template."""
+        """Return the Jinja source that the corpus keeps, or None for a built-in template."""
         name = self.config.template
         if name in BUILT_IN:
             return None
@@ -109,11 +109,11 @@ class Recipe:
                 raise UsageError(
                     "no_chat_template",
                     f"template: tokenizer: {self.config.tokenizer or 'a tokenizer that is trained here'} has no chat "
-                    f"template of its own; take one of {', '.join(BUILT_IN)} or a Jinja file",
+                    f"template; use one of {', '.join(BUILT_IN)} or a Jinja file",
                 )
             return source
         file = path_in(self.folder, name)
-        if not os.path.isfile(file):  # not file.is_file(), which raises where a name is too long
+        if not os.path.isfile(file):  # not file.is_file(), which raises if a name is too long
             raise InputMissing(
                 "template_missing",
                 f"template: {name!r} is neither built in ({', '.join(BUILT_IN)}, tokenizer) nor a file ({file})"
@@ -139,7 +139,7 @@ class Recipe:
     # Keys
 
     def settings(self) -> dict[str, Any]:
-        """Every setting that affects the output of this very recipe; what the manifest repeats."""
+        """Return every setting that affects the output of this recipe, as the manifest records them."""
         settings = self.config.settings()
         if self.config.tokenizer is not None:
             del settings["vocab_size"]
@@ -157,7 +157,7 @@ class Recipe:
 
     @cached_property
     def _texts(self) -> dict[str, Any]:
-        """What makes texts of records, and tokens of texts."""
+        """Return what turns records into texts, and texts into tokens."""
         config = self.config
         return {
             "max_record_bytes": config.max_record_bytes,
@@ -168,7 +168,7 @@ class Recipe:
 
     @cached_property
     def texts_key(self) -> str:
-        """Of all texts of the corpus and the tokenizer that they go to."""
+        """Return the key of all texts of the corpus and the tokenizer that encodes them."""
         return key_of("engine", self._texts | {"sources": [self._content(file) for file in self.files]})
 
     @cached_property
@@ -180,18 +180,18 @@ class Recipe:
 
     @cached_property
     def copies(self) -> float:
-        """How often a conversation is written, about: by weights, as the bytes of the sources have them, and epochs."""
+        """Return about how often a conversation is written: epochs times the weights, averaged by source bytes."""
         return self.config.epochs * self._size / max(1, sum(file.bytes for file in self.files))
 
     @cached_property
     def _size(self) -> float:
-        """Bytes of the sources, each as often as its weight says."""
+        """Return the bytes of the sources, each multiplied by its weight."""
         weighed = self.config.weighting != "token_share"
         return sum(file.bytes * (self.config.sources[file.entry].weight if weighed else 1) for file in self.files)
 
     @cached_property
     def shards(self) -> dict[str, int]:
-        """Number of shards of each split."""
+        """Return the number of shards of each split."""
         config, size = self.config, self._size
         most = min(MOST_SHARDS, MOST_SHARDS_OF_EPOCHS // config.epochs)
         several = 2 if 4 * size > SOURCE_BYTES_PER_SHARD else 1
@@ -200,7 +200,7 @@ class Recipe:
         return {name: validation if name == "validation" else train for name in split_names(config.epochs)}
 
     def shard_names(self) -> list[str]:
-        """File names of all shards, split by split; a shard's number in the plan is its place here."""
+        """Return the file names of all shards, split by split; the index is the shard's number in the plan."""
         return [
             f"{split}-{number:05d}-of-{count:05d}.arrow"
             for split, count in self.shards.items()
@@ -219,7 +219,7 @@ class Recipe:
 
     @cached_property
     def plan_folder(self) -> Path:
-        """A plan speaks of rows of token files, so it belongs to these parts, and it repeats the sources' names."""
+        """Return the folder of the plan. A plan refers to rows of token files and names of sources, so its key does."""
         content = {
             "corpus": self.corpus_key,
             "name": self.config.name,
@@ -231,23 +231,23 @@ class Recipe:
 
 @lru_cache(maxsize=4)
 def _open_once(files: TokenizerFiles, sha256: str, eos_token: str | None, pad_token: str | None) -> Encoder:
-    """A tokenizer is loaded once per process, and not again in a child that is forked from it."""
+    """Load a tokenizer once per process; a forked child inherits it."""
     return open_encoder(files, eos_token, pad_token)
 
 
 def resolve(config_file: Path, root: Path) -> Recipe:
-    """Read the config and find, cut and digest its sources. Raises PackError, naming what is wrong."""
+    """Read the config and find, cut, and hash its sources. Raises PackError, naming the problem."""
     return recipe_of(load_config(config_file), config_file.parent, root)
 
 
 def recipe_of(config: Config, folder: Path, root: Path) -> Recipe:
-    """Find, cut and digest the sources of a config that lies in `folder`. Raises as `resolve` does."""
+    """Find, cut, and hash the sources of a config in `folder`. Raises PackError, naming the problem."""
     layout = Layout(root)
     found = find_parts(config.sources, folder, config.part_size, layout.outputs())
     for file, _ in found:
-        # What cannot be written to a manifest: a name on disk that is no UTF-8.
+        # A name that is not UTF-8 cannot be written to a manifest.
         if file.name.encode("utf-8", "ignore").decode() != file.name:
-            raise UsageError("bad_file_name", f"{file.name!a}: the name of this source is not UTF-8; rename it")
+            raise UsageError("bad_file_name", f"{file.name!a}: the file name is not UTF-8; rename the file")
     return Recipe(
         config,
         folder,

@@ -302,7 +302,7 @@ def test_what_a_config_names_and_is_not_there(tmp_path: Path) -> None:
             InputMissing,
             r"template: 'no\.jinja' is neither built in \(chatml, .*tokenizer\) nor",
         ),
-        ({"template": "tokenizer"}, UsageError, "template: tokenizer: t.model has no chat template of its own"),
+        ({"template": "tokenizer"}, UsageError, "template: tokenizer: t.model has no chat template"),
         (
             {"template": "tokenizer", "tokenizer": None},
             UsageError,
@@ -323,7 +323,7 @@ def test_a_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
     path = project(tmp_path, sources=[{"path": "in"}])
     (tmp_path / "in").mkdir()
     (tmp_path / "chat.jsonl").rename(tmp_path / "in" / "b\udcff.jsonl")
-    with pytest.raises(UsageError, match=r"b\\udcff\.jsonl': the name of this source is not UTF-8; rename it"):
+    with pytest.raises(UsageError, match=r"b\\udcff\.jsonl': the file name is not UTF-8; rename the file"):
         resolve(path, tmp_path)
     (tmp_path / "in" / "b\udcff.jsonl").rename(tmp_path / "in" / "größe.jsonl")
     assert resolve(path, tmp_path).files[0].name == "in/größe.jsonl"

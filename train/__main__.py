@@ -77,10 +77,7 @@ def _values(field: FieldInfo) -> str:
 
 
 def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
-    """Run the command and return its exit code.
-
-    `guard` is the caller's, if it has installed one.
-    """
+    """Run the command, with the caller's guard if any; return the exit code."""
     guard = guard or SignalGuard()
     try:
         if arguments and not arguments[0].startswith("-"):

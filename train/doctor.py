@@ -49,20 +49,14 @@ class Finding:
 
 
 def main(console: Console | None = None) -> int:
-    """Examine the machine and print the findings.
-
-    Returns 0 if training can run here, 69 if it cannot.
-    """
+    """Print the findings. Returns 0 if training can run here, 69 if it cannot."""
     findings = examine()
     show(findings, console or Console(markup=False, emoji=False, highlight=False))
     return PartMissing.exit_code if any(finding.level == "problem" for finding in findings) else 0
 
 
 def examine() -> list[Finding]:
-    """Return all findings, the most basic first.
-
-    Checks that need torch are left out if torch is missing.
-    """
+    """Return all findings, the most basic first; without torch, those it allows."""
     findings = [_python(), *_libraries()]
     if devices.version_of("torch"):
         try:
@@ -128,10 +122,7 @@ def _libraries() -> Iterator[Finding]:
 
 
 def in_range(version: str, wanted: str) -> bool:
-    """Return whether a version is in a range such as ">=2.8,<3".
-
-    Local parts such as +cpu are ignored.
-    """
+    """Return whether a version, without its local part, is in a range like ">=2.8,<3"."""
     bounds = re.findall(r"(>=|<)\s*([\w.]+)", wanted)
     return all((_numbers(version) >= _numbers(bound)) == (sign == ">=") for sign, bound in bounds)
 

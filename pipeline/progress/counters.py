@@ -1,14 +1,14 @@
-"""What the tasks of a run did, in numbers that every process of it sees.
+"""Count what the tasks of a run do, in memory that all of its processes share.
 
-A task may run in a forked child, and nothing that a child sets reaches its parent. So the numbers lie in memory that
-is shared with every fork: a row for the run, and one for each task, given out by the parent before any child is forked.
+A task may run in a forked child, and nothing that a child sets reaches its parent. So the numbers are in memory shared
+with every fork: one row for the run, and one for each task, assigned by the parent before any child is forked.
 
     row 0   the run            exit_code, finished, started
-    row 1   tasks without one  (of a process that never scheduled them)
-    row 2…  a task each        done, read, conversations, tokens, …      ─total─▶ sums over a kind of task
+    row 1   unknown tasks      (of a process that never scheduled them)
+    row 2…  one task each      done, read, conversations, tokens, …      ─total─▶ sums over a kind of task
 
-A row is written by the one process that runs its task, so that no lock is needed, and a process that is killed at any
-moment holds nothing that others wait for. A task that runs a second time begins its row anew and counts once.
+A row is written only by the process that runs its task. No lock is needed, and a process that is killed at any moment
+holds nothing that others wait for. A task that runs a second time restarts its row and counts once.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from tasks.core.process import peak_memory
 
 STAGES = ("TrainTokenizer", "TokenizePart", "PlanPacking", "WriteShard")
 FIELDS = (
-    "exit_code", "finished", "copies", "told",  # of the run; told: a checksum of the last error
-    "started", "seconds", "peak", "done", "reused",  # started: when, as time.time() has it; peak: bytes
-    "cpu", "cpu_before",  # seconds of the task, and of its process before it
-    "size", "share",  # of a part: bytes of plain text to read, about, and how much of it is read
-    "told_seconds",  # what a part had taken when its share was told
+    "exit_code", "finished", "copies", "last_error",  # of the run; last_error: checksum of the last message
+    "started", "seconds", "peak", "done", "reused",  # started: as time.time(); peak: bytes
+    "cpu", "cpu_before",  # CPU seconds of the task, and of its process before it
+    "size", "share",  # of a part: approximate bytes of plain text, and the share that has been read
+    "seconds_at_share",  # seconds that a part had taken when its share was last reported
     "conversations", "rejected", "tokens", "tokens_found",
     "rows", "fill",  # of the plan
 )  # fmt: skip
 RUN, UNKNOWN, FIRST = 0, 1, 2
-# Memory that is never touched costs nothing, and Luigi's own cost grows with the square of the tasks long before this.
+# Memory that is never touched costs nothing, and Luigi's own cost, quadratic in the tasks, is the limit long before.
 _ROWS = 1 << 16
 _VERSIONS = ("packcorpus", "luigi", "pyarrow", "numpy", "sentencepiece", "tokenizers", "gigatoken", "orjson")
 
@@ -54,7 +54,7 @@ def begin() -> None:
 
 
 def know(task: str, kind: str) -> bool:
-    """Give a task its row; False where it has one. For the parent, before it forks the task's process."""
+    """Assign a row to a task; return False if it has one. For the parent, before it forks the task's process."""
     if task in _rows or FIRST + len(_rows) == _ROWS:
         return False
     _rows[task] = FIRST + len(_rows)
@@ -63,14 +63,14 @@ def know(task: str, kind: str) -> bool:
 
 
 def restart(task: str) -> None:
-    """A task begins: what an earlier attempt at it counted is forgotten, but not what there is to read."""
+    """Start a task: forget the counts of an earlier attempt, but not its size."""
     row = _table[_rows.get(task, UNKNOWN)]
     row[[_place[name] for name in FIELDS if name != "size"]] = 0
     row[_place["started"]] = time.time()
 
 
 def put(task: str | None = None, **values: float) -> None:
-    """Set numbers of a task, or of the run."""
+    """Set values of a task, or of the run if `task` is None."""
     row = RUN if task is None else _rows.get(task, UNKNOWN)
     for name, value in values.items():
         _table[row, _place[name]] = value
@@ -81,12 +81,12 @@ def of_run(name: str) -> float:
 
 
 def each(kind: str, name: str) -> np.ndarray:
-    """float64[tasks of this kind], in the order in which they were found."""
+    """Return float64[tasks of this kind], in the order in which they were found."""
     return _table[_kinds.get(kind, []), _place[name]]
 
 
 def total(name: str, kind: str | None = None) -> float:
-    """Over all tasks, or those of a kind."""
+    """Sum a value over all tasks, or over those of a kind."""
     if kind is None:
         return float(_table[UNKNOWN : FIRST + len(_rows), _place[name]].sum())
     return float(each(kind, name).sum())
@@ -97,25 +97,29 @@ def of_task(task: str, name: str) -> float:
 
 
 def seconds(kind: str) -> np.ndarray:
-    """float64[tasks]; what each took, or has taken so far."""
+    """Return float64[tasks]: the seconds each took, or has taken so far."""
     started, took = each(kind, "started"), each(kind, "seconds")
     return np.where((started > 0) & (took == 0), time.time() - started, took)
 
 
 def span(kind: str) -> float:
-    """Seconds from the begin of the first task of a kind to the end of the last, or until now."""
+    """Return the seconds from the start of the first task of a kind to the end of the last, or until now."""
     started = each(kind, "started")
-    begun = started > 0
-    return float((started + seconds(kind))[begun].max() - started[begun].min()) if begun.any() else 0.0
+    started_tasks = started > 0
+    return (
+        float((started + seconds(kind))[started_tasks].max() - started[started_tasks].min())
+        if started_tasks.any()
+        else 0.0
+    )
 
 
 def elapsed() -> float:
-    """Seconds since the run began."""
+    """Return the seconds since the run started."""
     return max(time.time() - of_run("started"), 1e-3)
 
 
 def run_record() -> dict[str, Any]:
-    """What this run took: seconds are summed over the tasks of a stage, which run side by side."""
+    """Return times, counts, and versions for run.json; seconds are summed over the parallel tasks of a stage."""
     seconds = elapsed()
     peaks = _table[: FIRST + len(_rows), _place["peak"]]
     return {

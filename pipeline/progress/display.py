@@ -1,13 +1,13 @@
-"""What a person, or a script, sees of a run while it runs.
+"""Show a run to a person, or to a script, while it runs.
 
     counters ─▶ State ─┬─ live    on a terminal: a few lines, drawn over and over by a thread of the parent
-                       ├─ lines   elsewhere: a line every few seconds
+                       ├─ lines   otherwise: a line every few seconds
                        ├─ json    PACKCORPUS_JSON=1, --json: {"progress": {…}}, {"note": …}, {"done": {…}}
                        └─ quiet   PACKCORPUS_QUIET=1, --quiet: nothing
     errors, notes, progress → standard error             path of the manifest → standard output, the last line
 
-After every drawing the cursor stands where the drawing begins. So whoever has something to say, in whatever process,
-clears from there to the end of the screen and writes; the next drawing is below it, and nobody need know its height.
+After each drawing the cursor is at the start of the drawing. So any process that prints a message clears from there to
+the end of the screen first; the next drawing is below the message, and no process needs to know its height.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class output(luigi.Config):
     """Options of every command line of ours."""
 
     use_cmdline_section = False
-    quiet = luigi.BoolParameter(default=False, always_in_help=True, description="Show errors alone.")
+    quiet = luigi.BoolParameter(default=False, always_in_help=True, description="Show only errors.")
     json = luigi.BoolParameter(
-        default=False, always_in_help=True, description="Tell progress and errors as lines of JSON."
+        default=False, always_in_help=True, description="Print progress and errors as JSON lines."
     )
 
 
 def mode() -> Mode:
-    """How this run is shown."""
+    """Return how this run is shown."""
     if is_on(JSON):
         return "json"
     if is_on(QUIET):
@@ -55,23 +55,23 @@ def mode() -> Mode:
 
 
 def begin() -> None:
-    """Take what the command line says of output. In the environment, it reaches every process of the run."""
-    asked = output()
-    for name, wanted in ((JSON, asked.json), (QUIET, asked.quiet)):
-        if wanted:
+    """Apply --json and --quiet, through the environment, which every process of the run inherits."""
+    options = output()
+    for name, is_set in ((JSON, options.json), (QUIET, options.quiet)):
+        if is_set:
             os.environ[name] = "1"
 
 
-# What is said once
+# Messages
 
 
 def room() -> int:
-    """Columns that a line may have; where nothing is drawn, as many as it needs."""
+    """Return the width available to a line; unlimited unless a drawing is shown."""
     return (os.get_terminal_size(sys.stderr.fileno()).columns or 80) - 1 if mode() == "live" else 10_000
 
 
-def say(message: str, **facts: Any) -> None:
-    """A line for a person; to a machine the `facts`, where there are any."""
+def show(message: str, **facts: Any) -> None:
+    """Print a line for a person, or `facts` as JSON for a machine."""
     how = mode()
     if how == "json":
         write(json.dumps(facts or {"note": message}, default=str))
@@ -80,18 +80,18 @@ def say(message: str, **facts: Any) -> None:
 
 
 def write(text: str) -> None:
-    """Onto standard error, above what is drawn there."""
-    make_room()
+    """Print to standard error, above the drawing."""
+    clear()
     print(text, file=sys.stderr, flush=True)
 
 
-def make_room() -> None:
-    """Clear what is drawn: something else is about to be written in its place."""
+def clear() -> None:
+    """Clear the drawing: something else is about to be written in its place."""
     if mode() == "live":
         print(_CLEAR, end="", file=sys.stderr, flush=True)
 
 
-# What is shown over and over
+# Progress
 
 
 def _line(now: State) -> str:
@@ -114,12 +114,12 @@ def _line(now: State) -> str:
 
 
 def frame(now: State, how: Mode, width: int) -> str:
-    """What is written of one moment."""
+    """Return what is written for one moment."""
     if how == "json":
         return json.dumps({"progress": asdict(now)}) + "\n"
     if how == "lines":
         return _line(now) + "\n"
-    from pipeline.progress.terminal import drawn  # rich takes 0.03 s, and a run that is not watched needs none of it
+    from pipeline.progress.terminal import drawn  # rich takes 0.03 s to load, and only this needs it
 
     lines = drawn(now, width)
     up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""  # terminals take 0 for 1
@@ -127,8 +127,10 @@ def frame(now: State, how: Mode, width: int) -> str:
 
 
 class _Drawing(threading.Thread):
-    """Draws until the run has ended. It takes no lock that a forked child could find taken: what it draws with is its
-    own, and it writes past Python's own buffers."""
+    """Draw until the run has ended.
+
+    It takes no lock that a forked child could find taken: its console is its own, and it bypasses Python's buffers.
+    """
 
     def __init__(self, name: str, how: Mode, workers: int):
         super().__init__(daemon=True)
@@ -137,7 +139,7 @@ class _Drawing(threading.Thread):
 
     def run(self) -> None:
         while not self._end.wait(EVERY[self._how]) and not counters.of_run("finished"):
-            # A terminal that was closed, a task that was found between two numbers: no drawing is worth a traceback.
+            # The terminal may be closed, or a task may appear between two reads: no drawing is worth a traceback.
             with suppress(Exception):
                 self._draw()
         if self._how == "live":
@@ -146,7 +148,7 @@ class _Drawing(threading.Thread):
 
     def _draw(self) -> None:
         handle = sys.stderr.fileno()
-        # A new pseudo-terminal has no columns until somebody says how many.
+        # A new pseudo-terminal has 0 columns until its size is set.
         width = (os.get_terminal_size(handle).columns or 80) - 1 if self._how == "live" else 0
         os.write(handle, frame(state(self._of, self._workers), self._how, width).encode("utf-8", "replace"))
 
@@ -159,20 +161,20 @@ _drawing: _Drawing | None = None
 
 
 def start(name: str, workers: int) -> None:
-    """Draw from now on. For the parent of all tasks, once it knows what there is to do."""
+    """Start drawing. For the parent of all tasks, once the tasks are known."""
     global _drawing
     stop()
     how = mode()
     if how == "quiet":
         return
-    frame(state(name, workers), how, 80)  # what the thread needs is imported before it begins: a fork may come any time
+    frame(state(name, workers), how, 80)  # imports what the thread needs before it starts: a fork may come at any time
     counters.put(finished=0)
     _drawing = _Drawing(name, how, workers)
     _drawing.start()
 
 
 def stop() -> None:
-    """Draw no more, and leave nothing of it on the screen. In a child, whose parent draws, this tells the parent."""
+    """Stop drawing and clear the drawing. In a child, this makes the parent stop."""
     global _drawing
     counters.put(finished=1)
     if _drawing and _drawing.is_alive():

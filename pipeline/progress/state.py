@@ -1,4 +1,4 @@
-"""A run at one moment: its stages, speeds and what is left of it, as the counters have it.
+"""The state of a run at one moment: stages, speeds, and time left, computed from the counters.
 
 counters ─state─▶ State      ─▶ display
 """
@@ -11,13 +11,13 @@ import numpy as np
 
 from pipeline.progress import counters, time_left
 
-# The stages as they are shown, with the tasks that they stand for.
+# Label of each stage, and the task that it stands for.
 _ROWS = {"tokenizer": "TrainTokenizer", "tokens": "TokenizePart", "plan": "PlanPacking", "shards": "WriteShard"}
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A stage of the run: how many tasks it has, and how much of them is done."""
+    """A stage of the run: its number of tasks, and the share of them that is done."""
 
     name: str
     tasks: int
@@ -43,7 +43,7 @@ class State:
 
 
 def state(name: str, workers: int) -> State:
-    """What the counters say now."""
+    """Return the state of the run now."""
     stages = []
     for label, kind in _ROWS.items():
         done = counters.each(kind, "done")
@@ -76,7 +76,7 @@ def _work(workers: int) -> time_left.Work:
         size=counters.each(part, "size"),
         share=np.maximum(counters.each(part, "share"), counters.each(part, "done")),
         seconds=counters.seconds(part),
-        told_seconds=counters.each(part, "told_seconds"),
+        seconds_at_share=counters.each(part, "seconds_at_share"),
         cpu=counters.each(part, "cpu"),
         conversations=counters.total("conversations"),
         tokens=counters.total("tokens"),

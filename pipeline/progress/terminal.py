@@ -1,4 +1,4 @@
-"""What stands on a terminal while a run goes on: a head, and a line with a bar for each stage."""
+"""Draw a run on a terminal: a header, and a line with a bar for each stage."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _BAR_CELLS = 24
 
 
 def drawn(now: State, width: int) -> list[str]:
-    """The lines of one moment, with their colours."""
-    colours: Literal["standard"] | None = None if os.environ.get("NO_COLOR") else "standard"
+    """Return the lines of one moment, with colors."""
+    colors: Literal["standard"] | None = None if os.environ.get("NO_COLOR") else "standard"
     file = StringIO()
-    console = Console(file=file, width=width, force_terminal=True, color_system=colours, markup=False, emoji=False)
+    console = Console(file=file, width=width, force_terminal=True, color_system=colors, markup=False, emoji=False)
     console.print(_picture(now, width), end="", crop=True)
     return file.getvalue().rstrip("\n").split("\n")
 
 
 def _picture(now: State, width: int) -> Table:
-    """A head and a line for each stage."""
+    """Return a header and a line for each stage."""
     left = f" · {duration(now.seconds_left)} left" if now.seconds_left is not None else ""
     rejected = f" · {now.rejected:,} rejected" if now.rejected else ""
     head = Text.assemble((printable(now.name), "bold"), f"  {duration(now.seconds)}{left}", (rejected, "yellow"))

@@ -1,4 +1,6 @@
-"""Write the dataset card: README.md of a corpus folder, with which `datasets.load_dataset(folder)` finds the splits.
+"""Write the dataset card, README.md of a corpus folder.
+
+`datasets.load_dataset(folder)` finds the splits by it.
 
     manifest ─dataset_card─▶ YAML header for tools: files of each split, size, language, license, tags
                              Markdown for people: contents, how to load it, how to train on it without leaks, sources
@@ -103,12 +105,15 @@ def _header(manifest: Manifest) -> dict[str, Any]:
 
 
 def split_name(split: str) -> str:
-    """Return a split's name as `datasets` accepts it: letters, digits, and underscores."""
+    """Replace all but letters, digits, and underscores, as `datasets` requires."""
     return re.sub(r"\W", "_", split)
 
 
 def _pattern(shard: str) -> str:
-    """Return a pattern for all shards of a split that matches no other split with the same prefix."""
+    """Return a pattern that matches the shards of one split only.
+
+    It does not match another split with the same prefix.
+    """
     return re.sub(r"-\d{5}-of-", "-?????-of-", shard)
 
 
@@ -182,7 +187,7 @@ dataset = load_dataset("path/to/this/folder")
 
 
 def _packings(manifest: Manifest) -> str:
-    """Explain how to train on several packings of the training split; empty if there is only one."""
+    """Explain how to train on several packings; empty if there is only one."""
     repacked = [name for name in manifest.splits if name.startswith(ANEW)]
     if not repacked:
         return ""
@@ -200,7 +205,10 @@ for epoch in range(3):
 
 
 def _mixture(manifest: Manifest) -> str:
-    """Tabulate what each entry of `sources` contributes; empty if every conversation is packed exactly once."""
+    """Tabulate what each entry of `sources` contributes.
+
+    Empty if every conversation is packed exactly once.
+    """
     lines = mixture_table(manifest.mixture, manifest.config.get("weighting"))
     if not lines:
         return ""
@@ -229,7 +237,7 @@ def _sources(sources: list[SourceFacts]) -> str:
 
 
 def _code(text: str) -> str:
-    """Format text as code within a table, so that no Markdown or HTML in it is interpreted."""
+    """Format text as code within a table, so that no markup in it is interpreted."""
     shown = printable(text).replace("\n", "\\n").replace("|", "\\|")
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
     space = " " if shown[:1] == "`" or shown[-1:] == "`" else ""

@@ -16,7 +16,10 @@ from tasks.tokenization.engine_check import verdict_of
 def build_manifest(
     recipe: Recipe, plan: dict[str, Any], shards: list[dict[str, Any]], files: list[dict[str, Any]]
 ) -> Manifest:
-    """Build the manifest and check that it balances. Raises DataError, naming what does not."""
+    """Build the manifest and check that it balances.
+
+    Raises DataError if it does not.
+    """
     config, encoder, template = recipe.config, recipe.encoder, recipe.template
     verdict = verdict_of(recipe)
     compared = {"texts": verdict.texts, "bytes": verdict.bytes, "differs": verdict.differs, "reason": verdict.reason}
@@ -78,7 +81,10 @@ def build_manifest(
 
 
 def _check_shards(ledger: Ledger, planned_rows: list[int], shards: list[dict[str, Any]], length: int) -> None:
-    """Check that the written rows are the planned ones, token by token. `length` is 0 without packing."""
+    """Raise DataError if the shards do not have the planned rows and tokens.
+
+    `length` is 0 without packing.
+    """
     for name, planned in (("packed", ledger.tokens.packed), ("trained", ledger.tokens.trained)):
         written = sum(shard[name] for shard in shards)
         if written != planned:
@@ -98,7 +104,7 @@ def with_file(manifest: Manifest, file: FileFacts) -> Manifest:
 
 
 def publish(manifest: Manifest, corpus: Path, published: Path) -> None:
-    """Commit: write the manifest to the corpus folder, then the same bytes to manifests/."""
+    """Commit: write the manifest to the corpus folder, then to manifests/."""
     data = to_json(manifest.model_dump())
     write_bytes(corpus / "manifest.json", data)
     # A killed run may have created the folders of data/corpora/<corpus> without syncing their parents.

@@ -1,6 +1,8 @@
-"""Tabulate what each entry of `sources` contributes to a corpus: for the report, dataset card, and terminal.
+"""Tabulate what each entry of `sources` contributes to a corpus.
 
-MixtureFacts ─mixture_table─▶ titles and lines ─narrowed─▶ the columns that fit a terminal
+    MixtureFacts ─mixture_table─▶ titles and lines ─narrowed─▶ the columns that fit a terminal
+
+The table is shown in the report, the dataset card, and the terminal.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ SHORTEST_NAME = 20  # minimum number of characters to show of a source's name
 
 
 def mixture_table(mixture: Sequence[MixtureFacts], weighting: object) -> list[list[str]]:
-    """Tabulate what each entry of `sources` contributes to one pass over the training split.
+    """Tabulate what each entry of `sources` contributes to a pass over `train`.
 
     Returns column titles and one line per entry, as text; empty if every conversation is packed exactly once.
     """
@@ -30,7 +32,7 @@ def mixture_table(mixture: Sequence[MixtureFacts], weighting: object) -> list[li
 
 
 def narrowed(table: list[list[str]], width: int) -> list[list[str]]:
-    """Fit the table to a terminal of `width` characters, with two spaces between columns.
+    """Fit the table to `width` characters, with two spaces between columns.
 
     Columns without information are removed. If the table is still too wide, the share of all tokens is removed (that of
     trained tokens stays), and names are shortened in the middle.
@@ -69,9 +71,9 @@ def _shortened(name: str, room: int) -> str:
 
 
 def limited_by(giving_all: Sequence[str], left_out: float, packed: float) -> str:
-    """Explain which sources limit a mixture by token_share because they are used in full.
+    """Explain which sources limit a mixture by token_share.
 
-    Returns "" if no conversation is left out.
+    These are the sources that are used in full. Returns "" if no conversation is left out.
     """
     if not giving_all or not left_out:
         return ""

@@ -41,7 +41,7 @@ def write_planned_shard(
 
 
 def copies_beside(recipe: Recipe) -> dict[str, bytes]:
-    """Return the files to copy into the corpus folder next to the shards: contents by name."""
+    """Return the contents of the files next to the shards, by name."""
     copies = {name: (recipe.plan_folder / name).read_bytes() for name in ("index.arrow", "rejects.jsonl")}
     copies |= {f"tokenizer/{file.name}": file.read_bytes() for file in recipe.tokenizer_files.files}
     if recipe.template_source is not None:
@@ -50,7 +50,7 @@ def copies_beside(recipe: Recipe) -> dict[str, bytes]:
 
 
 def publish_corpus(recipe: Recipe, shards: list[dict[str, Any]], run_record: dict[str, Any]) -> None:
-    """Write the files next to the shards into the corpus folder and commit the manifest.
+    """Write the files next to the shards and commit the manifest.
 
     `shards` are the receipts of all shards, in their order.
     """

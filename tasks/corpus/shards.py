@@ -29,7 +29,10 @@ BATCH_TOKENS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The four columns of R rows of L tokens: int32[R, L]; attention_mask is int8[R, L]."""
+    """The four columns of R rows of L tokens.
+
+    Each is int32[R, L]; attention_mask is int8[R, L].
+    """
 
     input_ids: np.ndarray
     attention_mask: np.ndarray
@@ -38,7 +41,10 @@ class Rows:
 
     @classmethod
     def room(cls, rows: int, length: int) -> Rows:
-        """Allocate rows that are then reused: new memory costs as much time as the computation in it."""
+        """Allocate rows to be reused.
+
+        New memory costs as much time as the computation in it.
+        """
         ids, labels, positions = (np.empty((rows, length), np.int32) for _ in range(3))
         return cls(ids, np.empty((rows, length), np.int8), labels, positions)
 
@@ -89,7 +95,10 @@ def _record_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
 def write_shard(
     path: Path, plan: pa.RecordBatch, rows: int, tokens: TokenFiles, encoder: Encoder, length: int, key: str
 ) -> dict[str, Any]:
-    """Write one shard of format 3.0; return its bytes, sha256, rows, packed tokens, and trained tokens."""
+    """Write one shard of format 3.0.
+
+    Returns its bytes, sha256, rows, packed tokens, and trained tokens.
+    """
     schema = row_schema(length, key)
     columns = {field.name: to_numpy(plan.column(field.name)) for field in plan.schema}
     step = max(1, BATCH_TOKENS // length)
@@ -112,9 +121,9 @@ def write_shard(
 
 
 def write_conversations(path: Path, plan: pa.RecordBatch, tokens: TokenFiles, length: int, key: str) -> dict[str, Any]:
-    """Write one shard of format 2.0; a row is a whole conversation, in the order of the plan.
+    """Write one shard of format 2.0.
 
-    Returns the same facts as write_shard.
+    A row is a whole conversation, in the order of the plan. Returns the same facts as write_shard.
     """
     schema = conversation_schema(length, key)
     places = list(zip(plan.column("part").to_pylist(), plan.column("conversation").to_pylist(), strict=True))

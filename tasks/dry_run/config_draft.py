@@ -1,11 +1,11 @@
-"""Files → a commented config: what `packcorpus init` writes.
+"""Write the commented config of `packcorpus init` from source files.
 
-    paths ─look─▶ entries of `sources`, each with its format ─┐
-    folders here ─look─▶ tokenizer ─▶ template ───────────────┴─▶ Config ─predict─▶ figures for the comments ─▶ YAML
+    paths ─sample─▶ entries of `sources`, each with its format ─┐
+    folders nearby ─search─▶ tokenizer ─▶ template ─────────────┴─▶ Config ─predict─▶ figures for the comments ─▶ YAML
 
-It runs as it is, unless records cannot be used: these are named, to be mended, and no `max_rejects` lets them pass.
-What cannot be read stands in the config as a comment that says why. Every setting of the model is written, with its
-default and what it means, so that one that is new there is in the next config, too.
+The config runs as it is unless records cannot be used: these are listed for the user to fix, and `max_rejects` is not
+raised for them. Files that cannot be read are comments with the reason. Every setting of the model is written with its
+default and description, so that a new setting appears in the next config.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ from tasks.storage.files import write_bytes
 from tasks.storage.paths import Layout
 from tasks.templates.built_in import MARKERS
 
-BUDGET = 2 << 20  # bytes of the sources that are looked at
+BUDGET = 2 << 20  # bytes of the sources that are sampled
 
 
 WIDTH = 110
 
 
-SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "config.schema.json"
+SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "reference" / "config.schema.json"
 
 
-NO_TOKENIZER = "none found here: one is trained on the sources; for your model, name its own"
+NO_TOKENIZER = "none found, so one will be trained on the sources; to fine-tune a model, set its tokenizer"
 
 
-OF_YOUR_MODEL = "it must be that of your model"
+OF_YOUR_MODEL = "make sure that it is the tokenizer of your model"
 
 
-# By these a tokenizer is told to be made for a template.
-TELLING = {name: markers[:2] for name, markers in MARKERS.items() if not markers[0].startswith("<tool")}
+# Control tokens by which a tokenizer is recognized as made for a template.
+TYPICAL = {name: markers[:2] for name, markers in MARKERS.items() if not markers[0].startswith("<tool")}
 
 
 @dataclass
 class Entry:
-    """One entry of `sources`; `looked_at` records had the format, of so many. With a `problem` it is left out."""
+    """One entry of `sources`: `fitting` of `looked_at` records have its format. One with a `problem` is left out."""
 
     path: Path
     files: list[SourceFile]
@@ -73,14 +73,14 @@ class Entry:
     columns: dict[str, str] = field(default_factory=dict)
     fitting: int = 0
     looked_at: int = 0
-    total: float = 0.0  # records, estimated where they are not counted
+    total: float = 0.0  # records, estimated unless `counted`
     counted: bool = True
     problem: str = ""
 
 
 @dataclass
 class Draft:
-    """A config that was put together, and what it would give."""
+    """A drafted config and the prediction for it."""
 
     entries: list[Entry]
     left_out: list[str]
@@ -90,37 +90,40 @@ class Draft:
     template_note: str
     values: dict[str, Any]
     found: Prediction
-    skipped: list[str]  # folders of ours
+    skipped: list[str]  # folders with outputs of packcorpus
 
     def summary(self) -> list[str]:
-        """A line for each thing that was found."""
+        """Return one line per finding."""
         read = sum(source.conversations for source in self.found.sources)
         size = in_bytes(self.found.bytes)
-        told = [
+        lines = [
             f"{counted(self.found.files, 'file')}, {size}, {about(read, self.found)} conversations",
             f"tokenizer: {self.tokenizer or NO_TOKENIZER}{f'; {OF_YOUR_MODEL}' * bool(self.tokenizer)}",
             f"template: {self.template} ({self.template_note})",
         ]
-        told += [f"left out: {_one_line(str(entry.path))}: {entry.problem}" for entry in self.entries if entry.problem]
+        lines += [f"left out: {_one_line(str(entry.path))}: {entry.problem}" for entry in self.entries if entry.problem]
         if "max_rejects" in self.values:
-            usual = Config.model_fields["max_rejects"].default
-            told.append(f"max_rejects: {self.values['max_rejects']:g} instead of {usual:g}: {_cut_off(self.found)}")
+            default = Config.model_fields["max_rejects"].default
+            lines.append(f"max_rejects: {self.values['max_rejects']:g} instead of {default:g}: {_cut_off(self.found)}")
         if broken := _broken(self.found):
-            told += [f"{broken[0]}:", *(f"  {line}" for line in broken[1:])]
+            lines += [f"{broken[0]}:", *(f"  {line}" for line in broken[1:])]
         if self.skipped:
-            told.append(f"skipped, written by packcorpus: {_some(self.skipped)}")
+            lines.append(f"skipped, written by packcorpus: {_some(self.skipped)}")
         if self.left_out:
-            told.append(f"left out, no known extension: {_some(self.left_out)}")
-        return told
+            lines.append(f"left out, unknown extension: {_some(self.left_out)}")
+        return lines
 
 
 def write_draft(paths: Sequence[Path], output: Path, overwrite: bool) -> Draft:
-    """Look at `paths` and write the config. Raises UsageError where it is there already, and not `overwrite`.
+    """Draft a config for `paths` and write it.
 
-    Raises InputMissing or DataError where no path holds conversations that can be read.
+    Raises UsageError if it exists and `overwrite` is false, and InputMissing or DataError if no path contains readable
+    conversations.
     """
     if output.exists() and not overwrite:
-        raise UsageError("config_exists", f"{output}: is there already; write another with --output, or add --force")
+        raise UsageError(
+            "config_exists", f"{output}: already exists; choose another path with --output, or replace it with --force"
+        )
     draft, text = make_draft(paths, output)
     # It must load before it replaces anything.
     check_settings(Config, parse_settings(text, str(output)), str(output))
@@ -130,17 +133,17 @@ def write_draft(paths: Sequence[Path], output: Path, overwrite: bool) -> Draft:
 
 
 def make_draft(paths: Sequence[Path], output: Path) -> tuple[Draft, str]:
-    """The draft and its YAML. Raises as `write_draft` does."""
+    """Return the draft and its YAML. Raises as `write_draft` does."""
     left_out: list[str] = []
     skipped: list[str] = []
     entries = [entry for path in paths for entry in _entries(path, left_out, skipped)]
     usable = [entry for entry in entries if not entry.problem]
     if not usable:
-        problem = next((entry.problem for entry in entries), f"no file with a known extension: {_some(left_out)}")
+        problem = next((entry.problem for entry in entries), f"no file has a known extension: {_some(left_out)}")
         raise DataError("nothing_to_draft", f"{', '.join(map(str, paths))}: {problem}")
     folder = output.parent
     tokenizer, others = tokenizer_near([file.path.parent for entry in usable for file in entry.files])
-    # As they are named from here: the folder of the config need not be there yet.
+    # Relative to the working directory: the folder of the config need not exist yet.
     values: dict[str, Any] = {"sources": [_source(str(entry.path), entry) for entry in usable]}
     if tokenizer:
         values["tokenizer"] = str(tokenizer)
@@ -152,7 +155,7 @@ def make_draft(paths: Sequence[Path], output: Path) -> tuple[Draft, str]:
     values["template"] = template
     read = sum(source.conversations for source in found.sources)
     if found.cut_off.looked_at:
-        # No fault of the data. A fifth more, for it is an estimate.
+        # The data is not at fault. A fifth more, because it is an estimate.
         values["max_rejects"] = min(1.0, math.ceil(120 * found.cut_off.expected / read) / 100)
     draft = Draft(entries, left_out, tokenizer, others, template, note, values, found, skipped)
     return draft, "".join(f"{line}\n" for line in _lines(draft, output))
@@ -163,7 +166,7 @@ def _source(path: str, entry: Entry) -> dict[str, Any]:
 
 
 def _entries(path: Path, left_out: list[str], skipped: list[str]) -> Iterator[Entry]:
-    """One for all files of a path that are alike, else one for each."""
+    """Yield one entry for all files of a path if they have one format, else one per file."""
     outputs = Layout(Path()).outputs()
     for part in _known(path, left_out, skipped):
         entries = []
@@ -186,9 +189,9 @@ def _entries(path: Path, left_out: list[str], skipped: list[str]) -> Iterator[En
 
 
 def _known(path: Path, left_out: list[str], skipped: list[str]) -> Iterator[Path]:
-    """The path itself, or, of a folder that holds more than conversations, a glob for each extension of theirs.
+    """Yield the path itself, or a glob per known extension for a folder that contains other files, too.
 
-    Of a folder with outputs of ours in it, what lies beside them: a glob over all would take them in.
+    For a folder that contains outputs of packcorpus, yield what is next to them: a glob would include them.
     """
     if not path.is_dir():
         yield path
@@ -212,7 +215,7 @@ def _known(path: Path, left_out: list[str], skipped: list[str]) -> Iterator[Path
 
 
 def _names(path: Path) -> list[str]:
-    """Files of a folder, hidden ones left out, as a run does."""
+    """Return the files of a folder without hidden ones, as a run does."""
     found = []
     for where, folders, files in os.walk(path):
         folders[:] = [name for name in folders if not name.startswith(".")]
@@ -224,12 +227,12 @@ def _globs(path: Path, names: list[str], left_out: list[str]) -> Iterator[Path]:
     known = [name for name in names if container_of(name)]
     left_out += [name for name in names if not container_of(name)]
     deep = "**/" if any(os.sep in name for name in known) else ""
-    for ending in sorted({re.sub(r"^.*?(\.[^.]+(\.(gz|zst))?)$", r"\1", name) for name in known}):
-        yield Path(f"{glob.escape(str(path))}/{deep}*{ending}")
+    for extension in sorted({re.sub(r"^.*?(\.[^.]+(\.(gz|zst))?)$", r"\1", name) for name in known}):
+        yield Path(f"{glob.escape(str(path))}/{deep}*{extension}")
 
 
 def _entry(path: Path) -> Entry:
-    """What one file holds, or why it cannot be read."""
+    """Sample one file; `problem` is the reason why it cannot be read."""
     try:
         [file] = find_files([Source(path=str(path))], Path())
         columns: dict[str, str] = {}
@@ -243,13 +246,13 @@ def _entry(path: Path) -> Entry:
         [sample] = sample_files([file], BUDGET // 4, 1 << 24)
     except PackError as error:
         return Entry(path, [file], problem=_one_line(str(error).removeprefix(f"{path}: ")))
-    told = Counter(detect(value, columns) for _, value in sample.records if not isinstance(value, Reject))
+    formats = Counter(detect(value, columns) for _, value in sample.records if not isinstance(value, Reject))
     looked_at = len(sample.records)
-    return Entry(path, [file], file.format, columns, told[file.format], looked_at, sample.total, sample.counted)
+    return Entry(path, [file], file.format, columns, formats[file.format], looked_at, sample.total, sample.counted)
 
 
 def _guess_columns(path: Path) -> dict[str, str]:
-    """`guess_columns` of the first record of a file; {} where it cannot be read."""
+    """Return `guess_columns` of the first record of a file, or {} if it cannot be read."""
     known = Source(path=str(path), format="text")
     try:
         [file] = find_files([known], Path())
@@ -261,27 +264,27 @@ def _guess_columns(path: Path) -> dict[str, str]:
 
 
 def _choose_template(values: dict[str, Any], tokenizer: Path | None) -> tuple[str, str, Prediction]:
-    """The template, why it is this one, and what the config gives with it."""
+    """Return the template, the reason for it, and the prediction for the config with it."""
     if not tokenizer:
-        why = "its markers become control tokens of the tokenizer that is trained"
-        return "chatml", why, _predict(values | {"template": "chatml"})
+        note = "its markers become control tokens of the trained tokenizer"
+        return "chatml", note, _predict(values | {"template": "chatml"})
     files = find_tokenizer(tokenizer)
-    name, why = _built_in(open_encoder(files))
+    name, note = _built_in(open_encoder(files))
     if _has_chat_template(files):
         if find_spec("transformers") is None:
-            why += "; the tokenizer has a chat template of its own: run make extras, then write template: tokenizer"
+            note += "; the tokenizer has its own chat template: to use it, run make extras and set template: tokenizer"
         else:
             try:
                 found = _predict(values | {"template": "tokenizer"})
                 refused = [reject for reason, reject in found.rejects.items() if reason.startswith("template_")]
                 looked_at = sum(len(source.sample.records) for source in found.sources)
                 if sum(reject.looked_at for reject in refused) <= looked_at / 10:
-                    return "tokenizer", "the tokenizer's own", found
+                    return "tokenizer", "the tokenizer's own template", found
                 problem = refused[0].message
             except PackError as error:
                 problem = str(error)
-            why += f"; the tokenizer's own cannot be used: {_one_line(problem)}"
-    return name, why, _predict(values | {"template": name})
+            note += f"; the tokenizer's own template cannot be used: {_one_line(problem)}"
+    return name, note, _predict(values | {"template": name})
 
 
 def _has_chat_template(files: TokenizerFiles) -> bool:
@@ -292,10 +295,10 @@ def _has_chat_template(files: TokenizerFiles) -> bool:
 
 
 def _built_in(encoder: Encoder) -> tuple[str, str]:
-    for name, markers in TELLING.items():
+    for name, markers in TYPICAL.items():
         if all(marker in encoder.controls for marker in markers):
             return name, f"the tokenizer has its control tokens {' '.join(markers)}"
-    return "alpaca", "the tokenizer has no control tokens of a chat template, and this one is written with text alone"
+    return "alpaca", "the tokenizer has no control tokens of a chat template, and this one needs only text"
 
 
 def _predict(values: dict[str, Any]) -> Prediction:
@@ -304,12 +307,12 @@ def _predict(values: dict[str, Any]) -> Prediction:
 
 def _lines(draft: Draft, output: Path) -> Iterator[str]:
     if SCHEMA.is_file():
-        root = SCHEMA.parent.parent
+        root = SCHEMA.parents[2]
         folder = output.resolve().parent
         schema = os.path.relpath(SCHEMA, folder) if folder.is_relative_to(root) else SCHEMA
         yield f"# yaml-language-server: $schema={schema}"
-    yield f"# What a run gives: packcorpus check --config {_one_line(str(output))}"
-    yield f"# The run:          luigi --module pipeline PackCorpus --config {_one_line(str(output))}"
+    yield f"# Dry run: packcorpus check --config {_one_line(str(output))}"
+    yield f"# Run:     luigi --module pipeline PackCorpus --config {_one_line(str(output))}"
     for name, setting in Config.model_fields.items():
         yield ""
         yield from _comment(setting.description or "")
@@ -335,27 +338,27 @@ def _source_lines(draft: Draft) -> Iterator[str]:
     values = iter(draft.values["sources"])
     for entry in draft.entries:
         if entry.problem:
-            yield from _comment(f"left out: {entry.path}: {entry.problem}", "  # ", "  # ")
+            yield from _comment(f"Left out: {entry.path}: {entry.problem}", "  # ", "  # ")
             continue
-        sure = "all" if entry.fitting == entry.looked_at else f"{entry.fitting:,} of"
+        share = "all" if entry.fitting == entry.looked_at else f"{entry.fitting:,} of"
         size = in_bytes(sum(file.bytes for file in entry.files))
-        held = f"{'' if entry.counted else 'about '}{entry.total:,.0f} conversations{' (counted)' * entry.counted}"
+        count = f"{'' if entry.counted else 'about '}{entry.total:,.0f} conversations{' (counted)' * entry.counted}"
         many = f"{len(entry.files):,} files, " if len(entry.files) > 1 else ""
-        columns = "; the columns are a guess by their names" if entry.columns else ""
-        note = f"{many}{size}, {held}; {entry.format}: {sure} {entry.looked_at:,} records looked at{columns}"
+        columns = "; columns guessed by their names" if entry.columns else ""
+        note = f"{many}{size}, {count}; {entry.format}: {share} {entry.looked_at:,} sampled records{columns}"
         yield from _comment(note, "  # ", "  # ")
         for number, (key, value) in enumerate(next(values).items()):
             yield f"  {' ' if number else '-'} {key}: {_yaml(value)}"
     if draft.left_out:
-        yield from _comment(f"left out, no known extension: {_some(draft.left_out)}", "  # ", "  # ")
+        yield from _comment(f"Left out, unknown extension: {_some(draft.left_out)}", "  # ", "  # ")
 
 
 def _note(name: str, draft: Draft) -> str:
-    """What was found that speaks for the value of a setting."""
+    """Return the finding behind the value of a setting."""
     found = draft.found
     if name == "tokenizer":
         if draft.tokenizer is None:
-            return "None was found here. For your model, name its own."
+            return "None was found. To fine-tune a model, set its tokenizer."
         encoder = found.encoder
         others = f"; also found: {_some(list(map(str, draft.other_tokenizers)))}" if draft.other_tokenizers else ""
         return f"Found: {encoder.kind}, {encoder.vocab_size:,} tokens{others}. {OF_YOUR_MODEL.capitalize()}."
@@ -363,7 +366,7 @@ def _note(name: str, draft: Draft) -> str:
         return f"Chosen: {draft.template_note}."
     if name == "sequence_length":
         share = 100 * found.too_long / max(found.packed + found.dropped["too_long"], 1)
-        return f"{share:.1f} % of the conversations that were looked at are longer than this."
+        return f"{share:.1f} % of the sampled conversations are longer."
     if name == "max_rejects":
         notes = [f"Raised: {_cut_off(found)}."] * bool(found.cut_off.looked_at)
         if broken := _broken(found):
@@ -373,7 +376,7 @@ def _note(name: str, draft: Draft) -> str:
 
 
 def _cut_off(found: Prediction) -> str:
-    """What `max_rejects` is raised for: the over-long policy leaves conversations that are no fault of the data."""
+    """Explain a raised `max_rejects`: the overlong policy rejects conversations without a fault in the data."""
     config = found.config
     return (
         f"{about(found.cut_off.expected, found)} conversations ({CODES['no_trained_tokens'].code}) have no trained "
@@ -382,17 +385,17 @@ def _cut_off(found: Prediction) -> str:
 
 
 def _broken(found: Prediction) -> list[str]:
-    """How many records cannot be used as they are, then for each reason its code, how many, and the first of them."""
-    told, total = [], 0
+    """Return how many records cannot be used; then a line per reason: its code, how many, and the first record."""
+    lines, total = [], 0
     for reason, reject in sorted(found.rejects.items()):
         count = reject.looked_at - (found.cut_off.looked_at if reason == "no_trained_tokens" else 0)
         if count:
             total += count
             place = reject.place.removeprefix(f"{Path.cwd()}/")
-            told.append(f"{CODES[reason].code} {reason}, {count:,}: {place} {_one_line(reject.message)}")
+            lines.append(f"{CODES[reason].code} {reason}, {count:,}: {place} {_one_line(reject.message)}")
     looked_at = sum(len(source.sample.records) for source in found.sources)
-    head = f"{total:,} of {looked_at:,} records looked at cannot be used; mend them, or raise max_rejects"
-    return [head, *told] if told else []
+    summary = f"{total:,} of {looked_at:,} sampled records cannot be used; fix them, or raise max_rejects"
+    return [summary, *lines] if lines else []
 
 
 def _comment(text: str, later: str = "# ", first: str = "# ") -> list[str]:
@@ -400,7 +403,7 @@ def _comment(text: str, later: str = "# ", first: str = "# ") -> list[str]:
 
 
 def _one_line(text: str, strip: bool = True) -> str:
-    """`text` as it can stand in a comment: nothing in it ends the line."""
+    """Make `text` safe for a comment: nothing in it ends the line."""
     line = printable(text).replace("\n", " ")
     return line.strip() if strip else line
 
@@ -408,13 +411,13 @@ def _one_line(text: str, strip: bool = True) -> str:
 def _yaml(value: Any) -> str:
     style: dict[str, Any] = {"default_flow_style": True, "width": 1 << 20, "sort_keys": False}
     text = yaml.safe_dump(value, allow_unicode=True, **style)
-    if yaml.safe_load(text) != value:  # such as U+0085, which YAML takes for a line end
+    if yaml.safe_load(text) != value:  # such as U+0085, a line break in YAML
         text = yaml.safe_dump(value, **style)
     return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _path_in(folder: Path, path: Path) -> str:
-    """As the config has it: relative where both lie below the current folder, else absolute."""
+    """Return a path for the config: relative if both are below the working directory, else absolute."""
     here = Path.cwd()
     inside = all(Path(os.path.abspath(one)).is_relative_to(here) for one in (folder, path))
     text = os.path.relpath(path, folder) if inside else os.path.abspath(path)
@@ -424,7 +427,7 @@ def _path_in(folder: Path, path: Path) -> str:
 
 
 def _name(path: Path) -> str:
-    """The name of the corpus, from that of the first path."""
+    """Derive the name of the corpus from the first path."""
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", path.resolve().name.split(".")[0]).strip("-._")
     return name[:100] or "corpus"
 

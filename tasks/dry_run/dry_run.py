@@ -1,14 +1,14 @@
 """Predict what a run would produce, from a bounded sample of every source, in seconds and without writing anything.
 
     config ─find_files─▶ files ─sample_files─▶ records ─tokenize_sample─▶ SampleTokens: tokens, labels, rejects
-                                                       │ each conversation stands for total / read of its file
+                                                       │ each conversation represents total / read of its file
            select_pieces, as a run; shares of a mixture ┤
                                                        ▼
                                   Selection ─lengths, scaled─▶ bin_packing.pack, as a run ─▶ Packed: rows, efficiency
                                                        └──────────▶ Costs, failures, warnings ─▶ Prediction
 
 If all data was read, every figure is the one of the run. Otherwise they are estimates: the bytes of a file divided by
-the bytes that were read of it tell how many conversations there are, and the histogram of lengths, scaled by that, is
+the bytes that were read of it give the number of conversations, and the histogram of lengths, scaled by that, is
 packed by the code that packs in a run. Duplicates are counted only within the sample.
 """
 
@@ -130,7 +130,7 @@ class Selection:
 
     recipe: Recipe  # the sample of each file is a part
     tokens: TokenColumns
-    weights: np.ndarray  # float64[conversations], how many conversations each stands for
+    weights: np.ndarray  # float64[conversations], how many conversations each represents
     pieces: Pieces
     why: np.ndarray  # uint8[conversations], Accepted.why before the mixture
     shares: Shares
@@ -150,11 +150,11 @@ def _select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selecti
     tokens = TokenColumns([each.file for each in sampled], [0] * len(sampled))
     record, edges = tokens.column("record"), pairwise(tokens.edges)
     weights = [each.sample.weights[record[slice(*inside)]] for each, inside in zip(sampled, edges, strict=True)]
-    stands_for = np.concatenate([np.empty(0), *weights])
+    represents = np.concatenate([np.empty(0), *weights])
     pieces = select_pieces(tokens, recipe, is_sample=not whole)
     before = pieces.accepted.why.copy()
-    chosen = shares(pieces, tokens, recipe, None if whole else stands_for)
-    return Selection(recipe, tokens, stands_for, pieces, before, chosen)
+    chosen = shares(pieces, tokens, recipe, None if whole else represents)
+    return Selection(recipe, tokens, represents, pieces, before, chosen)
 
 
 def _is_too_long(selection: Selection) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""Estimate how often each conversation of a sample is packed, as a share of the conversations that it stands for.
+"""Estimate how often each conversation of a sample is packed, as a share of the conversations that it represents.
 
-    Pieces of a sample, how many each conversation stands for ─limit─▶ ─weight─▶ Shares
+    Pieces of a sample, how many each conversation represents ─limit─▶ ─weight─▶ Shares
 
 If the sample is everything, `packing.mixture` itself decides, and every share is 0 or 1.
 """
@@ -41,7 +41,7 @@ def exact_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Shares
 
 
 def expected_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, weights: np.ndarray) -> Shares:
-    """Estimate shares from conversations that stand for `weights` (float64) conversations each."""
+    """Estimate shares from conversations that represent `weights` (float64) conversations each."""
     config, accepted = recipe.config, pieces.accepted
     within = (accepted.why == 0).astype(np.float64)
     if not is_mixed(config):

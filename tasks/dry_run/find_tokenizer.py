@@ -10,17 +10,18 @@ from tasks.core.errors import PackError
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.storage.paths import Layout
 
-# How far below the folders of the sources and the current one a tokenizer is looked for, and files that may be one.
+# Levels below the folders of the sources and the working directory, folders, and file size to search for a tokenizer.
 DEPTH, MOST_FOLDERS, LARGEST = 2, 500, 64 << 20
 
 
-OTHERS = 4  # further tokenizers that are named
+OTHERS = 4  # further tokenizers to mention
 
 
 def tokenizer_near(folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
-    """The nearest that can be loaded, and the next ones: in the folders of the sources and here, and below these.
+    """Return the nearest tokenizer that loads, and the next ones.
 
-    Never beside or above them: what lies there is of another project, maybe of another person.
+    Searches the folders of the sources, the working directory, and below these; never above, because those files may
+    belong to another project or another person.
     """
     found: list[Path] = []
     for start in dict.fromkeys(folder.resolve() for folder in (*folders, Path())):
@@ -37,7 +38,7 @@ def tokenizer_near(folders: Sequence[Path]) -> tuple[Path | None, list[Path]]:
 
 
 def _candidates(start: Path) -> Iterator[Path]:
-    """Folders and files that may be a tokenizer, the nearest first."""
+    """Yield folders and files that may be a tokenizer, the nearest first."""
     level, seen = [start], 0
     for _ in range(DEPTH + 1):
         below = []
@@ -50,7 +51,7 @@ def _candidates(start: Path) -> Iterator[Path]:
             except OSError:
                 continue
             names = {entry.name for entry in entries}
-            if names & {"manifest.json", "index.arrow"}:  # a corpus: its tokenizer is a copy of its own
+            if names & {"manifest.json", "index.arrow"}:  # a corpus, with its own copy of a tokenizer
                 continue
             if names & {"tokenizer.json", "tokenizer.model"}:
                 yield folder

@@ -38,7 +38,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The prediction for one file: sums over everything that its sample stands for."""
+    """The prediction for one file: sums over everything that its sample represents."""
 
     sample: Sample
     conversations: float
@@ -50,7 +50,7 @@ class Source:
 
 @dataclass(slots=True)
 class Rejects:
-    """Rejects with one reason: how many in the sample, how many they stand for, and the first of them."""
+    """Rejects with one reason: how many in the sample, how many they represent, and the first of them."""
 
     looked_at: int = 0
     expected: float = 0.0
@@ -66,7 +66,7 @@ class Rejects:
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rows and tokens. Each conversation of the sample stands for several, so that sums are floats."""
+    """Rows and tokens. Each conversation of the sample represents several, so that sums are floats."""
 
     rows: dict[str, int]  # by split
     trained: dict[str, float]  # tokens, by split

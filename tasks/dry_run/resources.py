@@ -29,7 +29,7 @@ def estimate_costs(
 ) -> Costs:
     """Estimate the bytes on disk, the memory of the largest process, and the time of a run.
 
-    `copies` says how often each conversation is packed; `dropped` conversations are not.
+    `copies` is how often each conversation is packed; `dropped` conversations are not.
     """
     config, cores = recipe.config, os.cpu_count() or 1
     conversations = sum(each.sample.expected for each in sampled)

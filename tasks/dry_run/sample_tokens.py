@@ -85,7 +85,7 @@ def encodes_equally(fast: Encoder, reference: Encoder, recipe: Recipe, samples: 
 
 
 def thinned(sample: Sample, every: int) -> Sample:
-    """Return every n-th record of a sample, at least a few; together they stand for as many conversations."""
+    """Return every n-th record of a sample, at least a few; together they represent as many conversations."""
     every = max(1, min(every, len(sample.records) // 20))
     return sample.thinned(every)
 

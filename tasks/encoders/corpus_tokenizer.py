@@ -27,6 +27,9 @@ def find_tokenizer_files(manifest: Manifest, folder: Path) -> TokenizerFiles:
 
 
 def open_tokenizer(manifest: Manifest, folder: Path) -> Encoder:
-    """Open the tokenizer in a corpus folder. Raises the errors of find_tokenizer_files and open_encoder."""
+    """Open the tokenizer in a corpus folder.
+
+    Raises the errors of find_tokenizer_files and open_encoder.
+    """
     files = find_tokenizer_files(manifest, folder)
     return open_encoder(files, manifest.config.get("eos_token"), manifest.config.get("pad_token"))

@@ -1,4 +1,4 @@
-"""Encode text to ids through one interface, with all matching of control tokens disabled.
+"""Encode text to ids, with all matching of control tokens disabled.
 
     open_encoder(files) ─▶ Encoder ── encode(texts) ─▶ Encoded(ids, offsets)
                                   └── decode(ids)   ─▶ text, byte for byte if the model can represent it
@@ -36,14 +36,20 @@ LeadingSpace = Literal["none", "first", "each", "template"]
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Encoded texts: text i is ids[offsets[i]:offsets[i + 1]]. ids int32[tokens], offsets int64[texts + 1]."""
+    """Encoded texts: text i is ids[offsets[i]:offsets[i + 1]].
+
+    ids is int32[tokens], offsets int64[texts + 1].
+    """
 
     ids: np.ndarray
     offsets: np.ndarray
 
 
 class Encoder(ABC):
-    """A tokenizer. `controls` maps every string that it could mistake for a control token to that token's id."""
+    """A tokenizer.
+
+    `controls` maps every string that it could mistake for a control token to that token's id.
+    """
 
     kind: str
     engine: str
@@ -73,11 +79,11 @@ class Encoder(ABC):
 
     @abstractmethod
     def model(self) -> bytes:
-        """Return the model as loaded: the file's model without its control strings and dummy prefix."""
+        """Return the model as loaded, without its control strings and dummy prefix."""
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
-        """Return the bytes of text that an ordinary token represents, or the string of a control token."""
+        """Return the bytes that a token represents; for a control token, its string."""
 
     def encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
         """Encode each text separately.
@@ -105,7 +111,7 @@ class Encoder(ABC):
         return Encoded(np.concatenate(pieces), offsets_of(list(map(len, pieces))))
 
     def holding(self, texts: Sequence[str]) -> list[int]:
-        """Return the indexes of texts that contain a string which the tokenizer matches as a whole."""
+        """Return the indexes of texts with a string that is matched as a whole."""
         places = list(self._matched.places(_searched(texts)))
         if not places:
             return []
@@ -142,14 +148,20 @@ class Encoder(ABC):
         )
 
     def _encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:
-        """Encode and concatenate the pieces. Equal ones are encoded once: a hostile text has millions of them."""
+        """Encode and concatenate the pieces.
+
+        Equal ones are encoded once: a hostile text has millions of them.
+        """
         numbers = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
         encoded = self._encode(list(numbers))
         arrays = np.split(encoded.ids, encoded.offsets[1:-1])
         return np.concatenate([arrays[numbers[piece]] for piece in pieces])
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Decode ids to text, control tokens as their strings. Bytes that are not UTF-8 become U+FFFD."""
+        """Decode ids to text, control tokens as their strings.
+
+        Bytes that are not UTF-8 become U+FFFD.
+        """
         ids = list(map(int, ids))
         found = {token: self.token_bytes(token) for token in set(ids)}
         return b"".join(map(found.__getitem__, ids)).decode("utf-8", "replace")
@@ -172,7 +184,10 @@ class Encoder(ABC):
 
     @cached_property
     def written_pattern(self) -> re.Pattern[str]:
-        """Return a pattern that matches a control token in a rendered template, with the white space it absorbs."""
+        """Return a pattern that matches a control token in a rendered template.
+
+        The match includes the white space that the token absorbs.
+        """
         strings = sorted(self.controls, key=lambda s: (-len(s), s))
         swallow = [(r"\s*" * (s in self.strips_left), re.escape(s), r"\s*" * (s in self.strips_right)) for s in strings]
         return re.compile("|".join(f"{left}(?:{s}){right}" for left, s, right in swallow) if swallow else r"(?!)")
@@ -196,7 +211,10 @@ class Encoder(ABC):
 
     @cached_property
     def _is_suspect(self) -> np.ndarray:
-        """Return a table of the ids to check: control ids, and the unknown token if its string is a control string."""
+        """Return a table of the ids to check.
+
+        These are control ids, and the unknown token if its string is a control string.
+        """
         table = self._is_control.copy()
         if self.unk_id is not None and self.unk_id in self.control_strings:
             table[self.unk_id] = True
@@ -204,7 +222,10 @@ class Encoder(ABC):
 
 
 def _searched(texts: Sequence[str]) -> bytes:
-    """Join texts to search for strings, which contain no NUL; U+2581 becomes a space, as in some models."""
+    """Join texts with NUL, which no searched string contains.
+
+    U+2581 becomes a space, as in some models.
+    """
     # Encode each text separately: a single wide character would make a joined string wide, and slow.
     return b"\0".join([text.encode() if text.isascii() else text.replace("▁", " ").encode() for text in texts])
 
@@ -215,14 +236,20 @@ def is_blank(piece: str) -> bool:
 
 
 def token_name(token: Any) -> str | None:
-    """Return the string of a special token in tokenizer_config.json: a string, or an object with `content`."""
+    """Return the string of a special token in tokenizer_config.json.
+
+    There, a token is a string or an object with `content`.
+    """
     if isinstance(token, Mapping):
         token = token.get("content")
     return token if isinstance(token, str) else None
 
 
 def special_id(key: str, name: str | None, default: int, vocab: Mapping[str, int], path: Path) -> int:
-    """Return the id of the special token `name`, or `default`. Raises UsageError if there is neither."""
+    """Return the id of the special token `name`, or `default`.
+
+    Raises UsageError if there is neither.
+    """
     if name is None:
         if default < 0:
             raise UsageError(

@@ -42,7 +42,10 @@ _ADDED = {
 
 
 class GigatokenEncoder(Encoder):
-    """Returns the same ids as `reference`. Raises Unsupported if gigatoken cannot load the model."""
+    """An encoder that returns the same ids as `reference`, faster.
+
+    Raises Unsupported if gigatoken cannot load the model.
+    """
 
     engine = "gigatoken"
 
@@ -63,7 +66,10 @@ class GigatokenEncoder(Encoder):
         self._memory = _memory()
 
     def _make_ready(self) -> None:
-        """Encode once: the first array of a process calls Python, and an interrupt there would make Rust panic."""
+        """Encode once with interrupts delayed.
+
+        The first array of a process calls Python, and an interrupt there would make Rust panic.
+        """
         with _delayed_interrupts():
             self._backend.encode("")
 
@@ -111,7 +117,7 @@ class GigatokenEncoder(Encoder):
 
 
 def _opener(reference: Encoder) -> tuple[Callable[[], Any], int]:
-    """Return a function that loads the reference's model into gigatoken, and the id of the separator.
+    """Return a function that loads the model, and the id of the separator.
 
     Raises Unsupported if gigatoken would interpret the model differently.
     """
@@ -135,7 +141,10 @@ def _opener(reference: Encoder) -> tuple[Callable[[], Any], int]:
 
 @contextmanager
 def _delayed_interrupts() -> Iterator[None]:
-    """Delay interrupts until the end of the block. A signal mask would not help: another thread would get them."""
+    """Delay interrupts until the end of the block.
+
+    A signal mask would not help: another thread would get them.
+    """
     if threading.current_thread() is not threading.main_thread():  # only the main thread receives interrupts
         yield
         return
@@ -153,7 +162,10 @@ def _delayed_interrupts() -> Iterator[None]:
 
 
 def _memory() -> int:
-    """Return the resident memory of this process in bytes, or its peak on systems without /proc."""
+    """Return the resident memory of this process in bytes.
+
+    On systems without /proc, returns its peak.
+    """
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

@@ -19,9 +19,9 @@ class Unsupported(Exception):
 
 
 def json_of_sentencepiece(model: bytes, added: Sequence[str] = ()) -> bytes:
-    """Convert a BPE model with byte fallback to a tokenizer.json; `added` control tokens follow its own.
+    """Convert a BPE model with byte fallback to a tokenizer.json.
 
-    Raises Unsupported if the format cannot describe the model.
+    The control tokens `added` follow its own. Raises Unsupported if the format cannot describe the model.
     """
     from sentencepiece import sentencepiece_model_pb2 as proto
 
@@ -86,7 +86,9 @@ def _normalizers(spec: Any) -> list[dict[str, Any]]:
 
 
 def _merges(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """List the pairs of pieces that form a piece, in merge order; `scores` has all pieces.
+    """List the pairs of pieces that form a piece, in merge order.
+
+    `scores` has all pieces.
 
     SentencePiece merges the pair whose piece has the highest score. tokenizer.json ranks pairs instead, so every way to
     split a piece in two is a pair, ranked by score; if scores are equal, the longer left half comes first, then the

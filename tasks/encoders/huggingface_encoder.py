@@ -27,7 +27,9 @@ COMMON_EOS = ("</s>", "<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_i
 
 
 def _groups(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
-    """Split texts into groups of up to LONGEST characters; yield the indexes of the texts, and the texts.
+    """Split texts into groups of up to LONGEST characters.
+
+    Yields the indexes of the texts, and the texts.
 
     The tokenizers library takes 130 bytes of memory per character, 570 for one of four bytes, and panics at a run of
     ten million spaces. A longer text is cut before a space between words, where a model starts a new token anyway. If
@@ -54,14 +56,17 @@ def _groups(texts: Sequence[str]) -> Iterator[tuple[list[int], list[str]]]:
 
 
 def _between_words(text: str, start: int, limit: int) -> int:
-    """Return the last offset up to `limit` between a letter or digit and a space followed by a letter."""
+    """Return the last offset up to `limit` that is before a space between words."""
     start = max(start, limit - (1 << 16))
     ends = [match.start() for match in _WORD_ENDS.finditer(text[start : limit + 2])]
     return start + ends[-1] if ends else limit
 
 
 class HuggingFaceEncoder(Encoder):
-    """The reference encoder for `tokenizer.json`: the tokenizers library without added tokens and dummy prefix."""
+    """The reference encoder for `tokenizer.json`.
+
+    Uses the tokenizers library without added tokens and dummy prefix.
+    """
 
     kind = "huggingface"
     engine = "tokenizers"
@@ -189,7 +194,10 @@ def _disable_prefix(spec: dict[str, Any]) -> tuple[LeadingSpace, tuple[str, ...]
 
 
 def _byte_level_table() -> dict[str, bytes]:
-    """Return GPT-2's alphabet: printable bytes map to themselves, the other 68 to U+0100 and following."""
+    """Return GPT-2's alphabet of bytes.
+
+    Printable bytes map to themselves, the other 68 to U+0100 and following.
+    """
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): bytes([byte]) for byte in printable} | {chr(256 + i): bytes([b]) for i, b in enumerate(others)}

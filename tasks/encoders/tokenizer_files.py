@@ -23,20 +23,26 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """The files of a tokenizer: `main` is a .model or a tokenizer.json, `files` are all of them."""
+    """The files of a tokenizer.
+
+    `main` is a .model or a tokenizer.json, `files` are all of them.
+    """
 
     main: Path
     files: tuple[Path, ...]
 
     def sha256(self) -> str:
-        """Return the checksum of a single file, or one of the names and checksums of several files."""
+        """Return the checksum of a single file, or of all names and checksums."""
         if len(self.files) == 1:
             return sha256_of(self.files[0])
         named = [[file.name, sha256_of(file)] for file in self.files]
         return hashlib.sha256(orjson.dumps(named)).hexdigest()
 
     def settings(self) -> dict[str, Any]:
-        """Merge tokenizer_config.json over special_tokens_map.json; empty if neither exists."""
+        """Merge tokenizer_config.json over special_tokens_map.json.
+
+        Empty if neither exists.
+        """
         merged: dict[str, Any] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             for file in self.files:
@@ -49,7 +55,7 @@ class TokenizerFiles:
         return merged
 
     def chat_template(self) -> str | None:
-        """Return the tokenizer's own chat template; if it has several, the one named default."""
+        """Return the tokenizer's chat template; if it has several, the default one."""
         for file in self.files:
             if file.name == "chat_template.jinja":
                 try:
@@ -93,7 +99,10 @@ def find_tokenizer(path: Path) -> TokenizerFiles:
 
 
 def open_encoder(files: TokenizerFiles, eos_token: str | None = None, pad_token: str | None = None) -> Encoder:
-    """Load the reference encoder of a tokenizer. Raises DataError or UsageError, naming the file."""
+    """Load the reference encoder of a tokenizer.
+
+    Raises DataError or UsageError, naming the file.
+    """
     settings = files.settings()
     if files.main.suffix == ".json":
         return HuggingFaceEncoder(files.main, settings, eos_token, pad_token)

@@ -87,7 +87,10 @@ _Row = list[tuple[int, int]]  # (length, times) of one row, longest first
 
 
 class _Stack(NamedTuple):
-    """A row of best-fit-decreasing: `times` conversations of `length` on top of the earlier ones, `under`."""
+    """A row of best-fit-decreasing, as a linked list.
+
+    `times` conversations of `length` are on top of the earlier ones, `under`.
+    """
 
     length: int
     times: int
@@ -96,7 +99,9 @@ class _Stack(NamedTuple):
 
 @dataclass(frozen=True)
 class Patterns:
-    """The rows of a plan: pattern p is lengths[offsets[p]:offsets[p + 1]], longest first, for copies[p] rows.
+    """The rows of a plan.
+
+    Pattern p is lengths[offsets[p]:offsets[p + 1]], longest first, for copies[p] rows.
 
     lengths: int32, in tokens, all patterns concatenated; offsets: int64, one more than there are patterns; copies:
     int64, at least 1. Rows are numbered in this order; copies of a pattern are consecutive.
@@ -211,7 +216,9 @@ def _exact_fill(counts: np.ndarray, capacity: int) -> tuple[list[tuple[_Row, int
         return end
 
     def fill(total: int, allowed: int, row: _Row) -> bool:
-        """Append (class, times) to `row`, summing to `total` from the longest `allowed` classes.
+        """Fill `row` with exactly `total` tokens of the longest `allowed` classes.
+
+        Appends (class, times) to it.
 
         Returns False if no such subset exists. Tries each class as the shortest one, from the longest class on. Each
         call raises `needed` or succeeds, until the steps are used up: then it returns False and its caller discards
@@ -370,7 +377,9 @@ def assign(lengths: np.ndarray, patterns: Patterns, order: np.ndarray | None = N
 
 @dataclass(frozen=True)
 class _Runs:
-    """Runs of equal lengths within patterns, sorted by length, then row; int64 each, one element per run.
+    """Runs of equal lengths within patterns.
+
+    One element per run, int64 each, sorted by length, then row.
 
     A run is `times` conversations side by side from `start` on, in each of its pattern's rows, the first of which is
     `row`. It has `places` places in all, numbered from `first_place` among those of its length.

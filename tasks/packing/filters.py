@@ -1,4 +1,4 @@
-"""Drop conversations by length, number of turns, or duplicate content, and record the reason.
+"""Drop conversations by length, number of turns, or duplicate content.
 
     Accepted ─min_tokens, max_tokens, min_turns, max_turns─▶ ─duplicates: drop─▶ Accepted.why
 
@@ -16,7 +16,7 @@ from tasks.storage.token_files import TokenColumns
 
 
 def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Config) -> None:
-    """Set `accepted.why` of every conversation that is too short, too long, or a duplicate."""
+    """Set `accepted.why` of conversations that are too short, too long, or duplicates."""
     for name in ("tokens", "turns"):
         least, most = getattr(config, f"min_{name}"), getattr(config, f"max_{name}")
         if least is None and most is None:

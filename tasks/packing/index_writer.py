@@ -1,4 +1,4 @@
-"""Write index.arrow: the place of every accepted conversation, as an Arrow IPC stream.
+"""Write index.arrow, an Arrow IPC stream with the place of every conversation.
 
 The index has one row per piece, in source order; a conversation that was not split is one piece. A dropped
 conversation has nulls in place of split, shard, row, and start, and the reason. Further copies follow, then the further
@@ -29,7 +29,7 @@ from tasks.storage.token_files import TokenColumns
 _BATCH = 1 << 16
 
 
-class Index:
+class IndexWriter:
     """Write the index, packing by packing."""
 
     def __init__(self, out: pa.ipc.RecordBatchStreamWriter, tokens: TokenColumns, recipe: Recipe):
@@ -38,14 +38,14 @@ class Index:
         self._splits = split_names(recipe.config.epochs)
 
     def write(self, pieces: Pieces, placed: Placed, with_dropped: bool) -> None:
-        """Write the pieces of one packing and, in source order among them, the dropped conversations."""
+        """Write the pieces of one packing and the dropped conversations, in source order."""
         top, count = 0, len(pieces.accepted.length)
         # The boundaries of batches do not depend on the parts.
         for first in range(0, count if with_dropped else 0, _BATCH):
             last = min(first + _BATCH, count)
             bottom = bisect_left(range(pieces.once), last, top, key=pieces.conversation)
-            why = pieces.accepted.why[first:last]
-            dropped = np.flatnonzero((why > 0) & (why != REJECTED)).astype(np.int32) + np.int32(first)
+            reason = pieces.accepted.why[first:last]
+            dropped = np.flatnonzero((reason > 0) & (reason != REJECTED)).astype(np.int32) + np.int32(first)
             self._write(slice(top, bottom), dropped, pieces, placed)
             top = bottom
         for first in range(top, len(pieces), _BATCH):
@@ -76,7 +76,7 @@ class Index:
         split, of_split = self._split_of(shard, placed)
         none = np.zeros(len(dropped), np.int32)
         truncated = of.closed & (self._recipe.config.overlong == "truncate")
-        why = to_arrow((accepted.why[conversation] - np.uint8(1)).astype(np.int8), ~is_dropped)
+        reason = to_arrow((accepted.why[conversation] - np.uint8(1)).astype(np.int8), ~is_dropped)
         columns = [
             to_arrow(self._sources[accepted.part(conversation)]),
             to_arrow(record + 1),
@@ -92,7 +92,7 @@ class Index:
             column(of.closed, none),
             to_arrow(turns),
             to_arrow(digest),
-            names(why, DROPS),
+            names(reason, DROPS),
         ]
         self._out.write_batch(pa.record_batch(columns, INDEX_SCHEMA))
 
@@ -106,7 +106,10 @@ class Index:
 
 
 @contextmanager
-def index_writer(path: Path, tokens: TokenColumns, recipe: Recipe) -> Iterator[Index]:
-    """Open the index at `path` for writing; it appears there when the block ends without an error."""
+def index_writer(path: Path, tokens: TokenColumns, recipe: Recipe) -> Iterator[IndexWriter]:
+    """Open the index at `path` for writing.
+
+    The file appears when the block ends without an error.
+    """
     with atomic_file(path) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), INDEX_SCHEMA) as writer:
-        yield Index(writer, tokens, recipe)
+        yield IndexWriter(writer, tokens, recipe)

@@ -1,4 +1,4 @@
-"""Account for every conversation and every token. If the ledger does not balance, the run fails.
+"""Account for every conversation and token; an unbalanced ledger fails the run.
 
 Accepted, Pieces ─tally─▶ sums per source and split, first copies and further copies apart ─▶ figures
 """
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tasks.config import Config
-from tasks.packing.pieces import CHUNK, Accepted, Pieces, pieces_of
+from tasks.packing.pieces import CHUNK, Accepted, Pieces, piece_counts
 from tasks.packing.placement import Placed
 from tasks.packing.rejects import Rejected
 from tasks.recipe import Recipe
@@ -23,9 +23,10 @@ from tasks.storage.token_files import TokenColumns
 
 @dataclass(slots=True)
 class Tally:
-    """Sums over pieces, int64[sources, 2, 2] each: by source, held out (1) or not, further copy (1) or first.
+    """Sums over the pieces of one packing of the training split.
 
-    The sums cover one packing of the training split. Multiply by `times` for all packings.
+    Each is int64[sources, 2, 2]: by source, held out (1) or not (0), further copy (1) or first (0). Multiply by
+    `times` for all packings.
     """
 
     pieces: np.ndarray
@@ -65,7 +66,10 @@ def tally(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Tally:
 
 @dataclass(slots=True)
 class Lost:
-    """Conversations that are not packed as they are, and their tokens without separators."""
+    """What conversations lost that are not packed as they are.
+
+    Tokens do not include separators.
+    """
 
     dropped: dict[str, int]  # conversations, by reason
     truncated: int = 0  # conversations
@@ -98,7 +102,7 @@ def count_lost(pieces: Pieces, config: Config) -> Lost:
     gone = int(accepted.encoded(cut).sum()) - int(taken.sum()) + int(separators.sum())
     if config.overlong == "split":
         lost.split, lost.tokens_dropped = len(cut), lost.tokens_dropped + gone
-        lost.pieces = int(pieces_of(accepted.length[cut], config.sequence_length).sum()) - len(of)
+        lost.pieces = int(piece_counts(accepted.length[cut], config.sequence_length).sum()) - len(of)
     else:
         lost.truncated, lost.tokens_truncated = int(np.count_nonzero(closed)), gone
     return lost
@@ -107,9 +111,9 @@ def count_lost(pieces: Pieces, config: Config) -> Lost:
 def make_ledger(
     receipts: list[dict[str, Any]], pieces: Pieces, sums: Tally, lost: Lost, rejects: list[Rejected], places: int
 ) -> Ledger:
-    """Build the manifest's ledger. `places` is rows × sequence_length, or 0 without packing.
+    """Build the manifest's ledger.
 
-    Raises DataError if it does not balance.
+    `places` is rows × sequence_length, or 0 without packing. Raises DataError if it does not balance.
     """
     packed = sums.total("places")
     repeated = packed - sums.total("separators") - (sums.once("places") - sums.once("separators"))
@@ -141,7 +145,10 @@ def make_ledger(
 
 
 def packing_metadata(config: Config, sums: Tally, placed: list[Placed], algorithm: str) -> dict[str, Any]:
-    """Compare the rows with the lower bound, summed over the splits, and compute how full they are."""
+    """Compute how full the rows are, and compare their number with the lower bound.
+
+    The figures are summed over the splits.
+    """
     rows = sum(block.rows for block in placed)
     bounds = [bound for block in placed for bound in block.lower_bounds]
     bound = sum(rows for rows, _ in bounds)
@@ -189,7 +196,7 @@ def source_facts(recipe: Recipe, receipts: list[dict[str, Any]], pieces: Pieces,
 
 
 def mixture_facts(recipe: Recipe, pieces: Pieces, sums: Tally) -> list[dict[str, Any]]:
-    """Summarize what each entry of the config's `sources` contributes to one pass over the training split."""
+    """Summarize what each entry of `sources` contributes to a pass over `train`."""
     accepted, edges = pieces.accepted, _source_edges(recipe, pieces.accepted)
     facts: list[dict[str, Any]] = [
         {"path": source.path, "weight": source.weight, "limit": source.limit}
@@ -212,7 +219,7 @@ def mixture_facts(recipe: Recipe, pieces: Pieces, sums: Tally) -> list[dict[str,
 
 
 def _source_edges(recipe: Recipe, accepted: Accepted) -> list[int]:
-    """Return the number of conversations before each source; one more than there are sources."""
+    """Return the number of conversations before each source, and the total."""
     firsts = np.searchsorted(source_numbers(recipe), np.arange(len(recipe.files) + 1))
     return accepted.edges[firsts].tolist()
 

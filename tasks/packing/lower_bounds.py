@@ -29,7 +29,7 @@ BLOCK_ELEMENTS = 1 << 16
 
 
 def lower_bound(counts: np.ndarray, capacity: int) -> tuple[int, str]:
-    """Return the number of rows that every packing of `counts` needs, and the name of the bound.
+    """Return the number of rows that every packing needs, and the name of the bound.
 
     counts: integers, shape (capacity + 1,): conversations of each length in tokens. If bounds are equal, the simplest
     is named. The bound for no conversations is 0.
@@ -45,7 +45,7 @@ def lower_bound(counts: np.ndarray, capacity: int) -> tuple[int, str]:
 
 
 def _l2(counts: np.ndarray, capacity: int) -> int:
-    """Compute Martello & Toth's L2, the maximum over all thresholds alpha in 0..capacity/2.
+    """Compute L2, the maximum over all thresholds alpha in 0..capacity/2.
 
     Conversations longer than capacity - alpha have a row of their own. Those longer than half a row need a row each;
     the space they leave can hold conversations of alpha tokens and more, and the rest of these need further rows.

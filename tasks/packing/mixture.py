@@ -1,4 +1,4 @@
-"""Choose how often each conversation is packed, by the `limit` and `weight` of its source.
+"""Choose how often conversations are packed, by `limit` and `weight`.
 
     Pieces ─limit─▶ a seeded choice from each entry of `sources` ─weight─▶ zero, one, or more copies ─▶ Pieces
 
@@ -27,7 +27,9 @@ MOST_PIECES = (1 << 31) - 1
 
 
 def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
-    """Select pieces by limit and weight and add further copies; set `accepted.why` of the conversations left out.
+    """Select pieces by limit and weight, and add further copies.
+
+    Sets `accepted.why` of the conversations left out.
 
     Raises DataError if a source has no conversation left to share (token_share), UsageError if there are too many
     copies.
@@ -60,7 +62,7 @@ def is_mixed(config: Config) -> bool:
 
 
 def _orders(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> dict[int, np.ndarray]:
-    """Return the conversations of each entry within its limit, in the order in which they are chosen."""
+    """Return the conversations of each entry within its limit, in seeded order."""
     accepted, config, found = pieces.accepted, recipe.config, {}
     for entry, parts in groupby(range(len(recipe.parts)), key=lambda part: recipe.parts[part].file.entry):
         numbers = list(parts)
@@ -74,16 +76,17 @@ def _orders(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> dict[int, n
 
 
 def _share(share: float, count: int) -> int:
-    """Round a share of a count to the nearest whole number, but to at least one if the count is not 0."""
+    """Round a share of a count; the result is at least 1 if the count is not 0."""
     return min(count, max(1, int(share * count + 0.5)))
 
 
 def _token_shares(
     orders: dict[int, np.ndarray], pieces: Pieces, tokens: TokenColumns, config: Config
 ) -> dict[int, int]:
-    """Count the training conversations to take from each entry so that trained tokens match the weights.
+    """Count the conversations to take so that trained tokens match the weights.
 
-    The scarcest source is used in full; the others are off by at most half a conversation.
+    The counts are per entry of `sources`, for the training split. The scarcest source is used in full; the others are
+    off by at most half a conversation.
     """
     accepted = pieces.accepted
     trained = tokens.column("trained")
@@ -111,7 +114,7 @@ def _token_shares(
 
 
 def _copied(pieces: Pieces, copies: np.ndarray) -> Pieces:
-    """Repeat the pieces of each conversation `copies` times: a first pass over all, then a second, and so on.
+    """Repeat the pieces of each conversation `copies` times, pass by pass.
 
     Copies of a conversation are therefore far apart among those of its length, and rarely share a row.
     """

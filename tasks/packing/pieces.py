@@ -1,4 +1,4 @@
-"""Represent what is placed in rows: whole conversations, and pieces of overlong ones.
+"""Represent what is placed in rows: conversations, and pieces of overlong ones.
 
     Accepted (one column per attribute) ─cut_overlong─▶ Pieces; `why` is set if a conversation is not packed
 
@@ -67,7 +67,9 @@ class Columns(NamedTuple):
 
 @dataclass(slots=True)
 class Pieces:
-    """The pieces to place in rows: each conversation once, in source order, then further copies, pass by pass.
+    """The pieces to place in rows.
+
+    Each conversation is included once, in source order, then come further copies, pass by pass.
 
     `of` is the number of a conversation if the piece is all of it; values from len(accepted.length) on are numbers of
     cuts. The first `once` pieces are first copies. `copies` is a number per conversation, None if each is packed once.
@@ -110,7 +112,10 @@ class Pieces:
         return Columns(conversation, first, taken, closed, taken + closed, separator)
 
     def trained(self, chosen: slice, tokens: TokenColumns) -> np.ndarray:
-        """Return the trained tokens of each chosen piece, int32, reading them from the token files."""
+        """Return the number of trained tokens of each chosen piece, int32.
+
+        They are read from the token files.
+        """
         conversation = self.conversations(chosen)
         first, last = (int(conversation.min()), int(conversation.max()) + 1) if len(conversation) else (0, 0)
         found = tokens.column("trained", first, last)[conversation - first]
@@ -173,14 +178,17 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
         for cut in kept:
             cuts.extend(cut)
     cut_of = np.array(owners, np.int32)
-    of = whole = numbers_where((accepted.why == 0) & ~is_long)
+    of = whole = indexes_where((accepted.why == 0) & ~is_long)
     if len(cut_of):
         of = np.insert(whole, np.searchsorted(whole, cut_of), len(accepted.length) + np.arange(len(cut_of)))
     return Pieces(accepted, of.astype(np.int32, copy=False), len(of), cut_of, np.array(cuts, np.int32).reshape(-1, 4))
 
 
-def numbers_where(chosen: np.ndarray) -> np.ndarray:
-    """Return the indexes at which `chosen` is true, int32; np.flatnonzero would take 8 bytes for each."""
+def indexes_where(chosen: np.ndarray) -> np.ndarray:
+    """Return the indexes at which `chosen` is true, int32.
+
+    np.flatnonzero takes 8 bytes for each.
+    """
     parts = (np.flatnonzero(chosen[top : top + CHUNK]) + top for top in range(0, len(chosen), CHUNK))
     found, end = np.empty(np.count_nonzero(chosen), np.int32), 0
     for part in parts:
@@ -210,8 +218,8 @@ def cut_conversation(values: np.ndarray, length: int, split: bool) -> list[Cut]:
     return cuts
 
 
-def pieces_of(length: np.ndarray, row: int) -> np.ndarray:
-    """Return how many pieces `cut_conversation` splits conversations of these lengths into."""
+def piece_counts(length: np.ndarray, row: int) -> np.ndarray:
+    """Return the number of pieces that conversations of these lengths are split into."""
     return np.maximum(1, -(-(length - 1) // (row - 1)))
 
 

@@ -1,4 +1,6 @@
-"""Assign each piece a row and a start: pieces ─pack─▶ rows ─shuffle─▶ (row, start), separately for each split.
+"""Assign each piece a row and a start, separately for each split.
+
+    pieces ─pack─▶ rows ─shuffle─▶ (row, start)
 
     all pieces ─place─▶ train, validation        pieces of the training split ─place_anew─▶ train_epoch_2, …
 
@@ -44,7 +46,7 @@ class Placed:
 
 
 def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dict[str, int]) -> Placed:
-    """Pack each split and distribute its rows, in seeded random order, over its shards.
+    """Pack each split and distribute its rows, in seeded order, over its shards.
 
     `lengths` are int32[pieces].
     """
@@ -68,7 +70,7 @@ def place_anew(
 ) -> Placed:
     """Pack the pieces of the training split (Pieces.of) again, for epoch 2 or later."""
     placed = _place_one(split, lengths, config, shards, epoch)
-    companions.part(placed.row, placed.start, of, lengths, placed.rows)
+    companions.separate(placed.row, placed.start, of, lengths, placed.rows)
     return placed
 
 
@@ -112,7 +114,7 @@ def _plan(lengths: np.ndarray, config: Config, epoch: int) -> list[_Group]:
         patterns, order = bin_packing.pack(bin_packing.histogram(lengths[inside], capacity), capacity), None
         if epoch > 1:
             order = shuffle(len(lengths[inside]), config.seed, epoch << 10)
-            patterns = _patterns_anew(lengths[inside], order, patterns, capacity)
+            patterns = _other_patterns(lengths[inside], order, patterns, capacity)
         groups.append(_Group(inside, patterns, order))
     return groups
 
@@ -135,10 +137,12 @@ def _fill(lengths: np.ndarray, groups: list[_Group], config: Config) -> tuple[np
     return rows, starts, bin_packing.lower_bound(bin_packing.histogram(lengths, capacity), capacity)
 
 
-def _patterns_anew(
+def _other_patterns(
     lengths: np.ndarray, order: np.ndarray, patterns: bin_packing.Patterns, capacity: int
 ) -> bin_packing.Patterns:
-    """Find other patterns of the same lengths, in as many rows: the full rows of a part of them, then the rest.
+    """Find other patterns of the same lengths, in as many rows.
+
+    They are the full rows of a part of the pieces, then rows of the rest.
 
     The part is the first half in `order`, halved again as long as the number of rows differs. Returns `patterns` if no
     part works.
@@ -159,7 +163,9 @@ def _patterns_anew(
 def hold_out_at_least_one(
     held_out: np.ndarray, stays: np.ndarray, digests: Callable[[], np.ndarray], validation: float
 ) -> None:
-    """Move one content to the other split (in place) if all of a tiny corpus is in one split.
+    """Move one content to the other split (in place) if that split is empty.
+
+    This happens only in tiny corpora.
 
     `stays` is true for each conversation that is packed. Equal contents (uint64 `digests`) move together. If there is
     only one content, it is trained on.

@@ -106,10 +106,10 @@ def _record_bases(parts: tuple[Part, ...], receipts: list[dict[str, Any]]) -> li
 
 
 def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False) -> Pieces:
-    """Hold out, filter, and cut conversations: everything before the mixture. The dry run calls this for its sample.
+    """Hold out, filter, and cut conversations: everything before the mixture.
 
-    Of a sample, no content changes sides to give each split at least one. Raises DataError if a conversation is too
-    long and `overlong` is error.
+    The dry run calls this for its sample, for which no content is moved to give each split at least one. Raises
+    DataError if a conversation is too long and `overlong` is error.
     """
     config = recipe.config
     accepted = read_columns(tokens, config.validation)
@@ -122,7 +122,7 @@ def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False)
 
 
 def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
-    """Read the columns of all conversations, before any is dropped, and hold out a share of them."""
+    """Read the columns of all conversations and hold out a share of them."""
     length = tokens.column("length")
     held_out = np.zeros(len(length), np.bool_)
     if validation:
@@ -142,7 +142,10 @@ def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
 def _rejects(
     receipts: list[dict[str, Any]], bases: list[int], accepted: Accepted, tokens: TokenColumns, recipe: Recipe
 ) -> list[Rejected]:
-    """List all rejects in source order: those of every part, then those that cutting left without a trained token."""
+    """List all rejects in source order.
+
+    These are the rejects of every part and the conversations that cutting left without a trained token.
+    """
     config = recipe.config
     message = (
         f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong}); "
@@ -163,7 +166,10 @@ def _rejects(
 
 
 def _check_left(pieces: Pieces, lost: Lost, read: int, rejected: int, recipe: Recipe) -> None:
-    """Raise DataError, listing what removed them, if no conversation is left to train on."""
+    """Raise DataError if no conversation is left to train on.
+
+    The error lists what removed the conversations.
+    """
     config, accepted = recipe.config, pieces.accepted
     if ((accepted.why == 0) & ~accepted.held_out).any():
         return

@@ -1,4 +1,4 @@
-"""Write rejected conversations to rejects.jsonl, and fail the run if there are too many."""
+"""Write rejected conversations to rejects.jsonl; too many of them fail the run."""
 
 from __future__ import annotations
 
@@ -42,9 +42,10 @@ def write_rejects(path: Path, rejects: list[Rejected], recipe: Recipe) -> None:
 
 
 def check_rejects(rejects: list[Rejected], cut_off: int, read: int, recipe: Recipe, path: Path) -> None:
-    """Raise DataError, showing the first reject of each reason, if more were rejected than max_rejects allows.
+    """Raise DataError if more conversations were rejected than max_rejects allows.
 
-    `cut_off` of the rejects have no trained token left within a row. `path` is the rejects.jsonl written before.
+    The error shows the first reject of each reason. `cut_off` of the rejects have no trained token left within a row.
+    `path` is the rejects.jsonl written before.
     """
     limit = recipe.config.max_rejects
     # Compare the quotient: 0.29 * 100 is less than 29 in floating point.
@@ -88,7 +89,10 @@ def _place(reject: Rejected, recipe: Recipe) -> str:
 
 
 def first_of_each(path: Path, counts: dict[str, int]) -> list[str]:
-    """Format a line per reason: its code, its count, and the first such reject in the rejects.jsonl at `path`."""
+    """Format one line per reason: code, count, and the first such reject in `path`.
+
+    `path` is a rejects.jsonl.
+    """
     firsts: dict[str, str] = {}
     with path.open("rb") as lines:
         for line in lines:
@@ -102,6 +106,9 @@ def first_of_each(path: Path, counts: dict[str, int]) -> list[str]:
 
 
 def _template(rejects: list[Rejected], recipe: Recipe) -> str:
-    """Name the template if it refused a conversation; the reject's message does not say which template it was."""
+    """Name the template if it refused a conversation.
+
+    Messages of rejects do not name the template, because they are the same for any name.
+    """
     refused = any(reject.reason.startswith("template_") for reject in rejects)
     return f"; the template is {recipe.config.template}" if refused else ""

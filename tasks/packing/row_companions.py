@@ -1,6 +1,6 @@
-"""Give every epoch different rows: break up groups of pieces that shared a row in an earlier epoch.
+"""Break up groups of pieces that shared a row in an earlier epoch.
 
-    row of each piece, groups of earlier epochs ─Companions.part─▶ pieces of equal length swap places
+    row of each piece, groups of earlier epochs ─Companions.separate─▶ pieces of equal length swap places
 
 A group is identified by the sum of the hashes of its pieces, so memory is 8 bytes per row and epoch. Rows of a single
 piece are left alone: they are the same in every packing.
@@ -18,7 +18,10 @@ TRIES = 32
 
 
 class Companions:
-    """The groups of pieces that have shared a row. Pieces are identified by `of`, so copies count as the same piece."""
+    """The groups of pieces that have shared a row.
+
+    Pieces are identified by `of`, so copies count as the same piece.
+    """
 
     def __init__(self) -> None:
         self._seen = np.empty(0, np.uint64)
@@ -27,8 +30,8 @@ class Companions:
         """Add the groups of one more packing; `row` is int32[pieces]."""
         self._seen = np.union1d(self._seen, _sums(row, of, rows))
 
-    def part(self, row: np.ndarray, start: np.ndarray, of: np.ndarray, lengths: np.ndarray, rows: int) -> None:
-        """Swap pieces of equal length (in place) so that no group of two or more shares a row again.
+    def separate(self, row: np.ndarray, start: np.ndarray, of: np.ndarray, lengths: np.ndarray, rows: int) -> None:
+        """Swap pieces of equal length (in place) so that no group shares a row again.
 
         A row keeps its group if none of its pieces has another piece of equal length, or if no swap tried helps.
         """
@@ -53,7 +56,10 @@ class Companions:
                 self._exchange(piece, tried.tolist(), row, start, of, sums, again)
 
     def _has_seen(self, sums: np.ndarray) -> np.ndarray:
-        """Return which of these groups have shared a row, bool. `_seen` is sorted; np.isin would sort it again."""
+        """Return which of these groups have shared a row, bool.
+
+        `_seen` is sorted already; np.isin would sort it again.
+        """
         if not len(self._seen):
             return np.zeros(len(sums), np.bool_)
         return self._seen[np.searchsorted(self._seen, sums).clip(max=len(self._seen) - 1)] == sums

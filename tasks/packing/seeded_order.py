@@ -1,4 +1,4 @@
-"""Shuffle numbers or contents by a seeded hash, which no release of numpy can change.
+"""Shuffle by a seeded hash, which no release of numpy can change.
 
     0..n-1, seed, stream ─shuffle─▶ a permutation        contents, seed ─order_of_contents─▶ an order of the contents
 
@@ -15,9 +15,10 @@ CONTENTS = 1 << 20  # the stream for orders by content; the streams of splits an
 
 
 def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
-    """Return a seeded permutation of 0..count-1, int32. Each `stream` of a seed has a permutation of its own.
+    """Return a seeded permutation of 0..count-1, int32.
 
-    Element i is the rank of i by its hash. Memory: 20 bytes per number, 4 of them for the result.
+    Each `stream` of a seed has a permutation of its own. Element i is the rank of i by its hash. Memory: 20 bytes per
+    number, 4 of them for the result.
     """
     z = np.arange(1, count + 1, dtype=np.uint64)
     z *= GOLDEN
@@ -30,7 +31,9 @@ def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
 
 
 def order_of_contents(digests: np.ndarray, seed: int) -> np.ndarray:
-    """Return the indexes (int64) that sort contents, given by `digests` (uint64), into a seeded order.
+    """Return the indexes that sort contents into a seeded order.
+
+    Contents are given by `digests` (uint64); the indexes are int64.
 
     Equal contents keep their order. Adding or removing a content does not reorder the others, so the choice of the
     first k changes only by what was added or removed.

@@ -1,4 +1,4 @@
-"""Arrow IPC: a stream or a file (Feather), told apart by its first bytes."""
+"""Arrow IPC: a stream or a file (Feather), distinguished by its first bytes."""
 
 from __future__ import annotations
 

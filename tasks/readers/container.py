@@ -2,14 +2,6 @@
 
     b'{"text":"a"}\n\n{"text":"b"}\n{"tex'  →  (0, {"text": "a"}), (2, {"text": "b"}), (3, Reject("bad_json", …))
 
-| container | a record is                               | how it is read                                 | its number |
-|-----------|-------------------------------------------|------------------------------------------------|------------|
-| jsonl     | the text between two line ends            | 256 KiB at a time, any byte range              | its line   |
-| json      | an element of the one array               | 256 KiB at a time, if elements look alike      | its index  |
-| csv, tsv  | a row of strings; first row: the columns  | line by line; quoted cells may hold line ends  | its index  |
-| parquet   | a row                                     | slices of up to 1,000 rows or 32 MiB           | its index  |
-| arrow     | a row; IPC stream or file, by its magic   | slices of up to 1,000 rows or 32 MiB           | its index  |
-
 A record that cannot be parsed is a `Reject` in its place: bad_json, bad_utf8, lone_surrogate, nul, too_deep,
 duplicate_key, big_integer, too_long_record, bad_csv, bad_value. A file that cannot be read any further raises
 DataError.
@@ -26,7 +18,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 from tasks.core.errors import DataError, Reject
-from tasks.readers.compression import unpacked
+from tasks.readers.compression import decompressed
 from tasks.readers.lines import Read
 from tasks.readers.strict_json import decode_block
 
@@ -36,7 +28,6 @@ MAX_RECORD_BYTES = 16_000_000
 BLOCK, BLOCK_BYTES = 256, 1 << 20
 
 RUN = 100  # records of a run, if a container has no cheaper way to form runs
-
 
 Block = tuple[Sequence[int], list[Any]]
 """Numbers of records, and the records."""
@@ -118,7 +109,7 @@ class Container:
     name: str  # stored in manifests and content keys
     extensions: tuple[str, ...]
     is_text = False  # UTF-8 text: may be compressed as .gz or .zst
-    is_packed = False  # values are compressed within the file
+    is_compressed = False  # values are compressed within the file
     numbered_by: Literal["line", "record"] = "record"
 
     def read(self, reader: RecordReader) -> Iterator[Rows]:
@@ -255,7 +246,7 @@ class RecordReader:
         """Open a text file; the result reads its decompressed bytes."""
         with self.file.path.open("rb") as file:
             self.track(file.tell, 0, self.file.bytes)
-            yield unpacked(file, self.file.compression, self.file.name)
+            yield decompressed(file, self.file.compression, self.file.name)
 
     def too_long(self) -> str:
         return f"the line is longer than max_record_bytes, {self.max_record_bytes:,} bytes"

@@ -1,4 +1,7 @@
-"""CSV and TSV: one record per row; the first row names the columns."""
+"""CSV and TSV: one record of strings per row, read line by line; the first row names the columns.
+
+A quoted cell may contain line ends.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON: one array of records, read block by block if its elements look alike.
+"""JSON: one array of records, read 256 KiB at a time if its elements look alike.
 
 A .json file that holds one object per line is read as JSON Lines.
 """
@@ -64,7 +64,7 @@ class JsonArray(Container):
             begins = shown(prefix[:20].decode("utf-8", "replace"))
             raise DataError(
                 "unknown_json",
-                f"{file.name}: is neither a JSON array nor one JSON object a line; it begins with {begins}",
+                f"{file.name}: is neither a JSON array nor one JSON object per line; it starts with {begins}",
             )
         reader = RecordReader(self, file)
         with reader.open_text() as read:
@@ -151,13 +151,13 @@ def _check_one_object(
         command = f"jq -c '.{lists[0]}[]' {file.name} > {PurePath(file.name).stem}.jsonl"
         raise DataError(
             "unknown_json",
-            f"{file.name}: is one JSON object and not a list of records; its lists: {', '.join(map(shown, lists))}; "
-            f"write one of them alone, with  {command}",
+            f"{file.name}: is one JSON object, not a list of records; its lists: {', '.join(map(shown, lists))}; "
+            f"extract one of them with  {command}",
         )
     if lines == 2:
         raise DataError(
             "unknown_json",
-            f"{file.name}: is one JSON object over several lines; put [ and ] around it, or one object a line",
+            f"{file.name}: is one JSON object over several lines; put [ and ] around it, or write one object per line",
         )
 
 
@@ -251,9 +251,10 @@ def array_elements(data: bytes, name: str) -> Iterator[bytes]:
                 rest = data[at + 1 :].lstrip()
                 if rest:
                     raise DataError(
-                        "bad_json_array", f"{name}: byte {len(data) - len(rest):,}: something follows the JSON array"
+                        "bad_json_array",
+                        f"{name}: byte {len(data) - len(rest):,}: the JSON array is followed by something else",
                     )
                 return
     raise DataError(
-        "bad_json_array", f"{name}: the JSON array does not close after record {count + 1:,} begins: truncated?"
+        "bad_json_array", f"{name}: the JSON array is not closed after the start of record {count + 1:,}: truncated?"
     )

@@ -1,4 +1,4 @@
-"""JSON Lines: one record per line, readable from any byte."""
+"""JSON Lines: one record per line, read 256 KiB at a time from any byte."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import PurePath
 from typing import BinaryIO
 
-from tasks.readers.compression import UNPACK
+from tasks.readers.compression import DECOMPRESS
 from tasks.readers.container import Container, File, Range, Record, RecordReader, Rows, Run, Window, too_long_record
 from tasks.readers.lines import CHUNK, TOO_LONG, WINDOW, Read, byte_range, end_of_line, line_blocks, split_at_lines
 from tasks.readers.strict_json import parse_record
@@ -70,11 +70,11 @@ class Jsonl(Container):
 
     def explain_unreadable(self, file: File, prefix: bytes) -> str:
         if prefix.startswith(b"["):
-            return "begins like a JSON array, and not with an object a line; name it .json"
+            return "starts like a JSON array instead of one object per line; rename it to .json"
         if prefix.startswith(b"{"):
             made = shlex.quote(f"{PurePath(file.name.removesuffix(f'.{file.compression}')).stem}.lines.jsonl")
-            command = f"{UNPACK[file.compression]} {shlex.quote(file.name)} | jq -c . > {made}"
-            return f"holds one object over several lines; put each on a line of its own, with  {command}"
+            command = f"{DECOMPRESS[file.compression]} {shlex.quote(file.name)} | jq -c . > {made}"
+            return f"has objects that span several lines; put each on its own line with  {command}"
         return ""
 
     def window(self, file: File, max_record_bytes: int) -> Window:

@@ -17,7 +17,7 @@ from tasks.readers.tables import BATCH_BYTES, BATCH_ROWS, TableContainer, readab
 class Parquet(TableContainer):
     name = "parquet"
     extensions = (".parquet",)
-    is_packed = True
+    is_compressed = True
 
     def batches(self, reader: RecordReader) -> Iterator[Any]:
         # no threads and no read-ahead: parts are what runs in parallel, and a row group may be large
@@ -67,7 +67,7 @@ class Parquet(TableContainer):
         with readable(self, file):
             metadata = pq.read_metadata(file.path)
         if not metadata.num_rows:
-            raise DataError("empty_source", f"{file.name}: holds no records")
+            raise DataError("empty_source", f"{file.name}: contains no records")
         return metadata
 
 

@@ -28,12 +28,12 @@ _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]++|\\.)*+"|(-?[0-9][0-9.eE+-]*)', re
 
 
 def duplicate_key(text: bytes) -> str:
-    """What to say of the first key that stands twice in one object of a JSON text; "" where there is none.
+    """Describe the first duplicate key in an object of a JSON text, or return "".
 
-    A loop over strings and brackets and not json's object_pairs_hook, whose recursion fails at a depth that depends on
-    the caller's.
+    A loop over strings and brackets instead of json's object_pairs_hook, whose recursion fails at a depth that depends
+    on the caller's.
     """
-    levels: list[set[str]] = []  # the keys of every object that is open, and an empty set for every list
+    levels: list[set[str]] = []  # the keys of each open object, and an empty set for each open list
     for token in _KEY_OR_BRACKET.finditer(text):
         byte = text[token.start() : token.start() + 1]
         if byte in b"{[":
@@ -43,16 +43,16 @@ def duplicate_key(text: bytes) -> str:
         elif token.group(2):
             key = orjson.loads(token.group(1))
             if key in levels[-1]:
-                return f"the key {shown(key)} stands twice in one object"
+                return f"duplicate key {shown(key)} in an object"
             levels[-1].add(key)
     return ""
 
 
 def big_integer(text: bytes) -> str:
-    """What to say of the first integer in a JSON text that 64 bits do not hold; "" where there is none.
+    """Describe the first integer in a JSON text that does not fit in 64 bits, or return "".
 
-    orjson reads it as a floating-point number, without a word. Of 19 digits in a row eight fill a place that eight
-    divides; to look there first costs a tenth of parsing.
+    orjson silently reads it as a floating-point number. Of 19 consecutive digits, eight fill an aligned word of eight
+    bytes; to check those words first costs a tenth of parsing.
     """
     if not _may_hold_nineteen(text) or _NINETEEN not in text.translate(_DIGITS):
         return ""
@@ -62,13 +62,12 @@ def big_integer(text: bytes) -> str:
             digits = number.decode()
             if len(digits) > 20 or not -(1 << 63) <= int(digits) < 1 << 64:
                 some = digits if len(digits) <= 40 else f"{digits[:20]}… of {len(digits):,} digits"
-                return f"the integer {some} is beyond 64 bits and would be rounded; write it as a string"
+                return f"the integer {some} does not fit in 64 bits and would be rounded; write it as a string"
     return ""
 
 
 def _may_hold_nineteen(text: bytes) -> bool:
-    """Whether digits (or one of ":;<=>?", which share their upper half) stand at eight places in a row, the first of
-    which eight divides."""
+    """Test whether an aligned word of eight bytes has only digits (or ":;<=>?", which share their upper half)."""
     eights = np.frombuffer(text, np.uint64, len(text) // 8)
     return bool(((eights & _UPPER_HALVES) == _OF_DIGITS).any())
 
@@ -87,10 +86,10 @@ def decode_block(texts: list[bytes]) -> list[Any] | None:
 
 
 def parse_record(text: bytes, unterminated: bool) -> object:
-    """The record in `text`, or why there is none. `unterminated`: the file ends with it, and without a line end.
+    """Parse one record, or return the Reject that explains why it cannot be parsed.
 
-    A byte order mark is skipped wherever a line begins with it, as in files that were put together: if only the first
-    of a file were, it would matter whether a part begins there.
+    `unterminated`: the file ends with it, without a line end. A byte order mark is skipped on every line, as in
+    concatenated files: if it were skipped on the first line only, the result would depend on where a part starts.
     """
     text = text.removeprefix(BOM)
     try:
@@ -127,16 +126,16 @@ def _quotes(text: bytes) -> int:
 
 
 def _reject(text: bytes, error: orjson.JSONDecodeError, unterminated: bool) -> Reject:
-    """Why `text` is no JSON. `unterminated`: it is the last line of its file and has no line end."""
+    """Explain why `text` is not valid JSON. `unterminated`: it is the last line of its file, without a line end."""
     try:
         decoded = text.decode()
     except UnicodeDecodeError as bad:
         return Reject("bad_utf8", f"byte 0x{text[bad.start]:02x} at offset {bad.start} of the record is not UTF-8")
     if b"\0" in text:
-        return Reject("nul", f"the record holds a NUL byte at offset {text.index(0)}")
+        return Reject("nul", f"the record contains a NUL byte at offset {text.index(0)}")
     place = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} of the record, column {error.colno}"
     if "surrogate" in error.msg:
-        return Reject("lone_surrogate", f"{place}: half of a surrogate pair, which is no character ({error.msg})")
+        return Reject("lone_surrogate", f"{place}: half of a surrogate pair is not a character ({error.msg})")
     if "depth" in error.msg or "recursion" in error.msg.lower():
         return Reject("too_deep", f"{place}: the record is nested too deeply")
     if match := _NOT_A_NUMBER.match(decoded, error.pos):

@@ -1,4 +1,4 @@
-"""Read tables: Arrow record batches become records, within a bound on memory."""
+"""Tables: Arrow record batches become records, 1,000 rows or 32 MiB at a time, within a limit on memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.core.errors import DataError, Reject
+from tasks.core.memory_limit import bomb, bounded_table
 from tasks.readers.container import Container, File, RecordReader, Rows
-from tasks.readers.memory_limit import bomb, bounded_table
 
 BATCH_ROWS, BATCH_BYTES = 1000, 32 << 20  # of a slice that becomes records at once
 

@@ -1,6 +1,6 @@
-"""What the report draws: the index of a corpus, counted.
+"""Count the index of a corpus for the plots of the report.
 
-index.arrow ─ pieces ─▶ tokens of each row, conversations of each row, tokens of each conversation
+index.arrow ─ pieces ─▶ tokens per row, conversations per row, tokens per conversation
 """
 
 from __future__ import annotations
@@ -21,33 +21,33 @@ COLUMNS = ["source", "record", "split", "shard", "row", "start", "length", "trai
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Columns of the index, and what they add up to. A row's number counts over all splits, in the manifest's order."""
+    """Columns of the index and their sums. Rows are numbered over all splits, in the order of the manifest."""
 
-    lengths: np.ndarray  # int64, tokens of each conversation, once: those that stand in rows, of a dropped one all
-    anew: np.ndarray  # bool[rows], holds conversations of train once more, for a later epoch
+    lengths: np.ndarray  # int64, tokens per conversation, counted once: those in rows, or all of a dropped one
+    repacked: np.ndarray  # bool[rows], conversations of train, for a later epoch
     filled: np.ndarray  # int64[rows], tokens
-    conversations: np.ndarray  # int64[rows], conversations and pieces of them
-    source: np.ndarray  # of each piece that stands in a row, sorted by row and start
+    conversations: np.ndarray  # int64[rows], conversations and pieces
+    source: np.ndarray  # of each piece in a row, sorted by row and start
     record: np.ndarray
     start: np.ndarray
     length: np.ndarray
     trained: np.ndarray
     truncated: np.ndarray
-    first_piece: np.ndarray  # int64[rows + 1], where the pieces of each row begin
+    first_piece: np.ndarray  # int64[rows + 1], offset of the first piece of each row
 
 
 def read_figures(manifest: Manifest, folder: Path) -> Figures:
-    """Read the index. Raises DataError or InputMissing where it is not as the manifest says."""
+    """Read the index. Raises DataError or InputMissing if it is not as recorded."""
     with open_index(manifest, folder) as reader:
         index = reader.read_all().unify_dictionaries()
-        # A damaged offset would be a SystemError of Python's, or worse.
+        # A damaged offset would be a SystemError or a crash of Python.
         index.validate(full=True)
         rows_of_splits = [split.rows for split in manifest.splits.values()]
         rows = sum(rows_of_splits)
         placed = index.select(COLUMNS).filter(index["row"].is_valid())
         row = _row_numbers(manifest, placed)
         if len(row) and not 0 <= row.min() <= row.max() < rows:
-            raise ValueError("it speaks of rows that the manifest does not have")
+            raise ValueError("it refers to rows that the manifest does not have")
         start = placed["start"].to_numpy()
         order = np.lexsort((start, row))
         length = placed["length"].to_numpy()[order]
@@ -56,10 +56,10 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
         if manifest.packing_metadata.enabled and len(row):
             ends = start[order].astype(np.int64) + length
             if start.min() < 0 or length.min() < 1 or max(ends.max(), filled.max()) > manifest.sequence_length:
-                raise ValueError("it speaks of places that a row does not have")
+                raise ValueError("it refers to tokens beyond the end of a row")
         return Figures(
             lengths=_lengths(index),
-            anew=np.repeat([name.startswith(ANEW) for name in manifest.splits], rows_of_splits),
+            repacked=np.repeat([name.startswith(ANEW) for name in manifest.splits], rows_of_splits),
             filled=filled,
             conversations=pieces,
             source=placed["source"].to_numpy()[order],
@@ -73,19 +73,19 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
 
 
 def _lengths(index: pa.Table) -> np.ndarray:
-    """Tokens of each conversation in its first copy, int64: the index has these first, in source order."""
+    """Return the tokens of the first copy of each conversation, int64; the index lists these first, in source order."""
     source, record = (index[name].to_numpy() for name in ("source", "record"))
     first, length = index["first"].fill_null(0).to_numpy(), index["length"].to_numpy().astype(np.int64)
     another = (source[1:] != source[:-1]) | (record[1:] != record[:-1])
     back = (source[1:] < source[:-1]) | ((source[1:] == source[:-1]) & (record[1:] < record[:-1]))
     back |= ~another & (first[1:] <= first[:-1])
     end = int(back.argmax()) + 1 if back.any() else len(length)
-    begins = np.concatenate([[0], np.flatnonzero(another[: end - 1]) + 1])
-    return np.add.reduceat(length[:end], begins) if len(length) else length
+    starts = np.concatenate([[0], np.flatnonzero(another[: end - 1]) + 1])
+    return np.add.reduceat(length[:end], starts) if len(length) else length
 
 
 def _row_numbers(manifest: Manifest, placed: pa.Table) -> np.ndarray:
-    """The row of each piece over all splits, int64."""
+    """Return the row of each piece, numbered over all splits, int64."""
     tops = accumulate((shard.rows for split in manifest.splits.values() for shard in split.shards), initial=0)
     first_rows = [[next(tops) for _ in split.shards] for split in manifest.splits.values()]
     chunks = placed["split"].chunks

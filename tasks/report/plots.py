@@ -1,8 +1,8 @@
-"""Pictures of a report: matplotlib ─▶ SVG ─ colours to classes, styles to attributes ─▶ SVG that stands in a page.
+"""Draw the plots of a report: matplotlib ─▶ SVG ─ colors to classes, styles to attributes ─▶ inline SVG.
 
-A page has light and dark colours, and a policy that takes no style but its own. So what matplotlib draws in one of
-COLOURS comes out as a class that the page's style sheet colours, and no style is left on an element. Text stays text:
-it is small, it can be read out and searched, and its size follows the page's. Equal figures give equal bytes.
+The page has light and dark colors, and a policy that allows no style but its own. So everything that matplotlib draws
+in one of COLORS becomes a class that the style sheet colors, and no element keeps a style. Text stays text: it is
+small, readable aloud, searchable, and scales with the page. Equal figures give equal bytes.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-# What is drawn in these is coloured by the page: class "ink" and so on.
-COLOURS = {"#111111": "ink", "#222222": "one", "#333333": "two", "#444444": "faint"}
-INK, ONE, TWO, FAINT = COLOURS
-WIDTH = 4.2  # inches: a page on a phone is about as wide, so that text keeps its size there
-# A bar with its label above it: inches, and height and place of these within the step to the next.
+# Elements in these colors get the classes "fill-ink" and so on.
+COLORS = {"#111111": "ink", "#222222": "one", "#333333": "two", "#444444": "faint"}
+INK, ONE, TWO, FAINT = COLORS
+WIDTH = 4.2  # inches: about the width of a phone, so that text keeps its size there
+# A bar with its label above it: inches per bar, and height of the bar and offset of the label as a share of it.
 BAR_INCHES, BAR, LABEL = 0.4, 0.42, 0.28
-# Points: the axis below bars, at least, and a character of its labels with the widest of usual fonts.
+# Points: the smallest width of the axis below bars, a character of its labels in the widest usual font, and a gap.
 AXIS, CHARACTER, BETWEEN = 235, 5.1, 6
 SHOWN_SOURCES = 12
 LONGEST_NAME = 36
@@ -45,7 +45,7 @@ SETTINGS = {
 
 
 def funnel(unit: str, steps: Sequence[tuple[str, int]]) -> str:
-    """Bars of what is left of some unit after each step, the first at the top."""
+    """Draw what remains of a unit after each step as bars, the first at the top."""
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -64,7 +64,7 @@ def funnel(unit: str, steps: Sequence[tuple[str, int]]) -> str:
 
 
 def sources(rows: Sequence[tuple[str, int, int]]) -> str:
-    """Tokens of each source (name, tokens, trained tokens), the trained ones hatched."""
+    """Draw the tokens of each source (name, tokens, trained tokens); trained ones are hatched."""
     shown = list(rows[:SHOWN_SOURCES])
     if rest := rows[SHOWN_SOURCES:]:
         shown.append((f"{len(rest):,} more", sum(row[1] for row in rest), sum(row[2] for row in rest)))
@@ -75,9 +75,9 @@ def sources(rows: Sequence[tuple[str, int, int]]) -> str:
         trained = [row[2] for row in shown]
         for place, (name, tokens, _) in enumerate(shown):
             axes.text(0, place - LABEL, f"{_shortened(name)} · {tokens:,}")
-        axes.barh(places, trained, color=TWO, height=BAR, hatch="////", edgecolor=INK, linewidth=0, label="trained on")
+        axes.barh(places, trained, color=TWO, height=BAR, hatch="////", edgecolor=INK, linewidth=0, label="trained")
         others = [row[1] - row[2] for row in shown]
-        axes.barh(places, others, left=trained, color=ONE, height=BAR, label="not trained on")
+        axes.barh(places, others, left=trained, color=ONE, height=BAR, label="not trained")
         axes.set_yticks([])
         axes.set_ylim(len(shown) - 0.7, -0.9)
         axes.spines["left"].set_visible(False)
@@ -90,7 +90,7 @@ def sources(rows: Sequence[tuple[str, int, int]]) -> str:
 
 
 def lengths(values: np.ndarray, sequence_length: int, packed: bool) -> str:
-    """Histogram of the tokens of conversations, on a scale of ratios, with the length of a row."""
+    """Draw the histogram of conversation lengths on a logarithmic scale, with the length of a row."""
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -103,23 +103,23 @@ def lengths(values: np.ndarray, sequence_length: int, packed: bool) -> str:
         axes.set_xscale("log", base=2)
         left, right = min(edges[0], sequence_length) / 1.1, max(edges[-1], sequence_length) * 1.1
         axes.set_xlim(left, right)
-        begins_left = np.log(sequence_length / left) < np.log(right / left) / 2
+        is_left = np.log(sequence_length / left) < np.log(right / left) / 2
         name = f" row: {sequence_length:,} " if packed else f" cut at {sequence_length:,} "
-        axes.text(sequence_length, 1.0, name, ha="left" if begins_left else "right", va="bottom",
+        axes.text(sequence_length, 1.0, name, ha="left" if is_left else "right", va="bottom",
                   transform=axes.get_xaxis_transform())  # fmt: skip
         ticks = 2 ** np.arange(np.ceil(np.log2(left)), np.floor(np.log2(right)) + 1)
         axes.set_xticks(ticks[:: max(1, -(-len(ticks) // 7))])
         axes.minorticks_off()
         axes.xaxis.set_major_formatter(_thousands)
         axes.yaxis.set_major_formatter(_thousands)
-        axes.set_xlabel("tokens of a conversation")
+        axes.set_xlabel("tokens per conversation")
         axes.set_ylabel("conversations")
 
     return _svg("lengths", 2.7, draw)
 
 
 def bars(name: str, groups: Sequence[tuple[str, int]], xlabel: str) -> str:
-    """Rows in each of some groups."""
+    """Draw the number of rows in each group."""
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
@@ -134,7 +134,7 @@ def bars(name: str, groups: Sequence[tuple[str, int]], xlabel: str) -> str:
 
 
 def labelled(names: Sequence[str]) -> int:
-    """Every how manyth group has its name below it, so that none touches the next."""
+    """Return n so that labels of every n-th group do not touch each other."""
     longest = max(map(len, names), default=0) * CHARACTER + BETWEEN
     return max(1, math.ceil(longest * len(names) / AXIS))
 
@@ -161,13 +161,13 @@ def _thousands(value: float, _place: object = None) -> str:
 
 
 def _svg(name: str, height: float, draw: Callable[[Any], None]) -> str:
-    """Draw a figure `height` inches high, without what the person at this machine has set for theirs."""
+    """Draw a figure `height` inches high, without the matplotlib settings of this machine."""
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
     out = io.BytesIO()
     with mpl.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fonts lack a glyph here and there; the page's own need not
+        warnings.simplefilter("ignore")  # fonts here may lack a glyph; those of the reader need not
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS | {"svg.hashsalt": name})
         figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -178,7 +178,7 @@ def _svg(name: str, height: float, draw: Callable[[Any], None]) -> str:
 
 
 def _for_page(svg: str, name: str) -> str:
-    root = ElementTree.fromstring(svg)  # noqa: S314 - what matplotlib wrote a moment ago
+    root = ElementTree.fromstring(svg)  # noqa: S314 - written by matplotlib a moment ago
     box = str(root.get("viewBox"))
     used = set(re.findall(r'(?:fill: url\(|href=")#([^")]+)', svg))
     for element in list(root.iter()):
@@ -192,7 +192,7 @@ def _for_page(svg: str, name: str) -> str:
     return re.sub(r">\s+<", "><", ElementTree.tostring(root, encoding="unicode"))
 
 
-DROPPED = ("metadata", "style", "clipPath")  # nothing is drawn outside of what is clipped to
+DROPPED = ("metadata", "style", "clipPath")  # nothing is drawn outside the clipped area
 KEPT = {"d", "x", "y", "x1", "x2", "y1", "y2", "width", "height", "points", "transform"}
 STYLES = {"fill", "stroke", "stroke-width", "stroke-dasharray", "stroke-dashoffset", "text-anchor", "font-size"}
 OTHERS = {"fill-opacity", "opacity", "patternUnits", "viewBox", "preserveAspectRatio"}
@@ -203,7 +203,7 @@ def _is_bare(element: ElementTree.Element) -> bool:
 
 
 def _as_attributes(element: ElementTree.Element, used: set[str], name: str) -> None:
-    """Styles become attributes or, where they are one of COLOURS, classes; only names that are used stay."""
+    """Turn styles into attributes, or classes for COLORS, and remove unused ids."""
     given = {key.rpartition("}")[2]: value for key, value in element.attrib.items()}
     element.attrib.clear()
     for pair in given.pop("style", "").split(";"):
@@ -217,12 +217,12 @@ def _as_attributes(element: ElementTree.Element, used: set[str], name: str) -> N
             element.set("id", f"{name}-{value}")
         elif key == "href":
             element.set("href", f"#{name}-{value[1:]}")
-        elif value in COLOURS and key in STYLES:
-            classes.append(f"{key}-{COLOURS[value]}")
+        elif value in COLORS and key in STYLES:
+            classes.append(f"{key}-{COLORS[value]}")
         elif value.startswith("url(#") and key in STYLES:
             element.set(key, f"url(#{name}-{value[5:]}")
         elif key in KEPT:
-            # A hundredth of a point is enough.
+            # A precision of 0.01 points is enough.
             if (short := re.sub(r"(\.\d\d)\d+", r"\1", value).strip()) and not short.startswith("rotate(-0 "):
                 element.set(key, short)
         elif key in STYLES or key in OTHERS:

@@ -1,10 +1,10 @@
-"""The report: what happened to the data, as one HTML file that people pass on.
+"""Write the report of a corpus: what happened to the data, as one HTML file to share.
 
-    manifest, index, rejects ─ report_figures, report_plots ─┐
-    20 rows, chosen by the key ─ report_rows ────────────────┴─▶ report.html.jinja + report.css ─▶ NAME-KEY.html
+    manifest, index, rejects ─figures, plots─┐
+    20 rows, chosen by the key ─rows─────────┴─▶ report.html.jinja + report.css ─▶ NAME-KEY.html
 
-One file, below MOST_BYTES, that runs no script and fetches nothing; equal corpora give equal bytes. All that comes
-from files is escaped twice: control characters here (`printable`), HTML by Jinja.
+The file is below MOST_BYTES, runs no script, and requests nothing; equal corpora give equal bytes. Everything that
+comes from files is escaped twice: control characters here (`printable`), HTML by Jinja.
 """
 
 from __future__ import annotations
@@ -35,34 +35,39 @@ from tasks.storage.splits import ANEW
 
 MOST_BYTES = 500_000
 ROWS = 20
-# Bytes of each sampled row; the next smaller one where a page comes out too large.
+# Bytes of each sampled row; the next smaller one if the page is too large.
 BUDGETS = (15_000, 6_000, 2_000)
 SHOWN = 40  # sources, shards
-EXAMPLES = 3  # of each reason
+EXAMPLES = 3  # per reason
 LONGEST = 300  # characters of a name or message
 LONGEST_CONFIG = 12_000
 
 
 def write_report(path: Path, output: Path | None) -> tuple[Path, int]:
-    """Write the report of a manifest; its path and bytes. Without `output` it goes beside the corpus folder.
+    """Write the report of a manifest and return its path and size. `output` defaults to next to the corpus folder.
 
-    Raises PartMissing without the `report` extra, DataError or InputMissing where a file of the corpus is not as the
-    manifest says, StorageError where it cannot be written.
+    Raises PartMissing without the `report` extra, DataError or InputMissing if a file of the corpus is not as recorded,
+    and StorageError if the report cannot be written.
     """
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
     output = output or report_beside(folder)
     if output.resolve().is_relative_to(folder.resolve()):
-        raise DataError("foreign_file", f"{output}: would lie in the corpus folder, which holds its own files alone")
+        raise DataError(
+            "foreign_file",
+            f"{output}: is in the corpus folder, which may only contain files of the corpus; choose another path",
+        )
     if not output.parent.is_dir():
-        raise StorageError("cannot_write", f"{output}: there is no folder {output.parent}; make it, or name another")
-    refuse(wrong_files(folder, manifest.listed()), folder)  # nobody is to be shown damaged text as data
+        raise StorageError(
+            "cannot_write", f"{output}: folder {output.parent} does not exist; create it, or choose another path"
+        )
+    refuse(wrong_files(folder, manifest.listed()), folder)  # damaged text must not be shown as data
     page = next(page for page in _pages(manifest, folder) if len(page) <= MOST_BYTES)
     return output, write_bytes(output, page)["bytes"]
 
 
 def _pages(manifest: Manifest, folder: Path) -> Iterator[bytes]:
-    """The page, with less and less of its sampled rows."""
+    """Yield the page with less and less text of the sampled rows."""
     render = _template()
     figures = read_figures(manifest, folder)
     common = common_folder([source.path for source in manifest.sources])
@@ -77,8 +82,7 @@ def _template() -> Callable[..., str]:
     if missing:
         raise PartMissing(
             "library_missing",
-            f"packcorpus report needs {' and '.join(missing)}, not installed here; install with: "
-            "pip install 'packcorpus[report]'",
+            f"packcorpus report needs {' and '.join(missing)}; install with: pip install 'packcorpus[report]'",
         )
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -88,14 +92,14 @@ def _template() -> Callable[..., str]:
     )
     environment.filters |= {"text": _text, "share": _share}
     style = (here / "report.css").read_text(encoding="utf-8")
-    # The policy allows this very style and nothing else, from nowhere.
+    # The policy allows this style sheet and nothing else.
     digest = b64encode(hashlib.sha256(style.encode()).digest()).decode()
     template = environment.get_template("report.html.jinja")
     return lambda **facts: template.render(style=style, style_digest=digest, **facts)
 
 
 def _text(value: str) -> str:
-    """What comes from a file, on one line and no longer than a person reads."""
+    """Make text from a file printable, on one line, and short enough to read."""
     shown = printable(value).replace("\n", "\\n")
     half = LONGEST // 2
     return shown if len(shown) <= LONGEST else f"{shown[:half]} … {shown[-half:]}"
@@ -105,7 +109,7 @@ def _share(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "–"
 
 
-# -- what the page says ------------------------------------------------------------------------------------------------
+# -- facts for the page ------------------------------------------------------------------------------------------------
 
 
 def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]:
@@ -138,7 +142,7 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "quantiles": _quantiles(figures.lengths),
         "accepted": len(figures.lengths),
         "longer": int((figures.lengths > manifest.sequence_length).sum()),
-        "shared_by": float(figures.conversations[~figures.anew].mean()),
+        "shared_by": float(figures.conversations[~figures.repacked].mean()),
         "settings": [(name, _setting(value)) for name, value in manifest.config.items() if name != "sources"],
         "config": _config(manifest),
         "published": f"manifests/{Path(manifest.corpus).name}.json",
@@ -149,68 +153,68 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
 
 
 class Step(NamedTuple):
-    """What is left after a step, and what went in it: a text and how many, for each reason."""
+    """What remains after a step, and what was removed in it: (reason, count)."""
 
     name: str
     left: int
     gone: list[tuple[str, int]]
 
 
-# Steps between accepted and packed, in the order in which they are taken, and the ledger's reasons of each.
+# Steps between accepted and packed, in order, with their reasons in the ledger.
 DROPPING = (
-    ("within the filters", ("min_tokens", "max_tokens", "min_turns", "max_turns")),
-    ("without duplicates", ("duplicate",)),
-    ("that fit a row", ("too_long",)),
-    ("within limits", ("limit",)),
-    ("chosen by weight", ("weight",)),
+    ("after filters", ("min_tokens", "max_tokens", "min_turns", "max_turns")),
+    ("after deduplication", ("duplicate",)),
+    ("after removing overlong ones", ("too_long",)),
+    ("after source limits", ("limit",)),
+    ("after weights", ("weight",)),
 )
 
 
 def _conversation_steps(manifest: Manifest) -> list[Step]:
-    """From read to packed; steps in which nothing went are left out."""
+    """Return the steps from read to packed, without those that removed nothing."""
     ledger = manifest.ledger.conversations
     left = ledger.read - sum(ledger.rejected.values())
     steps = [Step("read", ledger.read, []), Step("accepted", left, [("rejected", ledger.read - left)])]
     known = {reason for _, reasons in DROPPING for reason in reasons}
-    for name, reasons in (*DROPPING, ("left", tuple(sorted(ledger.dropped.keys() - known)))):
+    for name, reasons in (*DROPPING, ("remaining", tuple(sorted(ledger.dropped.keys() - known)))):
         gone = [(LOST.get(reason, reason), ledger.dropped.get(reason, 0)) for reason in reasons]
         if lost := sum(count for _, count in gone):
             left -= lost
             steps.append(Step(name, left, gone))
     last = steps.pop() if len(steps) > 2 else Step("", left, [])
-    return [*steps, last._replace(name=f"packed ({last.name})" if last.name else "packed")]
+    return [*steps, last._replace(name="packed")]
 
 
 def _token_steps(manifest: Manifest) -> list[Step]:
     tokens = manifest.ledger.tokens
     name = "encoded, with separators" + (" and copies" if tokens.repeated else "")
     gone = [("truncated", tokens.truncated), ("dropped", tokens.dropped)]
-    untrained = [("read by the model, not trained on", tokens.packed - tokens.trained)]
+    untrained = [("context, not trained", tokens.packed - tokens.trained)]
     accepted = tokens.encoded + tokens.separators + tokens.repeated
     steps = [Step(name, accepted, [])]
     if tokens.rejected:
         steps = [
             Step(name, accepted + tokens.rejected, []),
-            Step("accepted", accepted, [("of rejected conversations", tokens.rejected)]),
+            Step("accepted", accepted, [("in rejected conversations", tokens.rejected)]),
         ]
     return [
         *steps,
         Step("packed", tokens.packed, gone),
-        Step("trained on", tokens.trained, untrained),
+        Step("trained", tokens.trained, untrained),
     ]
 
 
 def _is_mixed(manifest: Manifest) -> bool:
-    """Whether the tokens of a source are not those of its conversations, once each."""
+    """Return whether the tokens of a source differ from those of its conversations, counted once."""
     return bool(mixture_table(manifest.mixture, manifest.config.get("weighting")) or manifest.ledger.tokens.repeated)
 
 
 def _places(manifest: Manifest) -> list[tuple[str, int]]:
-    """Where the places of all rows went, and what did not get one."""
+    """Return what all rows consist of: (name, tokens)."""
     tokens = manifest.ledger.tokens
     return [
-        ("trained on", tokens.trained),
-        ("read by the model, not trained on", tokens.packed - tokens.trained),
+        ("trained", tokens.trained),
+        ("context, not trained", tokens.packed - tokens.trained),
         ("padding", tokens.padding),
     ]
 
@@ -227,7 +231,7 @@ def _setting(value: Any) -> str:
 
 
 def _config(manifest: Manifest) -> str:
-    """The config as YAML, or nothing where it is too long for a page."""
+    """Return the config as YAML, or "" if it is too long for the page."""
     values = {name: value for name, value in manifest.config.items() if value not in (None, [], {})}
     values["sources"] = [
         {name: value for name, value in source.items() if value not in (None, [], {})} for source in values["sources"]
@@ -237,7 +241,7 @@ def _config(manifest: Manifest) -> str:
 
 
 def _rejects(manifest: Manifest, folder: Path) -> list[dict[str, Any]]:
-    """Each reason, the most frequent first, with the first conversations that were rejected for it."""
+    """Return each reason, the most frequent first, with the first rejected conversations."""
     counts = {reason: count for reason, count in manifest.ledger.conversations.rejected.items() if count}
     if not counts:
         return []
@@ -272,15 +276,15 @@ def _plots(manifest: Manifest, figures: Figures, steps: list[Step], token_steps:
         "lengths": plots.lengths(figures.lengths, manifest.sequence_length, packed),
     }
     if packed:
-        pads = pad_groups((manifest.sequence_length - figures.filled)[~figures.anew])
-        drawn["fill"] = plots.bars("fill", pads, "pads in a row")
-        groups = count_groups(figures.conversations[~figures.anew])
-        drawn["row"] = plots.bars("row", groups, "conversations in a row")
-    return {name: Markup(svg) for name, svg in drawn.items()}  # noqa: S704 - made by report_plots, which escapes
+        pads = pad_groups((manifest.sequence_length - figures.filled)[~figures.repacked])
+        drawn["fill"] = plots.bars("fill", pads, "padding per row")
+        groups = count_groups(figures.conversations[~figures.repacked])
+        drawn["row"] = plots.bars("row", groups, "conversations per row")
+    return {name: Markup(svg) for name, svg in drawn.items()}  # noqa: S704 - made by plots, which escapes
 
 
 def pad_groups(pads: np.ndarray) -> list[tuple[str, int]]:
-    """Rows by their pads: none, 1, 2–3, 4–7 and so on."""
+    """Group rows by padding: 0, 1, 2–3, 4–7, and so on."""
     exponents = np.where(pads > 0, np.floor(np.log2(np.maximum(pads, 1))).astype(np.int64) + 1, 0)
     counts = np.bincount(exponents, minlength=1).tolist()
     names = ["0", "1", *(f"{1 << e}–{(2 << e) - 1}" for e in range(1, len(counts)))]
@@ -288,7 +292,7 @@ def pad_groups(pads: np.ndarray) -> list[tuple[str, int]]:
 
 
 def count_groups(values: np.ndarray, most: int = 30) -> list[tuple[str, int]]:
-    """Rows by their number of conversations, in at most `most` groups of equal width."""
+    """Group rows by number of conversations, in at most `most` groups of equal width."""
     if not len(values):
         return []
     low, high = int(values.min()), int(values.max())

@@ -1,9 +1,9 @@
-"""Rows that the report shows: chosen by the key, decoded, and cut to what a page can hold.
+"""Choose rows for the report by the key, decode them, and cut them to fit the page.
 
-    key ─choose─▶ numbers of rows ─shards, figures, tokenizer─▶ Sample ─ Shown conversations ─ Runs of text
-                                                                └ strip: conversations and what is trained, as shapes
+    key ─choose─▶ row numbers ─shards, figures, tokenizer─▶ Sample ─ Excerpt conversations ─ Runs of text
+                                                            └ strip: conversations and trained tokens, as shapes
 
-What is long is cut in its middle, the longest texts first, so that every turn of a row is seen.
+Long texts are cut in the middle, the longest first, so that every turn of a row remains visible.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import read_rows
 from tasks.templates.spans import trained_turns
 
-# Shapes of a strip: no finer than can be seen, or a row of 100,000 tokens would take megabytes.
+# Width of a strip: finer shapes are invisible, and a row of 100,000 tokens would take megabytes.
 COLUMNS = 400
 # Bytes of markup around each run of text, and around each conversation.
 RUN_BYTES, CONVERSATION_BYTES = 40, 300
-# Classes by which neighbouring conversations are coloured in turn.
+# Color classes of neighboring conversations, in turn.
 HUES = 4
 
 
 @dataclass(slots=True)
 class Run:
-    """Text, or the name of a control token. `left_out` characters are missing behind `head`, before `tail`."""
+    """Text, or the name of a control token. `left_out` characters are missing between `text` and `suffix`."""
 
-    head: str
+    text: str
     trained: bool
     control: bool = False
-    tail: str = ""
+    suffix: str = ""
     left_out: int = 0
 
 
 @dataclass(slots=True)
-class Shown:
-    """A conversation, or a piece of one. `runs` are grouped by whether they are trained on."""
+class Excerpt:
+    """A conversation or a piece of one. `groups` are runs grouped by whether they are trained."""
 
     place: str
     facts: list[str]
@@ -72,14 +72,14 @@ class Sample:
     trained: int
     pads: int
     count: int
-    conversations: list[Shown] = field(default_factory=list)
+    conversations: list[Excerpt] = field(default_factory=list)
     left_out: int = 0  # conversations
     hues: list[str] = field(default_factory=list)
     trained_shape: str = ""
 
 
 def choose(key: str, rows: int, count: int) -> list[int]:
-    """`count` different numbers below `rows`, ascending, that follow from the key; all of them where they are fewer."""
+    """Choose `count` distinct numbers below `rows` by the key, ascending; all of them if there are fewer."""
     if rows <= count:
         return list(range(rows))
     chosen: set[int] = set()
@@ -91,7 +91,7 @@ def choose(key: str, rows: int, count: int) -> list[int]:
 
 
 def samples(manifest: Manifest, folder: Path, figures: Figures, count: int, budget: int) -> Iterator[Sample]:
-    """Rows to look at, each of `budget` bytes of HTML or little more. Raises DataError, InputMissing."""
+    """Yield sampled rows, each of about `budget` bytes of HTML. Raises DataError or InputMissing."""
     numbers = choose(manifest.key, len(figures.filled), count)
     encoder = open_tokenizer(manifest, folder) if manifest.packing_metadata.enabled else None
     top = 0
@@ -118,7 +118,7 @@ def samples(manifest: Manifest, folder: Path, figures: Figures, count: int, budg
 def _packed(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: slice, encoder: Encoder) -> Sample:
     ids, labels, length = row["input_ids"], row["labels"], manifest.sequence_length
     if ids.min() < 0 or ids.max() >= encoder.vocab_size:
-        raise DataError("bad_row", "a row holds ids that the tokenizer does not have; packcorpus verify says where")
+        raise DataError("bad_row", "a row contains ids that the tokenizer does not have; run: packcorpus verify")
     trained = labels != IGNORED
     starts, lengths = figures.start[pieces].tolist(), figures.length[pieces].tolist()
     filled = sum(lengths)
@@ -129,11 +129,11 @@ def _packed(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: s
             Run(printable(encoder.decode(run.ids)), run.trained, run.control)
             for run in runs_of(encoder, ids[own], labels[own])
         ]
-        facts = [f"{size:,} tokens", f"{int(figures.trained[pieces][number]):,} trained on"]
+        facts = [f"{size:,} tokens", f"{int(figures.trained[pieces][number]):,} trained"]
         if figures.truncated[pieces][number]:
             facts.append("truncated")
         place = _place(manifest, figures, pieces.start + number)
-        sample.conversations.append(Shown(place, facts, number % HUES, _grouped(runs)))
+        sample.conversations.append(Excerpt(place, facts, number % HUES, _grouped(runs)))
     shape = [[(s, s + n) for s, n in list(zip(starts, lengths, strict=True))[hue::HUES]] for hue in range(HUES)]
     sample.hues = [_path(spans, length, 0, 10) for spans in shape]
     edges = np.flatnonzero(np.diff(trained, prepend=False, append=False)).tolist()
@@ -148,7 +148,7 @@ def _place(manifest: Manifest, figures: Figures, piece: int) -> str:
 
 
 def _path(spans: Iterable[tuple[int, int]], length: int, y: int, height: int) -> str:
-    """Rectangles over tokens as one SVG path, those that share a column joined."""
+    """Return rectangles over tokens as one SVG path; those that share a column are joined."""
     found: list[list[int]] = []
     for first, last in spans:
         left, right = first * COLUMNS // length, max(first * COLUMNS // length + 1, last * COLUMNS // length)
@@ -171,20 +171,20 @@ def _whole(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: sl
         try:
             turns = trained_turns(read_record(row, "messages"), manifest.train_on)
         except Reject as error:
-            raise DataError("bad_row", f"a row holds no conversation: {error}; packcorpus verify says where") from None
+            raise DataError("bad_row", f"a row is not a conversation: {error}; run: packcorpus verify") from None
         if row["tools"]:
             runs += [Run("tools", False, control=True), Run(f"\n{printable(row['tools'])}\n", False)]
         for message, is_trained in zip(row["messages"], turns, strict=True):
             calls = orjson.dumps(message["tool_calls"]).decode() if message["tool_calls"] else ""
-            said = "\n".join(filter(None, (message["content"], calls)))
+            content = "\n".join(filter(None, (message["content"], calls)))
             runs.append(Run(printable(message["role"]), False, control=True))
-            runs += [Run("\n", False), Run(printable(said), is_trained), Run("\n", False)]
-    facts = [f"{tokens:,} tokens", f"{trained:,} trained on"]
-    shown = Shown(_place(manifest, figures, pieces.start), facts, 0, _grouped(runs))
-    return Sample("", 0, "", tokens, trained, 0, 1, [shown])
+            runs += [Run("\n", False), Run(printable(content), is_trained), Run("\n", False)]
+    facts = [f"{tokens:,} tokens", f"{trained:,} trained"]
+    excerpt = Excerpt(_place(manifest, figures, pieces.start), facts, 0, _grouped(runs))
+    return Sample("", 0, "", tokens, trained, 0, 1, [excerpt])
 
 
-# -- what a page can hold ---------------------------------------------------------------------------------------------
+# -- cutting to size ---------------------------------------------------------------------------------------------
 
 
 def _grouped(runs: list[Run]) -> list[tuple[bool, list[Run]]]:
@@ -192,32 +192,32 @@ def _grouped(runs: list[Run]) -> list[tuple[bool, list[Run]]]:
 
 
 def _fit(sample: Sample, budget: int) -> None:
-    """Cut a row down: first whole conversations and runs behind the first, then the middles of the longest texts."""
+    """Cut a row to size: first whole conversations and runs at its end, then the middles of the longest texts."""
     spent = 0
-    kept: list[Shown] = []
-    for shown in sample.conversations:
+    kept: list[Excerpt] = []
+    for excerpt in sample.conversations:
         if spent > budget // 2:
             break
         spent += CONVERSATION_BYTES
         groups: list[tuple[bool, list[Run]]] = []
-        for trained, runs in shown.groups:
+        for trained, runs in excerpt.groups:
             room = max(0, (budget // 2 - spent) // RUN_BYTES)
             spent += RUN_BYTES * min(len(runs), room)
-            shown.left_out += len(runs[room:])
+            excerpt.left_out += len(runs[room:])
             if runs[:room]:
                 groups.append((trained, runs[:room]))
-        shown.groups = groups
-        kept.append(shown)
+        excerpt.groups = groups
+        kept.append(excerpt)
     sample.left_out = len(sample.conversations) - len(kept)
     sample.conversations = kept
-    runs = [run for shown in kept for _, runs in shown.groups for run in runs]
-    most = _share([_bytes(run.head) for run in runs], budget - spent)
+    runs = [run for excerpt in kept for _, runs in excerpt.groups for run in runs]
+    most = _share([_bytes(run.text) for run in runs], budget - spent)
     for run in runs:
         _cut(run, most)
 
 
 def _share(sizes: list[int], budget: int) -> int:
-    """The largest size to which all may be cut so that they fit together."""
+    """Return the largest size to which all texts may be cut to fit into the budget together."""
     left = max(budget, 0)
     for place, size in enumerate(sorted(sizes)):
         if size * (len(sizes) - place) > left:
@@ -231,10 +231,10 @@ def _bytes(text: str) -> int:
 
 
 def _cut(run: Run, most: int) -> None:
-    size = _bytes(run.head)
+    size = _bytes(run.text)
     if size <= most:
         return
-    characters = len(run.head) * most // size
-    text, head = run.head, characters * 2 // 3
-    tail = characters - head
-    run.head, run.tail, run.left_out = text[:head], text[len(text) - tail :], len(text) - characters
+    characters = len(run.text) * most // size
+    text, prefix = run.text, characters * 2 // 3
+    suffix = characters - prefix
+    run.text, run.suffix, run.left_out = text[:prefix], text[len(text) - suffix :], len(text) - characters

@@ -13,7 +13,7 @@ from tasks.conversations.formats import FORMAT_NAMES, detect, guess_columns
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
-from tasks.readers.compression import UNPACK
+from tasks.readers.compression import DECOMPRESS
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import container_named
 from tasks.readers.lines import BOM, CHUNK
@@ -52,24 +52,24 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
         elif isinstance(record, Reject):
             reject = reject or record
     if not count:
-        return DataError("empty_source", f"{name}: holds no records")
+        return DataError("empty_source", f"{name}: contains no records")
     if not keys and reject and (error := _explain_unreadable(file, reject)):
         return error
-    found = _keys_found(list(keys)) if keys else f"none is an object{f' ({reject})' if reject else ''}"
+    found = _keys_found(list(keys)) if keys else f"no record is an object{f' ({reject})' if reject else ''}"
     missing = [(ours, theirs) for ours, theirs in columns.items() if theirs not in keys]
     if keys and missing:
         problems = "; ".join(
             f"columns: {ours}: no key `{as_yaml(theirs)}`{suggest(theirs, keys)}" for ours, theirs in missing
         )
-        advice = f"; without columns it is read as {without_columns}: leave columns out" if without_columns else ""
+        advice = f"; without columns it is read as {without_columns}: remove columns" if without_columns else ""
         return DataError("unknown_format", f"{name}: {problems}; {found}{advice}")
     if guessed:
         paste = f"columns: {{{', '.join(f'{ours}: {as_yaml(key)}' for ours, key in guessed.items())}}}"
-        return DataError("unknown_format", f"{name}: has other names than a format; {found}; is it  {paste}  ?")
+        return DataError("unknown_format", f"{name}: its keys match no format; {found}; did you mean  {paste}  ?")
     return DataError(
         "unknown_format",
-        f"{name}: the format cannot be told from its first {f'{count} records' if count > 1 else 'record'}; {found}; "
-        f"formats tried: {', '.join(FORMAT_NAMES)}; name one with format:, or say with columns: which key holds what",
+        f"{name}: no known format in its first {f'{count} records' if count > 1 else 'record'}; {found}; "
+        f"formats tried: {', '.join(FORMAT_NAMES)}; set format:, or map your keys with columns:",
     )
 
 
@@ -84,7 +84,7 @@ def _explain_unreadable(file: SourceFile, reject: Reject) -> DataError | None:
     if reject.reason == "bad_utf8":
         return DataError(
             "wrong_encoding",
-            f"{file.name}: is not UTF-8 ({reject.message}); where it is of Windows, convert it with  "
+            f"{file.name}: is not UTF-8 ({reject.message}); if it comes from Windows, convert it with  "
             f"{_convert(file, 'WINDOWS-1252')}",
         )
     with RecordReader(container, file).open_text() as read:
@@ -100,7 +100,7 @@ def _keys_found(keys: Sequence[str]) -> str:
 def _convert(file: SourceFile, encoding: str) -> str:
     plain = Path(file.name.removesuffix(f".{file.compression}"))
     made = shlex.quote(f"{plain.with_suffix('')}.utf8{plain.suffix}")
-    return f"{UNPACK[file.compression]} {shlex.quote(file.name)} | iconv -f {encoding} -t UTF-8 > {made}"
+    return f"{DECOMPRESS[file.compression]} {shlex.quote(file.name)} | iconv -f {encoding} -t UTF-8 > {made}"
 
 
 def as_yaml(key: str) -> str:

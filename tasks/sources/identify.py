@@ -29,7 +29,8 @@ def identify(path: Path, name: str, source: Source, stat: os.stat_result) -> Sou
     if compression and not container.is_text:
         tool = "gunzip" if compression == "gz" else "unzstd"
         raise DataError(
-            "packed_twice", f"{name}: {container.name} files are packed inside already; unpack it with  {tool} {name}"
+            "packed_twice",
+            f"{name}: {container.name} files are already compressed internally; decompress it with  {tool} {name}",
         )
     columns = tuple(source.columns.items())
     file = SourceFile(path, name, container.name, compression, "", columns, stat.st_size, "", stat.st_mtime_ns)
@@ -57,7 +58,7 @@ def _text_container(file: SourceFile) -> str:
         raise explain_wide_encoding(file, encoding)
     prefix = start.removeprefix(BOM).lstrip()
     if not prefix and len(start) < CHUNK:
-        raise DataError("empty_source", f"{file.name}: holds no records, only blanks")
+        raise DataError("empty_source", f"{file.name}: contains no records, only whitespace")
     return container.resolve(file, prefix, lambda record: detect(record, dict(file.columns)) is not None)
 
 

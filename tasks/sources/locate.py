@@ -1,6 +1,6 @@
-"""A path in the config → the files that it means.
+"""Find the files that a path in the config refers to.
 
-A file, a glob, a folder, or a folder that save_to_disk wrote, whose files keep the order that it gave them::
+A file, a glob, a folder, or a folder written by save_to_disk, whose files keep the order it gave them::
 
     chats/*.jsonl     →  chats/a.jsonl, chats/b.jsonl
     chats             →  chats/a.jsonl, chats/b.jsonl, chats/old/a.csv.gz
@@ -22,10 +22,11 @@ from tasks.readers.containers import COMPRESSIONS, EXTENSIONS, container_of
 
 
 def locate(pattern: str, folder: Path) -> list[tuple[Path, str]]:
-    """(absolute path, name) of every file that `pattern` means: a file, glob or folder, relative to `folder`, or `~`.
+    """Return (absolute path, name) of each file that `pattern` matches.
 
-    Files of a glob or folder come in the byte order of their names. All have a known extension. Raises InputMissing
-    or DataError with the name of what is missing or cannot be told.
+    The pattern is a file, glob, or folder, relative to `folder`, or starts with `~`. The files of a glob or folder are
+    in the byte order of their names. All have a known extension. Raises InputMissing or DataError with the name of the
+    file that is missing or has an unknown extension.
     """
     pattern = os.path.expanduser(pattern)
     path = (folder / pattern).absolute()
@@ -38,15 +39,15 @@ def locate(pattern: str, folder: Path) -> list[tuple[Path, str]]:
         _check_extensions([name], name)
         return [(path, name)]
     if not glob.has_magic(pattern):
-        raise InputMissing("source_missing", f"{name}: there is no such file or folder{_suggestion(path)}")
+        raise InputMissing("source_missing", f"{name}: no such file or folder{_suggestion(path)}")
     matches = glob.glob(pattern, root_dir=folder, recursive=True)
     for match in matches:
         if not (folder / match).is_file() and not (folder / match).is_dir():
             raise DataError("not_a_file", f"{match}: is neither a file nor a folder (a broken link?)")
     names = {PurePath(match).as_posix() for match in matches if (folder / match).is_file()}
     if not names:
-        only = ", only folders; to read a folder, name it without a glob" if matches else f" in {folder}"
-        raise InputMissing("no_match", f"{name}: the glob matches no file{only}")
+        found = "only folders; to read a folder, name it without a glob" if matches else f"no file in {folder}"
+        raise InputMissing("no_match", f"{name}: the glob matches {found}")
     ordered = sorted(names, key=os.fsencode)
     _check_extensions(ordered, name)
     return [((folder / match).absolute(), match) for match in ordered]
@@ -55,15 +56,17 @@ def locate(pattern: str, folder: Path) -> list[tuple[Path, str]]:
 def _in_folder(folder: Path, name: str) -> list[tuple[Path, str]]:
     files = [relative for _, relatives in sorted(_walk(folder, "", name, set())) for relative in relatives]
     if not files:
-        raise InputMissing("empty_folder", f"{name}: the folder holds no file")
+        raise InputMissing("empty_folder", f"{name}: the folder contains no files")
     _check_extensions(files, name)
     prefix = "" if name == "." else f"{name.rstrip('/')}/"
     return [(folder / relative, prefix + relative) for relative in files]
 
 
 def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) -> Iterator[tuple[bytes, list[str]]]:
-    """(sort key, files): one file each, but a saved data set is one group that keeps its own order. Links are
-    followed, each folder once; hidden names are left out."""
+    """Yield (sort key, files): one file each, but a saved dataset is one group that keeps its own order.
+
+    Links are followed, each folder once; hidden names are skipped.
+    """
     stat = folder.stat()
     if (stat.st_dev, stat.st_ino) in seen:
         return
@@ -75,7 +78,7 @@ def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) ->
         one = f"{here}/{splits[0]}" if splits else here
         listed = ", ".join(map(str, splits)) or "none"
         raise DataError(
-            "bad_saved_data", f"{here}: is a saved data set with the splits {listed}; name one of them, such as {one}"
+            "bad_saved_data", f"{here}: is a saved dataset with the splits {listed}; use one of them, such as {one}"
         )
     if "state.json" in entries and "dataset_info.json" in entries:
         listed_files = []
@@ -86,7 +89,7 @@ def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) ->
                     "bad_saved_data", f"{here}/state.json: _data_files: expected names of files in this folder"
                 )
             if file not in entries:
-                raise InputMissing("source_missing", f"{here}/{file}: is named in state.json, but is not there")
+                raise InputMissing("source_missing", f"{here}/{file}: is listed in state.json, but is missing")
             listed_files.append(relative + file)
         yield os.fsencode(relative), listed_files
         return
@@ -110,17 +113,17 @@ def _json_field(path: Path, name: str, key: str) -> list[object]:
     return found
 
 
-def _check_extensions(names: Sequence[str], asked: str) -> None:
+def _check_extensions(names: Sequence[str], requested: str) -> None:
     unknown = [name for name in names if container_of(name) is None]
     if unknown:
-        known = f"known are {' '.join(EXTENSIONS)}, the text ones also with {' or '.join(COMPRESSIONS)}"
-        if len(names) == 1 and unknown[0] == asked:
-            raise DataError("unknown_container", f"{asked}: what it holds cannot be told from its name; {known}")
+        known = f"known are {' '.join(EXTENSIONS)}, text files also with {' or '.join(COMPRESSIONS)}"
+        if len(names) == 1 and unknown[0] == requested:
+            raise DataError("unknown_container", f"{requested}: unknown extension; {known}")
         listed = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         raise DataError(
             "unknown_container",
-            f"{asked}: {len(unknown)} of {len(names)} files cannot be told by their names: {listed}; "
-            f"use a glob that leaves them out, such as *.jsonl; {known}",
+            f"{requested}: {len(unknown)} of {len(names)} files have an unknown extension: {listed}; "
+            f"use a glob that excludes them, such as *.jsonl; {known}",
         )
 
 
@@ -128,4 +131,4 @@ def _suggestion(path: Path) -> str:
     folder = path.parent
     while not folder.is_dir():
         path, folder = folder, folder.parent
-    return suggest(path.name, sorted(os.listdir(folder))) or f"; {folder} holds nothing of that name"
+    return suggest(path.name, sorted(os.listdir(folder))) or f"; {folder} contains nothing similar"

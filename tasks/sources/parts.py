@@ -109,7 +109,7 @@ def _check_unchanged(file: SourceFile) -> None:
     try:
         stat = file.path.stat()
     except OSError:
-        raise DataError("input_changed", f"{file.name}: vanished while it was read; run again") from None
+        raise DataError("input_changed", f"{file.name}: disappeared while it was read; run again") from None
     if (stat.st_size, stat.st_mtime_ns) != (file.bytes, file.mtime_ns):
         raise DataError("input_changed", f"{file.name}: changed while it was read; run again")
 

@@ -22,9 +22,9 @@ from dataclasses import replace
 import numpy as np
 
 from tasks.core.errors import DataError, StorageError
+from tasks.core.memory_limit import bounded_table
 from tasks.readers.container import Record, RecordReader
 from tasks.readers.containers import container_named
-from tasks.readers.memory_limit import bounded_table
 from tasks.sources.model import SourceFile
 from tasks.sources.sample import Sample, weighed
 from tasks.sources.sample_streams import STREAM, stream_sample
@@ -33,7 +33,7 @@ from tasks.sources.sample_windows import window_sample
 
 MOST_FILES = 64  # that are read, besides one of each entry; each other file is represented by a similar one
 
-UNPACKED = 4  # compressed files hold more than their bytes; their share of the budget grows accordingly
+DECOMPRESSED = 4  # compressed files hold more than their bytes; their share of the budget grows accordingly
 
 
 def sample_files(
@@ -58,7 +58,7 @@ def sample_files(
         own = [other for other in chosen if files[other].entry == file.entry]
         like = [other for other in own or chosen if _kind(files[other]) == _kind(file)] or own or chosen
         stands_for[like[min(bisect_left(like, number), len(like) - 1)]] += file.bytes
-    sizes = {number: _unpacked_size(files[number]) for number in chosen}
+    sizes = {number: _decompressed_size(files[number]) for number in chosen}
     found = []
     for number in chosen:
         file = files[number]
@@ -82,8 +82,8 @@ def _kind(file: SourceFile) -> tuple[object, ...]:
     return file.container, file.compression, file.format, file.columns
 
 
-def _unpacked_size(file: SourceFile) -> int:
-    return file.bytes * (UNPACKED if file.compression or container_named(file.container).is_packed else 1)
+def _decompressed_size(file: SourceFile) -> int:
+    return file.bytes * (DECOMPRESSED if file.compression or container_named(file.container).is_compressed else 1)
 
 
 def _sample(file: SourceFile, budget: int, max_record_bytes: int, stream: int) -> Sample:

@@ -11,7 +11,7 @@ from tasks.conversations.formats import COLUMNS
 from tasks.core.errors import StorageError, UsageError
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
-from tasks.readers.containers import container_of
+from tasks.readers.containers import EXTENSIONS, container_of
 from tasks.sources.explain import as_yaml
 from tasks.sources.identify import identify
 from tasks.sources.locate import locate
@@ -41,7 +41,7 @@ def find_files(sources: Sequence[Source], folder: Path, outputs: Sequence[Path] 
                     raise UsageError(
                         "source_twice",
                         f"{name} is the same file as {first.name}, which an earlier entry of sources reads as "
-                        f"{ways[0]}, this one as {ways[1]}; leave one of the two out",
+                        f"{ways[0]}, this one as {ways[1]}; remove one of the two",
                     )
         except OSError as error:
             raise StorageError(
@@ -57,7 +57,7 @@ def look(path: Path, name: str = "", source: Source | None = None) -> SourceFile
     """
     name = name or str(path)
     if container_of(name) is None:
-        raise UsageError("bad_setting", f"{name}: its extension says nothing of what it holds")
+        raise UsageError("bad_setting", f"{name}: unknown extension; known are {' '.join(EXTENSIONS)}")
     try:
         return identify(path, name, source or Source(path=name), path.stat())
     except OSError as error:
@@ -66,12 +66,20 @@ def look(path: Path, name: str = "", source: Source | None = None) -> SourceFile
 
 def _check_source(source: Source) -> None:
     if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", source.path):
-        raise UsageError("bad_setting", f"{source.path}: only local files can be read; download it and name the file")
+        raise UsageError(
+            "bad_setting", f"{source.path}: only local files can be read; download it and use the path of the file"
+        )
     for ours, theirs in source.columns.items():
         if ours not in COLUMNS:
-            swapped = f"; ours stands on the left: columns: {{{theirs}: {as_yaml(ours)}}}" if theirs in COLUMNS else ""
+            swapped = (
+                f"; packcorpus names go on the left: columns: {{{theirs}: {as_yaml(ours)}}}"
+                if theirs in COLUMNS
+                else ""
+            )
             hint = swapped or suggest(ours, COLUMNS) or f"; known are {', '.join(COLUMNS)}"
-            raise UsageError("bad_setting", f"{source.path}: columns: {shown(ours)} is not a name of ours{hint}")
+            raise UsageError(
+                "bad_setting", f"{source.path}: columns: {shown(ours)} is not a column of packcorpus{hint}"
+            )
 
 
 def _how(file: SourceFile, source: Source) -> str:

@@ -1,4 +1,6 @@
-"""Render Jinja templates in a child process with bounded time and memory, a fixed date, and no randomness.
+"""Render Jinja templates in a sandboxed child process.
+
+Its time and memory are limited, its date is fixed, and it has no randomness.
 
     Renderer.render(messages, tools, turns) ──JSON──▶ forked child: compile once, render, locate turns
                        Rendering or PackError ◀──JSON── text, marks, turns │ the problem
@@ -53,9 +55,10 @@ Range = tuple[int, int]
 
 
 class Rendering(NamedTuple):
-    """A rendered conversation, and the ranges of its {% generation %} blocks and of the requested turns.
+    """A rendered conversation.
 
-    `lost` is the first requested turn that could not be located; the search stops there.
+    `marks` are the ranges of its {% generation %} blocks, `turns` those of the requested turns. `lost` is the first
+    requested turn that could not be located; the search stops there.
     """
 
     text: str
@@ -65,9 +68,10 @@ class Rendering(NamedTuple):
 
 
 class Renderer:
-    """A template compiled in a child process. Raises PartMissing or DataError if it cannot be used.
+    """A template compiled in a child process.
 
-    The template sees the special tokens `special`, by name, and the date `today`.
+    Raises PartMissing or DataError if it cannot be used. The template sees the special tokens `special`, by name, and
+    the date `today`.
     """
 
     def __init__(self, name: str, source: str, special: dict[str, str], today: datetime):
@@ -135,7 +139,10 @@ class Renderer:
         self._ask(None)
 
     def _ask(self, request: bytes | None) -> Any:
-        """Send a request and return the child's reply. None sends nothing and waits for the compilation."""
+        """Send a request and return the child's reply.
+
+        None sends nothing and waits for the compilation.
+        """
         reply, late = None, False
         try:
             if request is not None:
@@ -215,7 +222,10 @@ class _Problem(Exception):
 
 
 def _in_child(pipe: Connection, serve: Callable[[Connection], None], masked: set[int | signal.Signals]) -> NoReturn:
-    """Release everything inherited, serve requests, and exit silently, without running the parent's exit handlers."""
+    """Release everything inherited, serve requests, and exit silently.
+
+    The parent's exit handlers do not run.
+    """
     try:
         gc.freeze()  # objects belong to the parent; collecting them here could remove its files
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -275,7 +285,10 @@ Render = Callable[[list[Any], Any, bool, bool], tuple[str, list[Range]]]
 
 
 def _compile(source: str, special: dict[str, str], today: datetime) -> Render:
-    """Compile a template with transformers, so that the text equals the one the model sees in use."""
+    """Compile a template with transformers.
+
+    The rendered text therefore equals the one the model sees in use.
+    """
     try:
         from jinja2 import nodes
         from jinja2.exceptions import SecurityError, TemplateError

@@ -1,4 +1,6 @@
-"""Convert a conversation to spans with a Jinja chat template: the tokenizer's own, or a file.
+"""Convert a conversation to spans with a Jinja chat template.
+
+The template is the tokenizer's own, or a file.
 
     messages ─break─▶ messages whose control strings are broken ─render─▶ one text ─split─▶ control tokens and text
                                                                   └─locate─▶ which characters are trained on
@@ -47,7 +49,10 @@ Ranges = list[tuple[int, int]]
 
 
 class JinjaTemplate:
-    """A Jinja chat template bound to a tokenizer. `today` is the date that the template sees, as YYYY-MM-DD."""
+    """A Jinja chat template bound to a tokenizer.
+
+    `today` is the date that the template sees, as YYYY-MM-DD.
+    """
 
     markers_as_text: tuple[str, ...] = ()
 
@@ -71,9 +76,10 @@ class JinjaTemplate:
         self._renderer = Renderer(name, source, special, date)
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
-        """Render a conversation and split it into spans; `trained` says which messages are trained on.
+        """Render a conversation and split it into spans.
 
-        Raises Reject if the conversation cannot be rendered, DataError if the template cannot be used.
+        `trained` is true for each message that is trained on. Raises Reject if the conversation cannot be rendered,
+        DataError if the template cannot be used.
         """
         if conversation.messages[0].role == "text":
             return plain_text(conversation, trained, self._encoder)
@@ -84,7 +90,7 @@ class JinjaTemplate:
             messages, tools = self._break(messages, breaker), self._break(tools, breaker)
         except (orjson.JSONEncodeError, RecursionError):
             raise Reject("too_deep", "a tool, or the arguments of a tool call, are nested too deeply") from None
-        rendering = self._renderer.render(messages, tools, self._marked, *self._asked(trained))
+        rendering = self._renderer.render(messages, tools, self._marked, *self._turns_to_locate(trained))
         ranges = self._trained_ranges(rendering, [message.role for message in conversation.messages], trained)
         return self._split(rendering.text, ranges, breaker)
 
@@ -92,7 +98,7 @@ class JinjaTemplate:
 
     @cached_property
     def _pieces(self) -> tuple[_Ends, _Ends, frozenset[str], tuple[str, ...]]:
-        """Return the proper prefixes, suffixes, and inner substrings of the control strings.
+        """Return proper prefixes, suffixes, and inner substrings of control strings.
 
         The last item are the strings too long to list their substrings.
         """
@@ -104,7 +110,10 @@ class JinjaTemplate:
         return starts, ends, insides, tuple(s for s in strings if len(s) >= 64)
 
     def _breaker(self, *values: Any) -> str:
-        """Return a private character that neither conversation nor template contains, literally or escaped."""
+        """Return a private character that neither conversation nor template contains.
+
+        They do not contain it escaped either.
+        """
         text = orjson.dumps(values).decode() + self._source
         seen = set(text) if not text.isascii() else set[str]()
         private = (chr(code) for code in chain(*_PRIVATE))
@@ -153,7 +162,7 @@ class JinjaTemplate:
 
     # Labels
 
-    def _asked(self, trained: Sequence[bool]) -> tuple[list[int], bool]:
+    def _turns_to_locate(self, trained: Sequence[bool]) -> tuple[list[int], bool]:
         """Return the turns to locate, and whether each starts after the generation prompt."""
         if self._all:
             return [k for k, flag in enumerate(trained) if not flag], False

@@ -20,11 +20,11 @@ from tasks.verification.check_selection import check_choice, conversations_of
 
 
 def check_beside(manifest: Manifest, folder: Path) -> None:
-    """What the manifest says of the tokenizer and the template, by the files that lie beside the shards."""
+    """Check what the manifest records about tokenizer and template against the files next to the shards."""
     recorded, files = manifest.tokenizer, find_tokenizer_files(manifest, folder)
     encoder = open_tokenizer(manifest, folder)
     template = [file.sha256 for file in manifest.files if file.path == "template.jinja"]
-    for name, found, said in (
+    for name, found, noted in (
         ("tokenizer.sha256", files.sha256(), recorded.sha256),
         ("tokenizer.kind", encoder.kind, recorded.kind),
         ("tokenizer.vocab_size", encoder.vocab_size, recorded.vocab_size),
@@ -34,8 +34,8 @@ def check_beside(manifest: Manifest, folder: Path) -> None:
         ("template.leading_space", encoder.leading_space, manifest.template.leading_space),
         ("template.sha256", template or [manifest.template.sha256], [manifest.template.sha256]),
     ):
-        if found != said:
-            raise DataError("wrong_figure", f"{folder / 'manifest.json'}: {name} is recorded as {said}, found {found}")
+        if found != noted:
+            raise DataError("wrong_figure", f"{folder / 'manifest.json'}: {name} is recorded as {noted}, found {found}")
 
 
 def check_recorded_ledger(manifest: Manifest, folder: Path, index: pa.Table, tokens: Tokens) -> None:

@@ -19,7 +19,7 @@ NAMES = {"split", "dropped"}
 
 @dataclass(slots=True)
 class Tokens:
-    """What the rows of all shards add up to."""
+    """Sums over the rows of all shards."""
 
     packed: int = 0
     trained: int = 0
@@ -28,7 +28,7 @@ class Tokens:
 
 
 def _pieces_of(index: pa.Table, split: str, shard: int) -> dict[str, np.ndarray]:
-    """The index's pieces in one shard, by row and start."""
+    """Return the index's pieces in one shard, sorted by row and start."""
     chosen = index.filter(
         pa.compute.and_(
             pa.compute.equal(index["split"].cast(pa.string()), split), pa.compute.equal(index["shard"], shard)
@@ -66,7 +66,7 @@ def _check_batch(
     )
 
     def require(held: Any, what: str) -> None:
-        """`held` is a bool for each row, or for each token."""
+        """Raise DataError unless `held`, a bool per row or per token, is True everywhere."""
         bad = ~np.asarray(held)
         if bad.any():
             row = int(np.argwhere(bad)[0][0])
@@ -74,48 +74,53 @@ def _check_batch(
 
     filled = mask.sum(axis=1, dtype=np.int64)
     columns = np.arange(length)
-    require(((mask == 0) | (mask == 1)).all(axis=1), "attention_mask holds other values than 0 and 1")
-    require((mask == (columns < filled[:, None])).all(axis=1), "attention_mask has a pad among the tokens")
+    require(((mask == 0) | (mask == 1)).all(axis=1), "attention_mask has values other than 0 and 1")
+    require((mask == (columns < filled[:, None])).all(axis=1), "attention_mask has padding among the tokens")
     require(filled > 0, "the row is empty")
-    require(((ids >= 0) & (ids < manifest.tokenizer.vocab_size)).all(axis=1), "a token id is beyond the vocabulary")
-    require(((ids == manifest.tokenizer.pad_token_id) | (mask == 1)).all(axis=1), "a pad is not the pad token")
+    require(((ids >= 0) & (ids < manifest.tokenizer.vocab_size)).all(axis=1), "a token id is outside the vocabulary")
+    require(((ids == manifest.tokenizer.pad_token_id) | (mask == 1)).all(axis=1), "padding is not the pad token")
     require(((labels == IGNORED) | (labels == ids)).all(axis=1), "a label is neither -100 nor the token itself")
-    require(((labels == IGNORED) | (mask == 1)).all(axis=1), "a pad is trained on")
+    require(((labels == IGNORED) | (mask == 1)).all(axis=1), "padding is trained on")
     require((labels != IGNORED).any(axis=1), "no token of the row is trained on")
-    # Positions: from the pieces of the index, and from nothing that wrote the rows.
+    # Expected positions follow from the pieces of the index, not from the code that wrote the rows.
     starts, lengths = pieces["start"].astype(np.int64), pieces["length"].astype(np.int64)
     first_of_row = np.searchsorted(pieces["row"], np.arange(count))
-    require(np.bincount(pieces["row"], weights=lengths, minlength=count) == filled, "the index covers other tokens")
+    require(
+        np.bincount(pieces["row"], weights=lengths, minlength=count) == filled,
+        "the index covers a different number of tokens",
+    )
     expected = np.cumsum(lengths) - lengths
     expected -= np.repeat(expected[first_of_row], np.diff(np.append(first_of_row, len(starts))))
     if (starts != expected).any():
         row = int(pieces["row"][np.flatnonzero(starts != expected)[0]])
         raise DataError("bad_row", f"{where} + {row}: the index's pieces leave a gap or overlap")
-    heads = pieces["row"].astype(np.int64) * length + starts
-    ends = heads + lengths - 1
+    first_tokens = pieces["row"].astype(np.int64) * length + starts
+    ends = first_tokens + lengths - 1
     marks = np.zeros(count * length, np.int64)
-    marks[heads] = heads
+    marks[first_tokens] = first_tokens
     tails = np.arange(count) * length + filled
     marks[tails[filled < length]] = tails[filled < length]
     wanted = (np.arange(count * length) - np.maximum.accumulate(marks)).reshape(count, length)
     require((positions == wanted).all(axis=1), "position_ids do not restart at 0 at every conversation")
     flat_labels, flat_ids = labels.reshape(-1), ids.reshape(-1)
-    if (flat_labels[heads] != IGNORED).any():
+    if (flat_labels[first_tokens] != IGNORED).any():
         raise DataError("bad_row", f"{where}: the first token of a conversation is trained on")
     if (flat_ids[ends][pieces["separator"]] != manifest.tokenizer.eos_token_id).any():
         raise DataError("bad_row", f"{where}: a conversation is not closed by the EOS separator")
     if (flat_labels[ends][pieces["closed"]] != IGNORED).any():
-        raise DataError("bad_row", f"{where}: the separator behind a conversation that was cut is trained on")
-    trained = np.add.reduceat(flat_labels != IGNORED, heads, dtype=np.int64) if len(heads) else np.zeros(0)
+        raise DataError("bad_row", f"{where}: the separator after a truncated conversation is trained on")
+    trained = (
+        np.add.reduceat(flat_labels != IGNORED, first_tokens, dtype=np.int64) if len(first_tokens) else np.zeros(0)
+    )
     if (trained != pieces["trained"]).any():
-        raise DataError("bad_row", f"{where}: the index counts other trained tokens than the labels")
-    total.pieces += len(heads)
+        raise DataError("bad_row", f"{where}: the index and the labels disagree about trained tokens")
+    total.pieces += len(first_tokens)
     total.packed += int(filled.sum())
     total.trained += int((flat_labels != IGNORED).sum())
 
 
 def check_unpacked_rows(manifest: Manifest, folder: Path, index: pa.Table) -> Tokens:
-    """Format 2.0: a row is a conversation."""
+    """Check format 2.0, in which a row is a conversation."""
     total = Tokens()
     for split, facts in manifest.splits.items():
         for number, shard in enumerate(facts.shards):
@@ -124,7 +129,7 @@ def check_unpacked_rows(manifest: Manifest, folder: Path, index: pa.Table) -> To
                 rows = sum(batch.num_rows for batch in batches)
             pieces = _pieces_of(index, split, number)
             if not np.array_equal(pieces["row"], np.arange(rows)):
-                raise DataError("bad_index", f"{path}: the index does not hold one conversation for each row")
+                raise DataError("bad_index", f"{path}: the index does not have one conversation per row")
             total.pieces += rows
             total.rows += rows
             total.packed += int(pieces["length"].sum())

@@ -1,8 +1,8 @@
-"""The index counted again: what the manifest's settings promise of conversations, copies, splits and epochs.
+"""Check the index against the manifest's settings: filters, duplicates, limits, copies, splits, and epochs.
 
     index ─conversations_of─▶ a row for each conversation ─check_choice─▶ filters, duplicates, limits, splits, mixture
 
-Nothing of what made the corpus is called.
+No code that made the corpus is called.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Conversations = dict[str, np.ndarray]
 
 
 def conversations_of(index: pa.Table) -> Conversations:
-    """Columns over the conversations of an index, by source and record.
+    """Return columns over the conversations of an index, sorted by source and record.
 
-    source, record, turns, digest   as the index has them
+    source, record, turns, digest   as in the index
     placed, validation, truncated   bool
-    length                          tokens: of all pieces, once, or of the whole where it was dropped
-    tokens                          without separators, of all pieces, once; 0 where it was dropped
+    length                          tokens: of all pieces, once, or of the whole if it was dropped
+    tokens                          without separators, of all pieces, once; 0 if it was dropped
     copies, copies_held_out         in the split `train`, and in `validation`
     places, trained                 in the split `train`, over all copies
-    reason                          why it was dropped, a place in DROPS; -1 where it is placed
+    reason                          why it was dropped, an index into DROPS; -1 if it is packed
     """
     source, record = index["source"].to_numpy(), index["record"].to_numpy()
     first = index["first"].fill_null(-1).to_numpy()
@@ -68,13 +68,13 @@ def conversations_of(index: pa.Table) -> Conversations:
 
 
 def _numbers(names: pa.ChunkedArray, known: tuple[str, ...]) -> np.ndarray:
-    """Place of each name in `known`; -1 for others and for null."""
+    """Return the index of each name in `known`; -1 for others and for null."""
     found = pc.index_in(names.cast(pa.string()), pa.array(known)).fill_null(-1)
     return found.to_numpy()
 
 
 def check_choice(manifest: Manifest, folder: Path, index: pa.Table, seen: Conversations) -> None:
-    """Raises DataError where another conversation is packed, or more often, than the settings say."""
+    """Raise DataError if the selection of conversations or copies does not follow from the settings."""
     settings, where = manifest.config, folder / "index.arrow"
 
     def require(held: np.ndarray, what: str) -> None:
@@ -89,10 +89,10 @@ def check_choice(manifest: Manifest, folder: Path, index: pa.Table, seen: Conver
         for bound, outside in ((f"min_{name}", np.less), (f"max_{name}", np.greater)):
             limit = settings.get(bound)
             is_outside = np.zeros(len(reason), bool) if limit is None else outside(values, limit)
-            require((reason != DROPS.index(bound)) | is_outside, f"was dropped by {bound}, and is not outside of it")
-            # Of what was cut, the index has not all tokens.
+            require((reason != DROPS.index(bound)) | is_outside, f"was dropped by {bound}, but is within it")
+            # The index does not have all tokens of a truncated conversation.
             checked = whole if name == "tokens" else seen["placed"]
-            require(~(checked & is_outside), f"is packed, and {bound} is {limit}")
+            require(~(checked & is_outside), f"is packed, but {bound} is {limit}")
     _check_contents(settings, seen, require)
     entries = np.array([source.entry for source in manifest.sources])[seen["source"]]
     for entry, source in enumerate(settings["sources"]):
@@ -104,7 +104,7 @@ def check_choice(manifest: Manifest, folder: Path, index: pa.Table, seen: Conver
 def _check_entry(
     settings: dict[str, Any], source: dict[str, Any], entry: int, seen: Conversations, own: np.ndarray, where: Path
 ) -> None:
-    """As many conversations of an entry of `sources` as its limit says, and as many copies of them as its weight."""
+    """Check the limit and the weight of one entry of `sources`."""
 
     def require(held: bool, what: str) -> None:
         if not held:
@@ -114,39 +114,39 @@ def _check_entry(
     over, unweighted = (own & (seen["reason"] == DROPS.index(name)) for name in ("limit", "weight"))
     placed = own & seen["placed"]
     chosen = np.count_nonzero(placed | unweighted)
-    require(limit is None or chosen <= limit, f"{chosen:,} are taken, and limit is {limit}")
-    require(not over.any() or chosen == limit, f"{chosen:,} are taken, and others are dropped by limit: {limit}")
+    require(limit is None or chosen <= limit, f"{chosen:,} are taken, but limit is {limit}")
+    require(not over.any() or chosen == limit, f"{chosen:,} are taken, but others are dropped by limit: {limit}")
     require(bool((seen["copies_held_out"][placed] <= 1).all()), "a conversation is in the validation split twice")
     if settings.get("weighting") == "token_share":
         require(bool((seen["copies"][placed] <= 1).all()), "token_share: a conversation is packed twice")
         return
     whole, rest = divmod(weight, 1)
-    require(not unweighted.any() or whole == 0, f"some are dropped by weight, which is {weight:g}")
+    require(not unweighted.any() or whole == 0, f"some are dropped by weight, but weight is {weight:g}")
     copies = seen["copies"][placed & ~seen["validation"]]
-    require(bool(np.isin(copies, [whole, whole + (rest > 0)]).all()), f"others than {weight:g} copies")
-    # Each side of the split takes the next whole number of its share, and one at least.
+    require(bool(np.isin(copies, [whole, whole + (rest > 0)]).all()), f"copies do not match weight {weight:g}")
+    # Each side of the split rounds its share up, to at least one.
     extra = np.count_nonzero(copies > whole) if whole else np.count_nonzero(placed)
     of = len(copies) if whole else chosen
-    require(abs(extra - rest * of) <= 2 or whole == weight, f"{extra:,} of {of:,} have a further copy")
+    require(abs(extra - rest * of) <= 2 or whole == weight, f"{extra:,} of {of:,} have one more copy")
 
 
 def _check_contents(settings: dict[str, Any], seen: Conversations, require: Any) -> None:
-    """No content on both sides of the split; none twice, where duplicates are dropped."""
+    """Check that no content is in both splits and, if duplicates are dropped, that none is packed twice."""
     placed = np.flatnonzero(seen["placed"])
     digest, validation = seen["digest"][placed], seen["validation"][placed]
     both = np.zeros(len(seen["placed"]), bool)
     both[placed[validation]] = np.isin(digest[validation], digest[~validation])
-    require(~both, "is in the validation split, and what it says is in the training split, too")
+    require(~both, "is in the validation split, and the same content is in the training split")
     if settings.get("duplicates") == "drop":
         order = np.lexsort((seen["length"][placed], digest))
         same = (digest[order[1:]] == digest[order[:-1]]) & (np.diff(seen["length"][placed][order]) == 0)
         again = np.zeros(len(seen["placed"]), bool)
         again[placed[order[1:][same]]] = True
-        require(~again, "is packed, and so is another that says the same")
+        require(~again, "is packed, and another one with the same content is, too")
 
 
 def _check_epochs(manifest: Manifest, where: Path, index: pa.Table) -> None:
-    """Every packing of the training split has the same pieces."""
+    """Check that every packing of the training split has the same pieces."""
     split = index["split"].cast(pa.string())
     wanted: np.ndarray | None = None
     for name in manifest.splits:
@@ -157,7 +157,7 @@ def _check_epochs(manifest: Manifest, where: Path, index: pa.Table) -> None:
         found = np.stack(columns)[:, np.lexsort(columns)]
         wanted = found if wanted is None else wanted
         if not np.array_equal(found, wanted):
-            raise DataError("bad_index", f"{where}: {name} has other pieces than train")
+            raise DataError("bad_index", f"{where}: {name} has different pieces from train")
 
 
 def _check_mixture(manifest: Manifest, folder: Path, seen: Conversations, entries: np.ndarray) -> None:

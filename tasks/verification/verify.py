@@ -1,10 +1,10 @@
-"""Every invariant of a corpus, recomputed from its files. Nothing of what made the corpus is trusted, or called.
+"""Recompute every invariant of a corpus from its files. No code that made the corpus is trusted, or called.
 
 manifest ─ its digest, its two copies
-   ├ every file ─ size and SHA-256, nothing missing, nothing besides
+   ├ every file ─ size and SHA-256, nothing missing, no unlisted file
    ├ every shard ─ schema, and for each row: mask, labels, positions, ids, at least one trained token
-   ├ index ─ its pieces tile every row without gap or overlap, begin where positions restart, end with EOS
-   └ ledger ─ conversations, tokens and figures counted a second time
+   ├ index ─ its pieces tile every row without gap or overlap, start where positions restart, end with EOS
+   └ ledger ─ conversations, tokens, and figures counted a second time
 """
 
 from __future__ import annotations
@@ -21,52 +21,54 @@ from tasks.storage.shards import open_index
 from tasks.verification.check_ledger import check_beside, check_recorded_ledger
 from tasks.verification.check_rows import check_packed_rows, check_unpacked_rows
 
-# Columns of the index that are null where a conversation was dropped; the others never are.
+# Columns of the index that are null if a conversation was dropped; the others never are.
 PLACE = {"split", "shard", "row", "start", "first"}
 
 
 @dataclass(slots=True)
 class Report:
-    """What was checked: (name of the check, what was found). All of it held, or `verify` had raised."""
+    """The checks that were made, each with its result. All passed: otherwise `verify` raises."""
 
     checks: list[tuple[str, str]] = field(default_factory=list)
 
 
 def verify(path: Path) -> Report:
-    """Check the corpus of a manifest. Raises DataError, InputMissing or StorageError at the first thing that is not as
-    promised; where these are files, of all of them, and what they hold is not looked at.
+    """Check the corpus of a manifest.
+
+    Raises DataError, InputMissing, or StorageError at the first invariant that does not hold. If files are missing or
+    damaged, the error names all of them, and their content is not checked.
     """
     report = Report()
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
     files = _check_files(path, manifest, folder)
     report.checks.append(("manifest", f"unedited, key {manifest.key[:12]}"))
-    report.checks.append(("files", f"{files}: sizes and SHA-256 as recorded, nothing besides"))
+    report.checks.append(("files", f"{files}: sizes and SHA-256 as recorded, no other file"))
     index = _read_index(manifest, folder)
     check_rows = check_packed_rows if manifest.packing_metadata.enabled else check_unpacked_rows
     tokens = check_rows(manifest, folder, index)
-    held = "every invariant holds" if manifest.packing_metadata.enabled else "as many as the index has"
+    held = "every invariant holds" if manifest.packing_metadata.enabled else "as many as in the index"
     report.checks.append(
         ("rows", f"{tokens.rows:,} rows, {tokens.packed:,} tokens, {tokens.trained:,} trained: {held}")
     )
     if not tokens.rows:
-        raise DataError("wrong_count", f"{path}: the corpus holds no row")
+        raise DataError("wrong_count", f"{path}: the corpus has no rows")
     if tokens.pieces != len(index) - index["row"].null_count:
-        raise DataError("bad_index", f"{folder / 'index.arrow'}: has pieces in shards or rows that do not exist")
+        raise DataError("bad_index", f"{folder / 'index.arrow'}: refers to shards or rows that do not exist")
     report.checks.append(("index", f"{tokens.pieces:,} pieces tile the rows without gap or overlap"))
     check_beside(manifest, folder)
     check_recorded_ledger(manifest, folder, index, tokens)
-    report.checks.append(("ledger", "conversations, tokens and figures agree with a second count"))
+    report.checks.append(("ledger", "conversations, tokens, and figures agree with a second count"))
     return report
 
 
 def _check_files(path: Path, manifest: Manifest, folder: Path) -> str:
-    """How many there are, and of how many bytes."""
+    """Check size and SHA-256 of every file; return how many files and bytes there are."""
     wrong: list[PackError] = []
     try:
         check_copies(path, folder)
     except PackError as error:
-        if error.reason == "manifests_differ":  # which of them speaks for the files is not known
+        if error.reason == "manifests_differ":  # which of the two describes the files is unknown
             raise
         wrong.append(error)
     listed = manifest.listed()
@@ -86,7 +88,7 @@ def _read_index(manifest: Manifest, folder: Path) -> pa.Table:
         if name == "dropped":
             valid = pa.compute.invert(valid)
         if not valid.equals(placed) and (name in PLACE or name == "dropped" or index[name].null_count):
-            raise DataError("bad_index", f"{path}: {name} is null where it may not be")
+            raise DataError("bad_index", f"{path}: {name} has null values that are not allowed")
     for name, least in (("length", 1), ("source", 0)):
         if len(index) and pa.compute.min(index[name]).as_py() < least:
             raise DataError("bad_index", f"{path}: a piece has no {name}")

@@ -224,7 +224,7 @@ def test_format_2_shows_messages(tmp_path: Path) -> None:
 def test_another_tokenizer_is_refused(copy: Path) -> None:
     model = copy / "tokenizer" / "tokenizer.model"
     model.write_bytes(model.read_bytes()[::-1])
-    with pytest.raises(DataError, match=r"tokenizer\.model: does not have the SHA-256"):
+    with pytest.raises(DataError, match=r"tokenizer\.model: does not have the recorded SHA-256"):
         printed(copy / "manifest.json", 0)
 
 
@@ -232,7 +232,7 @@ def test_another_tokenizer_is_refused(copy: Path) -> None:
 def test_a_shard_of_another_size_is_refused(copy: Path, change: int) -> None:
     shard = next(copy.glob("train-*.arrow"))
     os.truncate(shard, shard.stat().st_size + change)
-    with pytest.raises(DataError, match=f"{shard.name}: holds "):
+    with pytest.raises(DataError, match=f"{shard.name}: has "):
         printed(copy / "manifest.json", 0)
 
 

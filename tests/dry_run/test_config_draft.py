@@ -1,4 +1,4 @@
-"""The config that `init` writes loads, says what was found, and runs as it is."""
+"""The config that `init` writes loads, reports what was found, and runs as it is."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 ALPACA = [{"instruction": f"Count to {n}.", "output": " ".join(map(str, range(n)))} for n in range(1, 61)]
 
 
-# -- what is written --------------------------------------------------------------------------------------------------
+# -- the config ------------------------------------------------------------------------------------------------------
 
 
-def test_every_setting_is_written_with_its_meaning_and_the_schema_is_named(here: Path) -> None:
+def test_every_setting_has_its_description(here: Path) -> None:
     write(here / "chats" / "a.jsonl", conversations(30))
     _, config, text = draft(here, "chats")
-    told = " ".join(re.sub(r"^# ?", "", line) for line in text.splitlines() if line.startswith("#"))
+    comments = " ".join(re.sub(r"^# ?", "", line) for line in text.splitlines() if line.startswith("#"))
     for name, setting in Config.model_fields.items():
         assert re.search(rf"^(# )?{name}:", text, re.M), name
-        assert str(setting.description) in told, name
+        assert str(setting.description) in comments, name
     defaults = {name: getattr(config, name) for name in Config.model_fields if name not in ("name", "sources")}
     assert defaults == {name: Config.model_fields[name].get_default(call_default_factory=True) for name in defaults}
     [schema] = re.findall(r"^# yaml-language-server: \$schema=(.*)$", text, re.M)
     assert json.loads((here / schema).read_text()) == Config.model_json_schema()
 
 
-def test_what_is_written_runs_as_it_is(here: Path) -> None:
+def test_the_config_runs_as_it_is(here: Path) -> None:
     write(here / "chats" / "a.jsonl", conversations(200))
     write(here / "alpaca.jsonl", ALPACA)
     found, config, text = draft(here, "chats", "alpaca.jsonl", name="mine/corpus.yaml")
@@ -72,7 +72,7 @@ def test_what_is_written_runs_as_it_is(here: Path) -> None:
         ("../alpaca.jsonl", "alpaca"),
     ]
     assert config.max_rejects == 0
-    assert "messages: all 200 records looked at" in text
+    assert "messages: all 200 sampled records" in text
     assert "200 conversations (counted)" in text
     manifest = pack(here, "--config", "mine/corpus.yaml")
     assert json.loads(manifest.read_bytes())["ledger"]["conversations"]["read"] == 260
@@ -82,7 +82,7 @@ def test_what_is_written_runs_as_it_is(here: Path) -> None:
 @settings(deadline=None, max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example("\x85")
 @given(st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=12))
-def test_any_file_name_stands_in_yaml_and_comments_as_itself(
+def test_any_file_name_is_quoted(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     folder = tmp_path_factory.mktemp("names")
@@ -92,7 +92,7 @@ def test_any_file_name_stands_in_yaml_and_comments_as_itself(
     assert [source.path for source in config.sources] == [file.name]
 
 
-def test_what_init_changes_and_passes_over_is_told(here: Path) -> None:
+def test_skipped_folders_are_reported(here: Path) -> None:
     wrong = {"messages": [{"role": "assistent", "content": "x"}]}
     write(here / "chats.jsonl", [*conversations(60), wrong])
     write(here / "data" / "mine" / "a.jsonl", ALPACA)
@@ -101,30 +101,30 @@ def test_what_init_changes_and_passes_over_is_told(here: Path) -> None:
     write(here / ".venv" / "x.jsonl", ALPACA)
     found, config, _ = draft(here, ".")
     assert [source.path for source in config.sources] == ["chats.jsonl", "data/mine/a.jsonl"]
-    told = "\n".join(found.summary())
-    assert "skipped, written by packcorpus: data/corpora/, data/tokens/, manifests/" in told
+    summary = "\n".join(found.summary())
+    assert "skipped, written by packcorpus: data/corpora/, data/tokens/, manifests/" in summary
     assert found.found.files == 2
     resolve(here / "corpus.yaml", here)
 
 
-def test_records_that_cannot_be_used_are_named_to_be_mended(here: Path) -> None:
+def test_unusable_records_are_reported(here: Path) -> None:
     """A limit that lets them pass would let all pass."""
     wrong = [{"messages": [{"role": "assistent", "content": "x"}]}] * 3
     write(here / "chats.jsonl", [*conversations(2), *wrong, {"messages": 1}, {"other": 1}])
     found, config, text = draft(here, "chats.jsonl")
     assert config.max_rejects == 0
-    told = found.summary()
-    head = "5 of 7 records looked at cannot be used; mend them, or raise max_rejects"
-    place = told.index(f"{head}:")
-    named = {line.partition(": ")[0]: line.partition(": ")[2] for line in told[place + 1 :]}
+    summary = found.summary()
+    first_line = "5 of 7 sampled records cannot be used; fix them, or raise max_rejects"
+    place = summary.index(f"{first_line}:")
+    named = {line.partition(": ")[0]: line.partition(": ")[2] for line in summary[place + 1 :]}
     assert named["  E207 bad_role, 3"].startswith('chats.jsonl:3 messages[0].role "assistent" is not a role')
-    assert len(named) == len(told) - place - 1 == 3, told
+    assert len(named) == len(summary) - place - 1 == 3, summary
     comment = " ".join(re.sub(r"^# ?", "", line) for line in text.splitlines() if line.startswith("#"))
-    assert f"{head}: " in comment
+    assert f"{first_line}: " in comment
     assert named["  E207 bad_role, 3"] in comment
 
 
-def test_what_a_row_is_too_short_for_is_no_fault_of_the_data(here: Path) -> None:
+def test_max_rejects_is_raised_for_overlong_conversations_only(here: Path) -> None:
     long = [
         {"messages": [{"role": "user", "content": "at 9 " * 1500}, {"role": "assistant", "content": f"{n}"}]}
         for n in range(2)
@@ -133,17 +133,17 @@ def test_what_a_row_is_too_short_for_is_no_fault_of_the_data(here: Path) -> None
     shutil.copy(kind_path("sp_bpe_chatml"), here / "near.model")
     found, config, text = draft(here, "chats.jsonl")
     assert config.max_rejects == 0.04
-    told = "\n".join(found.summary())
-    assert "max_rejects: 0.04 instead of 0: 2 conversations (E236) have no trained token within 1,024 tokens" in told
-    assert "cannot be used" not in told
+    summary = "\n".join(found.summary())
+    assert "max_rejects: 0.04 instead of 0: 2 conversations (E236) have no trained token within 1,024 tokens" in summary
+    assert "cannot be used" not in summary
     assert "Raised: 2 conversations (E236) have" in text
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
 
 
-def test_an_old_config_is_not_written_over(here: Path) -> None:
+def test_an_existing_config_is_not_overwritten(here: Path) -> None:
     write(here / "a.jsonl", ALPACA)
     (here / "corpus.yaml").write_text("old")
-    with pytest.raises(UsageError, match=r"corpus\.yaml: is there already"):
+    with pytest.raises(UsageError, match=r"corpus\.yaml: already exists"):
         draft(here, "a.jsonl")
     assert (here / "corpus.yaml").read_text() == "old"
     assert draft(here, "a.jsonl", overwrite=True)[1].sources[0].path == "a.jsonl"
@@ -152,7 +152,7 @@ def test_an_old_config_is_not_written_over(here: Path) -> None:
 # -- sources ----------------------------------------------------------------------------------------------------------
 
 
-def test_files_that_are_alike_are_one_entry_and_others_their_own(here: Path) -> None:
+def test_files_of_one_format_share_an_entry(here: Path) -> None:
     for name in ("a", "b"):
         write(here / "alike" / f"{name}.jsonl", ALPACA)
     write(here / "mixed" / "a.jsonl", ALPACA)
@@ -162,7 +162,7 @@ def test_files_that_are_alike_are_one_entry_and_others_their_own(here: Path) -> 
     assert "2 files, " in text
 
 
-def test_what_cannot_be_read_is_a_comment_and_the_rest_runs(here: Path) -> None:
+def test_unreadable_files_become_comments(here: Path) -> None:
     write(here / "chats" / "a.jsonl", ALPACA)
     (here / "chats" / "empty.jsonl").write_text("")
     write(here / "chats" / "odd.jsonl", [{"a": 1, "b\nname: forged": 2}])
@@ -194,7 +194,7 @@ def test_columns_of_other_names_are_guessed(here: Path, record: dict[str, Any], 
 
 
 @pytest.mark.parametrize(("name", "code"), [("gone.jsonl", "E301"), ("notes.txt", "E305"), ("odd.jsonl", "E322")])
-def test_where_nothing_can_be_read_nothing_is_written(here: Path, name: str, code: str) -> None:
+def test_nothing_is_written_if_nothing_can_be_read(here: Path, name: str, code: str) -> None:
     write(here / "odd.jsonl", [{"a": 1}])
     (here / "notes.txt").write_text("x")
     with pytest.raises(PackError) as refused:
@@ -203,7 +203,7 @@ def test_where_nothing_can_be_read_nothing_is_written(here: Path, name: str, cod
     assert not (here / "corpus.yaml").exists()
 
 
-def test_outputs_are_no_sources(here: Path) -> None:
+def test_outputs_are_refused_as_sources(here: Path) -> None:
     write(here / "data" / "corpora" / "x" / "a.jsonl", ALPACA)
     with pytest.raises(UsageError, match="is an output of packcorpus"):
         draft(here, "data/corpora/x")
@@ -227,7 +227,7 @@ def test_the_nearest_tokenizer_is_found_and_its_template(here: Path) -> None:
     assert "no control tokens of a chat template" in text
 
 
-def test_a_tokenizer_of_another_project_is_not_taken(here: Path) -> None:
+def test_tokenizers_of_other_projects_are_ignored(here: Path) -> None:
     """Neither from beside nor from above, and no copy that a corpus has of its own."""
     write(here / "chats" / "a.jsonl", ALPACA)
     corpus = here / "moved"
@@ -237,15 +237,15 @@ def test_a_tokenizer_of_another_project_is_not_taken(here: Path) -> None:
     (corpus / "index.arrow").write_bytes(b"")
     found, config, _ = draft(here, "chats/a.jsonl")
     assert config.tokenizer is None
-    told = "tokenizer: none found here: one is trained on the sources; for your model, name its own"
-    assert told in found.summary()
+    expected = "tokenizer: none found, so one will be trained on the sources; to fine-tune a model, set its tokenizer"
+    assert expected in found.summary()
     shutil.copy(kind_path("sp_bpe_chatml"), here / "own.model")
     found, config, _ = draft(here, "chats/a.jsonl", overwrite=True)
     assert config.tokenizer == "own.model"
-    assert f"tokenizer: {here / 'own.model'}; it must be that of your model" in found.summary()
+    assert f"tokenizer: {here / 'own.model'}; make sure that it is the tokenizer of your model" in found.summary()
 
 
-def test_a_chat_template_of_the_tokenizer_is_taken_where_it_works(here: Path) -> None:
+def test_the_tokenizers_own_template_is_used_if_it_works(here: Path) -> None:
     write(here / "a.jsonl", ALPACA)
     folder = here / "models" / "tiny"
     shutil.copytree(kind_path("hf_byte_level"), folder)
@@ -256,10 +256,10 @@ def test_a_chat_template_of_the_tokenizer_is_taken_where_it_works(here: Path) ->
     (folder / "chat_template.jinja").write_text("{{ messages[0].nothing.at.all }}")
     _, config, text = draft(here, "a.jsonl", overwrite=True)
     assert config.template != "tokenizer"
-    assert "the tokenizer's own cannot be used" in text.replace("\n# ", " ")
+    assert "the tokenizer's own template cannot be used" in text.replace("\n# ", " ")
 
 
-def test_the_command_says_what_it_found_and_what_comes_next(here: Path) -> None:
+def test_init_prints_findings_and_the_next_command(here: Path) -> None:
     write(here / "a.jsonl", ALPACA)
     done = command(here, str(BIN / "packcorpus"), "init", "a.jsonl", "--output", "mine.yaml")
     assert done.returncode == 0, done.stderr

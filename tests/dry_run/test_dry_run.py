@@ -1,6 +1,6 @@
-"""What `check` predicts is what the run gives: exactly where all is read, nearly where a sample is. Nothing is written.
+"""The prediction of `check` equals the run if everything is read, and is close if it is a sample. Nothing is written.
 
-The runs are made in this process, by the stages of the graph.
+Runs are made in this process, by the stages of the graph.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def mixture(first: float, second: float, limit: int | None = None) -> list[dict[
     return [{"path": "chat.jsonl", "weight": first}, {"path": "other.jsonl", "weight": second, "limit": limit}]
 
 
-# -- where all is read ------------------------------------------------------------------------------------------------
+# -- everything is read -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,7 @@ def mixture(first: float, second: float, limit: int | None = None) -> list[dict[
     ],
     ids=str,
 )
-def test_of_sources_that_are_read_whole_every_figure_is_that_of_the_run(
-    tmp_path: Path, settings: dict[str, Any]
-) -> None:
+def test_figures_are_exact_if_everything_is_read(tmp_path: Path, settings: dict[str, Any]) -> None:
     records: list[Any] = conversations(400)
     records[7] = {"messages": [{"role": "assistent", "content": "x"}]}
     records[9] = {"messages": [{"role": "user", "content": "no answer"}]}
@@ -122,7 +120,7 @@ def test_of_sources_that_are_read_whole_every_figure_is_that_of_the_run(
     assert found.disk["index"] == pytest.approx((corpus / "index.arrow").stat().st_size, rel=0.02, abs=5_000)
 
 
-def test_a_tokenizer_that_is_trained_on_all_is_the_one_of_the_run(tmp_path: Path) -> None:
+def test_a_tokenizer_trained_on_everything_equals_the_one_of_the_run(tmp_path: Path) -> None:
     write_project(tmp_path, conversations(300))
     config = tmp_path / "corpus.yaml"
     config.write_text("name: small\nsources: [chat.jsonl]\nvocab_size: 400\nsequence_length: 64\n")
@@ -133,7 +131,7 @@ def test_a_tokenizer_that_is_trained_on_all_is_the_one_of_the_run(tmp_path: Path
     assert summarize(found, config, []).settings == load_config(config).model_dump(mode="json"), "it names no tokenizer"
 
 
-# -- where a sample is ------------------------------------------------------------------------------------------------
+# -- a sample is read --------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.tuples(st.integers(1, 50), st.floats(1, 1000)), min_size=1, max_size=60))
@@ -146,13 +144,13 @@ def test_a_scaled_histogram_has_as_many_of_every_range_of_lengths(pieces: list[t
         assert abs(counts[: length + 1].sum() - weights[lengths <= length].sum()) <= 0.5 + 1e-6
 
 
-def test_a_sample_that_stands_for_itself_changes_nothing() -> None:
+def test_weights_of_one_change_nothing() -> None:
     lengths = np.array([3, 3, 7, 50])
     assert scaled(lengths, np.ones(4), 50).tolist() == np.bincount(lengths, minlength=51).tolist()
 
 
 @needs_shared
-def test_of_real_conversations_the_efficiency_is_within_half_a_point(tmp_path: Path) -> None:
+def test_efficiency_of_real_conversations_is_within_half_a_point(tmp_path: Path) -> None:
     """From a sixteenth of them. One file is sorted by its tasks, one is packed, one holds short and long in turn."""
     names = ("gsm8k_train.jsonl", "llamafactory_alpaca_en_demo.json", "llamafactory_glaive_toolcall_en_demo.json")
     config = Config.model_validate(
@@ -178,8 +176,8 @@ def test_of_real_conversations_the_efficiency_is_within_half_a_point(tmp_path: P
 
 
 @pytest.mark.parametrize("weighting", ["repeat", "token_share"])
-def test_of_a_sample_the_mixture_is_told_as_a_share_of_each_conversation(tmp_path: Path, weighting: str) -> None:
-    """Of a tenth of the conversations; a limit of 3,000 is far above what is looked at."""
+def test_mixture_is_estimated_from_a_sample(tmp_path: Path, weighting: str) -> None:
+    """From a tenth of the conversations; a limit of 3,000 is far above the sample."""
     others = [json.dumps(record) for record in conversations(6_000, seed=1, longest=30)]
     (tmp_path / "other.jsonl").write_text("".join(f"{line}\n" for line in others))
     settings = {"weighting": weighting, "sources": mixture(1.5, 1, limit=3_000), "validation": 0.1, "min_tokens": 15}
@@ -188,10 +186,10 @@ def test_of_a_sample_the_mixture_is_told_as_a_share_of_each_conversation(tmp_pat
     plan = read_json(recipe.plan_folder / "plan.json")
     found = predicted(tmp_path / "corpus.yaml", budget=180_000)
     assert sum(len(source.sample.records) for source in found.sources) < 2_000
-    for told, real in zip(found.mixture, plan["mixture"], strict=True):
+    for estimate, real in zip(found.mixture, plan["mixture"], strict=True):
         for name in ("conversations", "copies", "tokens", "trained_tokens"):
-            assert getattr(told, name) == pytest.approx(real[name], rel=0.08), name
-        assert told.trained_tokens_percent == pytest.approx(real["trained_tokens_percent"], abs=2)
+            assert getattr(estimate, name) == pytest.approx(real[name], rel=0.08), name
+        assert estimate.trained_tokens_percent == pytest.approx(real["trained_tokens_percent"], abs=2)
     dropped = plan["ledger"]["conversations"]["dropped"]
     assert set(found.dropped) == set(dropped)
     for reason, count in dropped.items():
@@ -200,7 +198,7 @@ def test_of_a_sample_the_mixture_is_told_as_a_share_of_each_conversation(tmp_pat
     assert found.rows["validation"] == pytest.approx(sum(plan["rows_of_shards"][recipe.shards["train"] :]), rel=0.15)
 
 
-def test_a_share_of_nothing_and_duplicates_beyond_the_sample_are_warned_of(tmp_path: Path) -> None:
+def test_warnings_for_empty_shares_and_duplicates(tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text(json.dumps(conversations(1)[0]) + "\n")
     settings = {"weighting": "token_share", "sources": mixture(1, 1), "duplicates": "drop"}
     config = write_project(tmp_path, conversations(400), **settings)
@@ -212,7 +210,7 @@ def test_a_share_of_nothing_and_duplicates_beyond_the_sample_are_warned_of(tmp_p
     assert "only found within the sample" in warning
 
 
-def test_of_many_conversations_few_are_looked_at_and_rejects_are_found_in_proportion(tmp_path: Path) -> None:
+def test_rejects_are_extrapolated_from_a_sample(tmp_path: Path) -> None:
     records: list[Any] = conversations(12_000)
     for number in range(0, 12_000, 10):
         records[number] = {"messages": [{"role": "assistent", "content": "x"}]}
@@ -227,7 +225,7 @@ def test_of_many_conversations_few_are_looked_at_and_rejects_are_found_in_propor
     assert figures(again) == figures(found)
 
 
-# -- what is shown ----------------------------------------------------------------------------------------------------
+# -- the printed page -------------------------------------------------------------------------------------------------
 
 HOSTILE = "\x1b[31mred\x1b[0m \x9b1m [bold]no[/bold] :smile: <|im_end|> ⟦trained⟧"
 
@@ -243,38 +241,38 @@ def test_a_conversation_of_each_source_is_shown_as_text_with_its_labels(tmp_path
     assert r"\x1b[31mred\x1b[0m \x9b1m [bold]no[/bold] :smile: <|im_end|> \u27e6trained\u27e7" in page
     assert "\x1b" not in page
     assert page.count("⟦word ") == 2
-    assert " characters … word" in page, "of a long answer the middle is left out"
+    assert " characters … " in page, "of a long answer the middle is left out"
     assert "━━ chat.jsonl:1  " in page
     on_terminal = shown(config, [], terminal=True)
     assert "\x1b[31mred" not in on_terminal
     assert "\x9b" not in on_terminal
 
 
-def test_steps_are_told_for_the_batch_that_is_asked_for_and_few_are_warned_of(tmp_path: Path) -> None:
+def test_steps_for_a_batch_size_and_the_warning_for_few_steps(tmp_path: Path) -> None:
     config = write_project(tmp_path, conversations(400))
     found = predicted(config)
     count, trained = steps(found, 16)
     assert count == -(-found.rows["train"] // 16)
     assert count * trained == pytest.approx(found.tokens["trained"])
-    told = step_warnings(found, [16])
-    assert f"is {count} step" in told[0]
-    assert "fewer than 100" in told[0]
+    warnings = step_warnings(found, [16])
+    assert f"is {count} step" in warnings[0]
+    assert "fewer than 100" in warnings[0]
     [few] = step_warnings(found, [1])[-1:]
     assert "trained tokens, fewer than 1,000" in few
     assert f"{count:,}" in shown(config, [16])
 
 
-def test_what_is_advised_against_few_steps_can_be_done(tmp_path: Path) -> None:
+def test_advice_for_few_steps_is_feasible(tmp_path: Path) -> None:
     alone = predicted(write_project(tmp_path, conversations(2)))
-    [told, *_] = step_warnings(alone, [8])
-    assert told == "An epoch at 8 rows per step is 1 step, fewer than 100. Only more conversations can change that."
+    [warning, *_] = step_warnings(alone, [8])
+    assert warning == "An epoch at 8 rows per step is 1 step, fewer than 100. Only more conversations can change that."
     many = predicted(write_project(tmp_path, conversations(300), sequence_length=64))
     assert 200 < many.rows["train"] < 400, "the corpus of this test lacks what it is for"
-    [told, *_] = step_warnings(many, [16])
-    assert re.search(r"Use [23] rows per step, or \d epochs\.$", told), told
+    [warning, *_] = step_warnings(many, [16])
+    assert re.search(r"Use [23] rows per step, or \d epochs\.$", warning), warning
 
 
-def test_that_a_run_will_fail_is_said_first(tmp_path: Path) -> None:
+def test_failures_are_printed_first(tmp_path: Path) -> None:
     page = shown(write_project(tmp_path, [*conversations(9), {"messages": 1}]), [])
     failure = "10.00 % of the conversations are rejected"
     assert page.count(failure) == 1
@@ -283,7 +281,7 @@ def test_that_a_run_will_fail_is_said_first(tmp_path: Path) -> None:
     assert "Prediction  of a run that does not fail" in page
 
 
-def test_the_command_writes_nothing_and_gives_one_object(tmp_path: Path) -> None:
+def test_check_writes_nothing_and_prints_one_object(tmp_path: Path) -> None:
     config = write_project(tmp_path, conversations(50), sequence_length=64)
     before = sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*"))
     words = [
@@ -298,12 +296,12 @@ def test_the_command_writes_nothing_and_gives_one_object(tmp_path: Path) -> None
     ]
     done = command(tmp_path, *words, "--sequence-length", "128", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["settings"]["sequence_length"] == 128
-    assert [step["rows_per_step"] for step in told["steps"]] == [8, 8]
-    assert told["whole"]
-    assert told["ledger"]["conversations"]["read"] == 50
-    [source] = told["sources"]
+    printed = json.loads(done.stdout)
+    assert printed["settings"]["sequence_length"] == 128
+    assert [step["rows_per_step"] for step in printed["steps"]] == [8, 8]
+    assert printed["whole"]
+    assert printed["ledger"]["conversations"]["read"] == 50
+    [source] = printed["sources"]
     assert source["shown"]["place"] == "chat.jsonl:1"
     assert "".join(span["text"] for span in source["shown"]["spans"]).startswith("<|im_start|>user")
     assert sorted((path, path.stat().st_mtime_ns) for path in tmp_path.rglob("*")) == before
@@ -311,45 +309,45 @@ def test_the_command_writes_nothing_and_gives_one_object(tmp_path: Path) -> None
     assert (failed.returncode, json.loads(failed.stdout)["error"]["code"]) == (66, "E102")
 
 
-def test_mixture_and_what_is_dropped_are_shown_as_in_a_run(tmp_path: Path) -> None:
+def test_mixture_and_dropped_conversations_are_shown(tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text(json.dumps(conversations(1, seed=1)[0]) + "\n")
     settings = {"sources": mixture(2, 0.5), "min_turns": 3, "epochs": 30}
     page = shown(write_project(tmp_path, conversations(400), **settings), [])
     assert "than min_turns: 3" in page
     assert "in each of 30 epochs" in page
-    assert "Mixture  repeat, of one pass over the training split" in page
+    assert "Mixture  repeat, in one epoch of the training split" in page
     assert "train_epoch" not in page
 
 
-def test_over_long_conversations_that_would_stop_the_run_are_warned_of(tmp_path: Path) -> None:
+def test_overlong_conversations_that_fail_the_run_are_reported(tmp_path: Path) -> None:
     config = write_project(tmp_path, conversations(50), sequence_length=24, overlong="error")
     [warning] = [text for text in predicted(config).failures if "overlong is error" in text]
     assert "The run will fail: 49 conversations are longer" in warning
 
 
-def test_an_empty_source_is_told_as_in_a_run(tmp_path: Path) -> None:
+def test_an_empty_source_is_an_error_as_in_a_run(tmp_path: Path) -> None:
     config = write_project(tmp_path, conversations(5))
     os.truncate(tmp_path / "chat.jsonl", 0)
     done = command(tmp_path, str(BIN / "packcorpus"), "check", "--config", str(config))
     assert (done.returncode, done.stderr[:11]) == (65, "E310 error:")
 
 
-def test_a_run_that_will_fail_is_an_exit_code(tmp_path: Path) -> None:
+def test_exit_code_of_a_run_that_will_fail(tmp_path: Path) -> None:
     records = [*conversations(50), {"messages": [{"role": "assistent", "content": "x"}]}]
     config = write_project(tmp_path, records)
     tool = str(BIN / "packcorpus")
     failing = command(tmp_path, tool, "check", "corpus.yaml")
     assert failing.returncode == 65
-    said = " ".join(failing.stdout.split())  # it may be wrapped
-    assert "The run will fail: 1.96 % of the conversations are rejected, but max_rejects allows 0.00 %. " in said
-    assert "shows the first of each reason; set max_rejects: 0.0197 to accept this" in said
+    printed = " ".join(failing.stdout.split())  # it may be wrapped
+    assert "The run will fail: 1.96 % of the conversations are rejected, but max_rejects allows 0.00 %. " in printed
+    assert "shows the first of each reason; set max_rejects: 0.0197 to accept this" in printed
     write_project(tmp_path, records, max_rejects=0.1)
     assert command(tmp_path, tool, "check", "corpus.yaml").returncode == 0
     twice = command(tmp_path, tool, "check", "corpus.yaml", "--config", str(config))
     assert (twice.returncode, twice.stderr[:11]) == (64, "E101 error:")
 
 
-def test_where_all_is_rejected_the_first_reason_is_told_before_that_of_the_tokenizer(tmp_path: Path) -> None:
+def test_if_everything_is_rejected_the_first_reason_is_reported(tmp_path: Path) -> None:
     config = tmp_path / "corpus.yaml"
     (tmp_path / "chat.jsonl").write_text('{"messages": [{"role": "assistent", "content": "x"}]}\n' * 3)
     config.write_text("sources: [chat.jsonl]\n")

@@ -124,10 +124,10 @@ def test_a_limit_is_a_seeded_choice_and_one_above_the_source_takes_all(tmp_path:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ("once", "others than 3 copies"),
+        ("once", "copies do not match weight 3"),
         ("validation", "is in the validation split twice"),
-        ("limit", "6 are taken, and others are dropped by limit: 12"),
-        ("share", "have a further copy"),
+        ("limit", "6 are taken, but others are dropped by limit: 12"),
+        ("share", "have one more copy"),
     ],
 )
 def test_verify_counts_copies_and_limits_again(

@@ -293,7 +293,8 @@ def _digest() -> str:
 
 def test_same_plan_in_every_process() -> None:
     """The digest is the plan's: whoever changes it changes every corpus and raises the stage's version."""
-    code = "import sys; sys.path[:0] = ['.', 'tests/packing']; import test_packing; print(test_packing._digest())"
+    folders = [".", "tests", "tests/packing"]
+    code = f"import sys; sys.path[:0] = {folders}; import test_packing; print(test_packing._digest())"
     env = {**os.environ, "PYTHONHASHSEED": "1"}
     other = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     assert other.stdout.strip() == _digest() == GOLDEN

@@ -47,7 +47,7 @@ def simulated(
         size=size,
         share=share,
         seconds=seconds,
-        told_seconds=np.where(told, seconds, 0),
+        seconds_at_share=np.where(told, seconds, 0),
         cpu=np.where(told, seconds / slow, 0),
         conversations=float((size * share).sum() / CONVERSATION_BYTES),
         tokens=float((size * share).sum() * TOKENS_PER_BYTE),
@@ -96,7 +96,7 @@ def test_nothing_is_told_before_something_is_known() -> None:
 def test_found_token_files_leave_the_plan_and_the_shards() -> None:
     work, end = simulated([1e8], 1, 4, 1.0, None)
     nothing = np.zeros(1)
-    found = {"seconds": nothing, "told_seconds": nothing, "share": nothing + 1, "cpu": nothing}
+    found = {"seconds": nothing, "seconds_at_share": nothing, "share": nothing + 1, "cpu": nothing}
     again = {"planned": False, "plan_seconds": 0.0, "shard_done": np.zeros(4), "shard_seconds": np.zeros(4)}
     left = seconds_left(Work(**{**vars(work), **found, **again, "tokens": 0.0, "tokens_found": work.tokens}))
     assert left == pytest.approx(end - 1e8 * PACE, rel=0.5)

@@ -15,6 +15,7 @@ import orjson
 import pytest
 from support.commands import BIN, ROOT, SHARED, command, corpus_bytes, luigi, needs_shared, pack, write_chats
 
+from pipeline import training
 from tasks.storage.corpus_folder import last_manifest
 from tasks.verification.verify import verify
 
@@ -404,6 +405,19 @@ def test_it_works_from_any_folder(folder: Path, tmp_path_factory: pytest.TempPat
         )
         assert done.returncode == code, done.stderr
         assert len(list(place.glob("manifests/*.json"))) == (code == 0)
+
+
+def test_own_files_with_the_names_of_our_packages_are_not_imported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A train.py in the working directory is the most common name there is."""
+    for name in ("train", "tasks", "pipeline"):
+        (folder / f"{name}.py").write_text("raise SystemExit('imported a file of the user')\n")
+    manifest = pack(folder, "--config", "corpus.yaml")
+    monkeypatch.chdir(folder)
+    record = training.record_of(training.command(f"manifests/{manifest.name}", ".", "", "--base-model nowhere"))
+    assert record.name == "training.json"
+    assert record.parts[:2] == ("data", "adapters")
 
 
 def test_the_manifest_of_the_latest_run_is_remembered(folder: Path) -> None:

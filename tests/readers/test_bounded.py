@@ -112,7 +112,7 @@ def chat_json(more: bytes) -> bytes:
     return b'{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", ' + more + b"}]}\n"
 
 
-# What must be rejected, and with which code.
+# Records that must be rejected, and the reason.
 REJECTED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "100,000 nested brackets": ("too_deep", lambda: b"[" * 100_000 + b"]" * 100_000 + b"\n"),
     "a million nested objects": ("too_deep", lambda: b'{"a":' * 1_000_000 + b"\n"),
@@ -130,7 +130,7 @@ REJECTED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "4 MB of quotes": ("bad_json", lambda: b'"\\' * 2_000_000 + b"\n"),
 }  # fmt: skip
 
-# What is packed, and by which tokenizer.
+# Records that must be packed, and the tokenizer.
 PACKED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "15 MB of one character": ("sp_bpe_chatml", lambda: chat("a" * 15_000_000)),
     "1 MB of spaces": ("sp_bpe_chatml", lambda: chat(" " * 1_000_000)),
@@ -143,7 +143,7 @@ PACKED: dict[str, tuple[str, Callable[[], bytes]]] = {
 }  # fmt: skip
 
 
-def test_all_hostile_records_of_a_file_are_rejected_within_the_bounds_of_one(tmp_path: Path) -> None:
+def test_all_hostile_records_of_a_file_are_rejected_within_the_limits_of_one(tmp_path: Path) -> None:
     data = b"".join(make() for _, make in REJECTED.values())
     found = pack(tmp_path, data + GOOD)
     check(found)
@@ -178,7 +178,7 @@ def test_a_table_of_one_text_again_and_again_is_refused(tmp_path: Path) -> None:
     assert "E323 error: a.parquet: from record 1 on, a batch takes over 64" in found.messages
 
 
-# What a user has by mistake or from others, and a word of what is said of it.
+# Configs written by mistake or by others, and a part of the message.
 CONFIGS = {
     "a YAML bomb": ("aliases are not allowed", "a: &a x\n" + "".join(f"b{i}: [*a, *a]\n" for i in range(30))),
     "nested brackets": ("c.yaml", "a: " + "[" * 100_000),
@@ -191,7 +191,7 @@ CONFIGS = {
 
 
 @pytest.mark.parametrize("key", ["sources", "tokenizer", "template"])
-def test_a_path_longer_than_the_system_takes_is_told(key: str, tmp_path: Path) -> None:
+def test_a_path_longer_than_the_system_allows_is_reported(key: str, tmp_path: Path) -> None:
     model = shutil.copy(kind_path("sp_bpe_chatml"), tmp_path)
     values = {"sources": ["a.jsonl"], "tokenizer": str(model), key: "x" * 5000}
     (tmp_path / "a.jsonl").write_bytes(GOOD)
@@ -201,13 +201,13 @@ def test_a_path_longer_than_the_system_takes_is_told(key: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_hostile_config_is_refused_with_one_message(name: str, tmp_path: Path) -> None:
-    said, text = CONFIGS[name]
+    message, text = CONFIGS[name]
     (tmp_path / "a.jsonl").write_bytes(GOOD)
     start = time.process_time()
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as raised:
         load_config(write(tmp_path / "c.yaml", text))
-    assert said in str(told.value)
-    assert len(str(told.value)) < 10_000
+    assert message in str(raised.value)
+    assert len(str(raised.value)) < 10_000
     assert time.process_time() - start < SECONDS
 
 
@@ -222,8 +222,8 @@ def test_a_template_that_loops_ends_the_run_and_all_its_processes(tmp_path: Path
     found = pack(tmp_path, GOOD, kind="hf_byte_level", more="template: t.jinja\n")
     check(found, "hf_byte_level")
     assert found.code == 65
-    [said] = [line for line in found.messages.splitlines() if " error: " in line]
-    assert said == "E415 error: template t.jinja: still rendering one conversation after 6 s; it loops"
+    [message] = [line for line in found.messages.splitlines() if " error: " in line]
+    assert message == "E415 error: template t.jinja: still rendering one conversation after 6 s; it loops"
 
 
 def test_a_template_that_fails_on_every_conversation_is_named(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
-"""A sample is made of the file's own records, from all over it; it counts them, or nearly so; and it reads little."""
+"""A sample has records from all parts of a file, counts or estimates them, and reads little."""
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
 import os
@@ -20,6 +19,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.containers import as_arrow, as_csv, as_lines, as_parquet
 from support.profiles import examples
 
 from tasks.core.errors import DataError, Reject
@@ -43,42 +43,16 @@ def records(count: int, seed: int = 0, longest: int = 400) -> list[dict[str, str
     ]
 
 
-def as_csv(found: list[dict[str, str]]) -> bytes:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(found[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(found)
-    return out.getvalue().encode()
-
-
-def as_parquet(found: list[dict[str, str]]) -> bytes:
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(found), out, row_group_size=max(1, len(found) // 30))
-    return out.getvalue()
-
-
-def as_arrow(found: list[dict[str, str]], file: bool) -> bytes:
-    out = io.BytesIO()
-    table = pa.Table.from_pylist(found)
-    with (pa.ipc.new_file if file else pa.ipc.new_stream)(out, table.schema) as writer:
-        writer.write_table(table, max_chunksize=100)
-    return out.getvalue()
-
-
-def lines(found: list[dict[str, str]]) -> bytes:
-    return b"".join(orjson.dumps(record) + b"\n" for record in found)
-
-
 WRITERS: dict[str, Callable[[list[dict[str, str]]], bytes]] = {
-    "a.jsonl": lines,
+    "a.jsonl": as_lines,
     "a.json": lambda found: orjson.dumps(found),
     "indented.json": lambda found: orjson.dumps(found, option=orjson.OPT_INDENT_2),
     "a.csv": as_csv,
-    "a.parquet": as_parquet,
-    "stream.arrow": lambda found: as_arrow(found, file=False),
-    "file.arrow": lambda found: as_arrow(found, file=True),
-    "a.jsonl.gz": lambda found: gzip.compress(lines(found), 1),
-    "a.jsonl.zst": lambda found: zstandard.compress(lines(found), 1),
+    "a.parquet": lambda found: as_parquet(found, max(1, len(found) // 30)),
+    "stream.arrow": lambda found: as_arrow(found, pa.ipc.new_stream, 100),
+    "file.arrow": lambda found: as_arrow(found, pa.ipc.new_file, 100),
+    "a.jsonl.gz": lambda found: gzip.compress(as_lines(found), 1),
+    "a.jsonl.zst": lambda found: zstandard.compress(as_lines(found), 1),
     "a.json.gz": lambda found: gzip.compress(orjson.dumps(found), 1),
     "a.csv.gz": lambda found: gzip.compress(as_csv(found), 1),
 }
@@ -99,7 +73,7 @@ def sample_of(folder: Path, name: str, data: bytes, budget: int) -> Sample:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_sample_is_from_all_over_a_sorted_file_and_tells_what_is_in_it(tmp_path: Path, name: str) -> None:
+def test_a_sample_comes_from_all_parts_of_a_sorted_file_and_represents_it(tmp_path: Path, name: str) -> None:
     written = records(20_000)
     data = WRITERS[name](written)
     sample = sample_of(tmp_path, name, data, 400_000)
@@ -125,7 +99,7 @@ def test_a_sample_is_from_all_over_a_sorted_file_and_tells_what_is_in_it(tmp_pat
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_small_file_is_read_whole_with_its_lines(tmp_path: Path, name: str) -> None:
+def test_a_small_file_is_read_as_a_whole(tmp_path: Path, name: str) -> None:
     written = records(300)
     sample = sample_of(tmp_path, name, WRITERS[name](written), 10_000_000)
     assert sample.whole
@@ -139,10 +113,10 @@ def test_a_small_file_is_read_whole_with_its_lines(tmp_path: Path, name: str) ->
     sizes=st.lists(st.integers(0, 300), min_size=3, max_size=40),
     cuts=st.lists(st.tuples(st.integers(0, 60), st.integers(-1, 1)), min_size=1, max_size=8),
 )
-def test_windows_side_by_side_give_every_record_once(sizes: list[int], cuts: list[tuple[int, int]], kind: str) -> None:
+def test_adjacent_windows_yield_each_record_once(sizes: list[int], cuts: list[tuple[int, int]], kind: str) -> None:
     written = [{"text": f'{number} "a",\n' + "é" * size, "key": "b"} for number, size in enumerate(sizes)]
     with tempfile.TemporaryDirectory() as name:
-        data = {"jsonl": lines, "json": orjson.dumps, "csv": as_csv}[kind](written)
+        data = {"jsonl": as_lines, "json": orjson.dumps, "csv": as_csv}[kind](written)
         file = file_of(Path(name), f"a.{kind}", data)
         with file.path.open("rb") as source:
             window = container_named(kind).window(file, LIMIT)
@@ -159,7 +133,7 @@ def test_windows_side_by_side_give_every_record_once(sizes: list[int], cuts: lis
 
 
 @given(st.integers(1, 1 << 40), st.integers(1000, 1 << 24))
-def test_windows_are_in_order_apart_and_reach_both_ends(size: int, budget: int) -> None:
+def test_windows_are_ordered_disjoint_and_reach_both_ends(size: int, budget: int) -> None:
     found = places(size, budget, random.Random("x"))
     assert found[0][0] == 0
     assert found[-1][1] == size
@@ -169,12 +143,12 @@ def test_windows_are_in_order_apart_and_reach_both_ends(size: int, budget: int) 
     assert sum((stop - start) * weight for start, stop, weight in found) == pytest.approx(size)
 
 
-def test_rejects_have_their_line_and_a_long_line_is_not_read_whole(tmp_path: Path) -> None:
+def test_rejects_have_their_line_and_a_long_line_is_not_read_as_a_whole(tmp_path: Path) -> None:
     data = b'{"text": "a"}\n{"text": \n\n' + b'{"text": "' + b"x" * 3_000_000 + b'"}\n{"text": "b"}\n'
     [sample] = sample_files([file_of(tmp_path, "a.jsonl", data)], 50_000, 100_000)
-    told = {place: value.reason for place, value in sample.records if isinstance(value, Reject)}
-    assert told["a.jsonl:2"] == "bad_json"
-    assert told["a.jsonl:4"] == "too_long_record"
+    reasons = {place: value.reason for place, value in sample.records if isinstance(value, Reject)}
+    assert reasons["a.jsonl:2"] == "bad_json"
+    assert reasons["a.jsonl:4"] == "too_long_record"
     packed = sample_of(tmp_path, "b.jsonl.gz", gzip.compress(data), 50_000)
     assert {place for place, value in packed.records if isinstance(value, Reject)} == {"b.jsonl.gz:2", "b.jsonl.gz:4"}
 
@@ -182,9 +156,9 @@ def test_rejects_have_their_line_and_a_long_line_is_not_read_whole(tmp_path: Pat
 # -- of many and of large files --------------------------------------------------------------------------------------
 
 
-def test_of_many_files_some_are_read_and_stand_for_all(tmp_path: Path) -> None:
+def test_some_of_many_files_are_read_and_represent_all(tmp_path: Path) -> None:
     for number in range(200):
-        (tmp_path / f"{number:03}.jsonl").write_bytes(lines(records(20, number)))
+        (tmp_path / f"{number:03}.jsonl").write_bytes(as_lines(records(20, number)))
     files = find_files([Source(path="*.jsonl")], tmp_path)
     samples = sample_files(files, 1 << 20, LIMIT)
     assert len(samples) == MOST_FILES
@@ -199,7 +173,7 @@ def bytes_read() -> int:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="nothing counts the bytes that are read here")
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
-def test_of_a_large_file_little_is_read(tmp_path: Path, name: str) -> None:
+def test_little_of_a_large_file_is_read(tmp_path: Path, name: str) -> None:
     written = records(20_000, longest=4000)
     data = WRITERS[name](written)
     file = file_of(tmp_path, name, data)
@@ -209,7 +183,7 @@ def test_of_a_large_file_little_is_read(tmp_path: Path, name: str) -> None:
     assert sample.total == pytest.approx(20_000, rel=0.05)
 
 
-def test_a_stream_that_is_too_long_is_left_in_time_and_says_how_far_it_was_read(tmp_path: Path) -> None:
+def test_a_long_stream_is_read_in_part_and_its_reach_reported(tmp_path: Path) -> None:
     source = random.Random(1)
     written = [{"instruction": source.randbytes(250).hex(), "output": "b"} for _ in range(20_000)]
     for name in ("a.jsonl.gz", "a.csv.gz"):
@@ -220,8 +194,8 @@ def test_a_stream_that_is_too_long_is_left_in_time_and_says_how_far_it_was_read(
         assert sample.total == pytest.approx(20_000, rel=0.2)
 
 
-def test_what_cannot_be_read_is_told_by_its_name(tmp_path: Path) -> None:
-    data = gzip.compress(lines(records(3000)))
+def test_an_unreadable_file_is_named(tmp_path: Path) -> None:
+    data = gzip.compress(as_lines(records(3000)))
     file = file_of(tmp_path, "a.jsonl.gz", data)
     file.path.write_bytes(data[:-2000])
     with pytest.raises(DataError, match=r"^a\.jsonl\.gz: .*ends early"):
@@ -234,11 +208,13 @@ def test_a_table_that_is_a_bomb_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table({"instruction": text}), out, store_schema=False, dictionary_pagesize_limit=1 << 30)
     (tmp_path / "a.parquet").write_bytes(out.getvalue())
     [file] = find_files([Source(path="a.parquet", format="alpaca")], tmp_path)
-    with pytest.raises(DataError, match=r"a\.parquet: a sample takes over 64\d MiB of memory: damaged, or a bomb\?"):
+    with pytest.raises(
+        DataError, match=r"a\.parquet: a sample takes over 64\d MiB of memory: damaged, or a decompression bomb\?"
+    ):
         sample_files([file], 1 << 20, LIMIT)
 
 
-def test_the_same_records_are_drawn_wherever_a_file_lies(tmp_path: Path) -> None:
+def test_the_sample_does_not_depend_on_the_location_of_a_file(tmp_path: Path) -> None:
     drawn = []
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
@@ -251,8 +227,8 @@ def test_the_same_records_are_drawn_wherever_a_file_lies(tmp_path: Path) -> None
     assert len(drawn[0]) < 4_000
 
 
-def test_each_entry_of_the_config_is_looked_at(tmp_path: Path) -> None:
-    """Its own files speak for it, and not those of another; two stand with one file each between hundreds."""
+def test_each_entry_of_the_config_is_sampled(tmp_path: Path) -> None:
+    """It is represented by its own files alone; two entries have one file each, between hundreds."""
     specs = []
     for entry, count in enumerate((100, 1, 1, 100)):
         (tmp_path / f"{entry}").mkdir()

@@ -1,4 +1,4 @@
-"""Every container and compression gives the same records, parts are cut by the bytes alone, and damage is told."""
+"""Every container and compression gives the same records, parts follow from the bytes alone, and damage is reported."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.containers import as_arrow, as_lines, as_parquet
 from support.profiles import examples
 
 from tasks.conversations.formats import read_record
@@ -51,10 +52,6 @@ MESSAGES = [
     {"messages": [{"role": "user", "content": f"{n}\u2028?"}, {"role": "assistant", "content": "ja"}]}
     for n in range(2500)
 ]
-
-
-def lines_of(records: Sequence[object]) -> bytes:
-    return b"".join(orjson.dumps(record) + b"\n" for record in records)
 
 
 def write(path: Path, data: bytes) -> Path:
@@ -89,7 +86,7 @@ def reader_of(path: Path, container: str) -> RecordReader:
 
 
 def outline_of(record: object) -> list[str]:
-    """What stands in a record, level by level, without recursion."""
+    """Outline a record level by level, without recursion."""
     found, level = [], [record]
     while level:
         found.append(" ".join(str(sorted(item) if isinstance(item, dict) else type(item)) for item in level))
@@ -118,19 +115,6 @@ def fails(path: Path, data: bytes, error: type[PackError] = DataError, **spec: A
 # -- containers and compression -------------------------------------------------------------------------------------
 
 
-def parquet_bytes(records: Sequence[dict[str, Any]], rows: int = 1000) -> bytes:
-    out = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(list(records)), out, row_group_size=rows)
-    return out.getvalue()
-
-
-def ipc_bytes(records: Sequence[dict[str, Any]], new: Callable[..., Any]) -> bytes:
-    out, table = io.BytesIO(), pa.Table.from_pylist(list(records))
-    with new(out, table.schema) as writer:
-        writer.write_table(table, max_chunksize=1700)
-    return out.getvalue()
-
-
 def feather_bytes(records: Sequence[dict[str, Any]]) -> bytes:
     out = io.BytesIO()
     feather: Any = pyarrow.feather
@@ -145,14 +129,14 @@ def csv_bytes(records: Sequence[dict[str, Any]], delimiter: str) -> bytes:
 
 
 WAYS: dict[str, Callable[[Sequence[dict[str, Any]]], bytes]] = {
-    "a.jsonl": lines_of,
-    "a.ndjson": lambda records: b"\xef\xbb\xbf" + lines_of(records).replace(b"\n", b"\r\n").rstrip(b"\r\n"),
-    "lines.json": lambda records: b"\n\n" + lines_of(records),
+    "a.jsonl": as_lines,
+    "a.ndjson": lambda records: b"\xef\xbb\xbf" + as_lines(records).replace(b"\n", b"\r\n").rstrip(b"\r\n"),
+    "lines.json": lambda records: b"\n\n" + as_lines(records),
     "array.json": lambda records: json.dumps(records, indent=2).encode(),
     "compact.json": lambda records: b"\xef\xbb\xbf " + orjson.dumps(records) + b"\n",
-    "a.parquet": parquet_bytes,
-    "a.arrow": lambda records: ipc_bytes(records, pa.ipc.new_stream),
-    "file.arrow": lambda records: ipc_bytes(records, pa.ipc.new_file),
+    "a.parquet": as_parquet,
+    "a.arrow": lambda records: as_arrow(records, pa.ipc.new_stream, 1700),
+    "file.arrow": lambda records: as_arrow(records, pa.ipc.new_file, 1700),
     "a.feather": feather_bytes,
 }
 TABLE_WAYS: dict[str, Callable[[Sequence[dict[str, Any]]], bytes]] = {
@@ -174,7 +158,7 @@ def test_every_container_gives_the_same_conversations(tmp_path: Path, name: str,
         data = stream.compress(data[:1000]) + stream.flush() + zstandard.compress(data[1000:])
     path = write(tmp_path / (name + compression), data)
     if compression and Path(name).suffix in (".parquet", ".arrow", ".feather"):
-        with pytest.raises(DataError, match="packed inside already; unpack it with"):
+        with pytest.raises(DataError, match="already compressed internally; decompress it with"):
             parts_of(path)
         return
     assert parts_of(path)[0].format == format
@@ -202,7 +186,7 @@ def test_csv_cells(tmp_path: Path) -> None:
 
 
 def test_parquet_is_cut_by_row_groups(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", parquet_bytes(MESSAGES, rows=300))
+    path = write(tmp_path / "a.parquet", as_parquet(MESSAGES, rows=300))
     _, parts = parts_of(path, part_size=1)
     assert [(part.start, part.stop) for part in parts] == [(n, n + 1) for n in range(9)]
     assert [read_part(part).records for part in parts] == [0] * 9
@@ -250,12 +234,15 @@ def test_a_damaged_table_fails(tmp_path: Path, name: str) -> None:
     data = WAYS[name](MESSAGES)
     assert f"cannot be read as {name[2:]}" in fails(tmp_path / name, data[: len(data) // 2])
     # For Arrow its first bytes are a length of 2 GB.
-    told = {"a.parquet": "cannot be read as parquet", "a.arrow": "over 640 MiB of memory: damaged, or a bomb?"}
-    assert told[name] in fails(tmp_path / name, b"x" * 100)
+    expected = {
+        "a.parquet": "cannot be read as parquet",
+        "a.arrow": "over 640 MiB of memory: damaged, or a decompression bomb?",
+    }
+    assert expected[name] in fails(tmp_path / name, b"x" * 100)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "unlike.json", "a.csv", "a.parquet"])
-def test_a_block_is_bounded_in_records_and_in_bytes(name: str, tmp_path: Path) -> None:
+def test_a_block_is_limited_in_records_and_bytes(name: str, tmp_path: Path) -> None:
     small = [{"text": "a"}] * 3000
     large = [{"text": "b" * 200_000}] * 30
     for records in (small, large):
@@ -291,9 +278,7 @@ def test_rows_before_a_damaged_one_come_first(tmp_path: Path) -> None:
     assert isinstance(records[2], Reject)
 
 
-def test_one_file_that_cannot_be_read_ends_the_digests_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_unreadable_file_stops_the_hashing_of_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = threading.Event()
     read = []
 
@@ -374,7 +359,7 @@ def test_records_counts_blank_lines_at_the_end(tmp_path: Path) -> None:
 
 
 def test_parts_across_the_chunks_of_hashing(tmp_path: Path) -> None:
-    data = lines_of(MESSAGES)
+    data = as_lines(MESSAGES)
     path = write(tmp_path / "a.jsonl", data)
     expected = parts_of(path, 10_000)
     assert len(expected[1]) == len(data) // 10_000 + 1
@@ -387,17 +372,21 @@ GOOD = b'{"text":"a"}'
 BAD_LINES = [
     (b'{"text":"\xff"}', "bad_utf8", "byte 0xff at offset 9 of the record is not UTF-8"),
     (b'{"text":"\\ud800"}', "lone_surrogate", "column"),
-    (b'{"text":"a\0"}', "nul", "the record holds a NUL byte at offset 10"),
+    (b'{"text":"a\0"}', "nul", "the record contains a NUL byte at offset 10"),
     (b'{"text":NaN}', "bad_json", "column 9: NaN is not JSON"),
     (b'{"text":-Infinity}', "bad_json", "Infinity is not JSON"),
     (b'{"text":' + b"9" * 5000 + b"}", "bad_json", "column 9: "),
     (b'{"text":"a",}', "bad_json", "column 12: "),
     (b"[" * 100_000 + b"]" * 100_000, "too_deep", "nested too deeply"),
     (b'{"a":' * 100_000 + b"1" + b"}" * 100_000, "too_deep", "nested too deeply"),
-    (b'{"text":"a","text":"b"}', "duplicate_key", 'the key "text" stands twice in one object'),
-    (b'{"a":[{"b" :1,"b" :2}]}', "duplicate_key", 'the key "b" stands twice in one object'),
-    (b'{"a":1,"b":{"a":2},"\\u0061":3}', "duplicate_key", 'the key "a" stands twice in one object'),
-    (b'{"a":"\\u0022: ","b":' + b"[" * 300 + b'{"c":1,"c":1}' + b"]" * 300 + b"}", "duplicate_key", 'the key "c"'),
+    (b'{"text":"a","text":"b"}', "duplicate_key", 'duplicate key "text" in an object'),
+    (b'{"a":[{"b" :1,"b" :2}]}', "duplicate_key", 'duplicate key "b" in an object'),
+    (b'{"a":1,"b":{"a":2},"\\u0061":3}', "duplicate_key", 'duplicate key "a" in an object'),
+    (
+        b'{"a":"\\u0022: ","b":' + b"[" * 300 + b'{"c":1,"c":1}' + b"]" * 300 + b"}",
+        "duplicate_key",
+        'duplicate key "c"',
+    ),
 ]
 
 
@@ -407,11 +396,11 @@ BAD_LINES = [
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.jsonl.zst"])
 def test_a_bad_record_is_one_reject(tmp_path: Path, name: str, line: bytes, code: str, message: str) -> None:
     data = b"[" + b",\n".join([GOOD, line, GOOD]) + b"]" if name == "a.json" else b"\n".join([GOOD, line, GOOD])
-    ((number, found, said),) = rejects_of(
+    ((number, found, text),) = rejects_of(
         tmp_path / name, zstandard.compress(data) if name.endswith("zst") else data, format="auto"
     )
     assert (number, found) == (1, code)
-    assert message in said
+    assert message in text
     assert len(records_of(tmp_path / name)) == 3
 
 
@@ -428,7 +417,7 @@ def test_a_bad_record_is_one_reject(tmp_path: Path, name: str, line: bytes, code
         b'{"a" :{"a" :1},"\\"a" :["a","a"],"[{" :2}',
     ],
 )
-def test_no_record_is_taken_for_one_with_duplicate_keys(tmp_path: Path, line: bytes) -> None:
+def test_a_record_without_duplicate_keys_is_accepted(tmp_path: Path, line: bytes) -> None:
     for name, data in (("a.jsonl", line + b"\r\n"), ("a.json", b"[" + line + b"]")):
         ((number, record),) = records_of(write(tmp_path / name, data), format="text")
         # as text, for == would recurse more deeply than Python lets it
@@ -481,7 +470,9 @@ def test_a_file_that_unpacks_to_200_times_its_size_is_refused_beyond_64_mib(name
     pack = gzip.compress if name.endswith("gz") else zstandard.compress
     filler = pack(b"\n" * (BOMB_BYTES + CHUNK))
     message = fails(tmp_path / name, GZ_GOOD[name[-3:]] + filler, format="text")
-    assert re.search(r": byte [\d,]+: unpacks to over \d+,\d+,\d+ bytes, 200 times its size: a bomb\?", message)
+    assert re.search(
+        r": byte [\d,]+: decompresses to over \d+,\d+,\d+ bytes, 200 times its size: a decompression bomb\?", message
+    )
     noise = os.urandom(400_000).hex().encode() + b"\n"
     found = records_of(write(tmp_path / name, GZ_GOOD[name[-3:]] + pack(noise) + filler), format="text")
     assert [number for number, _ in found] == [0, 1]
@@ -506,10 +497,12 @@ def test_a_table_that_is_a_bomb_is_refused_before_it_is_in_memory(tmp_path: Path
     for name, path in bombs(tmp_path).items():
         assert path.stat().st_size < 100_000, name
         limits, begin = resource.getrlimit(resource.RLIMIT_DATA), time.process_time()
-        with pytest.raises(DataError, match=rf"{path.name}: .*: damaged, or a bomb\? Where it is meant so") as told:
+        with pytest.raises(
+            DataError, match=rf"{path.name}: .*: damaged, or a decompression bomb\? If this is intended"
+        ) as raised:
             for _ in reader_of(path, path.suffix[1:]):
                 pass
-        assert told.value.reason == "bomb"
+        assert raised.value.reason == "bomb"
         assert time.process_time() - begin < 10, name
         assert resource.getrlimit(resource.RLIMIT_DATA) == limits
 
@@ -521,7 +514,7 @@ GZ_GOOD = {".gz": gzip.compress(GOOD + b"\n"), "zst": zstandard.compress(GOOD + 
 
 
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
-def test_damaged_compression_is_told_with_its_place(tmp_path: Path, name: str) -> None:
+def test_damaged_compression_is_reported_with_its_offset(tmp_path: Path, name: str) -> None:
     plain = os.urandom(400_000).hex().encode() + b"\n"
     packed = gzip.compress(plain, mtime=0) if name.endswith("gz") else zstandard.compress(plain)
     kind = "gzip" if name.endswith("gz") else "zstandard"
@@ -529,8 +522,8 @@ def test_damaged_compression_is_told_with_its_place(tmp_path: Path, name: str) -
         message = fails(tmp_path / name, packed[:cut], format="text")
         assert f"byte {cut:,}: the {kind} data ends early: truncated?" in message
     message = fails(tmp_path / name, packed + b"garbage", format="text")
-    assert f"byte {len(packed):,}: something that is not {kind} follows" in message
-    assert f"byte 0: this is not {kind} data" in fails(tmp_path / name, GOOD, format="text")
+    assert f"byte {len(packed):,}: the {kind} data is followed by something else" in message
+    assert f"byte 0: not {kind} data" in fails(tmp_path / name, GOOD, format="text")
     flipped = bytearray(packed)
     flipped[len(packed) // 2] ^= 255
     if kind == "gzip":  # zstandard frames made in one call have no checksum
@@ -540,11 +533,11 @@ def test_damaged_compression_is_told_with_its_place(tmp_path: Path, name: str) -
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a b.csv.gz", "a.jsonl.zst"])
-def test_utf16_is_refused_with_the_way_out(tmp_path: Path, name: str, encoding: str) -> None:
+def test_utf16_is_refused_with_a_command_that_converts_it(tmp_path: Path, name: str, encoding: str) -> None:
     data = GOOD.decode().encode(encoding)
     pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(Path(name).suffix, bytes)
-    said, command = fails(tmp_path / name, pack(data)).split("; convert it with  ")
-    assert said == f"{name}: is {encoding.upper().replace('-LE', 'LE').replace('-BE', 'BE')}"
+    problem, command = fails(tmp_path / name, pack(data)).split("; convert it with  ")
+    assert problem == f"{name}: is {encoding.upper().replace('-LE', 'LE').replace('-BE', 'BE')}"
     tool = command.split()[0]
     if shutil.which(tool) and shutil.which("iconv"):
         subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
@@ -557,29 +550,29 @@ def test_utf16_is_refused_with_the_way_out(tmp_path: Path, name: str, encoding: 
     ("name", "data", "message"),
     [
         ("a.jsonl", b"", "is empty"),
-        ("a.jsonl", b"\n \n", "holds no records"),
-        ("a.jsonl.gz", gzip.compress(b"", mtime=0), "holds no records"),
-        ("a.json", b"[]", "holds no records"),
-        ("a.csv", b"text\n", "holds no records"),
-        ("a.parquet", parquet_bytes(ALPACA[:0]), "holds no records"),
-        ("a.json", b'[{"text":"a"}, {"text', "the JSON array does not close after record 2 begins: truncated?"),
-        ("a.json", b'[{"text":"a"}] x', "byte 15: something follows the JSON array"),
+        ("a.jsonl", b"\n \n", "contains no records"),
+        ("a.jsonl.gz", gzip.compress(b"", mtime=0), "contains no records"),
+        ("a.json", b"[]", "contains no records"),
+        ("a.csv", b"text\n", "contains no records"),
+        ("a.parquet", as_parquet(ALPACA[:0]), "contains no records"),
+        ("a.json", b'[{"text":"a"}, {"text', "the JSON array is not closed after the start of record 2: truncated?"),
+        ("a.json", b'[{"text":"a"}] x', "byte 15: the JSON array is followed by something else"),
         (
             "a.json",
             b'{"data": [{"text": "a"}]}',
-            """its lists: "data"; write one of them alone, with  jq -c '.data[]'""",
+            """its lists: "data"; extract one of them with  jq -c '.data[]'""",
         ),
-        ("a.json", b'{"v": 1,\n "rows": []\n}', 'is one JSON object and not a list of records; its lists: "rows"'),
+        ("a.json", b'{"v": 1,\n "rows": []\n}', 'is one JSON object, not a list of records; its lists: "rows"'),
         ("a.json", b'{"text":\n "a"}', "is one JSON object over several lines; put [ and ] around it"),
-        ("a.json", b'"text"', "is neither a JSON array nor one JSON object a line"),
+        ("a.json", b'"text"', "is neither a JSON array nor one JSON object per line"),
         (
             "a.jsonl",
             b'[\n {\n  "text": "a"\n }\n]',
-            "begins like a JSON array, and not with an object a line; name it .json",
+            "starts like a JSON array instead of one object per line; rename it to .json",
         ),
         ("a.jsonl", b'{"x": 1}\n{"y": 2}', "keys found: x, y; formats tried: messages, sharegpt, alpaca, dolly"),
-        ("a.txt", b"text", "what it holds cannot be told from its name; known are .jsonl .ndjson .json .parquet"),
-        ("a", b"text", "what it holds cannot be told from its name"),
+        ("a.txt", b"text", "unknown extension; known are .jsonl .ndjson .json .parquet"),
+        ("a", b"text", "unknown extension"),
     ],
 )
 def test_files_that_fail(tmp_path: Path, name: str, data: bytes, message: str) -> None:
@@ -650,7 +643,7 @@ ELEMENTS = st.fixed_dictionaries({"text": SAID}, optional={"more": st.lists(st.f
     st.sampled_from(["", " \n", "]", "{}", '{"text":', ","]),
     st.sampled_from([8, 20, 64]),
 )
-def test_an_array_is_read_block_by_block_as_it_is_as_a_whole(
+def test_an_array_read_in_blocks_equals_one_read_as_a_whole(
     elements: list[object], indent: int | None, behind: str, block: int
 ) -> None:
     data = json.dumps(elements, indent=indent).encode()
@@ -688,16 +681,16 @@ def test_an_array_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "jq -c '.[]'" in fails(tmp_path / "a.json", b'[{"text":"' + b"x" * 1000 + b'"}]')
 
 
-def test_the_format_is_told_by_the_first_record_that_has_one(tmp_path: Path) -> None:
+def test_the_format_is_that_of_the_first_record_with_one(tmp_path: Path) -> None:
     long = {"text": "x" * 1_000_000}
     odd: list[object] = [5, {"x": 1}, None] * 20
     for name, data in (
-        ("a.jsonl", lines_of([*odd, long])),
+        ("a.jsonl", as_lines([*odd, long])),
         ("a.json", orjson.dumps([*odd, long])),
         ("b.json", orjson.dumps([long])),
     ):
         assert parts_of(write(tmp_path / name, data))[0].format == "text"
-    assert "first 100 records" in fails(tmp_path / "b.jsonl", lines_of([5] * 100 + [{"text": ""}]))
+    assert "first 100 records" in fails(tmp_path / "b.jsonl", as_lines([5] * 100 + [{"text": ""}]))
     assert parts_of(write(tmp_path / "c.jsonl", b"5\n"), format="oasst")[0].format == "oasst"
 
 
@@ -720,7 +713,7 @@ def test_a_file_that_changes(tmp_path: Path, name: str, when: str) -> None:
     else:
         write(path, other)
         os.utime(path, ns=(part.file.mtime_ns + 1, part.file.mtime_ns + 1))
-    with pytest.raises(DataError, match=f"{name}: (changed|vanished) while it was read; run again"):
+    with pytest.raises(DataError, match=f"{name}: (changed|disappeared) while it was read; run again"):
         read(numbers)
 
 
@@ -759,32 +752,32 @@ def test_the_same_file_read_in_two_ways(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", GOOD)
     same = [Source(path="a.jsonl"), Source(path="./a.jsonl", format="text"), Source(path="*.jsonl")]
     assert len(find_parts(same, tmp_path, 100)) == 1
-    with pytest.raises(UsageError, match=r"is the same file as a\.jsonl, .* reads as text, this one as alpaca; leave"):
+    with pytest.raises(UsageError, match=r"is the same file as a\.jsonl, .* reads as text, this one as alpaca; remove"):
         find_parts([Source(path="a.jsonl"), Source(path="*.jsonl", format="alpaca")], tmp_path, 100)
     with pytest.raises(UsageError, match=r"this one as text with columns \{text: text\}"):
         find_parts([Source(path="a.jsonl"), Source(path="a.jsonl", columns={"text": "text"})], tmp_path, 100)
-    with pytest.raises(UsageError, match=r"reads as text, this one as text with weight 2\.5, limit 7; leave"):
+    with pytest.raises(UsageError, match=r"reads as text, this one as text with weight 2\.5, limit 7; remove"):
         find_parts([Source(path="*.jsonl"), Source(path="a.jsonl", weight=2.5, limit=7)], tmp_path, 100)
 
 
 @pytest.mark.parametrize(
     ("path", "error", "message"),
     [
-        ("c/chat.jsonl", InputMissing, "there is no such file or folder; did you mean chats.jsonl?"),
-        ("cc/chats.jsonl", InputMissing, "there is no such file or folder; did you mean c?"),
+        ("c/chat.jsonl", InputMissing, "no such file or folder; did you mean chats.jsonl?"),
+        ("cc/chats.jsonl", InputMissing, "no such file or folder; did you mean c?"),
         ("c/*.csv", InputMissing, "the glob matches no file in "),
-        ("*", InputMissing, "the glob matches no file, only folders"),
-        ("empty", InputMissing, "the folder holds no file"),
+        ("*", InputMissing, "the glob matches only folders"),
+        ("empty", InputMissing, "the folder contains no files"),
         (
             "c",
             DataError,
-            "6 of 7 files cannot be told by their names: 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 1 more",
+            "6 of 7 files have an unknown extension: 0.txt, 1.txt, 2.txt, 3.txt, 4.txt and 1 more",
         ),
-        ("c/*", DataError, "use a glob that leaves them out"),
+        ("c/*", DataError, "use a glob that excludes them"),
         (
             "c/5.txt",
             DataError,
-            "known are .jsonl .ndjson .json .parquet .arrow .feather .csv .tsv, the text ones also with .gz",
+            "known are .jsonl .ndjson .json .parquet .arrow .feather .csv .tsv, text files also with .gz",
         ),
         ("https://example.org/a.jsonl", UsageError, "only local files can be read"),
         ("s3://bucket/a.jsonl", UsageError, "only local files can be read"),
@@ -803,9 +796,13 @@ def test_paths_that_fail(tmp_path: Path, path: str, error: type[PackError], mess
 
 def test_bad_settings(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", GOOD)
-    with pytest.raises(UsageError, match='columns: "instructions" is not a name of ours; did you mean instruction'):
+    with pytest.raises(
+        UsageError, match='columns: "instructions" is not a column of packcorpus; did you mean instruction'
+    ):
         parts_of(tmp_path / "a.jsonl", columns={"instructions": "x"})
-    with pytest.raises(UsageError, match=r'"frage" is .*; ours stands on the left: columns: \{question: frage\}$'):
+    with pytest.raises(
+        UsageError, match=r'"frage" is .*; packcorpus names go on the left: columns: \{question: frage\}$'
+    ):
         parts_of(tmp_path / "a.jsonl", columns={"frage": "question"})
     with pytest.raises(UsageError, match="part_size is 0"):
         parts_of(tmp_path / "a.jsonl", part_size=0)
@@ -814,7 +811,7 @@ def test_bad_settings(tmp_path: Path) -> None:
 def test_a_saved_data_set(tmp_path: Path) -> None:
     def save(folder: Path, order: list[str]) -> None:
         for index, name in enumerate(order):
-            write(folder / name, ipc_bytes([{"text": f"{index}"}], pa.ipc.new_stream))
+            write(folder / name, as_arrow([{"text": f"{index}"}], pa.ipc.new_stream))
         write(folder / "dataset_info.json", b"{}")
         write(folder / "state.json", orjson.dumps({"_data_files": [{"filename": name} for name in order]}))
 
@@ -824,11 +821,11 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
     assert names_of(tmp_path, "saved") == ["saved/train/data-1.arrow", "saved/train/data-0.arrow"]
     write(tmp_path / "saved" / "dataset_dict.json", b'{"splits": ["train", "test"]}')
     with pytest.raises(
-        DataError, match="saved: is a saved data set with the splits train, test; name one of them, such as saved/train"
+        DataError, match="saved: is a saved dataset with the splits train, test; use one of them, such as saved/train"
     ):
         names_of(tmp_path, "saved")
     (tmp_path / "saved/train/data-0.arrow").unlink()
-    with pytest.raises(InputMissing, match=r"saved/train/data-0\.arrow: is named in state\.json, but is not there"):
+    with pytest.raises(InputMissing, match=r"saved/train/data-0\.arrow: is listed in state\.json, but is missing"):
         names_of(tmp_path, "saved/train")
     write(tmp_path / "saved/train/state.json", b'{"_data_files": [{"filename": "../x.arrow"}]}')
     with pytest.raises(DataError, match="expected names of files in this folder"):
@@ -850,7 +847,7 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
         ("t0_prompts.jsonl.gz", "prompt_completion", 13649),
     ],
 )
-def test_real_files_are_told_and_read_without_a_reject(name: str, format: str, count: int) -> None:
+def test_real_files_are_identified_and_read_without_a_reject(name: str, format: str, count: int) -> None:
     assert parts_of(CORPORA / name)[0].format == format
     assert len(conversations_of(CORPORA / name, part_size=1 << 20)) == count
 
@@ -872,7 +869,7 @@ def test_a_tab_is_a_delimiter_only_in_a_tsv(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["in", "in/*.jsonl"])
-def test_what_is_no_file_is_not_passed_over(tmp_path: Path, path: str) -> None:
+def test_a_broken_link_is_not_ignored(tmp_path: Path, path: str) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text('{"text": "x"}\n')
     (tmp_path / "in" / "b.jsonl").symlink_to(tmp_path / "nowhere")
@@ -903,7 +900,7 @@ def test_an_integer_that_would_be_rounded_is_rejected_and_no_other_number(tmp_pa
     assert all(isinstance(record, Reject) for record in found[1::2])
 
 
-def test_the_place_of_a_record_is_its_line_in_the_file_wherever_its_part_begins(tmp_path: Path) -> None:
+def test_the_place_of_a_record_is_its_line_in_the_file_not_in_its_part(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"text": "{number}"}}\n' + "\n" * (number % 3) for number in range(60)))
     lines = path.read_text().splitlines()
@@ -919,7 +916,7 @@ def test_the_place_of_a_record_is_its_line_in_the_file_wherever_its_part_begins(
 
 
 @pytest.mark.parametrize(
-    ("content", "reason", "told"),
+    ("content", "reason", "expected"),
     [
         (
             '{"text": "Grüße"}\n'.encode("cp1252") * 3,
@@ -929,27 +926,27 @@ def test_the_place_of_a_record_is_its_line_in_the_file_wherever_its_part_begins(
         (
             b'{\n  "text": "x"\n}\n' * 3,
             "unknown_json",
-            r"holds one object over several lines; .*  cat a.jsonl \| jq -c",
+            r"has objects that span several lines; .*  cat a.jsonl \| jq -c",
         ),
-        (b'[\n  {"text": "x"\n}]\n', "unknown_json", r"begins like a JSON array, .*; name it .json$"),
+        (b'[\n  {"text": "x"\n}]\n', "unknown_json", r"starts like a JSON array .*; rename it to .json$"),
         (
             b'{"Question": "x", "Final Answer": "y", "Answer": "z"}\n',
             "unknown_format",
-            r"is it  columns: \{question: Question, answer: Answer\}  \?$",
+            r"did you mean  columns: \{question: Question, answer: Answer\}  \?$",
         ),
         (b'{"a b": "x", "Output": "y", "query": "z"}\n', "unknown_format", r"\{prompt: query, completion: Output\}"),
         (b'{"frage": "x", "antwort": "y"}\n', "unknown_format", r"keys found: frage, antwort; formats tried: messages"),
     ],
 )
-def test_why_a_format_cannot_be_told(tmp_path: Path, content: bytes, reason: str, told: str) -> None:
+def test_an_unknown_format_is_explained(tmp_path: Path, content: bytes, reason: str, expected: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
-    with pytest.raises(DataError, match=told) as error:
+    with pytest.raises(DataError, match=expected) as error:
         parts_of(tmp_path / "a.jsonl")
     assert error.value.reason == reason
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "expected"),
     [
         (
             {"prompt": "user_query", "completion": "bot_replies"},
@@ -959,25 +956,21 @@ def test_why_a_format_cannot_be_told(tmp_path: Path, content: bytes, reason: str
         ({"messages": "msgs"}, "a.jsonl: columns: messages: no key `msgs`; keys found: user_query, bot_reply"),
     ],
 )
-def test_a_column_that_is_not_there_is_named(tmp_path: Path, columns: dict[str, str], told: str) -> None:
+def test_a_missing_column_is_named(tmp_path: Path, columns: dict[str, str], expected: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"user_query": "x", "bot_reply": "y"}\n')
     with pytest.raises(DataError) as error:
         parts_of(tmp_path / "a.jsonl", columns=columns)
-    assert (error.value.reason, str(error.value)) == ("unknown_format", told)
+    assert (error.value.reason, str(error.value)) == ("unknown_format", expected)
 
 
-def test_columns_of_a_file_that_needs_none_are_to_be_left_out(tmp_path: Path) -> None:
+def test_columns_of_a_file_that_needs_none_should_be_removed(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"messages": []}\n')
-    with pytest.raises(
-        DataError, match=r"no key `msgs`; .*; without columns it is read as messages: leave columns out$"
-    ):
+    with pytest.raises(DataError, match=r"no key `msgs`; .*; without columns it is read as messages: remove columns$"):
         parts_of(tmp_path / "a.jsonl", columns={"messages": "msgs"})
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
-def test_a_decoder_replaces_that_of_plain_blocks_and_none_sends_each_record_through_the_strict_one(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_custom_decoder_is_used_and_falls_back_to_strict_parsing(name: str, tmp_path: Path) -> None:
     lines = [b'{"text":"a"}', b'{"text":"b","text":"c"}', b'{"text":"d"}']
     data = b"\n".join(lines) if name == "a.jsonl" else b"[" + b", ".join(lines) + b"]"
     _, (part,) = parts_of(write(tmp_path / name, data))
@@ -985,6 +978,6 @@ def test_a_decoder_replaces_that_of_plain_blocks_and_none_sends_each_record_thro
     found = [record for _, record in read_part(part, decode=lambda texts: None)]
     assert (found[0], str(found[1]), found[2]) == (
         {"text": "a"},
-        'the key "text" stands twice in one object',
+        'duplicate key "text" in an object',
         {"text": "d"},
     )

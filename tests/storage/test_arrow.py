@@ -18,12 +18,12 @@ TYPES = (np.int8, np.int32, np.int64, np.uint64, np.bool_)
 
 @settings(deadline=None)
 @given(st.sampled_from(TYPES), st.lists(st.integers(0, 100), max_size=40), st.integers(0, 40), st.integers(0, 40))
-def test_there_and_back(kind: type, numbers: list[int], begin: int, count: int) -> None:
+def test_round_trip_through_arrow(kind: type, numbers: list[int], start: int, count: int) -> None:
     values = np.array(numbers).astype(kind)
     column = to_arrow(values)
     column.validate(full=True)
     assert column.equals(pa.array(values))
-    part = column.slice(min(begin, len(values)), count)
+    part = column.slice(min(start, len(values)), count)
     found = to_numpy(part)
     assert found.dtype == values.dtype
     assert found.tolist() == part.to_pylist()

@@ -82,7 +82,7 @@ def test_order_of_sync_and_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
 @pytest.mark.parametrize("call", ["fsync", "rename", "fchmod"])
-def test_a_refusing_disk_is_named_and_the_old_file_stays(
+def test_a_failed_write_names_the_file_and_keeps_the_old_one(
     call: str, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "shard.arrow"
@@ -131,7 +131,7 @@ def test_a_short_write_below_arrow(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"in the way")
     with pytest.raises(StorageError, match="file/below: cannot be written"):
         write_bytes(tmp_path / "file" / "below", b"")
@@ -141,7 +141,7 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
+def test_files_left_by_a_killed_writer_are_removed(tmp_path: Path) -> None:
     path = tmp_path / "file[1].bin"
     write_bytes(path, b"old")
     script = (
@@ -166,7 +166,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> Non
     assert path.read_bytes() == b"new"
 
 
-def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
+def test_two_writers_of_one_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with atomic_file(path) as first:
         first.write(b"first, ")
@@ -178,7 +178,7 @@ def test_two_writers_of_one_file_do_not_meet(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_temporary_file_that_is_taken_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_file_removed_before_it_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, flock = tmp_path / "file", fcntl.flock
     left = [1, 1]
 
@@ -205,7 +205,7 @@ def test_only_files_of_that_name_are_removed(tmp_path: Path) -> None:
     assert all(other.exists() for other in others)
 
 
-def test_json_keeps_its_order_and_says_where_it_is_broken(tmp_path: Path) -> None:
+def test_json_keeps_its_order_and_errors_have_a_position(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     value = {"b": 1, "a": [1.5, None, "é"]}
     assert to_json(value).endswith(b"\n")
@@ -220,9 +220,7 @@ def test_json_keeps_its_order_and_says_where_it_is_broken(tmp_path: Path) -> Non
         read_json(tmp_path / "y.json")
 
 
-def test_every_folder_that_is_made_is_synced_into_the_one_above(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_new_folders_are_synced_into_their_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     fsync = os.fsync
 
@@ -237,7 +235,7 @@ def test_every_folder_that_is_made_is_synced_into_the_one_above(
     assert len(synced) == 6, "folders that were there are synced again"
 
 
-def test_what_was_written_is_told(tmp_path: Path) -> None:
+def test_write_bytes_returns_size_and_digest(tmp_path: Path) -> None:
     assert write_bytes(tmp_path / "file", b"abc") == {"bytes": 3, "sha256": hashlib.sha256(b"abc").hexdigest()}
 
 
@@ -249,7 +247,7 @@ def write_and_lose(path: Path) -> None:
         os.truncate(temporary, 1)
 
 
-def test_an_interrupt_the_moment_that_a_temporary_file_is_there(
+def test_an_interrupt_right_after_the_temporary_file_is_created(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = Path.open
@@ -293,7 +291,7 @@ def test_a_system_without_writeback_advice(tmp_path: Path, monkeypatch: pytest.M
     assert write_bytes(tmp_path / "file", b"new")["bytes"] == 3
 
 
-def test_bytes_that_a_disk_took_and_lost(tmp_path: Path) -> None:
+def test_lost_bytes_are_noticed(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_bytes(path, b"old")
     with pytest.raises(StorageError, match="file: cannot be written: 4 bytes were written, but the file has 1"):
@@ -317,7 +315,7 @@ def test_a_file_that_cannot_be_locked_is_not_left(tmp_path: Path, monkeypatch: p
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
-def test_a_folder_that_is_in_the_way_of_a_lock(tmp_path: Path) -> None:
+def test_a_folder_at_the_path_of_a_lock(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be written: Is a directory"):
         files.lock(tmp_path)
     (tmp_path / "file").touch()
@@ -340,7 +338,7 @@ def test_a_lock_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_a_folder_is_synced_and_closed_and_one_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_sync_folder_closes_it_and_names_a_missing_one(tmp_path: Path) -> None:
     before = os.listdir("/proc/self/fd")
     files.sync_folder(tmp_path)
     assert len(os.listdir("/proc/self/fd")) == len(before)

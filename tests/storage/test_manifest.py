@@ -112,7 +112,7 @@ def read_back(recipe: Any) -> tuple[Any, Any, Any]:
     return plan, shards, orjson.loads(recipe.published.read_bytes())["files"]
 
 
-def test_a_manifest_holds_no_place_and_no_time(made: Corpus) -> None:
+def test_a_manifest_contains_no_path_and_no_time(made: Corpus) -> None:
     root, path = made
     text = path.read_text()
     for part in (str(root), str(Path.home()), "/tmp"):  # noqa: S108 - searched for, not written
@@ -159,7 +159,7 @@ def test_every_edited_value_is_refused(copied: Corpus) -> None:
         assert "was edited or damaged" in str(caught.value) or "is not a packcorpus manifest" in str(caught.value)
 
 
-def test_a_key_more_or_less_is_refused(copied: Corpus) -> None:
+def test_extra_and_missing_keys_are_refused(copied: Corpus) -> None:
     _, path = copied
     original = orjson.loads(path.read_bytes())
     for key in original.keys() - {"texts_version"}:  # which corpora of earlier versions do not have
@@ -191,7 +191,7 @@ def test_a_path_that_leads_out_is_refused(what: str, inside: str, copied: Corpus
 
 
 @pytest.mark.parametrize("old", [b"\n", b'": ', b"{", b'"seed": 42'])
-def test_a_manifest_is_what_was_published_to_the_byte(old: bytes, copied: Corpus) -> None:
+def test_a_reformatted_manifest_is_refused(old: bytes, copied: Corpus) -> None:
     """White space and keys that are there twice are no part of its digest."""
     _, path = copied
     new = {b"\n": b" ", b'": ': b'":  ', b"{": b" {", b'"seed": 42': b'"seed": 43, "seed": 42'}[old]
@@ -213,7 +213,7 @@ TWICE: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("where", "value"), [*KEYED, *TWICE], ids=[where for where, _ in [*KEYED, *TWICE]])
-def test_an_edited_manifest_is_refused_though_its_digest_was_made_again(where: str, value: Any, copied: Corpus) -> None:
+def test_an_edited_manifest_is_refused_even_if_signed_again(where: str, value: Any, copied: Corpus) -> None:
     _, path = copied
     inner = values = orjson.loads(path.read_bytes())
     *above, last = where.split(".")
@@ -221,12 +221,12 @@ def test_an_edited_manifest_is_refused_though_its_digest_was_made_again(where: s
         inner = inner[int(key) if key.isdigit() else key]
     inner[last] = value
     write_values(path, values)
-    said = "its key does not match its settings and sources" if (where, value) in KEYED else "in one place"
-    with pytest.raises(DataError, match=f"was edited .*{said}.*run: packcorpus repair {path}$"):
+    reason = "its key does not match its settings and sources" if (where, value) in KEYED else "in one place"
+    with pytest.raises(DataError, match=f"was edited .*{reason}.*run: packcorpus repair {path}$"):
         load_manifest(path)
 
 
-def test_a_manifest_made_by_older_rules_of_the_key_is_accepted(copied: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manifest_with_an_older_key_version_is_accepted(copied: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(VERSIONS, "corpus", VERSIONS["corpus"] + 1)
     assert load_manifest(copied[1]).key_version == VERSIONS["corpus"] - 1
 
@@ -277,9 +277,7 @@ def test_a_ledger_that_does_not_balance_makes_no_manifest(tmp_path: Path) -> Non
         build_manifest(recipe, plan, moved, files)
 
 
-def test_folders_that_a_killed_run_made_are_synced_before_the_manifest_is_published(
-    copied: Corpus, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_a_killed_run_are_synced_before_publishing(copied: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     root, path = copied
     manifest = load_manifest(path)
     folder = root / manifest.corpus
@@ -291,7 +289,7 @@ def test_folders_that_a_killed_run_made_are_synced_before_the_manifest_is_publis
     assert path.read_bytes() == (folder / "manifest.json").read_bytes()
 
 
-def test_what_is_no_manifest(tmp_path: Path) -> None:
+def test_not_a_manifest(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     with pytest.raises(InputMissing, match=r"x\.json: no such manifest$"):
         load_manifest(path)
@@ -304,7 +302,7 @@ def test_what_is_no_manifest(tmp_path: Path) -> None:
             load_manifest(path)
 
 
-def test_a_manifest_that_is_nested_too_deeply_to_be_written_again_is_refused(copied: Corpus) -> None:
+def test_a_manifest_nested_too_deeply_is_refused(copied: Corpus) -> None:
     _, path = copied
     deep: Any = []
     for _ in range(300):
@@ -371,7 +369,7 @@ def test_is_published(copied: Corpus) -> None:
 
 @settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_any_damage_to_a_manifest_is_a_message(made: Corpus, tmp_path: Path, data: st.DataObject) -> None:
+def test_any_damage_to_a_manifest_is_reported(made: Corpus, tmp_path: Path, data: st.DataObject) -> None:
     original = made[1].read_bytes()
     at = data.draw(st.integers(0, len(original) - 1))
     damaged = data.draw(

@@ -175,7 +175,7 @@ def test_a_flipped_bit_is_an_error_or_a_row_of_full_length(copy: Path) -> None:
     manifest, folder, shard = first_shard(copy)
     path = folder / shard.path
     whole = path.read_bytes()
-    # The lengths of the columns of the first batch stand at the first of these; else a few places all over the file.
+    # The column lengths of the first batch are among the first of these; the others are spread over the file.
     lengths = range(8 * 1112, 8 * 1144)
     for place in [*lengths, *np.linspace(0, 8 * len(whole) - 1, 150).astype(int).tolist()]:
         damaged = bytearray(whole)

@@ -274,22 +274,22 @@ def one_label_less(t: Tampered) -> None:
 
 
 ROWS: list[tuple[Callable[[Tampered], None], str]] = [
-    (mask_value, "attention_mask holds other values than 0 and 1"),
-    (mask_hole, "attention_mask has a pad among the tokens"),
+    (mask_value, "attention_mask has values other than 0 and 1"),
+    (mask_hole, "attention_mask has padding among the tokens"),
     (empty_row, "the row is empty"),
-    (id_beyond, "a token id is beyond the vocabulary"),
-    (id_negative, "a token id is beyond the vocabulary"),
-    (other_pad, "a pad is not the pad token"),
+    (id_beyond, "a token id is outside the vocabulary"),
+    (id_negative, "a token id is outside the vocabulary"),
+    (other_pad, "padding is not the pad token"),
     (other_label, "a label is neither -100 nor the token itself"),
     (other_ignored, "a label is neither -100 nor the token itself"),
-    (trained_pad, "a pad is trained on"),
+    (trained_pad, "padding is trained on"),
     (nothing_trained, "no token of the row is trained on"),
     (position_runs_on, "position_ids do not restart at 0 at every conversation"),
     (position_of_the_pads, "position_ids do not restart at 0 at every conversation"),
     (position_of_one, "position_ids do not restart at 0 at every conversation"),
     (trained_head, "the first token of a conversation is trained on"),
     (no_separator, "a conversation is not closed by the EOS separator"),
-    (one_label_less, "the index counts other trained tokens than the labels"),
+    (one_label_less, "the index and the labels disagree about trained tokens"),
 ]
 
 
@@ -310,7 +310,7 @@ def test_a_trained_separator_behind_a_truncated_conversation(truncated: Tampered
     t.rows["labels"][at] = t.rows["input_ids"][at]
     t.write_rows()
     t.sign()
-    assert "the separator behind a conversation that was cut is trained on" in t.refused()
+    assert "the separator after a truncated conversation is trained on" in t.refused()
 
 
 def test_a_row_more_or_less(truncated: Tampered) -> None:
@@ -323,7 +323,7 @@ def test_a_row_more_or_less(truncated: Tampered) -> None:
     t.rows = {name: np.concatenate([values, values[-1:]]) for name, values in original.items()}
     t.write_rows()
     t.sign()
-    assert "the index covers other tokens" in t.refused()
+    assert "the index covers a different number of tokens" in t.refused()
 
 
 def test_a_shard_of_another_corpus_or_schema(truncated: Tampered) -> None:
@@ -415,15 +415,15 @@ def other_trained(t: Tampered) -> None:
 INDEX: list[tuple[Callable[[Tampered], None], str]] = [
     (move_a_border, "position_ids do not restart at 0 at every conversation"),
     (leave_a_gap, "the index's pieces leave a gap or overlap"),
-    (drop_an_entry, "the index covers other tokens"),
-    (add_an_entry, "the index covers other tokens"),
+    (drop_an_entry, "the index covers a different number of tokens"),
+    (add_an_entry, "the index covers a different number of tokens"),
     (no_length, "a piece has no length"),
-    (in_no_shard, "has pieces in shards or rows that do not exist"),
-    (in_no_row, "has pieces in shards or rows that do not exist"),
-    (in_a_row_below, "has pieces in shards or rows that do not exist"),
-    (a_null, "start is null where it may not be"),
-    (a_null_trained, "trained is null where it may not be"),
-    (other_trained, "the index counts other trained tokens than the labels"),
+    (in_no_shard, "refers to shards or rows that do not exist"),
+    (in_no_row, "refers to shards or rows that do not exist"),
+    (in_a_row_below, "refers to shards or rows that do not exist"),
+    (a_null, "start has null values that are not allowed"),
+    (a_null_trained, "trained has null values that are not allowed"),
+    (other_trained, "the index and the labels disagree about trained tokens"),
 ]
 
 
@@ -478,11 +478,11 @@ def another_reason(t: Tampered) -> None:
 
 
 MIXED: list[tuple[Callable[[Tampered], None], str]] = [
-    (too_many_turns, "is packed, and max_turns is 2"),
-    (few_turns_for_a_drop, "was dropped by max_turns, and is not outside of it"),
-    (on_both_sides, "is in the validation split, and what it says is in the training split, too"),
-    (twice_the_same, "is packed, and so is another that says the same"),
-    (others_in_an_epoch, "train_epoch_2 has other pieces than train"),
+    (too_many_turns, "is packed, but max_turns is 2"),
+    (few_turns_for_a_drop, "was dropped by max_turns, but is within it"),
+    (on_both_sides, "is in the validation split, and the same content is in the training split"),
+    (twice_the_same, "is packed, and another one with the same content is, too"),
+    (others_in_an_epoch, "train_epoch_2 has different pieces from train"),
     (another_reason, "dropped is recorded as"),
 ]
 
@@ -510,11 +510,11 @@ def test_rows_of_format_2_are_counted(made: dict[str, Path], tmp_path: Path) -> 
     first["row"] = another["row"]
     t.write_index()
     t.sign()
-    assert t.refused().endswith("the index does not hold one conversation for each row")
+    assert t.refused().endswith("the index does not have one conversation per row")
     t.index.remove(first)
     t.write_index()
     t.sign()
-    assert t.refused().endswith("the index does not hold one conversation for each row")
+    assert t.refused().endswith("the index does not have one conversation per row")
 
 
 # -- the ledger ------------------------------------------------------------------------------------------------------
@@ -631,7 +631,7 @@ def test_a_corpus_without_rows(truncated: Tampered) -> None:
     t.index = []
     t.write_index()
     t.sign()
-    assert t.refused().endswith("the corpus holds no row")
+    assert t.refused().endswith("the corpus has no rows")
 
 
 # -- files -----------------------------------------------------------------------------------------------------------
@@ -758,7 +758,7 @@ def test_a_folder_that_is_a_link_is_said_of_its_files(truncated: Tampered, tmp_p
     inside = truncated.folder / "tokenizer"
     inside.rename(tmp_path / "outside")
     inside.symlink_to(tmp_path / "outside")
-    assert truncated.refused().startswith(f"{inside / 'tiny.model'}: is a link; ")
+    assert truncated.refused().startswith(f"{inside / 'tiny.model'}: is a symbolic link; ")
 
 
 def test_two_manifests_that_differ(truncated: Tampered) -> None:

@@ -155,10 +155,7 @@ def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, t
 def _spans(
     row: dict[str, Any], manifest: Manifest, encoder: Encoder, template: Template
 ) -> tuple[Conversation, list[Span]]:
-    """Return the conversation of a row, and its spans.
-
-    Raises Reject if no spans equal the text of the row.
-    """
+    """Return the conversation of a row, and its spans. Raises Reject."""
     for conversation in _rebuilt(row, manifest, encoder):
         spans = template.spans(conversation, trained_turns(conversation, manifest.train_on))
         if "".join(span.text for span in spans) == row["text"]:

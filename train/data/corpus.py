@@ -269,9 +269,6 @@ def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool) -> None:
 
 
 def _key_of_bytes(folder: Path, splits: dict[str, list[Shard]]) -> str:
-    """Compute a key for shards that have none.
-
-    With it, a checkpoint is resumed only on the same rows.
-    """
+    """Compute a key for shards that have none, to resume only on the same rows."""
     digests = [sha256_of(folder / shard.path) for shards in splits.values() for shard in shards]
     return hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -110,10 +110,7 @@ class PackedDataset(torch.utils.data.Dataset):
         self.conversations: int | None = conversations if corpus.isolated else None
 
     def _load(self, shard: Shard, start: int, whole: Columns | None) -> tuple[list[Columns], list[tuple[int, ...]]]:
-        """Return the record batches of a shard, and their counts.
-
-        They are mapped, or copied into `whole` from row `start`.
-        """
+        """Map a shard, or copy it into `whole` from row `start`; and count its batches."""
         data = read_verified(self.corpus.folder, shard, mapped=whole is None)
         path = self.corpus.folder / shard.path
         blocks, counts, rows = [], [], 0
@@ -137,10 +134,7 @@ class PackedDataset(torch.utils.data.Dataset):
         return self.__getitems__([row])[0]
 
     def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[dict[str, torch.Tensor]]:
-        """Return several rows; negative numbers count from the end.
-
-        Raises IndexError if a row does not exist.
-        """
+        """Return several rows; negative numbers count from the end, as in a list."""
         places = [self._place(row) for row in rows]
         batch = []
         for name in self._names:
@@ -187,10 +181,7 @@ class Passes(torch.utils.data.Dataset):
 def _record_batches(
     path: Path, data: pa.Buffer, names: Sequence[str], length: int
 ) -> Iterator[tuple[Columns, np.ndarray]]:
-    """Yield (columns, attention_mask int8[rows, L]) of each record batch.
-
-    They are views of `data` if it has these types.
-    """
+    """Yield (columns, attention_mask int8[rows, L]), if possible views of `data`."""
     with reading(path):
         for batch in pa.ipc.open_stream(data):
             if batch.num_rows:

@@ -27,10 +27,7 @@ LINE_EVERY = 10.0  # seconds between two lines if the output is not a terminal
 
 
 def open_console(quiet: bool = False) -> Console:
-    """Open standard error, wide enough for a table if it is not a terminal.
-
-    `quiet` is set on all ranks but the first.
-    """
+    """Open standard error; wide enough for a table if it is not a terminal."""
     return Console(stderr=True, highlight=False, quiet=quiet, width=None if sys.stderr.isatty() else 110)
 
 

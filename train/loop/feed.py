@@ -58,10 +58,7 @@ class PackedFeed:
         return packed_trainer(model, given, collator, self.passes, self.validation)
 
     def positions(self) -> torch.Tensor:
-        """Return the position_ids of typical rows, int[rows, L].
-
-        A row without them counts as one conversation.
-        """
+        """Return position_ids of typical rows, int[rows, L]; without any, 0 … L - 1."""
         rows = [self.train[row] for row in range(min(64, len(self.train)))]
         length = len(rows[0]["input_ids"])
         return torch.stack([row.get("position_ids", torch.arange(length)) for row in rows])

@@ -40,10 +40,7 @@ Agree = Callable[[list[float]], list[float]]
 
 
 class Memory(Protocol):
-    """Memory of a device, of which passes may use `limit` bytes.
-
-    If `cautious`, no pass that might need more is tried.
-    """
+    """Passes may use `limit` bytes; if `cautious`, none that may exceed it is tried."""
 
     limit: float
     cautious: bool
@@ -153,10 +150,7 @@ def choose(trials: Sequence[Trial]) -> int:
 
 
 def _reason_to_stop(trials: Sequence[Trial], size: int, limit: float | None, spent: float, budget: float) -> str | None:
-    """Return why the next size is not tried; None to try it.
-
-    Time and memory grow at most linearly with the rows.
-    """
+    """Return why not to try the next size, assuming at most linear costs; or None."""
     last, best = trials[-1], max(trial.tokens_per_second for trial in trials)
     if last.tokens_per_second < (1 - NEAR) * best:
         return f"tokens/s fall at {last.rows} rows"
@@ -171,10 +165,7 @@ def _reason_to_stop(trials: Sequence[Trial], size: int, limit: float | None, spe
 def _time(
     step: Callable[[int], None], size: int, budget: float, clock: Callable[[], float], memory: Memory
 ) -> tuple[list[float], bool]:
-    """Time one or two passes after one to warm up.
-
-    Returns the seconds, and whether the passes fit into memory.
-    """
+    """Time one or two passes after a warm-up. Returns seconds, and whether they fit."""
     times: list[float] = []
     memory.reset()
     while len(times) < 3 and sum(times[1:]) <= budget * (len(times) > 1):

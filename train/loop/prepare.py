@@ -67,10 +67,7 @@ class Run:
 def prepare(
     corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, device: Device, state: PartialState
 ) -> Run:
-    """Open corpus and model, measure what the config leaves open, prove isolation.
-
-    Raises PackError.
-    """
+    """Prepare a run. Raises PackError."""
     main = state.is_main_process
     with together():
         check_reporting(config)
@@ -137,10 +134,7 @@ def _choose(
     state: PartialState,
     autocast: Any,
 ) -> Choices:
-    """Choose attention, options, and micro-batch.
-
-    They are measured, unless an earlier start on this machine did so.
-    """
+    """Choose attention, options, and micro-batch; reuse an earlier start's choices."""
     place = (state.device.type, device.precision, state.num_processes)
     known = before if before and (before.device, before.precision, before.ranks) == place else None
     with autocast():
@@ -168,10 +162,7 @@ def _choose(
 
 
 def _choose_attention(model: Any, feed: Feed, attention: str, seed: int) -> tuple[str, list[str]]:
-    """Make the model use an attention backend; `auto` measures all.
-
-    Returns its name, and a table of the measurements.
-    """
+    """Set an attention backend; `auto` measures all. Returns its name and a table."""
     if attention == "auto":
         if not feed.isolated:
             return "sdpa", []
@@ -186,10 +177,7 @@ def _choose_attention(model: Any, feed: Feed, attention: str, seed: int) -> tupl
 
 
 def _check_resumed(checkpoint: Path | None, before: Choices | None, now: Choices) -> list[str]:
-    """Return warnings if a run is resumed on another machine.
-
-    Raises UsageError if it would see other rows.
-    """
+    """Return warnings about another machine. Raises UsageError for other rows."""
     if checkpoint is None or before is None:
         return []
     if before.rows_per_step != now.rows_per_step:

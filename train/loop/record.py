@@ -19,10 +19,7 @@ LIBRARIES = ("packcorpus", "torch", "transformers", "peft", "bitsandbytes", "acc
 
 
 def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
-    """Summarize a run from the log of its steps.
-
-    Rates are means weighted by the time of each step.
-    """
+    """Summarize the log of a run; rates are means weighted by the time of a step."""
     steps = [entry for entry in log if "step_seconds" in entry]
     evaluations = [entry["eval_loss"] for entry in log if "eval_loss" in entry]
     seconds = sum(entry["step_seconds"] for entry in steps)
@@ -50,10 +47,7 @@ def versions() -> dict[str, str]:
 def write_results(
     folder: Path, model: Any, tokenizer: TokenizerFiles | None, record: dict[str, Any], log: list[dict[str, Any]]
 ) -> None:
-    """Write all results into the run's folder.
-
-    `training.json` is written last, because it marks the run as finished.
-    """
+    """Write all results; `training.json` is last, because it marks the end."""
     for adapter in model.peft_config.values():
         adapter.base_model_name_or_path = record["base_model"]
     model.save_pretrained(folder, safe_serialization=True)

@@ -33,10 +33,7 @@ from train.model import flops
 
 
 def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, guard: SignalGuard) -> None:
-    """Train, and write everything to `folder`.
-
-    Raises PackError if the run is refused, Interrupted on a signal.
-    """
+    """Train, and write everything to `folder`. Raises PackError or Interrupted."""
     interruption = Interruption(guard)
     _silence_libraries()
     device = devices.resolve(config)

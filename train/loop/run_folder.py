@@ -96,10 +96,7 @@ class RunFolder:
             )
 
     def claim(self) -> None:
-        """Lock the folder for the lifetime of this process.
-
-        Raises Busy if another process trains in it.
-        """
+        """Lock the folder until this process ends. Raises Busy if it is locked."""
         if not lock(self.path / LOCK):
             raise Busy("busy", f"{self.path}: another run is using this folder; wait until it ends, then retry")
 

@@ -124,10 +124,7 @@ class Measured:
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Compute the mean loss of the split's trained tokens.
-
-        Each row counts once, on any number of ranks.
-        """
+        """Compute the mean loss of trained tokens; each row counts once, on any ranks."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
         self.model.eval()
         sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
@@ -168,10 +165,7 @@ def one_gpu(args: TrainingArguments) -> TrainingArguments:
 
 
 class NextPacking(TrainerCallback):
-    """Switches to the next packing at the start of each epoch.
-
-    accelerate does so on one rank, but not on several.
-    """
+    """Switches packings at each epoch; accelerate does so only on a single rank."""
 
     def __init__(self, rows: Passes):
         self._rows = rows

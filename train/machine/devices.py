@@ -146,10 +146,7 @@ def _kind(config: TrainingConfig) -> Literal["cuda", "cpu"]:
 
 
 def _own_gpu() -> int:
-    """Return the index of this process's GPU.
-
-    A launcher may also show each process a single one.
-    """
+    """Return the index of this process's GPU; a launcher may show it only one."""
     return int(os.environ.get("LOCAL_RANK", "0")) % gpu_count()
 
 
@@ -221,10 +218,7 @@ def no_bf16_reason() -> str | None:
 
 
 def no_nf4_reason(kind: str) -> str | None:
-    """Return why bitsandbytes fails on a device, and how to fix it.
-
-    None if it computes a small product correctly.
-    """
+    """Return why bitsandbytes fails, and the fix; None if a small product is right."""
     # bitsandbytes logs an error of twenty lines if its library cannot be loaded.
     import logging
 

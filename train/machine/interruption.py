@@ -23,10 +23,7 @@ from train.machine.signals import NUMBERS, SignalGuard, is_rank
 
 
 class Interruption(TrainerCallback):
-    """Handles SIGTERM and SIGINT from its construction on.
-
-    `stopped` is True if one of them ended the run.
-    """
+    """Handles SIGTERM and SIGINT; `stopped` is True if one of them ended the run."""
 
     def __init__(self, guard: SignalGuard) -> None:
         self.stopped = False

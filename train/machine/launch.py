@@ -19,17 +19,11 @@ PATIENCE = 3600
 
 
 class RankFailed(PackError):
-    """A rank failed: it reported an error, or was killed.
-
-    The exit code is that of the first rank that failed.
-    """
+    """A rank reported an error or was killed; has the exit code of the first."""
 
 
 def launch(ranks: int, arguments: list[str]) -> None:
-    """Run `python -m train arguments` as `ranks` processes.
-
-    Raises RankFailed or Interrupted.
-    """
+    """Run `python -m train` as several processes. Raises RankFailed or Interrupted."""
     # Only this sets the level of torch's loggers, which otherwise report a signal in four lines.
     os.environ.setdefault("LOGLEVEL", "CRITICAL")
     from torch.distributed.elastic.multiprocessing.api import SignalException

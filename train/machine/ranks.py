@@ -49,10 +49,7 @@ def together() -> Iterator[None]:
 
 
 def main_first(main: bool, work: Callable[[], Result]) -> Result:
-    """Run `work` on the first rank, then on the others.
-
-    They find what the first has built, downloaded, or removed.
-    """
+    """Run `work` on the first rank, then on the others, which find what it made."""
     for turn in (True, False):
         with together():
             if main == turn:

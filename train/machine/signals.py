@@ -54,17 +54,11 @@ class SignalGuard:
 
 
 def _ignore() -> None:
-    """Ignore signals while Python exits, which takes torch a while.
-
-    Python has restored the system's default handlers by then.
-    """
+    """Ignore signals during exit, when Python has restored the default handlers."""
     for number in NUMBERS:
         signal.signal(number, signal.SIG_IGN)
 
 
 def is_rank() -> bool:
-    """Return whether this is one of several processes.
-
-    If so, their launcher reports the interruption.
-    """
+    """Return whether a launcher started this process and reports for it."""
     return "TORCHELASTIC_RUN_ID" in os.environ

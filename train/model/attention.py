@@ -48,10 +48,7 @@ PACKAGES = {
 
 
 def unavailable_reason(backend: str, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> str | None:
-    """Return why a backend cannot train on a device in a precision.
-
-    None if it can, as far as that is known without trying.
-    """
+    """Return why a backend cannot train here, as far as known; None if it can."""
     if backend in ("sdpa", "eager"):
         return None
     if device.type != "cuda":

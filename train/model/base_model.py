@@ -117,10 +117,7 @@ def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, fo
 
 
 def read_config(base: Path | str) -> Any:
-    """Read the text config of a model.
-
-    Raises DataError or InputMissing, which name the model.
-    """
+    """Read the text config of a model. Raises DataError or InputMissing."""
     try:
         found = AutoConfig.from_pretrained(base, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
@@ -156,10 +153,7 @@ def positions(config: Any) -> int | None:
 
 
 def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int) -> None:
-    """Raise DataError if the rows do not fit the model.
-
-    Ids must be below the vocabulary size, and rows no longer than the model's positions.
-    """
+    """Raise DataError if an id or a row exceeds the model's vocabulary or positions."""
     if max_id >= config.vocab_size:
         raise DataError(
             "ids_beyond_model",

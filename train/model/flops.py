@@ -47,10 +47,7 @@ PEAK = {
 
 
 def parameters(model: Any) -> tuple[int, int]:
-    """Count (all, trainable) parameters, both including the adapter.
-
-    NF4 packs two parameters into a byte; both are counted.
-    """
+    """Count (all, trainable) parameters with the adapter; two per byte of NF4."""
     # Tied weights are yielded once.
     counts = [(_count(weights), weights.requires_grad) for weights in model.parameters()]
     return sum(count for count, _ in counts), sum(count for count, trainable in counts if trainable)
@@ -62,10 +59,7 @@ def _count(weights: Any) -> int:
 
 
 def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
-    """Return the useful FLOP per token of a training step.
-
-    `position_ids`, int[rows, L], belong to typical rows.
-    """
+    """Return the useful FLOP per token; `position_ids`, int[rows, L], are typical."""
     config = model.config.get_text_config()
     total, adapter = parameters(model)
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()

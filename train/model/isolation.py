@@ -55,10 +55,7 @@ class Isolation:
 
     @property
     def sees(self) -> bool:
-        """Return whether a change has an effect far above the noise.
-
-        Otherwise the check proves nothing.
-        """
+        """Return whether the effect is far above the noise; if not, nothing is proven."""
         return self.first_moved > 10 * self.noise
 
     def __str__(self) -> str:

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tasks.core.errors import DataError, PartMissing
+from tasks.core.printable import counted
 from train.config import TrainingConfig
 from train.model.attention import BACKENDS
 from train.model.base_model import unreadable
@@ -78,7 +79,7 @@ def load_model(
     if missing := sorted(loaded["missing_keys"]):
         # transformers would initialize them randomly.
         raise DataError(
-            "bad_model", f"{base}: has no weights for {missing[0]} and {len(missing) - 1} more; copy the model again"
+            "bad_model", f"{base}: lacks {counted(len(missing), 'weight')}, such as {missing[0]}; copy the model again"
         )
     model.config.use_cache = False  # with a cache, conversations see each other
     for layer in quantized(model):
@@ -134,7 +135,7 @@ def check(model: Any, config: TrainingConfig) -> None:
     if outside := [name for name in trained if "lora_" not in name]:
         raise DataError(
             "wrong_weights",
-            f"{outside[0]} and {len(outside) - 1} more weights outside the adapter would be trained",
+            f"{counted(len(outside), 'weight')} outside the adapter would be trained, such as {outside[0]}",
         )
     if low := [name for name, weights in trained.items() if weights.dtype != torch.float32]:
         raise DataError("wrong_weights", f"{low[0]} is {trained[low[0]].dtype}; the weights of an adapter must be fp32")

@@ -204,7 +204,7 @@ def test_ids_beyond_the_vocabulary_are_rejected(
         capsys,
         words(folder, tmp_path / "run", "--base-model", str(tmp_path / "small")),
         65,
-        "embeddings for ids up to 99",
+        "embeddings only for ids up to 99",
     )
 
 

@@ -180,13 +180,7 @@ def test_quantization_without_effect_is_rejected(base: Path) -> None:
 def test_a_trainable_weight_outside_the_adapter_is_rejected(base: Path) -> None:
     model = load(base)
     model.get_input_embeddings().weight.requires_grad_(True)
-    rejected(
-        DataError,
-        "embed_tokens.weight and 0 more weights outside the adapter would be trained",
-        check,
-        model,
-        TrainingConfig(),
-    )
+    rejected(DataError, "1 weight outside .* such as .*embed_tokens.weight", check, model, TrainingConfig())
 
 
 def test_an_adapter_in_low_precision_is_rejected(base: Path) -> None:
@@ -228,7 +222,7 @@ def test_missing_tensors_are_not_initialized_randomly(base: Path, tmp_path: Path
     (tmp_path / "model.safetensors").write_bytes((base / "model.safetensors").read_bytes())
     config = json.loads((base / "config.json").read_bytes())
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 3}))
-    rejected(DataError, "has no weights for", lambda: load(tmp_path))
+    rejected(DataError, r"lacks \d+ weights?, such as", lambda: load(tmp_path))
 
 
 # -- the fused loss ----------------------------------------------------------------------------------------------------

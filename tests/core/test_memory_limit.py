@@ -1,4 +1,4 @@
-"""The bound on memory: kept by the system, and gone afterwards."""
+"""The memory limit is enforced by the system and removed afterwards."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tasks.readers import memory_limit
-from tasks.readers.memory_limit import bounded_memory
+from tasks.core import memory_limit
+from tasks.core.memory_limit import bounded_memory
 
 MIB = 1 << 20
 
@@ -19,7 +19,7 @@ def state() -> tuple[tuple[int, int], str]:
 
 
 @pytest.mark.parametrize("allocate", [bytearray, pa.allocate_buffer], ids=["Python", "Arrow"])
-def test_what_is_beyond_the_bound_fails_and_what_is_below_does_not(allocate: object) -> None:
+def test_an_allocation_beyond_the_limit_fails_and_one_below_does_not(allocate: object) -> None:
     assert callable(allocate)
     before = state()
     with bounded_memory(200 * MIB):
@@ -30,14 +30,14 @@ def test_what_is_beyond_the_bound_fails_and_what_is_below_does_not(allocate: obj
     assert len(memoryview(allocate(300 * MIB))) == 300 * MIB
 
 
-def test_a_bound_within_a_bound_gives_no_more() -> None:
+def test_a_nested_limit_does_not_raise_the_outer_one() -> None:
     before = state()
     with pytest.raises(MemoryError), bounded_memory(100 * MIB), bounded_memory(1 << 40):
         bytearray(200 * MIB)
     assert state() == before
 
 
-def test_where_the_system_does_not_say_what_is_used_there_is_no_bound(
+def test_there_is_no_limit_if_the_system_does_not_report_memory_use(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_limit, "_STATM", tmp_path / "statm")
