@@ -84,8 +84,8 @@ faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about
 mutants: .venv/.test  ## change the modules that write, check and mend, and see that a test notices: hours
 	$(BIN)/python bench/mutate.py
 
-bad-inputs: .venv/.test  ## write docs/bad-inputs.md: what is said of each bad input
-	$(BIN)/python bench/bad_inputs.py --write docs/bad-inputs.md
+bad-inputs: .venv/.test  ## write docs/reference/bad-inputs.md: what is said of each bad input
+	$(BIN)/python bench/bad_inputs.py --write docs/reference/bad-inputs.md
 
 fuzz: .venv/.test  ## what takes longer than a test may, about an hour: docs/reliability.md
 	@$(PIP) atheris==3.0.0
@@ -100,8 +100,8 @@ lock: .venv/.setup  ## resolve what CI installs into requirements.lock, with dig
 	@$(BIN)/python -c "import platform as p; print('torch==$(TORCH) ; python_version == \'%s\' and platform_machine == \'%s\'' % \
 	    ('.'.join(p.python_version_tuple()[:2]), p.machine()), '--hash=sha256:$$(sha256sum build/torch/*.whl | cut -c-64)')" >> requirements.lock
 
-schemas: .venv/.setup  ## write docs/errors.md and the JSON Schemas of config and manifest
-	$(BIN)/packcorpus schemas docs
+schemas: .venv/.setup  ## write errors.md and the JSON Schemas of config and manifest
+	$(BIN)/packcorpus schemas docs/reference
 
 sample: .venv/.setup  ## make the bundled sample again
 	$(BIN)/python data/sample/generate.py

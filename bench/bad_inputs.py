@@ -1,6 +1,6 @@
-"""What a person sees of each bad input, made by giving each one to the real command: docs/bad-inputs.md.
+"""What a person sees of each bad input, made by giving each one to the real command: docs/reference/bad-inputs.md.
 
-    make bad-inputs      (or: python bench/bad_inputs.py [--only 16] [--write docs/bad-inputs.md])
+    make bad-inputs      (or: python bench/bad_inputs.py [--only 16] [--write docs/reference/bad-inputs.md])
 
     a folder with chats, config and tokenizer ─one thing bad─▶ the command ─▶ its error in two lines, or its report;
                                                                the reject of rejects.jsonl; what was noticed

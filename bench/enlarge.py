@@ -1,12 +1,13 @@
-"""A corpus several times as large, whose texts differ: every prompt joined to other completions of its source.
+"""Enlarge a corpus with texts that differ: combine every prompt with other completions of its source.
 
     python bench/enlarge.py CONFIG FOLDER [--times 10]
 
     a.jsonl   p0 c0 · p1 c1 · p2 c2      ──▶   FOLDER/00-a.jsonl   p0 c0 · p1 c1 · p2 c2 · p0 c1 · p1 c2 · p2 c0 · …
     config    sources, tokenizer, …      ──▶   FOLDER/config.yaml  the same settings over these files
 
-A completion is the last turn of the assistant, a prompt all that stands before it. Conversations without one, such as
-those of the format text, are left out. Each source is written as messages, in plain JSONL. The same in, the same out.
+A completion is the last assistant turn; a prompt is everything before it. Conversations without a completion, such as
+those of the text format, are left out. Each source is written as uncompressed JSONL in the messages format. The output
+is deterministic.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tasks.sources.parts import read_part
 
 
 def conversations(part: Part) -> Iterator[Conversation]:
-    """Those of a part that can be read."""
+    """Read the valid conversations of a part."""
     for _, value in read_part(part):
         if not isinstance(value, Reject):
             with suppress(Reject):
@@ -37,7 +38,7 @@ def conversations(part: Part) -> Iterator[Conversation]:
 
 
 def row(message: Message) -> dict[str, Any]:
-    """A message as a record of the format messages has it."""
+    """Convert a message to the form it has in the messages format."""
     found: dict[str, Any] = {"role": message.role, "content": full_text(message)}
     if message.tool_calls:
         found["tool_calls"] = [
@@ -48,6 +49,7 @@ def row(message: Message) -> dict[str, Any]:
 
 
 def enlarge(config: Path, folder: Path, times: int) -> None:
+    """Write the sources of `config`, enlarged `times` times, and a config for them to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     recipe = resolve(config, folder)
     names = []

@@ -1,10 +1,10 @@
-"""How well a run foretells its own end: at every second, the seconds that it said were left beside those that were.
+"""Measure how well a run predicts its remaining time: compare the displayed with the actual seconds, every second.
 
     python bench/eta.py CONFIG [--times 10] [--workers 2]
 
-With --times the conversations are enlarged first (bench/enlarge.py). "done" is the share of the whole time that had
-passed; "off" is what was foretold for the whole run beside what it took. Then the largest error after the first tenth,
-and where it was; and the CPU seconds of what tasks/dry_run/cost_model.py foretells, beside what they were.
+With --times, the conversations are enlarged first (bench/enlarge.py). "done" is the elapsed share of the total time;
+"off" is the error of the predicted total time. Below the table follow the largest error after the first tenth of the
+run and its position, and the CPU seconds that tasks/dry_run/cost_model.py predicts, compared with the actual ones.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ from tasks.dry_run import cost_model
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def foretold(config: Path, root: Path, workers: int) -> tuple[list[tuple[float, float]], float, float]:
-    """(seconds since the start, seconds left as the run had it) at each of its lines, and what it took: seconds, and
-    CPU seconds of all its processes."""
+def progress_of_run(config: Path, root: Path, workers: int) -> tuple[list[tuple[float, float]], float, float]:
+    """Run the command and record its predictions.
+
+    Returns (seconds since the start, predicted seconds left) for each line of progress, and the total: wall seconds,
+    and CPU seconds of all processes.
+    """
     words = [str(Path(sys.executable).parent / "luigi"), "--module", "pipeline", "PackCorpus", "--json"]
     words += ["--config", str(config), "--root", str(root), "--workers", str(workers)]
     environment = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
@@ -38,19 +41,19 @@ def foretold(config: Path, root: Path, workers: int) -> tuple[list[tuple[float, 
     run = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment)
     assert run.stderr is not None
     for line in run.stderr:
-        told = json.loads(line)
-        if "error" in told:
+        event = json.loads(line)
+        if "error" in event:
             sys.exit(line)
-        if told.get("progress", {}).get("seconds_left") is not None:
-            found.append((time.perf_counter() - start, told["progress"]["seconds_left"]))
+        if event.get("progress", {}).get("seconds_left") is not None:
+            found.append((time.perf_counter() - start, event["progress"]["seconds_left"]))
     run.wait()
     after = os.times()
     cpu = after.children_user - before.children_user + after.children_system - before.children_system
     return found, time.perf_counter() - start, cpu
 
 
-def spent(root: Path, cpu: float) -> Iterator[tuple[str, float, float]]:
-    """What took CPU seconds: as foretold, and really."""
+def cpu_by_stage(root: Path, cpu: float) -> Iterator[tuple[str, float, float]]:
+    """Yield each stage with its predicted and actual CPU seconds."""
     [folder] = (root / "data" / "corpora").iterdir()
     manifest, run = (orjson.loads((folder / name).read_bytes()) for name in ("manifest.json", "run.json"))
     stages = {name: stage["cpu_seconds"] for name, stage in run["stages"].items()}
@@ -59,11 +62,11 @@ def spent(root: Path, cpu: float) -> Iterator[tuple[str, float, float]]:
     pieces = max(ledger["pieces"]["packed"], ledger["conversations"]["read"])
     plan = cost_model.plan_seconds(pieces, ledger["tokens"]["encoded"], manifest["config"]["epochs"])
     tasks = len(list((root / "data" / "tokens").rglob("*.arrow"))) + 1 + len(shards)
-    yield f"tokens, {sources / 1e6:,.1f} MB (as each run measures)", math.nan, stages["TokenizePart"]
+    yield f"tokens, {sources / 1e6:,.1f} MB (measured during each run)", math.nan, stages["TokenizePart"]
     yield f"plan, {pieces:,} pieces", plan, stages["PlanPacking"]
     yield f"shards, {sum(shards) / 1e6:,.1f} MB", sum(shards) * cost_model.WRITTEN_BYTE, stages["WriteShard"]
     rest = cost_model.START + tasks * cost_model.TASK + sources * cost_model.HASHED_BYTE + cost_model.COMMIT
-    yield f"start, {tasks} tasks, digests, commit", rest, cpu - sum(stages.values())
+    yield f"start, {tasks} tasks, checksums, commit", rest, cpu - sum(stages.values())
 
 
 def main() -> None:
@@ -77,19 +80,19 @@ def main() -> None:
         if options.times > 1:
             enlarge(config, Path(name) / "enlarged", options.times)
             config = Path(name) / "enlarged" / "config.yaml"
-        found, took, cpu = foretold(config, Path(name), options.workers)
-        parts = list(spent(Path(name), cpu))
-    print(f"{'at':>8} {'done':>6} {'left, as told':>14} {'left, really':>13} {'off':>7}")
+        found, total, cpu = progress_of_run(config, Path(name), options.workers)
+        stages = list(cpu_by_stage(Path(name), cpu))
+    print(f"{'elapsed':>8} {'done':>6} {'predicted left':>14} {'actual left':>13} {'off':>7}")
     worst = (0.0, 0.0)
-    for at, left in found:
-        off = (at + left) / took - 1
-        print(f"{at:6.1f} s {at / took:6.0%} {left:12.1f} s {took - at:11.1f} s {off:+7.1%}")
-        if at >= 0.1 * took:
-            worst = max(worst, (abs(off), at / took))
-    print(f"took {took:.1f} s; after the first tenth at most {worst[0]:.1%} off, at {worst[1]:.0%} of the run")
-    print(f"\n{'CPU seconds':<60} {'as told':>8} {'really':>8}")
-    for what, told, really in parts:
-        print(f"{what:<60} {told:8.2f} {really:8.2f}")
+    for elapsed, left in found:
+        off = (elapsed + left) / total - 1
+        print(f"{elapsed:6.1f} s {elapsed / total:6.0%} {left:12.1f} s {total - elapsed:11.1f} s {off:+7.1%}")
+        if elapsed >= 0.1 * total:
+            worst = max(worst, (abs(off), elapsed / total))
+    print(f"total {total:.1f} s; after the first tenth at most {worst[0]:.1%} off, at {worst[1]:.0%} of the run")
+    print(f"\n{'CPU seconds':<60} {'predicted':>9} {'actual':>8}")
+    for stage, predicted, actual in stages:
+        print(f"{stage:<60} {predicted:9.2f} {actual:8.2f}")
 
 
 if __name__ == "__main__":

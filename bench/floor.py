@@ -1,12 +1,13 @@
-"""What no preparation can do without: parse, encode, write. Prints one JSON object; the floor of bench/preparation.py.
+"""Measure the minimum work of any preparation: parse, encode, write. This is the floor of bench/preparation.py.
 
     python bench/floor.py CONFIG ROOT MANIFEST
 
-    the conversations as JSON lines ─orjson.loads─▶ nothing kept          seconds of CPU
-    their texts, as the template renders them ─encode─▶ nothing kept
+    the conversations as JSON lines ─orjson.loads─▶ discarded              CPU seconds
+    their texts as rendered by the template ─encode─▶ discarded
     the bytes of the shards ─write, sha256─▶ a file
 
-One process, the encoder that the manifest names, everything loaded and at hand before the clock starts.
+Prints one JSON object. Uses one process and the encoder that the manifest names; everything is loaded into memory
+before the clock starts.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from tasks.tokenization.token_batch import BATCH_CHARACTERS
 
 
 def conversations(recipe: Recipe) -> Iterator[tuple[Any, Conversation]]:
-    """Every record that can be read, and its conversation."""
+    """Iterate over all valid records and their conversations."""
     for part in recipe.parts:
         for _, value in read_part(part):
             try:
@@ -47,7 +48,7 @@ def conversations(recipe: Recipe) -> Iterator[tuple[Any, Conversation]]:
 
 
 def batches(recipe: Recipe) -> Iterator[tuple[list[bytes], list[str]]]:
-    """Records as JSON lines, and their texts, as many as are encoded in one call."""
+    """Group records as JSON lines, and their texts, into batches that are encoded in one call."""
     lines: list[bytes] = []
     texts: list[str] = []
     characters = 0
@@ -67,9 +68,9 @@ def batches(recipe: Recipe) -> Iterator[tuple[list[bytes], list[str]]]:
 
 
 def cpu_of(work: Callable[[], object]) -> float:
-    begin = time.process_time()
+    start = time.process_time()
     work()
-    return time.process_time() - begin
+    return time.process_time() - start
 
 
 def main(config: str, root: str, manifest: str) -> None:

@@ -19,7 +19,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+# Tests are imported by name, from the folders that they are in.
+sys.path[:0] = [
+    str(ROOT),
+    str(ROOT / "tests"),
+    *(str(ROOT / "tests" / name) for name in ("conversations", "properties", "readers")),
+]
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 PARTS = ("content", "hostile", "reader", "config", "manifest")
@@ -88,7 +93,7 @@ def inside(part: str, seed: int, seconds: int) -> None:
     with atheris.instrument_imports(include=["tasks", "yaml"], enable_loader_override=False):
         import test_fuzz
 
-    names, formats = test_fuzz.NAMES, ("auto", *test_fuzz.FORMATS)
+    names, formats = test_fuzz.NAMES, ("auto", *test_fuzz.FORMAT_NAMES)
 
     def reader(data: bytes) -> None:
         if len(data) > 1:

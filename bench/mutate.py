@@ -44,21 +44,31 @@ from hypothesis import settings as hypothesis_settings
 ROOT = Path(__file__).resolve().parent.parent
 # Each with the tests that are its own; they come before all others that run the line.
 MODULES = {
-    "files": ("files",), "keys": ("recipe", "never_stale"), "manifest": ("manifest",), "corpus_files": ("damage",),
-    "verify": ("verify",), "corpus": ("corpus", "manifest"), "repair": ("repair",), "rebuild": ("repair",),
-}  # fmt: skip
+    "storage/files": ("storage/test_files",),
+    "storage/keys": ("test_recipe", "properties/test_never_stale"),
+    "storage/manifest": ("storage/test_manifest",),
+    "storage/corpus_folder": ("properties/test_damage",),
+    "verification/verify": ("verification/test_verify",),
+    "verification/check_ledger": ("verification/test_verify",),
+    "verification/check_rows": ("verification/test_verify",),
+    "verification/check_selection": ("verification/test_verify",),
+    "verification/repair": ("verification/test_repair",),
+    "verification/rebuild": ("verification/test_repair",),
+    "corpus/manifest_builder": ("corpus/test_corpus", "storage/test_manifest"),
+    "corpus/publish": ("corpus/test_corpus", "storage/test_manifest"),
+}
 TESTS = (
-    "files",
-    "manifest",
-    "corpus",
-    "verify",
-    "damage",
-    "repair",
-    "never_stale",
-    "recipe",
-    "shards",
-    "plan",
-    "pipeline",
+    "storage/test_files",
+    "storage/test_manifest",
+    "corpus/test_corpus",
+    "verification/test_verify",
+    "properties/test_damage",
+    "verification/test_repair",
+    "properties/test_never_stale",
+    "test_recipe",
+    "corpus/test_shards",
+    "packing/test_plan",
+    "pipeline/test_pipeline",
 )
 # Imported once, and forked into every run of the tests; nothing of the project's, which is what changes.
 LIBRARIES = (
@@ -73,7 +83,7 @@ LIBRARIES = (
     "tokenizers",
 )
 CPU, WALL = 100, 1200  # seconds, for the tests of one mutant: one that loops, and one that waits
-ELSEWHERE = ["tests/test_pipeline.py"]  # the tests of lines that only other processes run
+ELSEWHERE = ["tests/pipeline/test_pipeline.py"]  # the tests of lines that only other processes run
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -206,7 +216,7 @@ class Contexts:
 
 def run_tests(names: list[str], plugins: tuple[Any, ...] = ()) -> int:
     hypothesis_settings.register_profile("mutants", database=None, derandomize=True, phases=[Phase.generate])
-    words = ["-x", "-q", "-p", "no:cacheprovider", "--tb=no", "--hypothesis-profile=mutants", *names]
+    words = ["-m", "", "-x", "-q", "-p", "no:cacheprovider", "--tb=no", "--hypothesis-profile=mutants", *names]
     return int(pytest.main(words, plugins=list(plugins)))
 
 
@@ -215,7 +225,7 @@ def measure(folder: Path, found: Path) -> int:
     coverage_of = coverage.Coverage(data_file=None, include=[str(folder / "tasks" / "*")])
     contexts = Contexts(coverage_of)
     coverage_of.start()
-    failed = run_tests([f"tests/test_{name}.py" for name in TESTS], (contexts,))
+    failed = run_tests([f"tests/{name}.py" for name in TESTS], (contexts,))
     coverage_of.stop()
     tests: dict[str, list[str]] = {}
     for module in MODULES:
@@ -261,13 +271,13 @@ def in_fork(folder: Path, work: Callable[[], int], bounded: bool = True) -> int:
 def survives(mutant: Mutant, tests: list[str], folder: Path) -> bool:
     path = folder / "tasks" / f"{mutant.module}.py"
     path.write_text(mutant.text)
-    own = [test for test in tests if test.startswith(tuple(f"tests/test_{name}.py" for name in MODULES[mutant.module]))]
+    own = [test for test in tests if test.startswith(tuple(f"tests/{name}.py" for name in MODULES[mutant.module]))]
     others = [test for test in tests if test not in own]
     code = 0
     for some in (own, others):
         if some and not code:
             code = in_fork(folder, partial(run_tests, some))
-    shutil.copy2(ROOT / "tasks" / path.name, path)
+    shutil.copy2(ROOT / "tasks" / f"{mutant.module}.py", path)
     return code == 0
 
 

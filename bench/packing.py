@@ -1,9 +1,10 @@
-"""Rows, bound, seconds and memory of packing.
+"""Measure the rows, lower bound, time, and memory of packing.
 
     python bench/packing.py [lengths.npy] [--conversations 10000000]
 
-lengths.npy holds the tokens of each conversation; without it a skewed sample is drawn. Each usual sequence length is
-packed as it is and resampled to the number of conversations asked for (100 million need 1.3 GB).
+lengths.npy contains the number of tokens of each conversation; without it, a skewed sample is generated. For each usual
+sequence length, the lengths are packed as they are, and resampled to the given number of conversations (100 million
+need 1.3 GB).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tasks.packing import bin_packing
 
 
 def measure(lengths: np.ndarray, capacity: int) -> str:
-    """One line of the table."""
+    """Pack the lengths and return one line of the table."""
     clock = [time.perf_counter()]
     counts = bin_packing.histogram(lengths, capacity)
     patterns = bin_packing.pack(counts, capacity)
@@ -41,7 +42,7 @@ def measure(lengths: np.ndarray, capacity: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Rows, bound, seconds and memory of packing.")
+    parser = argparse.ArgumentParser(description="Measure the rows, lower bound, time, and memory of packing.")
     parser.add_argument("lengths", nargs="?", help="a .npy file of lengths in tokens")
     parser.add_argument("--conversations", type=int, default=10_000_000, help="size of the resampled corpus")
     arguments = parser.parse_args()

@@ -1,9 +1,10 @@
-"""Memory and seconds of PlanPacking, from token files on disk to plan.arrow, index.arrow and receipt.
+"""Measure the memory and time of PlanPacking, from token files on disk to plan.arrow, index.arrow, and receipt.
 
     python bench/planning.py [KEY=VALUE …] [--conversations 1000000 10000000]
 
-Token files of 200,000 conversations each are drawn, of 28 tokens on average, in rows of 128 (4.8 conversations a row,
-as chats in rows of 1024). KEY=VALUE are settings over the config's, such as validation=0.01. 10 million take 1.7 GB.
+Generates token files of 200,000 conversations each, with 28 tokens on average, for rows of 128 (4.8 conversations per
+row, like chats in rows of 1024). KEY=VALUE overrides settings of the config, such as validation=0.01. 10 million
+conversations take 1.7 GB.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LENGTH = 128
 
 
 def write_part(recipe: Recipe, part: Part, number: int) -> None:
-    """A token file of PART conversations, every second token trained, and its receipt."""
+    """Write a token file of PART conversations, every second token trained, and its receipt."""
     key = recipe.tokens_key(part)
     path = recipe.layout.token_file(key)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +80,7 @@ def recipe_of(root: Path, conversations: int, settings: dict[str, Any]) -> Recip
 
 
 def measure(root: Path, conversations: int, settings: dict[str, Any]) -> None:
-    """One line of the table; in a process of its own, since a peak is that of a process."""
+    """Print one line of the table. Runs in a process of its own, because peak memory is per process."""
     recipe = recipe_of(root, conversations, settings)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
     started = time.perf_counter()
@@ -94,12 +95,12 @@ def measure(root: Path, conversations: int, settings: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Memory and seconds of PlanPacking.")
+    parser = argparse.ArgumentParser(description="Measure the memory and time of PlanPacking.")
     parser.add_argument("--conversations", type=int, nargs="+", default=[1_000_000, 10_000_000])
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     arguments = parser.parse_args()
     settings = {name: yaml.safe_load(value) for name, value in (pair.split("=", 1) for pair in arguments.settings)}
-    print("conversations        rows  seconds  start MB  peak MB  bytes a conversation")
+    print("conversations        rows  seconds  start MB  peak MB  bytes/conversation")
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as name:
         recipe = recipe_of(Path(name), max(arguments.conversations), settings)
         for number, part in enumerate(recipe.parts):

@@ -1,10 +1,10 @@
-"""What `packcorpus check` predicts beside what the run gives: each source of a config alone, and all of them together.
+"""Compare predictions of `packcorpus check` with actual runs: all sources of a config together, and each one alone.
 
     python bench/prediction.py CONFIG [--lengths 512 1024 2048 4096] [--budget BYTES] [--workers 2]
 
-Prints Markdown. `--budget` is how much of the sources the prediction may read: with less than they have, it is put to
-the test. Each run is the real command in a folder of its own; the token files of a config are re-used for further
-lengths, so times and bytes on disk are told for the first length alone. Memory and time are those of run.json.
+Prints Markdown. `--budget` limits how many bytes of the sources the prediction may read; a budget smaller than the
+sources tests the estimates. Each run is the real command in a folder of its own. Token files of a config are reused for
+further lengths, so time and disk usage are reported for the first length only. Memory and time are from run.json.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMNS = ("conversations", "rows", "tokens", "trained", "efficiency")
 
 
 def run(config: Path, root: Path, length: int, workers: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Figures of the real command, and what it cost."""
+    """Run the real command; return its figures and its costs."""
     words = [str(LUIGI), "--module", "pipeline", "PackCorpus", "--config", str(config), "--root", str(root)]
     words += ["--sequence-length", str(length), "--workers", str(workers)]
     env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
@@ -53,6 +53,7 @@ def run(config: Path, root: Path, length: int, workers: int) -> tuple[dict[str, 
 
 
 def predicted(config: Config, folder: Path, root: Path, workers: int, budget: int) -> tuple[Any, Any]:
+    """Predict the figures and the costs of a run."""
     found = predict(config, folder, root, workers, budget)
     figures = {
         "conversations": sum(source.conversations for source in found.sources),
@@ -65,13 +66,15 @@ def predicted(config: Config, folder: Path, root: Path, workers: int, budget: in
 
 
 def alone(config: Path, folder: Path) -> list[tuple[str, Path]]:
-    """(name, config) of all sources together and of each file of them alone; paths are absolute."""
+    """Write configs for all sources together and for each of their files alone; return (name, path of the config).
+
+    Paths in these configs are absolute.
+    """
     settings = yaml.safe_load(config.read_text())
-    from tasks.recipe import specs_of
     from tasks.sources.source_files import find_files
 
     loaded = load_config(config)
-    files = find_files(specs_of(loaded), config.parent)
+    files = find_files(loaded.sources, config.parent)
     for key in ("tokenizer", "template"):
         if (config.parent / str(settings.get(key, ""))).is_file():
             settings[key] = str((config.parent / settings[key]).resolve())
@@ -104,27 +107,29 @@ def main() -> None:
             root.mkdir()
             for length in options.lengths:
                 start = time.perf_counter()
-                told = predicted(load_config(path, str(length)), path.parent, root, options.workers, options.budget)
+                prediction = predicted(
+                    load_config(path, str(length)), path.parent, root, options.workers, options.budget
+                )
                 seconds = time.perf_counter() - start
-                got = run(path, root, length, options.workers)
+                actual = run(path, root, length, options.workers)
                 cells = [
                     f"{side[0][name]:,.2f}" if name == "efficiency" else f"{side[0][name]:,.0f}"
                     for name in COLUMNS
-                    for side in (told, got)
+                    for side in (prediction, actual)
                 ]
-                off = round(told[0]["efficiency"] - got[0]["efficiency"], 2) + 0.0  # which is never -0.00
+                off = round(prediction[0]["efficiency"] - actual[0]["efficiency"], 2) + 0.0  # avoids -0.00
                 print(
                     f"| {name} | {length} | {' | '.join(cells)} | {off:+.2f} | {seconds:.1f} |",
                     flush=True,
                 )
                 if length == options.lengths[0]:
-                    costs.append((name, told[1], got[1]))
+                    costs.append((name, prediction[1], actual[1]))
     print(f"\nAt {options.lengths[0]}, {options.workers} workers:\n")
     print("| source | MB on disk, predicted | run | MB of memory, predicted | run | seconds, predicted | run |")
     print("|---|---:|---:|---:|---:|---:|---:|")
-    for name, told, got in costs:
-        pairs = [(told["disk"] / 1e6, got["disk"] / 1e6), (told["memory"] / 1e6, got["memory"] / 1e6)]
-        pairs.append((told["seconds"], got["seconds"]))
+    for name, expected, measured in costs:
+        pairs = [(expected["disk"] / 1e6, measured["disk"] / 1e6), (expected["memory"] / 1e6, measured["memory"] / 1e6)]
+        pairs.append((expected["seconds"], measured["seconds"]))
         print(f"| {name} | " + " | ".join(f"{value:,.1f}" for pair in pairs for value in pair) + " |")
 
 

@@ -1,12 +1,13 @@
-"""The whole command beside TRL's own preparation of the same conversations, and beside what nothing can do without.
+"""Compare the whole command with TRL's own preparation of the same conversations, and with the minimum work.
 
     make bench CONFIG=my.yaml      (or: python bench/preparation.py my.yaml [--runs 3] [--times 10] [--write FILE])
 
-Each run, in turn: the whole command from a cold start (nothing cached) with one worker and with two; the command again
-for another length (token files re-used); TRL's SFTTrainer with packing_strategy="bfd" and two processes; the floor.
-With --times the conversations are enlarged first: every prompt joined to other completions. The config must name a
-SentencePiece model. What TRL reads is written beforehand, and not timed. The table holds medians; MB are those of the
-conversations as JSON lines of messages. With --write it takes the place of the table in FILE that has the same title.
+Each round runs, in this order: the whole command from a cold start (nothing cached) with one worker and with two; the
+command for another length (token files reused); TRL's SFTTrainer with packing_strategy="bfd" and two processes; the
+floor (bench/floor.py). With --times, the conversations are enlarged first: every prompt is combined with other
+completions. The config must name a SentencePiece model. The input of TRL is written before and not timed. The table has
+medians; MB refer to the conversations as JSON lines of messages. With --write, the table replaces the one with the same
+title in FILE.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ COLUMNS = (
 
 
 def write_messages(config: Path, path: Path) -> None:
-    """All conversations as messages of role and content, for TRL."""
+    """Write all conversations as messages with role and content, for TRL."""
     with path.open("wb") as file:
         for part in resolve(config, path.parent).parts:
             for _, value in read_part(part):
@@ -65,7 +66,7 @@ def write_messages(config: Path, path: Path) -> None:
 
 
 def timed(words: list[str], folder: Path) -> tuple[str, float, float]:
-    """Standard output, seconds, and CPU seconds with all children."""
+    """Run a command; return its standard output, seconds, and CPU seconds including all children."""
     before = os.times()
     start = time.perf_counter()
     done = subprocess.run(words, cwd=folder, capture_output=True, text=True, check=False)
@@ -78,7 +79,7 @@ def timed(words: list[str], folder: Path) -> tuple[str, float, float]:
 
 
 def packcorpus(config: Path, root: Path, length: int, workers: int) -> tuple[dict[str, float], Path]:
-    """Figures of the whole command, and the manifest."""
+    """Run the whole command; return its figures and the path of the manifest."""
     os.environ["LUIGI_CONFIG_PATH"] = str(ROOT / "luigi.cfg")
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", str(config), "--root", str(root)]
     out, seconds, cpu = timed([*words, "--sequence-length", str(length), "--workers", str(workers)], root)
@@ -99,6 +100,7 @@ def packcorpus(config: Path, root: Path, length: int, workers: int) -> tuple[dic
 
 
 def trl(messages: Path, tokenizer: Path, length: int, folder: Path) -> dict[str, float]:
+    """Run bench/trl_preparation.py and return its figures."""
     script = str(ROOT / "bench" / "trl_preparation.py")
     words = [sys.executable, script, str(messages), str(tokenizer), str(length), str(folder)]
     out, _, _ = timed(words, folder)
@@ -115,7 +117,7 @@ def trl(messages: Path, tokenizer: Path, length: int, folder: Path) -> dict[str,
 
 
 def measure(config: Path, options: argparse.Namespace, folder: Path) -> dict[str, list[dict[str, float]]]:
-    """The runs of each row of the table."""
+    """Run all rounds; return the figures of each row of the table."""
     messages = folder / "messages.jsonl"
     write_messages(config, messages)
     tokenizer = resolve(config, folder).tokenizer_files.main
@@ -128,7 +130,7 @@ def measure(config: Path, options: argparse.Namespace, folder: Path) -> dict[str
             figures, manifest = packcorpus(config, root, length, workers)
             found.setdefault(f"packcorpus, rows of {length}, workers {workers}", []).append(figures)
         again, _ = packcorpus(config, root, other, 2)
-        found.setdefault(f"packcorpus, rows of {other}, workers 2, token files re-used", []).append(again)
+        found.setdefault(f"packcorpus, rows of {other}, workers 2, token files reused", []).append(again)
         if not options.without_trl:
             (folder / "trl").mkdir()
             found.setdefault(f"TRL bfd, rows of {length}, 2 processes", []).append(
@@ -146,6 +148,7 @@ def measure(config: Path, options: argparse.Namespace, folder: Path) -> dict[str
 
 
 def floor(config: Path, root: Path, manifest: Path) -> dict[str, float]:
+    """Run bench/floor.py and return its CPU seconds."""
     out, _, _ = timed([sys.executable, str(ROOT / "bench" / "floor.py"), str(config), str(root), str(manifest)], root)
     parts = json.loads(out.splitlines()[-1])
     print(f"floor: {parts}", file=sys.stderr)
@@ -154,7 +157,7 @@ def floor(config: Path, root: Path, manifest: Path) -> dict[str, float]:
 
 
 def table(found: dict[str, list[dict[str, float]]]) -> str:
-    """Medians, in Markdown."""
+    """Format the medians as a Markdown table."""
     lines = ["| run | " + " | ".join(column.replace("_", " ") for column in COLUMNS) + " |"]
     lines.append("|---|" + "---:|" * len(COLUMNS))
     for label, runs in found.items():
@@ -168,12 +171,12 @@ def _shown(value: float) -> str:
 
 
 def machine() -> str:
-    """Date, processor and versions."""
+    """Describe the date, processor, and versions."""
     model = next((line.partition(":")[2].strip() for line in _cpuinfo() if line.startswith("model name")), "")
     names = ("luigi", "pyarrow", "numpy", "sentencepiece", "gigatoken", "orjson", "trl", "transformers", "datasets")
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in names)
-    place = f"{os.cpu_count()} cores ({model}), {platform.system()}, Python {platform.python_version()}"
-    return f"{datetime.date.today().isoformat()}, {place}, {versions}"
+    system = f"{os.cpu_count()} cores ({model}), {platform.system()}, Python {platform.python_version()}"
+    return f"{datetime.date.today().isoformat()}, {system}, {versions}"
 
 
 def _cpuinfo() -> list[str]:
@@ -182,7 +185,7 @@ def _cpuinfo() -> list[str]:
 
 
 def write_section(file: Path, title: str, body: str) -> None:
-    """Put `body` under the heading `title` of a Markdown file, in place of what stands there."""
+    """Replace the section `title` of a Markdown file with `body`, or append it."""
     heading = f"### {title}\n"
     before, found, after = file.read_text().partition(heading)
     rest = re.search(r"^#", after, re.MULTILINE)
@@ -196,20 +199,26 @@ def main() -> None:
     parser.add_argument("config", type=Path)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--times", type=int, default=1)
-    parser.add_argument("--lengths", type=int, nargs=2, default=[1024, 512], help="of the cold runs, and of the other")
+    parser.add_argument(
+        "--lengths",
+        type=int,
+        nargs=2,
+        default=[1024, 512],
+        help="of the cold runs, and of the run that reuses token files",
+    )
     parser.add_argument("--without-trl", action="store_true")
     parser.add_argument("--write", type=Path)
     options = parser.parse_args()
     config = options.config.resolve()
     settings = load_config(config)
     if settings.tokenizer is None:
-        sys.exit(f"{options.config}: names no tokenizer; both sides must use the same one: make bench CONFIG=my.yaml")
+        sys.exit(f"{options.config}: tokenizer is missing; both sides must use the same one: make bench CONFIG=my.yaml")
     with tempfile.TemporaryDirectory() as name:
         if options.times > 1:
             enlarge(config, Path(name) / "enlarged", options.times)
             config = Path(name) / "enlarged" / "config.yaml"
         found = measure(config, options, Path(name))
-    body = f"{machine()}; medians of {options.runs} runs in turn.\n\n{table(found)}"
+    body = f"{machine()}; medians of {options.runs} alternating runs.\n\n{table(found)}"
     print(body)
     if options.write:
         write_section(options.write, f"{settings.name}{f', times {options.times}' * (options.times > 1)}", body)

@@ -1,4 +1,4 @@
-"""The pictures of the report in docs/: a page in headless Chromium ─▶ docs/report.png, docs/report-row.png.
+"""Capture the pictures of the report: a page in headless Chromium ─▶ docs/assets/report.png, report-row.png.
 
 python bench/report_pictures.py REPORT.html
 """
@@ -13,9 +13,9 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import sync_playwright
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
 WIDTH, HEIGHT = 900, 1000
-# Of a page: its colour scheme, and what stands at the top of the picture.
+# For each picture: the color scheme of the page, and the element at the top of the picture.
 PICTURES = {"report": ("light", "header"), "report-row": ("dark", "article.row")}
 
 
@@ -28,10 +28,10 @@ def main() -> None:
             page = context.new_page()
             page.goto(page_file.as_uri())
             page.evaluate("top => document.querySelector(top).scrollIntoView()", top)
-            # Few colours: a tenth of the bytes, and nothing to see of it.
+            # Few colors: a tenth of the bytes without a visible difference.
             picture = Image.open(io.BytesIO(page.screenshot())).quantize(32, dither=Image.Dither.NONE)
-            picture.save(DOCS / f"{name}.png", optimize=True)
-            print(DOCS / f"{name}.png", (DOCS / f"{name}.png").stat().st_size)
+            picture.save(ASSETS / f"{name}.png", optimize=True)
+            print(ASSETS / f"{name}.png", (ASSETS / f"{name}.png").stat().st_size)
             context.close()
         browser.close()
 

@@ -31,7 +31,7 @@ COMPARED = (".arrow",)
 
 
 def cases(corpora: Path | None, tokenizer: Path | None) -> dict[str, dict[str, Any]]:
-    """Configs by name; paths are absolute, except for those of the sample."""
+    """Return the configs to compare, by name. Their paths are absolute."""
     sample = ROOT / "data" / "sample"
     own = yaml.safe_load((sample / "corpus.yaml").read_text())
     entries = [entry if isinstance(entry, dict) else {"path": entry} for entry in own["sources"]]
@@ -75,7 +75,7 @@ def cases(corpora: Path | None, tokenizer: Path | None) -> dict[str, dict[str, A
 
 
 def digests(checkout: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Pack `config` with the code of `checkout`; the SHA-256 of every compared file, by name."""
+    """Pack `config` with the code of `checkout`; return the SHA-256 of every compared file, by name."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "corpus.yaml").write_text(yaml.safe_dump(config))
@@ -88,7 +88,7 @@ def digests(checkout: Path, config: dict[str, Any]) -> dict[str, str]:
         if done.returncode:
             return {"failed": f"exit code {done.returncode}: {done.stderr.strip()[-500:]}"}
         files = [path for part in ("corpora", "plans") for path in sorted((folder / "data" / part).rglob("*"))]
-        # A plan's folder is named by the versions of what it was made from, which may differ.
+        # The name of a plan's folder depends on the versions of its inputs, which may differ.
         return {
             f"{path.relative_to(folder / 'data').parts[0]}/{path.name}": hashlib.sha256(path.read_bytes()).hexdigest()
             for path in files
@@ -112,10 +112,10 @@ def main() -> int:
         here, there = digests(ROOT, config), digests(given.other.resolve(), config)
         different = [file for file in sorted(here.keys() | there.keys()) if here.get(file) != there.get(file)]
         failures += bool(different) or "failed" in here
-        said = f"DIFFERENT: {', '.join(different)}" if different else f"{len(here)} files are the same"
+        result = f"DIFFERENT: {', '.join(different)}" if different else f"{len(here)} files are identical"
         if "failed" in here or "failed" in there:
-            said = f"FAILED: {here.get('failed', '')} {there.get('failed', '')}"
-        print(f"{name:24} {said}", flush=True)
+            result = f"FAILED: {here.get('failed', '')} {there.get('failed', '')}"
+        print(f"{name:24} {result}", flush=True)
     return min(1, failures)
 
 

@@ -1,11 +1,11 @@
-"""The pictures of the README, made by the real commands on the bundled sample: docs/run.svg, docs/row.svg.
+"""Create the pictures of the README by running the real commands on the bundled sample: run.svg, row.svg.
 
-    luigi in a terminal of its own ─▶ its last full drawing and what it left behind ─┬─▶ rich ─▶ SVG
-    packcorpus inspect --at FILE:LINE, forced to colours ────────────────────────────┘
+    luigi in a pseudo-terminal ─▶ a frame of its progress display and its final output ─┬─▶ rich ─▶ SVG
+    packcorpus inspect --at FILE:LINE, with colors forced ──────────────────────────────┘
 
-    python bench/screenshots.py [docs]
+    python bench/screenshots.py [docs/assets]
 
-The pictures name no font that would have to be fetched.
+The pictures use no font that would have to be downloaded.
 """
 
 from __future__ import annotations
@@ -52,42 +52,43 @@ font-size: {char_height}px; line-height: {line_height}px; font-variant-east-asia
 </g>
 </svg>
 """
-_COLOURS = [
+_COLORS = [
     (12, 12, 12), (231, 72, 86), (22, 198, 12), (229, 192, 75), (59, 120, 255), (214, 112, 214), (97, 214, 214),
     (204, 204, 204),
 ]  # fmt: skip
-THEME = TerminalTheme((12, 12, 12), (204, 204, 204), _COLOURS, [(96, 96, 96), *_COLOURS[1:]])
+THEME = TerminalTheme((12, 12, 12), (204, 204, 204), _COLORS, [(96, 96, 96), *_COLORS[1:]])
 
 
 def on_terminal(words: list[str], folder: Path, columns: int) -> tuple[int, str]:
-    """Exit code of a command on a terminal of its own, and all that was written to it."""
+    """Run a command in a pseudo-terminal; return its exit code and everything it wrote."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
     env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg"), "TERM": "xterm"}
     run = subprocess.Popen([str(BIN / words[0]), *words[1:]], cwd=folder, env=env, stdout=child, stderr=child)
     os.close(child)
     written = b""
-    with suppress(OSError):  # Linux's way to say that the other end is closed
+    with suppress(OSError):  # on Linux, this means that the other end is closed
         while chunk := os.read(parent, 1 << 16):
             written += chunk
     os.close(parent)
     return run.wait(timeout=60), written.decode()
 
 
-def of_a_run(columns: int) -> str:
-    """The command, the last drawing in which parts were being tokenised, and what the run left on the screen."""
+def capture_run(columns: int) -> str:
+    """Return the command, a frame from the middle of tokenization, and the lines that remain on the screen."""
     words = ["luigi", "--module", "pipeline", "PackCorpus", "--config", "data/sample/corpus.yaml"]
     with tempfile.TemporaryDirectory() as root:
         _, written = on_terminal([*words[:-1], str(SAMPLE)], Path(root), columns)
     text = written.replace("\r\n", "\n")
     drawings = re.findall(r"\r\x1b\[J((?:[^\r]|\r(?!\x1b))*?)\r\x1b\[\d+A", text)
-    said = re.sub(r"\r\x1b\[J(?:[^\r]|\r(?!\x1b))*?\r\x1b\[\d+A", "", text).replace("\r\x1b[J", "").splitlines()
-    shown = [drawing for drawing in drawings if "conversations/s" in drawing and " left" in drawing]
-    middle = shown[len(shown) // 2] if shown else ""
-    return "\n".join([f"$ {' '.join(words)}", said[0], middle.rstrip(), "", *said[1:]])
+    lines = re.sub(r"\r\x1b\[J(?:[^\r]|\r(?!\x1b))*?\r\x1b\[\d+A", "", text).replace("\r\x1b[J", "").splitlines()
+    frames = [drawing for drawing in drawings if "conversations/s" in drawing and " left" in drawing]
+    middle = frames[len(frames) // 2] if frames else ""
+    return "\n".join([f"$ {' '.join(words)}", lines[0], middle.rstrip(), "", *lines[1:]])
 
 
-def of_a_conversation(columns: int) -> str:
+def capture_conversation(columns: int) -> str:
+    """Return the command that shows a conversation of the sample in its row, and its output."""
     words = ["packcorpus", "inspect", "--at", SHOWN]
     env = os.environ | {"FORCE_COLOR": "1", "COLUMNS": str(columns), "TERM": "xterm", "TTY_COMPATIBLE": "1"}
     env.pop("NO_COLOR", None)
@@ -102,6 +103,7 @@ def of_a_conversation(columns: int) -> str:
 
 
 def export(text: str, title: str, file: Path, columns: int) -> None:
+    """Write terminal output as an SVG picture."""
     console = Console(record=True, width=columns, file=StringIO(), highlight=False, force_terminal=True)
     console.print(Text.from_ansi(text))
     template = TEMPLATE.replace("{title}", title)
@@ -111,9 +113,9 @@ def export(text: str, title: str, file: Path, columns: int) -> None:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs"
-    export(of_a_run(100), "A run on a terminal", folder / "run.svg", 100)
-    export(of_a_conversation(100), "A conversation in its row", folder / "row.svg", 100)
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "assets"
+    export(capture_run(100), "A run in a terminal", folder / "run.svg", 100)
+    export(capture_conversation(100), "A conversation in its row", folder / "row.svg", 100)
 
 
 if __name__ == "__main__":

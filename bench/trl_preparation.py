@@ -1,9 +1,10 @@
-"""TRL's own preparation of the same conversations: SFTTrainer with packing, two processes. Prints one JSON object.
+"""Measure TRL's own preparation of the same conversations: SFTTrainer with packing and two processes.
 
     python bench/trl_preparation.py CONVERSATIONS.jsonl TOKENIZER.model LENGTH OUTPUT_FOLDER
 
-What is timed is what a user waits for before the first step: the construction of SFTTrainer (template, tokenisation,
-truncation, packing), with a model of a few thousand parameters and an empty cache. Imports are timed apart.
+Prints one JSON object. Measures what a user waits for before the first training step: the construction of SFTTrainer
+(template, tokenization, truncation, packing), with a model of a few thousand parameters and an empty cache. Imports
+are not included.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ def main(conversations: str, tokenizer_model: str, length: int, output: str) -> 
         use_cpu=True,
         bf16=False,
     )
-    begun, used = time.perf_counter(), _cpu_seconds()
+    start, cpu_start = time.perf_counter(), _cpu_seconds()
     data = load_dataset("json", data_files=conversations, split="train", cache_dir=str(Path(output) / "cache"))
     trainer = SFTTrainer(model=model, args=settings, train_dataset=data, processing_class=tokenizer)
-    seconds, cpu = time.perf_counter() - begun, _cpu_seconds() - used
+    seconds, cpu = time.perf_counter() - start, _cpu_seconds() - cpu_start
     packed = trainer.train_dataset.with_format("arrow")
     rows = len(packed)
     tokens = sum(len(chunk.values) for chunk in packed[:]["input_ids"].chunks) if rows else 0

@@ -1,21 +1,20 @@
-"""The order of the work: the Luigi graph.
+"""Run the stages in order: the Luigi graph.
 
     luigi --module pipeline PackCorpus --config corpus.yaml
     luigi --module pipeline TrainAdapter --config corpus.yaml
 
-Importing this package registers the tasks. It is the only one that imports luigi.
+Importing this package registers the tasks. No other package imports luigi.
 """
 
-from tasks.core import startup  # before all else
+from tasks.core import startup  # before everything else
 
 # isort: split
-from pipeline import exits, settings, signals
+from pipeline import settings
 from pipeline.graph import PackCorpus, PlanPacking, TokenizePart, TrainAdapter, TrainTokenizer, WriteShard
+from pipeline.run_guard import guard
 
 __all__ = ["PackCorpus", "PlanPacking", "TokenizePart", "TrainAdapter", "TrainTokenizer", "WriteShard"]
 
 settings.apply()
-exits.use_own_exit_codes()
-exits.tell_unknown_options()
-signals.follow_forks()
+guard.install()
 startup.is_over()

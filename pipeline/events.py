@@ -18,11 +18,11 @@ from typing import Any
 import luigi
 import luigi.interface
 
-from pipeline import exits, signals
 from pipeline.progress import counters, display
-from pipeline.progress.state import duration
+from pipeline.run_guard import guard
 from tasks.core.errors import Busy
-from tasks.core.printable import aligned, counted
+from tasks.core.printable import aligned, counted, duration
+from tasks.core.process import peak_memory
 from tasks.corpus.mixture_table import limited_by, mixture_table, narrowed
 from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
@@ -56,11 +56,11 @@ _sent = _Sent()
 
 def begin() -> None:
     """Start a run: forget an earlier one of this process. A task that checks for a corpus starts none."""
-    if signals.in_task():
+    if guard.in_task():
         return
     display.stop()
     display.begin()
-    exits.begin()
+    guard.begin()
     counters.begin()
     _sent.notes.clear()
 
@@ -74,13 +74,13 @@ def stage(task: luigi.Task) -> Iterator[None]:
     counters.restart(task.task_id)
     start, cpu = time.perf_counter(), time.process_time()
     counters.put(task.task_id, cpu_before=cpu)
-    with exits.reporting():
+    with guard.reporting():
         yield
     counters.put(
         task.task_id,
         seconds=time.perf_counter() - start,
         cpu=time.process_time() - cpu,
-        peak=counters.peak_memory(),
+        peak=peak_memory(),
         done=1,
     )
 
@@ -276,7 +276,7 @@ def _on_death(task: luigi.Task, message: str) -> None:
     killed = re.search(r"exit code -(\d+)", message)
     if killed:
         name = type(task).__name__
-        exits.tell(
+        guard.report(
             Busy(
                 "killed", f"{name} was killed by signal {killed[1]}; if memory ran out, run again with fewer --workers"
             )

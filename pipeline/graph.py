@@ -19,8 +19,9 @@ from typing import Any
 
 import luigi
 
-from pipeline import events, exits, settings, training
+from pipeline import events, settings, training
 from pipeline.progress.time_left import size_of
+from pipeline.run_guard import guard
 from tasks import stages
 from tasks.config import load_config
 from tasks.core.errors import StorageError
@@ -135,7 +136,7 @@ class PackCorpus(_Sized):
         return stages.Publish(self.recipe)
 
     def requires(self) -> list[luigi.Task]:
-        with exits.reporting():
+        with guard.reporting():
             stages.claim(self.recipe)
             events.announce(self.recipe)
             events.proven(stages.open_encoder(self.recipe))
@@ -146,7 +147,7 @@ class PackCorpus(_Sized):
             # Luigi asks once before it runs anything: the sources may have changed since this process read them.
             _recipe.cache_clear()
             events.begin()
-        with exits.reporting():
+        with guard.reporting():
             settings.check_workers()
             return super().complete()
 
@@ -177,7 +178,7 @@ class TrainAdapter(_Sized):
         return [self.clone(PackCorpus)]
 
     def output(self) -> luigi.LocalTarget:
-        with exits.reporting():
+        with guard.reporting():
             return luigi.LocalTarget(training.record_of(self._command))
 
     def complete(self) -> bool:

@@ -16,32 +16,14 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from tasks.core.errors import UsageError
 from tasks.core.yaml_settings import check_settings, read_settings
-
-Format = Literal["auto", "messages", "sharegpt", "alpaca", "dolly", "oasst", "prompt_completion", "text"]
+from tasks.sources.model import Source
+from tasks.storage.keys import KEY_NAMES
 
 # Settings that cannot change the output: they are neither in the corpus key nor in the manifest.
 WITHOUT_EFFECT = {"part_size", "engine"}
 
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
-
-
-class Source(BaseModel):
-    """One entry of `sources`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    path: str = Field(min_length=1, description="File, glob or folder, relative to the folder of the config.")
-    format: Format = Field("auto", description="Record format; auto finds it from the keys of the first records.")
-    columns: dict[str, str] = Field(
-        default_factory=dict, description="Our column names → the file's, such as {instruction: frage}."
-    )
-    weight: float = Field(
-        1.0, gt=0, le=1000, allow_inf_nan=False, description="How much of it is trained on; see `weighting`."
-    )
-    limit: int | None = Field(
-        None, ge=1, description="At most so many conversations of it are packed: a seeded choice among those left."
-    )
 
 
 def _or_paths(schema: dict[str, Any]) -> None:
@@ -99,8 +81,9 @@ class Config(BaseModel):
     epochs: int = Field(
         1, ge=1, le=100, description="Packings of the training split, each a split of its own: one for each pass."
     )
-    licence: list[Identifier] = Field(
-        default_factory=list, description="Licences of the sources, such as [cc-by-4.0]; for the dataset card."
+    license: list[Identifier] = Field(
+        default_factory=list,
+        description="Licenses of the sources, such as [cc-by-4.0]; for the dataset card. `licence` is accepted, too.",
     )
     language: list[Identifier] = Field(
         default_factory=list, description="Languages of the conversations, such as [en, de]; for the dataset card."
@@ -121,6 +104,18 @@ class Config(BaseModel):
     part_size: int = Field(64 << 20, ge=1 << 10, description="Bytes of a source file that one task reads.")
     plan_group: int = Field(100_000_000, ge=1, description="Conversations that are packed together in one plan.")
     max_record_bytes: int = Field(16_000_000, ge=1 << 10, description="A longer line is rejected.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _accept_other_names(cls, values: Any) -> Any:
+        """Accept a setting by its former name."""
+        if not isinstance(values, dict):
+            return values
+        for name, other in KEY_NAMES.items():
+            if name in values and other in values:
+                raise ValueError(f"{name} and {other} are the same setting; keep {name}")
+        today = {other: name for name, other in KEY_NAMES.items()}
+        return {today.get(name, name): value for name, value in values.items()}
 
     @field_validator("template_date")
     @classmethod

@@ -12,18 +12,18 @@ import hashlib
 import math
 import os
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from tasks.config import Config, load_config, path_in
 from tasks.core.errors import InputMissing, UsageError
+from tasks.core.suggest import suggest
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
-from tasks.sources.model import Part, SourceFile, SourceSpec
+from tasks.sources.model import Part, SourceFile
 from tasks.sources.parts import find_parts
-from tasks.storage.keys import corpus_key, key_of
+from tasks.storage.keys import VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
 from tasks.storage.splits import split_names
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
@@ -114,11 +114,10 @@ class Recipe:
             return source
         file = path_in(self.folder, name)
         if not os.path.isfile(file):  # not file.is_file(), which raises where a name is too long
-            near = get_close_matches(name, (*BUILT_IN, "tokenizer"), 1)
-            hint = f'; did you mean "{near[0]}"?' if near else ""
             raise InputMissing(
                 "template_missing",
-                f"template: {name!r} is neither built in ({', '.join(BUILT_IN)}, tokenizer) nor a file ({file}){hint}",
+                f"template: {name!r} is neither built in ({', '.join(BUILT_IN)}, tokenizer) nor a file ({file})"
+                f"{suggest(name, (*BUILT_IN, 'tokenizer'))}",
             )
         try:
             return file.read_text(encoding="utf-8")
@@ -153,7 +152,7 @@ class Recipe:
         return [file.sha256, file.container, file.compression, file.format, list(file.columns)]
 
     def tokens_key(self, part: Part) -> str:
-        read = {"part": part.sha256, "read": self._content(part.file)[1:]}
+        read = {"part": part.sha256, "read": self._content(part.file)[1:], "texts": VERSIONS["texts"]}
         return key_of("tokens", read | self._texts | {"whole": not self.config.packing})
 
     @cached_property
@@ -241,15 +240,10 @@ def resolve(config_file: Path, root: Path) -> Recipe:
     return recipe_of(load_config(config_file), config_file.parent, root)
 
 
-def specs_of(config: Config) -> list[SourceSpec]:
-    """The sources as the config asks for them."""
-    return [SourceSpec(s.path, s.format, tuple(s.columns.items()), s.weight, s.limit) for s in config.sources]
-
-
 def recipe_of(config: Config, folder: Path, root: Path) -> Recipe:
     """Find, cut and digest the sources of a config that lies in `folder`. Raises as `resolve` does."""
     layout = Layout(root)
-    found = find_parts(specs_of(config), folder, config.part_size, layout.outputs())
+    found = find_parts(config.sources, folder, config.part_size, layout.outputs())
     for file, _ in found:
         # What cannot be written to a manifest: a name on disk that is no UTF-8.
         if file.name.encode("utf-8", "ignore").decode() != file.name:

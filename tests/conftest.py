@@ -1,18 +1,76 @@
-"""What holds for all tests: the longest come first, and Ctrl-C is heard."""
+"""Applies to all tests: what `pytest` alone runs, their order, their markers, and what is reported as skipped.
+
+    pytest                   the quick tests (`make quick` runs them in parallel)
+    pytest tests/pipeline    all tests of that folder, slow ones too
+    pytest -m ""             all tests (`make test` runs them in parallel)
+
+Properties draw at most 25 examples; with --hypothesis-profile=ci, which `make test` passes, they draw all of theirs.
+"""
 
 from __future__ import annotations
 
 import signal
+from collections import Counter
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from support import profiles  # noqa: F401 - registers the profiles
 
-# So that no worker is left with one of them when the others have ended.
-LONGEST = ("test_training.py", "test_train_adapter.py", "test_gradients.py")
+TESTS = Path(__file__).parent
+QUICK = "not slow and not training"
+# By folder or file: whoever adds a test there marks nothing. Single tests elsewhere are marked where they are.
+SLOW = ("pipeline", "properties", "test_corpora.py", "test_docs.py")
+TRAINING = ("train", "pipeline/test_train_adapter.py", "test_recipes.py")
 
-# In the background of a script it is ignored, and would be in all that the tests start.
+# The longest first, so that no worker is left with one of them when the others have ended.
+FIRST = ("test_training.py", "test_train_adapter.py", "test_gradients.py", "test_corpora.py")
+
+# What a machine may lack: a word in the reason of a skipped test, and how to get it.
+NEEDS = {
+    "chromium": "apt-get install chromium",
+    "strace": "apt-get install strace",
+    "../shared": "corpora and tokenizers of the benchmarks, next to this checkout",
+    "C++ compiler": "apt-get install g++",
+}
+
+# A script ignores SIGINT in its background jobs, and so would all commands that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    whole = config.args_source == config.ArgsSource.TESTPATHS
+    if whole and not hasattr(config, "workerinput") and "-m" not in config.invocation_params.args:
+        config.option.markexpr = QUICK
+    if not config.getoption("--hypothesis-profile"):
+        settings.load_profile("dev")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out whole files that are not quick: importing torch alone takes seconds."""
+    return True if config.option.markexpr == QUICK and is_in(collection_path, SLOW + TRAINING) else None
+
+
+def is_in(path: Path, places: tuple[str, ...]) -> bool:
+    return any(path.is_relative_to(TESTS / place) for place in places)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    for item in items:
+        if is_in(item.path, SLOW):
+            item.add_marker(pytest.mark.slow)
+        if is_in(item.path, TRAINING):
+            item.add_marker(pytest.mark.training)
+    items.sort(key=lambda item: item.path.name not in FIRST)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    skipped = Counter[str]()
+    for report in terminalreporter.stats.get("skipped", []):
+        reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        need = next((need for need in NEEDS if need in reason), None)
+        skipped[f"needs {need} ({NEEDS[need]})" if need else reason.removeprefix("Skipped: ")] += 1
+    if skipped:
+        terminalreporter.write_line("skipped: " + "; ".join(f"{count} × {why}" for why, count in skipped.items()))

@@ -12,8 +12,9 @@ from pathlib import Path
 import orjson
 from support.commands import ROOT
 
-from tasks.config import Config, Source
-from tasks.conversations.formats import FORMATS
+from tasks.config import Config
+from tasks.conversations.formats import FORMAT_NAMES
+from tasks.sources.model import Source
 from tasks.storage.manifest import Manifest
 from tasks.templates.built_in import BUILT_IN
 
@@ -45,7 +46,7 @@ def test_the_readme_names_every_setting_format_and_template() -> None:
     config = README[README.index("## Config") :]
     for name in Config.model_fields:
         assert f"`{name}`" in config, name
-    for name in (*FORMATS, *BUILT_IN):
+    for name in (*FORMAT_NAMES, *BUILT_IN):
         assert f"`{name}`" in README, name
 
 
@@ -73,7 +74,7 @@ def test_the_migration_notes_name_options_that_there_are() -> None:
     ours = {*Config.model_fields, *Source.model_fields}
     for theirs, here in (row for found in rows.values() for row in found):
         for option in re.findall(r"`([a-z_]+)[:`]", here):
-            known = (*ours, *FORMATS, *Config.model_fields["overlong"].annotation.__args__, "last")
+            known = (*ours, *FORMAT_NAMES, *Config.model_fields["overlong"].annotation.__args__, "last")
             known += Config.model_fields["weighting"].annotation.__args__
             assert option in known, f"{theirs}: {option}"
     for theirs, _ in rows["TRL"]:

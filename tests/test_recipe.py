@@ -21,9 +21,9 @@ from tasks.conversations.model import Conversation, Message, ToolCall
 from tasks.core.errors import InputMissing, PackError, UsageError
 from tasks.encoders.encoder import Encoded, Encoder
 from tasks.recipe import Recipe, resolve
-from tasks.sources.model import SourceSpec
+from tasks.sources.model import Source
 from tasks.sources.parts import find_parts
-from tasks.storage.keys import VERSIONS, key_of
+from tasks.storage.keys import VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import SCHEMA
 from tasks.templates import built_in
@@ -77,7 +77,7 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "min_turns": (2, False),
     "max_turns": (4, False),
     "epochs": (3, False),
-    "licence": (["mit"], False),
+    "license": (["mit"], False),
     "language": (["en"], False),
     "packing": (False, True),
     "seed": (43, False),
@@ -238,6 +238,32 @@ def test_stages_and_versions_do_not_meet(monkeypatch: pytest.MonkeyPatch) -> Non
         assert key_of(stage, content) != keys[number]
 
 
+def test_the_version_of_texts_changes_token_keys_and_no_corpus_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = recipe(tmp_path)
+    keys, plan_folder = token_keys(before), before.plan_folder
+    monkeypatch.setitem(VERSIONS, "texts", VERSIONS["texts"] + 1)
+    after = recipe(tmp_path)
+    assert not set(keys) & set(token_keys(after))
+    assert after.plan_folder != plan_folder
+    assert after.corpus_key == before.corpus_key
+
+
+def test_the_key_of_a_corpus_does_not_depend_on_how_license_is_spelled(tmp_path: Path) -> None:
+    """The digest is that of the versions that knew `licence` alone."""
+    settings = {"language": ["en"], "seed": 42, "packing": True, "sources": []}
+    keys = {
+        corpus_key(settings | {name: ["mit"]}, [["a" * 64, "jsonl", "", "messages", []]], [], "t", "u", version=4)
+        for name in ("license", "licence")
+    }
+    assert keys == {"b4db3061493b3004a1da619615f7b0418d5759f55b420ef21fb311b07f341d07"}
+    made = [recipe(tmp_path, **{name: ["mit"]}) for name in ("license", "licence")]
+    assert made[0].corpus_key == made[1].corpus_key
+    assert [each.settings()["license"] for each in made] == [["mit"], ["mit"]]
+    assert not any("licence" in each.settings() for each in made)
+
+
 def test_layout() -> None:
     layout, key = Layout(Path("/root")), "0123456789abcdef" * 4
     assert layout.corpus("x", key) == Path("/root/data/corpora/x-0123456789ab")
@@ -392,7 +418,7 @@ def test_golden_tokens(tmp_path: Path) -> None:
         for conversation in GOLDEN_CONVERSATIONS[:2]
     ]
     (tmp_path / "chat.jsonl").write_text("\n".join(["", *map(json.dumps, records), "{", ""]))
-    [(_, [part])] = find_parts([SourceSpec("chat.jsonl", "messages")], tmp_path, 1 << 20)
+    [(_, [part])] = find_parts([Source(path="chat.jsonl", format="messages")], tmp_path, 1 << 20)
     encoder, digest = Bytes(), hashlib.sha256()
     for packing in (True, False):
         config = Config.model_validate(BASE | {"packing": packing})

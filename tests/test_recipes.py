@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.commands import ROOT
 from support.packed_rows import folder_of, pack_small
+from support.profiles import examples
 from support.tiny_training import tiny_model
 from support.tokenizer_kinds import kind_path
 
@@ -146,7 +147,7 @@ def test_a_recipe_that_leaks_stops_before_it_trains(
         run(heading, project)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.lists(st.integers(1, 6), min_size=4, max_size=4), min_size=1, max_size=3))
 def test_the_mask_equals_the_segments(lengths: list[list[int]]) -> None:
     values: dict[str, Any] = {}

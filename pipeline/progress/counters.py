@@ -14,7 +14,6 @@ moment holds nothing that others wait for. A task that runs a second time begins
 from __future__ import annotations
 
 import mmap
-import resource
 import sys
 import time
 from datetime import UTC, datetime
@@ -22,6 +21,8 @@ from importlib import metadata
 from typing import Any
 
 import numpy as np
+
+from tasks.core.process import peak_memory
 
 STAGES = ("TrainTokenizer", "TokenizePart", "PlanPacking", "WriteShard")
 FIELDS = (
@@ -111,11 +112,6 @@ def span(kind: str) -> float:
 def elapsed() -> float:
     """Seconds since the run began."""
     return max(time.time() - of_run("started"), 1e-3)
-
-
-def peak_memory() -> int:
-    """Bytes; of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def run_record() -> dict[str, Any]:

@@ -24,9 +24,9 @@ from typing import Any, Literal
 import luigi
 
 from pipeline.progress import counters
-from pipeline.progress.state import State, duration, state
+from pipeline.progress.state import State, state
 from tasks.core.error_messages import JSON, is_on
-from tasks.core.printable import printable
+from tasks.core.printable import duration, printable
 
 QUIET = "PACKCORPUS_QUIET"
 Mode = Literal["live", "lines", "json", "quiet"]

@@ -87,11 +87,3 @@ def _work(workers: int) -> time_left.Work:
         shard_done=counters.each(shard, "done"),
         shard_seconds=counters.seconds(shard),
     )
-
-
-def duration(seconds: float) -> str:
-    """4.2 s, 3 min 20 s, 2 h 05 min"""
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -11,8 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from pipeline.progress.state import State, duration
-from tasks.core.printable import printable
+from pipeline.progress.state import State
+from tasks.core.printable import duration, printable
 
 _BAR_CELLS = 24
 

@@ -16,6 +16,7 @@ from heapq import heapify, heapreplace
 import numpy as np
 
 from tasks.dry_run.cost_model import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
+from tasks.readers.containers import container_named
 from tasks.sources.model import Part
 
 # A byte of a compressed file is as much work as these bytes of a plain one, on chats.
@@ -24,9 +25,10 @@ UNPACKED = 3.5
 
 def size_of(part: Part, parts: Sequence[Part]) -> float:
     """Bytes of plain text that a part is as much work as, about. `parts` are all."""
-    if part.file.container == "parquet":
-        return part.file.bytes / sum(other.file is part.file for other in parts) * UNPACKED
-    return (part.stop - part.start) * (UNPACKED if part.file.compression else 1)
+    file = part.file
+    end = max(other.stop for other in parts if other.file is file)  # of bytes, or of groups of rows
+    packed = file.compression or container_named(file.container).is_packed
+    return file.bytes * (part.stop - part.start) / max(end, 1) * (UNPACKED if packed else 1)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tasks.cli.console import grid, heading, indented, single
 from tasks.cli.corpus_view import SHOWN_SOURCES, print_mixture
 from tasks.cli.token_text import print_conversation_head, print_hanging, print_legend, text_of
 from tasks.core.error_codes import CODES
-from tasks.core.printable import common_folder, counted, in_bytes, printable
+from tasks.core.printable import common_folder, counted, duration, in_bytes, printable
 from tasks.corpus.mixture_table import mixture_table
 from tasks.dry_run.model import Prediction, Shown, about, in_a_row, steps
 from tasks.inspection.labels import BATCH_ROWS, BEFORE_MIXTURE, FEW_STEPS, NOTICED, TRAINED_TURNS
@@ -218,7 +218,7 @@ def _print_figures(found: Prediction, console: Console) -> None:
     table.add_row("on disk", f"~ {in_bytes(round(sum(found.disk.values())))}", Text(sizes, "dim"))
     table.add_row("memory", f"~ {in_bytes(round(found.memory))}", Text("of the largest process", "dim"))
     with_workers = f"with {counted(found.workers, 'worker')} on idle cores"
-    table.add_row("time", f"~ {_duration(found.seconds)}", Text(with_workers, "dim"))
+    table.add_row("time", f"~ {duration(found.seconds)}", Text(with_workers, "dim"))
     indented(console, table)
     for name, count in found.noticed.items():
         if count:
@@ -232,13 +232,6 @@ def _reason(found: Prediction, reason: str) -> str:
     words = {"too_long": "longer than a row", "duplicate": "duplicates", "limit": "over the limit of their source"}
     words |= {"weight": "by the weight of their source"}
     return words.get(reason) or f"by {reason}: {getattr(found.config, reason):,}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes / 60:.1f} h"
 
 
 def _print_steps(found: Prediction, batches: list[int], console: Console) -> None:

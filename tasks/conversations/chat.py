@@ -1,15 +1,15 @@
-"""Read the formats `messages` and `sharegpt`: lists of turns."""
+"""Read a list of turns, with or without tools, for every format that has one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from difflib import get_close_matches
 from typing import NoReturn
 
-from tasks.conversations.fields import json_of, list_of, missing, optional_text, parsed, required, text_of
-from tasks.conversations.model import ROLES, Conversation, Message, ToolCall
+from tasks.conversations.fields import json_of, list_of, missing, parsed, text_of
+from tasks.conversations.model import Message, ToolCall
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
+from tasks.core.suggest import suggest
 
 ROLE_NAMES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
@@ -22,26 +22,6 @@ SHAREGPT_ROLE_NAMES = {
     **{"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"},
     **{"model": "assistant", "observation": "tool", "function_response": "tool", "function_call": "function_call"},
 }
-
-
-# What the records of a format call the roles; a call of a function is no turn of its own.
-ROLES_OF = {
-    "messages": ROLE_NAMES,
-    "sharegpt": {name: role for name, role in SHAREGPT_ROLE_NAMES.items() if role in ROLES},
-}
-
-
-def read_messages(record: dict[str, object]) -> Conversation:
-    return Conversation(tuple(messages_of(required(record, "messages"), "messages", ROLE_NAMES)), tools_of(record))
-
-
-def read_sharegpt(record: dict[str, object]) -> Conversation:
-    key = "conversation" if record.get("conversations") is None and "conversation" in record else "conversations"
-    messages = messages_of(required(record, key), key, SHAREGPT_ROLE_NAMES)
-    system = optional_text(record, "system")
-    if system and not (messages and messages[0].role == "system" and messages[0].content == system):
-        messages.insert(0, Message("system", system))
-    return Conversation(tuple(messages), tools_of(record))
 
 
 def messages_of(value: object, where: str, roles: Mapping[str, str]) -> list[Message]:
@@ -203,6 +183,5 @@ def tools_of(record: dict[str, object]) -> tuple[str, ...]:
 def refuse_role(role: object, where: str, roles: Mapping[str, str]) -> NoReturn:
     if not isinstance(role, str):
         raise Reject("bad_role", f"{where}: expected a string, found {kind(role)}")
-    near = get_close_matches(role.lower()[:100], roles, n=1)
-    advice = f'did you mean "{near[0]}"?' if near else f"known are {', '.join(roles)}"
-    raise Reject("bad_role", f"{where} {shown(role)} is not a role; {advice}")
+    advice = suggest(role, roles) or f"; known are {', '.join(roles)}"
+    raise Reject("bad_role", f"{where} {shown(role)} is not a role{advice}")

@@ -13,9 +13,10 @@ from typing import NoReturn
 
 import orjson
 
+from tasks.conversations.model import Message
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
-from tasks.readers.strict_json import big_integer, duplicate_key
+from tasks.readers.strict_json import big_integer, duplicate_key, is_exact
 
 # orjson writes a datetime as a string; here it is an error like every other value that JSON does not have
 _STRICT = orjson.OPT_PASSTHROUGH_DATETIME
@@ -61,6 +62,12 @@ def optional_text(record: dict[str, object], key: str) -> str:
     return "" if value is None else text_of(value, key)
 
 
+def system_of(record: dict[str, object]) -> list[Message]:
+    """Return the message for the key `system`, or nothing if it is absent or empty."""
+    system = optional_text(record, "system")
+    return [Message("system", system)] if system else []
+
+
 def list_of(value: object, where: str) -> list[object]:
     if isinstance(value, list):
         return value
@@ -84,17 +91,9 @@ def parsed(text: str, where: str, code: str) -> object:
     data = text.encode()
     if big := big_integer(data):
         raise Reject("big_integer", f"{where}: {big}")
-    # As for whole records (containers): a lost key shows in the count of what stands behind keys.
-    if data.count(b'":') != _key_ends(value) and (twice := duplicate_key(data)):
+    if not is_exact(data, value) and (twice := duplicate_key(data)):
         raise Reject("duplicate_key", f"{where}: {twice}")
     return value
-
-
-def _key_ends(value: object) -> int:
-    try:
-        return orjson.dumps(value).count(b'":')
-    except orjson.JSONEncodeError:  # nested deeper than orjson writes
-        return -1
 
 
 def missing(record: Mapping[str, object], key: str, where: str) -> NoReturn:

@@ -1,60 +1,56 @@
-"""Record formats → `Conversation`. (record: one JSON object or table row)
+"""List the formats of records, find the format of a record, and read it.
 
     {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}    one record
     {"instruction": "2+2?", "output": "4"}                                                        another record
         → Conversation((Message("user", "2+2?"), Message("assistant", "4")))                      the same conversation
 
-`detect` tells the format from a record's keys; the first line of this table that fits wins. A key whose value is
-null counts as absent, because a table has every column in every row.
+A record is a JSON object or a row of a table. A key whose value is null counts as absent, because a table has every
+column in every row. Keys that a format does not use are ignored. A record that does not fit its format raises
+`Reject` with one of these codes: not_an_object, missing_key, bad_type, bad_role, bad_content, bad_weight,
+bad_tool_call, bad_tools, big_integer, empty, nul, lone_surrogate, too_many_turns. The message names the place within
+the record, the value, and the fix if there is one.
 
-| told by the keys                              | format            | read as well, where present            |
-|-----------------------------------------------|-------------------|----------------------------------------|
-| messages                                      | messages          | tools                                  |
-| conversations, or conversation                | sharegpt          | system, tools                          |
-| prompt that is an object                      | oasst             |                                        |
-| instruction and output                        | alpaca            | input (else context), system, history  |
-| instruction and response and context          | dolly             | system                                 |
-| instruction and response                      | alpaca            | input, system, history                 |
-| prompt and completion, or prompt and response | prompt_completion | system, tools                          |
-| question and answer, or question and response | prompt_completion | system, tools                          |
-| text                                          | text              |                                        |
-
-Other keys are ignored. A record that does not fit its format raises `Reject` with one of these codes:
-not_an_object, missing_key, bad_type, bad_role, bad_content, bad_weight, bad_tool_call, bad_tools, big_integer, empty,
-nul, lone_surrogate, too_many_turns. The message names the place within the record, the value and, where there is one,
-the fix.
-
-Cost: 1 µs a message. It runs for every one of millions of records, hence plain code and no schema library, and hence
-values that are not frozen, though nobody changes one: frozen, a message takes five times as long to make.
+Cost: 1 µs a message. A new format is one file in this folder and one line in `FORMATS`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tasks.conversations.chat import read_messages, read_sharegpt
-from tasks.conversations.instruction import read_alpaca, read_dolly, read_prompt_completion, read_text
-from tasks.conversations.model import Conversation
-from tasks.conversations.oasst import read_oasst
+from tasks.conversations.instruction import ALPACA, DOLLY
+from tasks.conversations.messages import MESSAGES
+from tasks.conversations.model import Conversation, Format
+from tasks.conversations.oasst import OASST
+from tasks.conversations.prompt_completion import PROMPT_COMPLETION
+from tasks.conversations.sharegpt import SHAREGPT
+from tasks.conversations.text import TEXT
 from tasks.core.errors import Reject
-from tasks.core.printable import kind
+from tasks.core.printable import kind, shown
+from tasks.core.suggest import suggest
+
+# The first one that matches a record is its format.
+FORMATS: tuple[Format, ...] = (MESSAGES, SHAREGPT, ALPACA, DOLLY, OASST, PROMPT_COMPLETION, TEXT)
+
+FORMAT_NAMES: tuple[str, ...] = tuple(format.name for format in FORMATS)
+FORMAT_OF: dict[str, Format] = {format.name: format for format in FORMATS}
+
+# The names that a `columns` mapping may give to a record's keys.
+COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(key for format in FORMATS for key in format.keys))
 
 # Of one conversation. A message takes 30 µs and 3.5 KB until it is tokens, so these take 3 s and 350 MB.
 MOST_MESSAGES = 100_000
 
 
-FORMATS: tuple[str, ...] = ("messages", "sharegpt", "alpaca", "dolly", "oasst", "prompt_completion", "text")
-
-
-COLUMNS: tuple[str, ...] = (
-    *("messages", "conversations", "conversation", "tools", "system", "instruction", "input", "context", "output"),
-    *("response", "history", "prompt", "completion", "question", "answer", "text"),
-)
-"""The names that a `columns` mapping may give to a record's keys."""
+def check_format(name: str) -> str:
+    """Return the name of a format, or raise ValueError with the closest known name."""
+    if name not in FORMAT_OF:
+        known = suggest(name, FORMAT_NAMES) or f"; known are {', '.join(FORMAT_NAMES)}"
+        raise ValueError(f"format {shown(name)} is not known{known}")
+    return name
 
 
 def detect(record: object, columns: Mapping[str, str] = {}) -> str | None:
-    """The format of `record` by its keys (the table above), or None if it cannot be told.
+    """Return the name of the first format that matches a record, or None.
 
     `columns` maps our column names to the record's, such as {"instruction": "frage"}.
     """
@@ -62,37 +58,22 @@ def detect(record: object, columns: Mapping[str, str] = {}) -> str | None:
         return None
     if columns:
         record = _rename(record, columns)
-    keys = {key for key, value in record.items() if value is not None}
-    if "messages" in keys:
-        return "messages"
-    if "conversations" in keys or "conversation" in keys:
-        return "sharegpt"
-    if "prompt" in keys and isinstance(record["prompt"], dict):
-        return "oasst"
-    if "instruction" in keys:
-        if "output" in keys:
-            return "alpaca"
-        if "response" in keys:
-            return "dolly" if "context" in keys else "alpaca"
-    if ("prompt" in keys and not keys.isdisjoint(("completion", "response"))) or (
-        "question" in keys and not keys.isdisjoint(("answer", "response"))
-    ):
-        return "prompt_completion"
-    return "text" if "text" in keys else None
+    present = {key: value for key, value in record.items() if value is not None}
+    return next((format.name for format in FORMATS if format.matches(present)), None)
 
 
 def read_record(record: object, format: str, columns: Mapping[str, str] = {}) -> Conversation:
-    """The conversation in `record`, which is of the given format, one of `FORMATS`.
+    """Return the conversation in a record of the given format, one of `FORMAT_NAMES`.
 
     `columns` maps our column names to the record's. Raises Reject if the record is not of this format, and KeyError
     for an unknown format.
     """
-    reader = _READERS[format]
+    read = FORMAT_OF[format].read
     if not isinstance(record, dict):
         raise Reject("not_an_object", f"the record is {kind(record)}; expected an object with keys")
     if columns:
         record = _rename(record, columns)
-    conversation = reader(record)
+    conversation = read(record)
     if not conversation.messages:
         raise Reject("empty", "the record holds no messages")
     if len(conversation.messages) > MOST_MESSAGES:
@@ -101,22 +82,34 @@ def read_record(record: object, format: str, columns: Mapping[str, str] = {}) ->
     return conversation
 
 
-_READERS = {
-    "messages": read_messages,
-    "sharegpt": read_sharegpt,
-    "alpaca": read_alpaca,
-    "dolly": read_dolly,
-    "oasst": read_oasst,
-    "prompt_completion": read_prompt_completion,
-    "text": read_text,
-}
-
-
 def _rename(record: dict[str, object], columns: Mapping[str, str]) -> dict[str, object]:
-    """The record under our names. A name that is mapped means the mapped key and no other."""
+    """Return the record under our names. A name that is mapped means the mapped key and no other."""
     taken = {*columns, *columns.values()}
     renamed = {key: value for key, value in record.items() if key not in taken}
     for ours, theirs in columns.items():
         if theirs in record:
             renamed[ours] = record[theirs]
     return renamed
+
+
+# -- keys that no format has ------------------------------------------------------------------------------------------
+
+# Common names for the two sides of a record that are not ours.
+_ASKED = ("prompt", "instruction", "question", "query", "input", "user", "human", "source")
+_ANSWERED = ("completion", "response", "output", "answer", "assistant", "gpt", "reply", "target")
+
+
+def guess_columns(record: Mapping[str, object]) -> dict[str, str]:
+    """Guess a `columns` mapping by the names of a record's keys; return {} if none fits.
+
+    Keys are ours in another case, or a common pair of names: {"Question": …, "Answer": …} → {question: Question,
+    answer: Answer}, but {"frage": …, "antwort": …} → {}.
+    """
+    keys = {key.lower().strip().replace(" ", "_"): key for key in record if isinstance(key, str)}
+    columns = {name: keys[name] for name in COLUMNS if name in keys}
+    if detect(record, columns):
+        return columns
+    asked = next((keys[name] for name in _ASKED if name in keys), None)
+    answered = next((keys[name] for name in _ANSWERED if name in keys and keys[name] != asked), None)
+    columns = {"prompt": asked, "completion": answered} if asked and answered else {}
+    return columns if detect(record, columns) else {}

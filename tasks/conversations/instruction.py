@@ -1,15 +1,17 @@
-"""Read the formats with one key per turn: alpaca, dolly, prompt_completion, text."""
+"""The formats `alpaca` and `dolly`: an instruction, perhaps with a context, and a response."""
 
 from __future__ import annotations
 
-from tasks.conversations.chat import ROLE_NAMES, messages_of, tools_of
-from tasks.conversations.fields import list_of, optional_text, required, required_text, text_of
-from tasks.conversations.model import Conversation, Message
+from collections.abc import Mapping
+
+from tasks.conversations.fields import list_of, optional_text, required_text, system_of, text_of
+from tasks.conversations.model import Conversation, Format, Message, Nothing, PlainRecord, Record
 from tasks.core.errors import Reject
-from tasks.core.printable import kind
+
+USER_ASSISTANT = ("user", "assistant")
 
 
-def read_alpaca(record: dict[str, object]) -> Conversation:
+def read_alpaca(record: Record) -> Conversation:
     messages = system_of(record)
     history = record.get("history")
     if history is not None and history != "":
@@ -27,7 +29,7 @@ def read_alpaca(record: dict[str, object]) -> Conversation:
     return Conversation(tuple(messages))
 
 
-def read_dolly(record: dict[str, object]) -> Conversation:
+def read_dolly(record: Record) -> Conversation:
     messages = system_of(record)
     instruction = required_text(record, "instruction")
     messages.append(Message("user", instruction, optional_text(record, "context")))
@@ -35,28 +37,56 @@ def read_dolly(record: dict[str, object]) -> Conversation:
     return Conversation(tuple(messages))
 
 
-def read_prompt_completion(record: dict[str, object]) -> Conversation:
-    ask = "question" if record.get("prompt") is None and record.get("question") is not None else "prompt"
-    answers = ("completion", "response") if ask == "prompt" else ("answer", "response")
-    answer = next((key for key in answers if record.get(key) is not None), answers[0])
-    prompt, completion = required(record, ask), required(record, answer)
-    messages = system_of(record)
-    if isinstance(prompt, str) and isinstance(completion, str):
-        messages += (Message("user", text_of(prompt, ask)), Message("assistant", text_of(completion, answer)))
-    elif isinstance(prompt, list) and isinstance(completion, list):
-        messages += messages_of(prompt, ask, ROLE_NAMES)
-        messages += messages_of(completion, answer, ROLE_NAMES)
-    else:
-        found = f"found {kind(prompt)} and {kind(completion)}"
-        raise Reject("bad_type", f"{ask} and {answer}: expected two strings or two lists of messages, {found}")
-    return Conversation(tuple(messages), tools_of(record))
+class PlainAlpaca(PlainRecord, gc=False):
+    instruction: str
+    output: str | None = None
+    response: str | None = None
+    input: Nothing = None
+    context: Nothing = None
+    system: Nothing = None
+    history: Nothing = None
+
+    def turns(self) -> tuple[tuple[str, ...], list[str]]:
+        answer = self.response if self.output is None else self.output
+        return USER_ASSISTANT, [self.instruction, answer or ""]
 
 
-def read_text(record: dict[str, object]) -> Conversation:
-    text = required_text(record, "text")
-    return Conversation((Message("text", text),) if text else ())
+class PlainDolly(PlainRecord, gc=False):
+    instruction: str
+    response: str
+    context: Nothing = None
+    system: Nothing = None
+
+    def turns(self) -> tuple[tuple[str, ...], list[str]]:
+        return USER_ASSISTANT, [self.instruction, self.response]
 
 
-def system_of(record: dict[str, object]) -> list[Message]:
-    system = optional_text(record, "system")
-    return [Message("system", system)] if system else []
+def _has_instruction(record: Mapping[str, object]) -> bool:
+    return "instruction" in record and not isinstance(record.get("prompt"), dict)  # a tree of messages is oasst
+
+
+def _is_dolly(record: Mapping[str, object]) -> bool:
+    return _has_instruction(record) and "response" in record and "context" in record and "output" not in record
+
+
+ALPACA = Format(
+    name="alpaca",
+    keys=("instruction", "input", "context", "output", "response", "system", "history"),
+    matches=lambda record: (
+        _has_instruction(record) and ("output" in record or "response" in record) and not _is_dolly(record)
+    ),
+    read=read_alpaca,
+    summary="`instruction` and `output` (or `response`); optionally `input` (or `context`), `system`, `history`",
+    example='{"instruction": "Add the numbers.", "input": "2 and 2", "output": "4"}',
+    plain=PlainAlpaca,
+)
+
+DOLLY = Format(
+    name="dolly",
+    keys=("instruction", "context", "response", "system"),
+    matches=_is_dolly,
+    read=read_dolly,
+    summary="`instruction`, `context`, and `response`; optionally `system`",
+    example='{"instruction": "Who wrote it?", "context": "Faust is a play by Goethe.", "response": "Goethe."}',
+    plain=PlainDolly,
+)

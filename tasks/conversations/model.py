@@ -1,10 +1,14 @@
-"""Define a conversation: messages, tool calls, and roles."""
+"""Define conversations and the formats that they are read from."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Literal
+
+from msgspec import Struct
+from xxhash import xxh3_64_intdigest
 
 
 @dataclass(slots=True)
@@ -20,8 +24,10 @@ class ToolCall:
 class Message:
     """One turn. `role` is one of `ROLES`.
 
-    `context` is what Alpaca calls input and Dolly context: it belongs to `content`, but a template may set it apart.
-    `weight` 0 means that the turn is never trained on.
+    `context` is what Alpaca calls input and Dolly context: it belongs to `content`, but a template may render it
+    separately. A turn of `weight` 0 is never trained on.
+
+    Not frozen, although nothing changes a message: frozen, it would take five times as long to create.
     """
 
     role: str
@@ -35,7 +41,7 @@ class Message:
 
 @dataclass(slots=True)
 class Conversation:
-    """A list of messages. `tools` holds the schemas of the tools on offer, each as JSON text."""
+    """A list of messages. `tools` holds the schemas of the available tools, each as JSON text."""
 
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ()
@@ -45,12 +51,12 @@ ROLES = ("system", "user", "assistant", "tool", "text")
 
 
 def turns_of(roles: Sequence[str]) -> int:
-    """Messages that are no system ones."""
+    """Count the messages that are not system messages."""
     return sum(role != "system" for role in roles)
 
 
 def usual_order(roles: Sequence[str]) -> bool:
-    """System first, if at all; then user and assistant in turn, tools answering the assistant."""
+    """Check the order: an optional system message, then user and assistant in turn; tools reply to the assistant."""
     turns = [role for role in roles if role != "text"]
     if turns[:1] == ["system"]:
         turns = turns[1:]
@@ -59,5 +65,82 @@ def usual_order(roles: Sequence[str]) -> bool:
 
 
 def full_text(message: Message) -> str:
-    """Content and context as one text, for templates that do not set them apart."""
+    """Join content and context, for templates that do not separate them."""
     return "\n\n".join(filter(None, (message.content, message.context)))
+
+
+# -- one text for the whole conversation, and its hash ----------------------------------------------------------------
+
+
+def whole_text(conversation: Conversation) -> str:
+    """Return the layout of a conversation and all its strings, joined with NUL. Different conversations differ here.
+
+    No string contains NUL. The layout consists of control characters, so it never looks like a control string of a
+    tokenizer.
+    """
+    strings = []
+    for message in conversation.messages:
+        known = (message.content, message.context or None, message.name, message.tool_call_id)
+        strings += [text for text in known if text is not None]
+        strings += [text for c in message.tool_calls for text in (c.name, c.arguments, c.id) if text is not None]
+    return "\0".join((layout_of(conversation), *strings, *conversation.tools))
+
+
+def layout_of(conversation: Conversation) -> str:
+    """Return which strings follow in `whole_text`: a character per message and per optional string of it."""
+    marks = []
+    for message in conversation.messages:
+        known = (message.context or None, message.name, message.tool_call_id)
+        marks += [chr(1 + ROLES.index(message.role))]
+        marks += [mark for mark, text in zip("\x06\x07\x08", known, strict=True) if text is not None]
+        marks += ["\x0e" if call.id is None else "\x0f" for call in message.tool_calls]
+    return "".join(marks) + "\x10" * len(conversation.tools)
+
+
+def content_digest(text: bytes) -> int:
+    """Return the XXH3 hash (Collet, 2019) of `whole_text` as UTF-8: 64 bits, unsigned.
+
+    Neither the format of the record nor the weights are part of it, so the same conversation is in the same split
+    however it is stored and trained. It never changes (a golden test checks this), and it is not cryptographic:
+    collisions can be constructed.
+    """
+    return int(xxh3_64_intdigest(text))
+
+
+# -- formats ----------------------------------------------------------------------------------------------------------
+
+Record = dict[str, object]
+
+# A key that does not make a record unusual: absent, null, or an empty string.
+Nothing = Literal[""] | None
+
+
+class PlainRecord(Struct, gc=False, omit_defaults=True):
+    """A record that holds turns and nothing else; subclasses declare its keys and their types (see `Format.plain`)."""
+
+    def turns(self) -> tuple[tuple[str, ...], list[str]]:
+        """Return the roles, as the record names them, and the contents; "" for one that is missing."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of records.
+
+    `keys` are all the keys that `read` uses, and `matches` decides by them whether a record, without its null values,
+    is of this format. `read` defines what a record means; it raises Reject. `summary` and `example` are for the
+    documentation.
+
+    Most records are turns and nothing else, and those are read ten times as fast if `plain` declares them: a record
+    that fits this type must mean exactly its `turns()`, whatever other keys it has. So every key that means something
+    is declared, as `Nothing` if it is not a turn. `roles` are our names of the roles in `turns()`.
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    matches: Callable[[Mapping[str, object]], bool]
+    read: Callable[[Record], Conversation]
+    summary: str
+    example: str
+    plain: type[PlainRecord] | None = None
+    roles: Mapping[str, str] = field(default_factory=lambda: {role: role for role in ROLES})

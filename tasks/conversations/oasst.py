@@ -1,20 +1,20 @@
-"""Read the format `oasst`: the best-ranked path of a tree of messages."""
+"""The format `oasst`: a tree of messages, of which the best-ranked path is taken."""
 
 from __future__ import annotations
 
 from tasks.conversations.chat import refuse_role
 from tasks.conversations.fields import list_of, required, required_text
-from tasks.conversations.model import Conversation, Message
+from tasks.conversations.model import Conversation, Format, Message, Record
 from tasks.core.errors import Reject
 from tasks.core.printable import kind
 
 OASST_ROLE_NAMES = {"prompter": "user", "assistant": "assistant"}
 
 
-def read_oasst(record: dict[str, object]) -> Conversation:
-    """The best-ranked path: at every node the reply of the lowest rank, unranked ones last, then the first.
+def read(record: Record) -> Conversation:
+    """Follow the reply of the lowest rank at every node; unranked ones come last, and the first of equals wins.
 
-    A loop and not a recursion: the depth of a tree is the data's choice.
+    A loop, not a recursion, because the data decides how deep the tree is.
     """
     messages: list[Message] = []
     path: list[str] = []
@@ -33,17 +33,17 @@ def read_oasst(record: dict[str, object]) -> Conversation:
                 refuse_role(raw_role, "role", OASST_ROLE_NAMES)
             messages.append(Message(role, required_text(node, "text")))
             node, place = _best_reply(node)
-    except Reject as error:  # the place is put together here alone: at every node it would cost the square of the depth
+    except Reject as error:  # joined only here: at every node, the cost would be quadratic in the depth
         raise Reject(error.reason, ".".join((*path, error.message))) from None
     while messages and messages[-1].role == "user":
         messages.pop()
     if not messages:
-        raise Reject("empty", "prompt: no reply of an assistant is left in the tree")
+        raise Reject("empty", "prompt: the tree has no reply of an assistant")
     return Conversation(tuple(messages))
 
 
 def _best_reply(node: dict[str, object]) -> tuple[object, str]:
-    """The reply that the path goes on with, and its place in `node`; None where there is none that is not deleted."""
+    """Return the reply that the path continues with and its place in `node`; None if all are deleted."""
     best: object = None
     place = ""
     best_order = (True, float("inf"))
@@ -58,3 +58,13 @@ def _best_reply(node: dict[str, object]) -> tuple[object, str]:
         if not reply.get("deleted") and order < best_order:
             best, place, best_order = reply, f"replies[{index}]", order
     return best, place
+
+
+OASST = Format(
+    name="oasst",
+    keys=("prompt",),
+    matches=lambda record: isinstance(record.get("prompt"), dict),
+    read=read,
+    summary="`prompt`, the root of a tree of messages with `role`, `text`, and `replies`; the best-ranked path",
+    example='{"prompt": {"role": "prompter", "text": "2+2?", "replies": [{"role": "assistant", "text": "4"}]}}',
+)

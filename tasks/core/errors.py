@@ -95,5 +95,5 @@ class Reject(_Coded):
     """Reject one conversation: it is written to rejects.jsonl, and the run continues.
 
     The ledger counts `reason`. `message` names the value and its place in the record, for example
-    'messages[2].role "assistent" is not a role; did you mean "assistant"?'.
+    'messages[2].role "assistent" is not a role; did you mean assistant?'.
     """

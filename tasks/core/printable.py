@@ -38,6 +38,20 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def duration(seconds: float) -> str:
+    """Return 4.2 s, 59 s, 1 min 5 s, or 2 h 5 min; a rest of zero is left out."""
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min" + f" {rest} s" * (rest > 0)
+    hours, rest = divmod(minutes, 60)
+    return f"{hours} h" + f" {rest} min" * (rest > 0)
+
+
 def aligned(table: list[list[str]]) -> list[str]:
     """A head and its lines as text, the first column flush left and the others right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]

@@ -6,7 +6,6 @@ qlora.yaml  ──read_settings──▶ dict ──check_settings──▶ Trai
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -15,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from tasks.core.errors import InputMissing, UsageError
+from tasks.core.suggest import suggest
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -109,9 +109,7 @@ def check_settings(model: type[Model], values: dict[str, Any], where: str) -> Mo
 def _yaml_nearby(path: Path) -> str:
     if not path.parent.is_dir():
         return f" ({path.parent} is not a folder)"
-    found = sorted(p.name for p in path.parent.glob("*.y*ml"))
-    near = difflib.get_close_matches(path.name, found, 1, 0.4)
-    return f" (did you mean {path.parent / near[0]}?)" if near else ""
+    return suggest(path.name, sorted(p.name for p in path.parent.glob("*.y*ml")))
 
 
 def _yaml_problem(error: Exception) -> str:
@@ -127,10 +125,9 @@ def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
     if item["type"] == "extra_forbidden":
         if within := _within(inner, names[-1]):
             return where, f"unknown key here; {within}", ""
-        known = list(inner.model_fields)
-        near = difflib.get_close_matches(names[-1], known, 1, 0.5)
-        hint = f"did you mean `{near[0]}`?" if near else "known keys: " + ", ".join(known)
-        return where, f"unknown key; {hint}", ""
+        known = inner.model_fields
+        hint = suggest(names[-1], known) or f"; known keys: {', '.join(known)}"
+        return where, f"unknown key{hint}", ""
     if item["type"] == "missing":
         return where, "missing", ""
     message = item["msg"].removeprefix("Value error, ")

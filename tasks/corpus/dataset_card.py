@@ -1,9 +1,9 @@
-"""The dataset card: README.md of a corpus folder, by which `datasets.load_dataset(folder)` finds the splits.
+"""Write the dataset card: README.md of a corpus folder, with which `datasets.load_dataset(folder)` finds the splits.
 
-    manifest ─dataset_card─▶ YAML header: files of each split, size, language, licence, tags
-                             then for a person: how to load it, what is in it, how to train on it without leaks
+    manifest ─dataset_card─▶ YAML header for tools: files of each split, size, language, license, tags
+                             Markdown for people: contents, how to load it, how to train on it without leaks, sources
 
-Its bytes follow from the manifest, and not from what that says of this very file.
+The card depends only on the manifest, but not on the manifest's entry for the card itself.
 """
 
 from __future__ import annotations
@@ -23,35 +23,35 @@ CARD = "README.md"
 SHOWN_SOURCES = 50
 
 TRAINED_ON = {
-    "assistant": "every assistant turn, with the token that ends it",
-    "last": "the last assistant turn, with the token that ends it",
-    "all": "everything that is said",
+    "assistant": "every assistant turn, including its stop token",
+    "last": "the last assistant turn, including its stop token",
+    "all": "every turn",
 }
 
 COLUMNS = {
     "3.0": """\
 | column | type | content |
 |---|---|---|
-| `input_ids` | int32[{length}] | conversations one after another, each closed by EOS ({eos}), then pads ({pad}) |
-| `labels` | int32[{length}] | the token where it is trained on, else -100 |
-| `position_ids` | int32[{length}] | begin at 0 again with every conversation, and with the pads |
-| `attention_mask` | int8[{length}] | 1 on tokens, 0 on pads; **not for the model**: see below |
+| `input_ids` | int32[{length}] | token ids: conversations, each ending with EOS ({eos}), then padding ({pad}) |
+| `labels` | int32[{length}] | the token id if the token is trained on, otherwise -100 |
+| `position_ids` | int32[{length}] | positions; restart at 0 at every conversation and at the padding |
+| `attention_mask` | int8[{length}] | 1 for tokens, 0 for padding; **do not pass it to the model** (see Training) |
 """,
     "2.0": """\
 | column | content |
 |---|---|
-| `messages` | role, content, name, tool_calls and tool_call_id of every turn |
-| `tools` | the tools of the conversation, as JSON; empty where it has none |
-| `text` | the conversation as the template writes it |
+| `messages` | role, content, name, tool_calls, and tool_call_id of every message |
+| `tools` | the tools of the conversation as JSON; empty if it has none |
+| `text` | the conversation as rendered by the template |
 """,
 }
 
 TRAINING = {
     "3.0": """\
-Several conversations share a row, and must not see each other. Give the model `input_ids`, `labels` and `position_ids`,
-turn its cache off, and give it **no** `attention_mask`: transformers then finds the conversations where the positions
-begin at 0 again. With a mask, even one of ones alone, or without the positions, they see each other, and the loss looks
-healthy all the same.
+Several conversations share a row and must not attend to each other. Pass `input_ids`, `labels`, and `position_ids` to
+the model, disable its cache, and do **not** pass an `attention_mask`: transformers then separates the conversations
+where the positions restart at 0. With any mask, even one of all ones, or without positions, conversations attend to
+each other, and the loss still looks healthy.
 
 ```python
 from datasets import load_dataset
@@ -64,28 +64,28 @@ for batch in DataLoader(rows, batch_size=8, shuffle=True, collate_fn=default_dat
     loss = model(**batch).loss
 ```
 
-Flash attention does so with one row a batch alone; more rows need `cu_seq_lens_q` and the like, which
-`train.model.attention.Collator` of packcorpus gives. To see that nothing leaks, replace the tokens of the first
-conversation of a row: the logits of all later ones must stay exactly where they were.
+With flash attention, this works only for batches of one row. Larger batches also need `cu_seq_lens_q` and related
+arguments, which `train.model.attention.Collator` of packcorpus computes. To check for leaks, replace the tokens of the
+first conversation in a row: the logits of all later conversations must not change.
 """,
     "2.0": """\
-A row is one conversation, so that none can see another. Train on `messages` (where it is null, on `text`) with a
-trainer that knows the template, such as TRL's SFTTrainer, or with `python -m train --manifest` of packcorpus, which
-cuts at {length} tokens and trains on {trained_on}.
+Each row is one conversation. Train on `messages` (or on `text` if it is null) with a trainer that applies the chat
+template, such as TRL's SFTTrainer, or with `python -m train --manifest` of packcorpus, which truncates at {length}
+tokens and trains on {trained_on}.
 """,
 }
 
-COPIED = "Tokens are counted once, those that are trained on in all rows, further copies included.\n\n"
+COPIED = "`tokens` counts each conversation once; `trained on` counts all rows, including further copies.\n\n"
 
 
 def dataset_card(manifest: Manifest) -> bytes:
-    """README.md of a corpus. Names that come from files are shown as text."""
+    """Return README.md of a corpus. Names that come from files are escaped."""
     header = yaml.safe_dump(_header(manifest), sort_keys=False, allow_unicode=True, width=1000)
     return f"---\n{header}---\n\n{_body(manifest)}".encode()
 
 
 def _header(manifest: Manifest) -> dict[str, Any]:
-    licences, languages = (manifest.config.get(name) or [] for name in ("licence", "language"))
+    licenses, languages = (manifest.config.get(name) or [] for name in ("license", "language"))
     configs = [
         {"split": split_name(split), "path": _pattern(facts.shards[0].path)}
         for split, facts in manifest.splits.items()
@@ -93,7 +93,7 @@ def _header(manifest: Manifest) -> dict[str, Any]:
     ]
     return {
         "pretty_name": manifest.name,
-        **({"license": licences[0] if len(licences) == 1 else licences} if licences else {}),
+        **({"license": licenses[0] if len(licenses) == 1 else licenses} if licenses else {}),
         **({"language": languages} if languages else {}),
         "task_categories": ["text-generation"],
         "size_categories": [size_category(sum(split.rows for split in manifest.splits.values()))],
@@ -103,17 +103,17 @@ def _header(manifest: Manifest) -> dict[str, Any]:
 
 
 def split_name(split: str) -> str:
-    """As `datasets` takes it: letters, digits and underscores."""
+    """Return a split's name as `datasets` accepts it: letters, digits, and underscores."""
     return re.sub(r"\W", "_", split)
 
 
 def _pattern(shard: str) -> str:
-    """One for all shards of a split, and for no file of another whose name begins alike."""
+    """Return a pattern for all shards of a split that matches no other split with the same prefix."""
     return re.sub(r"-\d{5}-of-", "-?????-of-", shard)
 
 
 def size_category(rows: int) -> str:
-    """As the Hub names it, such as 10K<n<100K."""
+    """Return the Hub's name for a number of rows, such as 10K<n<100K."""
     edges = ["1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T"]
     for place, edge in enumerate(edges):
         if rows < 1000 * 10**place:
@@ -125,49 +125,53 @@ def _body(manifest: Manifest) -> str:
     length, packing, tokenizer = manifest.sequence_length, manifest.packing_metadata, manifest.tokenizer
     conversations, tokens = manifest.ledger.conversations, manifest.ledger.tokens
     rows = counted(packing.rows, "row")
-    form = f"{rows} of {length:,} tokens, {packing.packing_efficiency:.2f} % full" if packing.enabled else f"{rows}"
+    form = f"{rows} of {length:,} tokens ({packing.packing_efficiency:.2f} % full)" if packing.enabled else rows
     names = {"length": length, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
     trained_on = TRAINED_ON[manifest.train_on]
     first = split_name(next((split for split, facts in manifest.splits.items() if facts.rows), "train"))
     share = 100 * tokens.trained / max(tokens.packed, 1)
-    lost = sum(conversations.rejected.values()), sum(conversations.dropped.values())
+    rejected = sum(conversations.rejected.values())
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in conversations.dropped.items() if count)
-    dropped = f"{lost[1]:,} dropped" + (f" ({reasons})" if reasons else "")
+    dropped = f"{sum(conversations.dropped.values()):,} dropped" + (f" ({reasons})" if reasons else "")
     mixture = _mixture(manifest) + (COPIED if tokens.repeated else "")
-    copies = f", {tokens.repeated:,} are further copies" if tokens.repeated else ""
+    copies = f"; {tokens.repeated:,} are further copies" if tokens.repeated else ""
     training = TRAINING[manifest.format_version].format(split=first, length=f"{length:,}", trained_on=trained_on)
     return f"""\
 # {manifest.name}
 
-{counted(conversations.packed, "conversation")} in {form}: a corpus for fine-tuning language models, made with
-packcorpus (format {manifest.format_version}). `manifest.json` says what went in, what came out and with which settings;
-`packcorpus verify path/to/this/folder` checks every byte and every row.
+A fine-tuning dataset of {counted(conversations.packed, "conversation")} in {form}, created with packcorpus (format
+{manifest.format_version}). `manifest.json` records its sources, settings, and statistics. To check every byte and every
+row, run `packcorpus verify path/to/this/folder`.
 
 | | |
 |---|---|
-| tokens | {tokens.packed:,}, of which {tokens.trained:,} ({share:.1f} %) are trained on{copies} |
+| tokens | {tokens.packed:,}; {tokens.trained:,} ({share:.1f} %) are trained on{copies} |
 | trained on | {trained_on} |
 | tokenizer | {_code(tokenizer.path)}, {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, SHA-256 `{tokenizer.sha256}` |
 | template | {_code(manifest.template.name)}, SHA-256 `{manifest.template.sha256}` |
-| conversations | {conversations.read:,} read, {lost[0]:,} rejected (`rejects.jsonl`), {dropped} |
-| licence | {", ".join(map(_code, manifest.config.get("licence") or [])) or "not stated; see the sources"} |
+| conversations | {conversations.read:,} read, {rejected:,} rejected (see `rejects.jsonl`), {dropped} |
+| license | {", ".join(map(_code, manifest.config.get("license") or [])) or "not specified; see the sources"} |
 | key | `{manifest.key}` |
 
-## Load it
+## Usage
 
 ```python
 from datasets import load_dataset
 
-rows = load_dataset("path/to/this/folder")
+dataset = load_dataset("path/to/this/folder")
 ```
+
+### Splits
 
 | split | rows | shards | bytes |
 |---|---:|---:|---:|
 {_splits(manifest)}
-{COLUMNS[manifest.format_version].format(**names)}
-`index.arrow` says for every conversation where it came from and where it stands.
+### Columns
 
-## Train on it
+{COLUMNS[manifest.format_version].format(**names)}
+`index.arrow` records the source and the location of every conversation.
+
+## Training
 
 {training}{_packings(manifest)}
 ## Sources
@@ -178,31 +182,32 @@ rows = load_dataset("path/to/this/folder")
 
 
 def _packings(manifest: Manifest) -> str:
-    """How to train on several packings of the training split; nothing where there is one."""
-    anew = [name for name in manifest.splits if name.startswith(ANEW)]
-    if not anew:
+    """Explain how to train on several packings of the training split; empty if there is only one."""
+    repacked = [name for name in manifest.splits if name.startswith(ANEW)]
+    if not repacked:
         return ""
-    names = ", ".join(f"`{name}`" for name in anew)
+    names = ", ".join(f"`{name}`" for name in repacked)
     return f"""
-{names}: the conversations of `train` once more, in other rows. Take one packing for each epoch, not all at once:
+Also included: {names}. Each contains all conversations of `train`, packed into different rows. Use one packing per
+epoch; do not concatenate them:
 
 ```python
-packings = {["train", *anew]}
+packings = {["train", *repacked]}
 for epoch in range(3):
-    rows = load_dataset("path/to/this/folder", split=packings[epoch % {len(anew) + 1}])
+    rows = load_dataset("path/to/this/folder", split=packings[epoch % {len(repacked) + 1}])
 ```
 """
 
 
 def _mixture(manifest: Manifest) -> str:
-    """What each entry of the config's sources gives; nothing where every conversation is packed once."""
+    """Tabulate what each entry of `sources` contributes; empty if every conversation is packed exactly once."""
     lines = mixture_table(manifest.mixture, manifest.config.get("weighting"))
     if not lines:
         return ""
-    head, *rows = lines
-    table = [head, ["---", *["---:"] * (len(head) - 1)], *([_code(row[0]), *row[1:]] for row in rows)]
-    title = f"One pass over the training split (`weighting: {manifest.config.get('weighting')}`):"
-    return "\n".join([title, "", *(f"| {' | '.join(cells)} |" for cells in table), "", "The files:", "", ""])
+    titles, *rows = lines
+    table = [titles, ["---", *["---:"] * (len(titles) - 1)], *([_code(row[0]), *row[1:]] for row in rows)]
+    title = f"Mixture of one pass over the training split (`weighting: {manifest.config.get('weighting')}`):"
+    return "\n".join([title, "", *(f"| {' | '.join(cells)} |" for cells in table), "", "Source files:", "", ""])
 
 
 def _splits(manifest: Manifest) -> str:
@@ -219,12 +224,12 @@ def _sources(sources: list[SourceFacts]) -> str:
         counts = (source.conversations, source.rejected, source.tokens, source.trained_tokens)
         lines.append(f"| {_code(source.path)} | {source.format} | {' | '.join(f'{count:,}' for count in counts)} |\n")
     if rest := sources[SHOWN_SOURCES:]:
-        lines.append(f"| and {len(rest):,} more, see `manifest.json` | | | | | |\n")
+        lines.append(f"| {len(rest):,} more in `manifest.json` | | | | | |\n")
     return "".join(lines)
 
 
 def _code(text: str) -> str:
-    """Text as code within a table: no mark of Markdown or HTML in it is obeyed."""
+    """Format text as code within a table, so that no Markdown or HTML in it is interpreted."""
     shown = printable(text).replace("\n", "\\n").replace("|", "\\|")
     fence = "`" * (1 + max((len(run) for run in re.findall("`+", shown)), default=0))
     space = " " if shown[:1] == "`" or shown[-1:] == "`" else ""

@@ -16,7 +16,7 @@ from tasks.tokenization.engine_check import verdict_of
 def build_manifest(
     recipe: Recipe, plan: dict[str, Any], shards: list[dict[str, Any]], files: list[dict[str, Any]]
 ) -> Manifest:
-    """Put the manifest together and check what must add up. Raises DataError, naming what does not."""
+    """Build the manifest and check that it balances. Raises DataError, naming what does not."""
     config, encoder, template = recipe.config, recipe.encoder, recipe.template
     verdict = verdict_of(recipe)
     compared = {"texts": verdict.texts, "bytes": verdict.bytes, "differs": verdict.differs, "reason": verdict.reason}
@@ -36,6 +36,7 @@ def build_manifest(
         "name": config.name,
         "key": recipe.corpus_key,
         "key_version": VERSIONS["corpus"],
+        "texts_version": VERSIONS["texts"],
         "corpus": recipe.layout.corpus_name(config.name, recipe.corpus_key),
         "sequence_length": config.sequence_length,
         "tokenizer": {
@@ -87,20 +88,20 @@ def _check_shards(ledger: Ledger, planned_rows: list[int], shards: list[dict[str
     rows = [shard["rows"] for shard in shards]
     ledger.check(sum(rows) * length)
     if rows != planned_rows:
-        raise DataError("open_ledger", "the ledger does not balance: shards have other row counts than planned")
+        raise DataError("open_ledger", "the ledger does not balance: the rows per shard differ from the plan")
 
 
 def with_file(manifest: Manifest, file: FileFacts) -> Manifest:
-    """The manifest with one file more, signed anew."""
+    """Return the manifest with one more file and an updated digest."""
     values = manifest.model_copy(update={"files": [*manifest.files, file]}).model_dump()
     return Manifest.model_validate(values | {"digest": manifest_digest(values)})
 
 
 def publish(manifest: Manifest, corpus: Path, published: Path) -> None:
-    """The commit: the manifest into the corpus folder, then the same bytes to manifests/."""
+    """Commit: write the manifest to the corpus folder, then the same bytes to manifests/."""
     data = to_json(manifest.model_dump())
     write_bytes(corpus / "manifest.json", data)
-    # A run that was killed may have made folders without syncing them into the ones above: data/corpora/<corpus>.
+    # A killed run may have created the folders of data/corpora/<corpus> without syncing their parents.
     for folder in corpus.absolute().parents[:3]:
         sync_folder(folder)
     write_bytes(published, data)

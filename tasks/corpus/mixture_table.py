@@ -1,6 +1,6 @@
-"""What each entry of `sources` gives to a corpus, as a table of text: for a page, a dataset card, and a terminal.
+"""Tabulate what each entry of `sources` contributes to a corpus: for the report, dataset card, and terminal.
 
-MixtureFacts ─mixture_table─▶ head and lines ─narrowed─▶ those that a terminal has room for
+MixtureFacts ─mixture_table─▶ titles and lines ─narrowed─▶ the columns that fit a terminal
 """
 
 from __future__ import annotations
@@ -10,38 +10,39 @@ from collections.abc import Sequence
 from tasks.core.printable import common_folder, printable
 from tasks.storage.manifest import MixtureFacts
 
-SHORTEST_NAME = 20  # characters of a source's name that are shown at least
+SHORTEST_NAME = 20  # minimum number of characters to show of a source's name
 
 
 def mixture_table(mixture: Sequence[MixtureFacts], weighting: object) -> list[list[str]]:
-    """What each entry of `sources` gives to a pass over the training split: a head and a line for each, as text.
+    """Tabulate what each entry of `sources` contributes to one pass over the training split.
 
-    Empty where every conversation is packed once.
+    Returns column titles and one line per entry, as text; empty if every conversation is packed exactly once.
     """
     if weighting != "token_share" and all(m.weight == 1 and not m.limit for m in mixture):
         return []
-    head = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]
+    titles = ["source", "weight", "limit", "conversations", "copies", "tokens", "%", "trained", "%"]
     folder, lines = common_folder([m.path for m in mixture]), []
     for m in mixture:
         given = [printable(m.path.removeprefix(folder)), f"{m.weight:g}", f"{m.limit:,}" if m.limit else ""]
         counts = [f"{m.conversations:,}", f"{m.copies:,}", f"{m.tokens:,}", f"{m.tokens_percent:.1f}"]
         lines.append([*given, *counts, f"{m.trained_tokens:,}", f"{m.trained_tokens_percent:.1f}"])
-    return [head, *lines]
+    return [titles, *lines]
 
 
 def narrowed(table: list[list[str]], width: int) -> list[list[str]]:
-    """The table for a terminal of `width` columns, with two spaces between its own: without what says nothing.
+    """Fit the table to a terminal of `width` characters, with two spaces between columns.
 
-    Where it is still too wide, names are cut in their middle, and of the two shares that of the trained tokens stays.
+    Columns without information are removed. If the table is still too wide, the share of all tokens is removed (that of
+    trained tokens stays), and names are shortened in the middle.
     """
     if not table:
         return []
     columns = [list(column) for column in zip(*table, strict=True)]
     weight, limit, packed, copies, share = columns[1], columns[2], columns[3], columns[4], columns[6]
     packed[0] = "packed"
-    said_nothing = [weight] * all(cell == "1" for cell in weight[1:]) + [limit] * (not any(limit[1:]))
-    said_nothing += [copies] * (copies[1:] == packed[1:])
-    columns = _without(columns, said_nothing)
+    redundant = [weight] * all(cell == "1" for cell in weight[1:]) + [limit] * (not any(limit[1:]))
+    redundant += [copies] * (copies[1:] == packed[1:])
+    columns = _without(columns, redundant)
     if _width(columns) - _surplus(columns[0]) > width:
         columns = _without(columns, [share])
     room = max(SHORTEST_NAME, width - _width([[], *columns[1:]]))
@@ -58,7 +59,7 @@ def _width(columns: list[list[str]]) -> int:
 
 
 def _surplus(names: list[str]) -> int:
-    """How much shorter the column of the names may become."""
+    """Return by how many characters the column of names can be shortened."""
     return max(0, max(map(len, names)) - SHORTEST_NAME)
 
 
@@ -68,12 +69,15 @@ def _shortened(name: str, room: int) -> str:
 
 
 def limited_by(giving_all: Sequence[str], left_out: float, packed: float) -> str:
-    """What a mixture by token_share says of the sources that give all they have; "" where nothing is left out."""
+    """Explain which sources limit a mixture by token_share because they are used in full.
+
+    Returns "" if no conversation is left out.
+    """
     if not giving_all or not left_out:
         return ""
     names, many = " and ".join(map(printable, giving_all)), len(giving_all) > 1
-    gives, its = ("give all they have", "their weights") if many else ("gives all it has", "its weight")
+    verb = "are used in full and limit" if many else "is used in full and limits"
     return (
-        f"{names} {gives}, and so {'limit' if many else 'limits'} the others (token_share): "
-        f"{100 * left_out / (left_out + packed):.0f} % of the conversations are left out; lower {its} to take more"
+        f"{names} {verb} the others (token_share): {100 * left_out / (left_out + packed):.0f} % of the conversations "
+        f"are left out; lower {'their weights' if many else 'its weight'} to include more"
     )

@@ -1,7 +1,7 @@
-"""The corpus folder: shards first, then what lies beside them, the manifest last.
+"""Write the corpus folder: shards first, then the other files, the manifest last.
 
-data/corpora/<name>-<key12>/   train-00000-of-00004.arrow …, index.arrow, rejects.jsonl, tokenizer/, template.jinja (if
-                               it is one), README.md, run.json, manifest.json
+data/corpora/<name>-<key12>/   train-00000-of-00004.arrow …, index.arrow, rejects.jsonl, tokenizer/, template.jinja (for
+                               a Jinja template), README.md, run.json, manifest.json
 manifests/<name>-<key12>.json  the same bytes as manifest.json: the commit
 """
 
@@ -26,7 +26,10 @@ from tasks.storage.token_files import TokenFiles
 def write_planned_shard(
     path: Path, shard: int, plan_folder: Path, token_files: list[Path], encoder: Encoder | None, length: int, key: str
 ) -> dict[str, Any]:
-    """Shard number `shard` of a plan, from the token files that it speaks of; without an encoder, in format 2.0."""
+    """Write shard number `shard` of a plan from the token files the plan refers to.
+
+    Without an encoder, the shard has format 2.0. Returns the shard's receipt.
+    """
     with pa.memory_map(str(plan_folder / "plan.arrow")) as file:
         plan = pa.ipc.open_file(file).get_batch(shard)
         used = set(to_numpy(plan.column("part")).tolist())
@@ -38,7 +41,7 @@ def write_planned_shard(
 
 
 def copies_beside(recipe: Recipe) -> dict[str, bytes]:
-    """What lies beside the shards, by its name in the corpus folder."""
+    """Return the files to copy into the corpus folder next to the shards: contents by name."""
     copies = {name: (recipe.plan_folder / name).read_bytes() for name in ("index.arrow", "rejects.jsonl")}
     copies |= {f"tokenizer/{file.name}": file.read_bytes() for file in recipe.tokenizer_files.files}
     if recipe.template_source is not None:
@@ -55,9 +58,9 @@ def publish_corpus(recipe: Recipe, shards: list[dict[str, Any]], run_record: dic
     plan = read_json(recipe.plan_folder / "plan.json")
     files = []
     for name, content in copies_beside(recipe).items():
-        # The digest of what should be there: one of what came to lie there would vouch for a damaged copy.
+        # Record the checksum of the content, not of the file: the latter would vouch for a damaged copy.
         files.append({"path": name} | write_bytes(folder / name, content))
-    # Where a repair finds the sources again.
+    # `repair` finds the sources by this.
     made_from = {"folder": str(recipe.folder.absolute()), "part_size": recipe.config.part_size}
     write_bytes(folder / "run.json", to_json(run_record | {"made_from": made_from}))
     manifest = build_manifest(recipe, plan, shards, files)

@@ -1,10 +1,10 @@
-"""The on-disk form of rows: Arrow IPC streams, uncompressed, with columns of fixed width.
+"""Write shards: uncompressed Arrow IPC streams with columns of fixed width.
 
     plan of one shard + token files ─write_shard─▶ train-00000-of-00004.arrow
                                                     input_ids, attention_mask, labels, position_ids
 
-A row is L tokens: conversations one after another, each closed by the EOS separator, then pads. Rows are built in
-batches: every piece of a conversation is read once, into its place, and the four columns are computed from there.
+A row has L tokens: conversations, each closed by the EOS separator, then padding. Rows are built in batches: every
+piece of a conversation is read once, directly into its place, and the four columns are computed from there.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tasks.storage.files import atomic_file
 from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
 from tasks.storage.token_files import TokenFiles
 
-# Tokens in a record batch: 13 MB of columns, far from Arrow's 32-bit limits whatever the sequence length.
+# Tokens per record batch: 13 MB of columns, far below Arrow's 32-bit limits for any sequence length.
 BATCH_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The four columns of R rows of L tokens: int32[R, L], attention_mask int8[R, L]."""
+    """The four columns of R rows of L tokens: int32[R, L]; attention_mask is int8[R, L]."""
 
     input_ids: np.ndarray
     attention_mask: np.ndarray
@@ -38,39 +38,43 @@ class Rows:
 
     @classmethod
     def room(cls, rows: int, length: int) -> Rows:
-        """Room for so many rows, to be written over: new memory costs as much as what is computed in it."""
+        """Allocate rows that are then reused: new memory costs as much time as the computation in it."""
         ids, labels, positions = (np.empty((rows, length), np.int32) for _ in range(3))
         return cls(ids, np.empty((rows, length), np.int8), labels, positions)
 
     def first(self, rows: int) -> Rows:
+        """Return views of the first rows."""
         return Rows(*(getattr(self, name)[:rows] for name in self.__slots__))
 
 
 def build_rows(plan: dict[str, np.ndarray], tokens: TokenFiles, room: Rows, eos: int, pad: int) -> None:
-    """Write the rows that a plan describes into `room`, all of it. `plan` has the columns of PLAN_SCHEMA, sorted by row
-    and start, rows from 0."""
+    """Compute the rows of a plan and write them to `room`, filling it completely.
+
+    `plan` has the columns of PLAN_SCHEMA, sorted by row and start; rows are numbered from 0.
+    """
     rows, length = room.input_ids.shape
     ids, values, positions = (a.reshape(-1) for a in (room.input_ids, room.labels, room.position_ids))
     values.fill(~pad)
     starts = plan["row"] * length + plan["start"]
     tokens.gather(plan, starts, values)
     values[(starts + plan["taken"])[plan["closed"]]] = ~eos
-    # A piece in the middle of a conversation begins with a token that was predicted there, but cannot be here.
-    heads = values[starts]
-    values[starts] = np.where(heads >= 0, ~heads, heads)
-    untrained = np.right_shift(values, 31, out=positions)  # -1, or 0 where trained on
+    # The first token of a piece is never trained. In the middle of a split conversation it may have been trained, but
+    # it has no context here.
+    first = values[starts]
+    values[starts] = np.where(first >= 0, ~first, first)
+    untrained = np.right_shift(values, 31, out=positions)  # -1 if untrained, 0 if trained
     np.bitwise_xor(values, untrained, out=ids)
-    # IGNORED where untrained, else the id; bit by bit, for numpy's where takes ten times as long.
+    # IGNORED if untrained, otherwise the id. Bitwise, because np.where takes ten times as long.
     labels = np.bitwise_xor(ids, IGNORED, out=values)
     labels &= untrained
     labels ^= ids
     filled = np.bincount(plan["row"], weights=plan["taken"] + plan["closed"], minlength=rows).astype(np.int32)
     np.less(np.arange(length, dtype=np.int32), filled[:, None], out=room.attention_mask.view(np.bool_))
-    # Positions count from the last beginning: of a conversation, or of the pad tail.
-    begins = np.concatenate([starts, np.arange(rows, dtype=np.int32) * length + filled])
-    begins = np.sort(begins[np.concatenate([np.ones(len(starts), bool), filled < length])])
+    # Positions restart at 0 at every conversation and at the padding.
+    restarts = np.concatenate([starts, np.arange(rows, dtype=np.int32) * length + filled])
+    restarts = np.sort(restarts[np.concatenate([np.ones(len(starts), bool), filled < length])])
     positions.fill(1)
-    positions[begins] = 1 - np.diff(begins, prepend=np.int32(-1))
+    positions[restarts] = 1 - np.diff(restarts, prepend=np.int32(-1))
     np.cumsum(positions, out=positions)
 
 
@@ -85,7 +89,7 @@ def _record_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
 def write_shard(
     path: Path, plan: pa.RecordBatch, rows: int, tokens: TokenFiles, encoder: Encoder, length: int, key: str
 ) -> dict[str, Any]:
-    """Write one shard of format 3.0 and return its bytes, sha256, rows, packed and trained tokens."""
+    """Write one shard of format 3.0; return its bytes, sha256, rows, packed tokens, and trained tokens."""
     schema = row_schema(length, key)
     columns = {field.name: to_numpy(plan.column(field.name)) for field in plan.schema}
     step = max(1, BATCH_TOKENS // length)
@@ -93,7 +97,7 @@ def write_shard(
     room = Rows.room(min(rows, step), length)
     with atomic_file(path) as out:
         with pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as writer:
-            # A shard without rows has one batch without rows: datasets opens no file that has none.
+            # A shard without rows has one empty batch: datasets cannot open a file without batches.
             for top in range(0, max(rows, 1), step):
                 bottom = min(top + step, rows)
                 inside = slice(*np.searchsorted(columns["row"], [top, bottom]).tolist())
@@ -108,7 +112,10 @@ def write_shard(
 
 
 def write_conversations(path: Path, plan: pa.RecordBatch, tokens: TokenFiles, length: int, key: str) -> dict[str, Any]:
-    """Write one shard of format 2.0; a row is a whole conversation, in the order of the plan."""
+    """Write one shard of format 2.0; a row is a whole conversation, in the order of the plan.
+
+    Returns the same facts as write_shard.
+    """
     schema = conversation_schema(length, key)
     places = list(zip(plan.column("part").to_pylist(), plan.column("conversation").to_pylist(), strict=True))
     trained = 0

@@ -24,9 +24,8 @@ from typing import Any, Literal, get_args, get_origin
 
 import yaml
 
-from tasks.config import Config, Source, load_config
-from tasks.conversations.column_guesses import guess_columns
-from tasks.conversations.formats import detect
+from tasks.config import Config, load_config
+from tasks.conversations.formats import detect, guess_columns
 from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.core.printable import counted, in_bytes, printable
@@ -38,7 +37,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
 from tasks.readers.containers import container_of
 from tasks.sources.locate import locate
-from tasks.sources.model import SourceFile, SourceSpec
+from tasks.sources.model import Source, SourceFile
 from tasks.sources.sample_files import sample_files
 from tasks.sources.source_files import find_files
 from tasks.storage.files import write_bytes
@@ -232,12 +231,12 @@ def _globs(path: Path, names: list[str], left_out: list[str]) -> Iterator[Path]:
 def _entry(path: Path) -> Entry:
     """What one file holds, or why it cannot be read."""
     try:
-        [file] = find_files([SourceSpec(str(path))], Path())
+        [file] = find_files([Source(path=str(path))], Path())
         columns: dict[str, str] = {}
     except DataError as error:
         columns = _guess_columns(path) if error.reason == "unknown_format" else {}
         try:
-            [file] = find_files([SourceSpec(str(path), "auto", tuple(columns.items()))], Path())
+            [file] = find_files([Source(path=str(path), columns=columns)], Path())
         except DataError as again:
             return Entry(path, [], problem=_one_line(str(again).removeprefix(f"{path}: ")))
     try:
@@ -251,7 +250,7 @@ def _entry(path: Path) -> Entry:
 
 def _guess_columns(path: Path) -> dict[str, str]:
     """`guess_columns` of the first record of a file; {} where it cannot be read."""
-    known = SourceSpec(str(path), "text")
+    known = Source(path=str(path), format="text")
     try:
         [file] = find_files([known], Path())
         [sample] = sample_files([file], BUDGET // 4, 1 << 24)

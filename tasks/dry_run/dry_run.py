@@ -1,19 +1,21 @@
-"""Config → what a run would give, from a bounded sample of every source, in seconds and without writing anything.
+"""Predict what a run would produce, from a bounded sample of every source, in seconds and without writing anything.
 
-    config ─find_files─▶ files ─sample_files─▶ records ─as a run does─▶ tokens, labels, rejects
-                                                           │ each stands for total / looked at
-        filters, over-long policy, shares of a mixture ────────┤ by the functions of a run
-                                     lengths, scaled ──────────┴─▶ its planner ─▶ rows, efficiency
+    config ─find_files─▶ files ─sample_files─▶ records ─tokenize_sample─▶ SampleTokens: tokens, labels, rejects
+                                                       │ each conversation stands for total / read of its file
+           select_pieces, as a run; shares of a mixture ┤
+                                                       ▼
+                                  Selection ─lengths, scaled─▶ bin_packing.pack, as a run ─▶ Packed: rows, efficiency
+                                                       └──────────▶ Costs, failures, warnings ─▶ Prediction
 
-Where the sample is all there is, every figure is that of the run. Else they are estimates: the bytes of a file over the
-bytes of what was read of it say how many conversations there are, and the histogram of lengths, scaled by that, is
-packed by the code that packs in a run. Duplicates are told within the sample alone.
+If all data was read, every figure is the one of the run. Otherwise they are estimates: the bytes of a file divided by
+the bytes that were read of it tell how many conversations there are, and the histogram of lengths, scaled by that, is
+packed by the code that packs in a run. Duplicates are counted only within the sample.
 """
 
 from __future__ import annotations
 
 import tempfile
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,18 +23,18 @@ import numpy as np
 
 from tasks.config import Config
 from tasks.core.errors import Reject
-from tasks.dry_run.expected_mixture import entries_of, shares
-from tasks.dry_run.model import Prediction, Shown, Source, Tokens
-from tasks.dry_run.resources import add_costs
-from tasks.dry_run.sample_tokens import count_reject, equal, fast_encoder, thinned, tokenize_sample, train_on_sample
-from tasks.dry_run.warnings import add_warnings
+from tasks.dry_run.expected_mixture import Shares, entries_of, shares
+from tasks.dry_run.model import Packed, Prediction, Rejects, SampleTokens, Shown, Source
+from tasks.dry_run.resources import estimate_costs
+from tasks.dry_run.sample_tokens import encodes_equally, fast_encoder, thinned, tokenize_sample, train_on_sample
+from tasks.dry_run.warnings import find_failures, find_warnings
+from tasks.encoders.encoder import Encoder
 from tasks.packing import bin_packing
-from tasks.packing.filters import filter_conversations
-from tasks.packing.pieces import Pieces, cut_overlong
-from tasks.packing.placement import hold_out_at_least_one
-from tasks.packing.plan import read_columns
-from tasks.recipe import Recipe, specs_of
+from tasks.packing.pieces import Pieces
+from tasks.packing.plan import select_pieces
+from tasks.recipe import Recipe
 from tasks.sources.model import Part
+from tasks.sources.sample import Sample
 from tasks.sources.sample_files import sample_files
 from tasks.sources.source_files import find_files
 from tasks.storage.manifest import MixtureFacts
@@ -41,157 +43,250 @@ from tasks.storage.schemas import DROPS, REJECTED, why
 from tasks.storage.splits import SPLITS, split_names
 from tasks.storage.token_files import TokenColumns
 from tasks.templates.jinja_template import JinjaTemplate
+from tasks.tokenization.token_batch import NOTICED
 
-BUDGET = 8 << 20  # bytes of the sources; gigatoken and all around it take 0.7 s for them
-
-
-SLOWER = 4  # times less, where the tokenizer's own library encodes: 1 to 2 s
+BUDGET = 8 << 20  # bytes of the sources; gigatoken and everything around it take 0.7 s for them
 
 
-JINJA_RECORDS = 1000  # a Jinja template takes 0.3 to 1 ms for a conversation
+SLOWER = 4  # divides the budget if the tokenizer's own library encodes: 1 to 2 s
+
+
+JINJA_RECORDS = 1000  # a Jinja template takes 0.3 to 1 ms per conversation
 
 
 def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: int = BUDGET) -> Prediction:
-    """What PackCorpus would give for a config that lies in `folder`, from about `budget` bytes of its sources.
+    """Predict the result of PackCorpus from about `budget` bytes of the sources of a config in `folder`.
 
-    Raises what a run would raise of config, sources, tokenizer and template.
+    Raises what a run would raise about config, sources, tokenizer, and template.
     """
     layout = Layout(root)
-    files = find_files(specs_of(config), folder, layout.outputs())
-    recipe = Recipe(config, folder, layout, tuple(files), ())
+    files = find_files(config.sources, folder, layout.outputs())
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
-        if config.tokenizer is None:
-            samples = sample_files(files, budget // SLOWER, config.max_record_bytes)
-            recipe = train_on_sample(recipe, samples, Path(scratch))
-        reference = recipe.encoder
-        encoder = fast_encoder(reference, config)
-        budget //= 1 if encoder is not reference else SLOWER
-        if config.tokenizer is not None or encoder is not reference:
-            samples = sample_files(files, budget, config.max_record_bytes)
-        if encoder is not reference and not equal(encoder, reference, recipe, samples):
-            encoder, samples = reference, [thinned(sample, SLOWER) for sample in samples]
-        if isinstance(recipe.template, JinjaTemplate):
-            every = -(-sum(len(sample.records) for sample in samples) // JINJA_RECORDS)
-            samples = [thinned(sample, every) for sample in samples]
+        recipe, encoder, samples = _sample(Recipe(config, folder, layout, tuple(files), ()), budget, Path(scratch))
+        sampled = [tokenize_sample(sample, recipe, encoder) for sample in samples]
         whole = all(sample.whole for sample in samples) and len(samples) == len(files)
-        found = Prediction(
-            *(config, recipe, encoder, encoder.engine, [], len(files), sum(file.bytes for file in files), whole),
-            tokenizer_bytes=sum(file.stat().st_size for file in recipe.tokenizer_files.files),
-            workers=workers,
-        )
-        tokens = [tokenize_sample(sample, recipe, encoder, found) for sample in samples]
-    add_costs(found, tokens, _plan(found, tokens))
-    add_warnings(found)
-    return found
+        selection = _select(sampled, recipe, whole)
+        packed, dropped = _pack(selection), _dropped(selection)
+        rejects, cut_off = _count_rejects(sampled, selection)
+        costs = estimate_costs(recipe, sampled, packed, selection.shares.copies, sum(dropped.values()), workers)
+    chosen, weights, cut = selection.shares.packed, selection.weights, np.unique(selection.pieces.cut_of)
+    found = Prediction(
+        config=config,
+        recipe=recipe,
+        encoder=encoder,
+        engine=encoder.engine,
+        workers=workers,
+        sources=_sources(sampled, selection, packed),
+        files=len(files),
+        bytes=sum(file.bytes for file in files),
+        whole=whole,
+        rejects=rejects,
+        cut_off=cut_off,
+        noticed={name: sum(each.noticed[name] for each in sampled) for name in NOTICED},
+        packed=float(chosen @ weights),
+        too_long=float(weights[_is_too_long(selection)].sum()),
+        dropped=dropped,
+        cut=float(chosen[cut] @ weights[cut]),
+        empty_shares=selection.shares.empty,
+        giving_all=_giving_all(selection),
+        pieces=packed.pieces,
+        rows=packed.rows,
+        trained=packed.trained,
+        tokens=packed.tokens,
+        efficiency=packed.efficiency,
+        mixture=packed.mixture,
+        disk=costs.disk,
+        memory=costs.memory,
+        seconds=costs.seconds,
+    )
+    return replace(found, failures=find_failures(found), warnings=find_warnings(found))
 
 
-def _plan(found: Prediction, made: list[Tokens]) -> np.ndarray:
-    """As tasks.packing.plan, by its functions. Returns how often each conversation is packed in a pass, float64."""
-    recipe = found.recipe
+def _sample(recipe: Recipe, budget: int, scratch: Path) -> tuple[Recipe, Encoder, list[Sample]]:
+    """Sample the sources; smaller samples for a slow encoder or template. A missing tokenizer is trained on them."""
+    config, files = recipe.config, recipe.files
+    if config.tokenizer is None:
+        samples = sample_files(files, budget // SLOWER, config.max_record_bytes)
+        recipe = train_on_sample(recipe, samples, scratch)
+    reference = recipe.encoder
+    encoder = fast_encoder(reference, config)
+    budget //= 1 if encoder is not reference else SLOWER
+    if config.tokenizer is not None or encoder is not reference:
+        samples = sample_files(files, budget, config.max_record_bytes)
+    if encoder is not reference and not encodes_equally(encoder, reference, recipe, samples):
+        encoder, samples = reference, [thinned(sample, SLOWER) for sample in samples]
+    if isinstance(recipe.template, JinjaTemplate):
+        every = -(-sum(len(sample.records) for sample in samples) // JINJA_RECORDS)
+        samples = [thinned(sample, every) for sample in samples]
+    return recipe, encoder, samples
+
+
+# -- which conversations are packed ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The conversations of the samples, and what a run does with each before it packs them."""
+
+    recipe: Recipe  # the sample of each file is a part
+    tokens: TokenColumns
+    weights: np.ndarray  # float64[conversations], how many conversations each stands for
+    pieces: Pieces
+    why: np.ndarray  # uint8[conversations], Accepted.why before the mixture
+    shares: Shares
+
+    @property
+    def parts(self) -> list[slice]:
+        """Return the conversations of each file."""
+        return [slice(*edges) for edges in pairwise(self.tokens.edges)]
+
+
+def _select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selection:
     config = recipe.config
     if config.overlong == "error":  # figures are those of truncate
         config = config.model_copy(update={"overlong": "truncate"})
-    parts = tuple(Part(source.sample.file, 0, source.sample.file.bytes, "") for source in found.sources)
+    parts = tuple(Part(each.sample.file, 0, each.sample.file.bytes, "") for each in sampled)
     recipe = replace(recipe, config=config, parts=parts)
-    tokens = TokenColumns([each.file for each in made], [0] * len(made))
-    accepted = read_columns(tokens, config.validation)
-    weights = _weights(found, tokens)
-    filter_conversations(accepted, tokens, config)
-    found.too_long = float(weights[(accepted.why == 0) & (accepted.length > config.sequence_length)].sum())
-    pieces = cut_overlong(accepted, tokens, recipe)
-    late = accepted.why == REJECTED
-    encoded = accepted.encoded(slice(None)) * ~late
-    for number, source in enumerate(found.sources):
-        inside = slice(*tokens.edges[number : number + 2])
-        source.tokens = float(encoded[inside] @ weights[inside])
-        _show_and_reject(found, source, inside, late, tokens)
-    if found.whole:
-        hold_out_at_least_one(accepted.held_out, accepted.why == 0, lambda: tokens.column("digest"), config.validation)
-    dropped = {reason: float(weights[accepted.why == why(reason)].sum()) for reason in DROPS}
-    stays = accepted.why == 0
-    chosen = shares(pieces, tokens, recipe, None if found.whole else weights)
-    found.empty_shares = chosen.empty
-    dropped["limit"] = float((stays - chosen.within) @ weights)
+    tokens = TokenColumns([each.file for each in sampled], [0] * len(sampled))
+    record, edges = tokens.column("record"), pairwise(tokens.edges)
+    weights = [each.sample.weights[record[slice(*inside)]] for each, inside in zip(sampled, edges, strict=True)]
+    stands_for = np.concatenate([np.empty(0), *weights])
+    pieces = select_pieces(tokens, recipe, is_sample=not whole)
+    before = pieces.accepted.why.copy()
+    chosen = shares(pieces, tokens, recipe, None if whole else stands_for)
+    return Selection(recipe, tokens, stands_for, pieces, before, chosen)
+
+
+def _is_too_long(selection: Selection) -> np.ndarray:
+    """Return which conversations the overlong policy was applied to, bool[conversations]."""
+    reached = np.isin(selection.why, (0, why("too_long"), REJECTED))
+    return reached & (selection.pieces.accepted.length > selection.recipe.config.sequence_length)
+
+
+def _dropped(selection: Selection) -> dict[str, float]:
+    """Count the dropped conversations by reason."""
+    weights, chosen = selection.weights, selection.shares
+    dropped = {reason: float(weights[selection.why == why(reason)].sum()) for reason in DROPS}
+    dropped["limit"] = float(((selection.why == 0) - chosen.within) @ weights)
     dropped["weight"] = float((chosen.within - chosen.packed) @ weights)
-    if config.weighting == "token_share":
-        entries, sources = entries_of(pieces, recipe), config.sources
-        within, packed = (np.bincount(entries, each, len(sources)) for each in (chosen.within, chosen.packed))
-        found.giving_all = [sources[e].path for e in np.flatnonzero((within > 0) & np.isclose(within, packed))]
-    found.dropped = {reason: count for reason, count in dropped.items() if count >= 0.5 or reason == "too_long"}
-    found.packed = float(chosen.packed @ weights)
-    cut = np.unique(pieces.cut_of)
-    found.cut = float(chosen.packed[cut] @ weights[cut])
-    _count(found, pieces, tokens, recipe, weights * chosen.packed, weights * chosen.copies)
-    return chosen.copies
+    return {reason: count for reason, count in dropped.items() if count >= 0.5 or reason == "too_long"}
 
 
-def _weights(found: Prediction, tokens: TokenColumns) -> np.ndarray:
-    """float64, what each conversation stands for."""
-    record = tokens.column("record")
-    inside = [slice(*edges) for edges in pairwise(tokens.edges)]
-    weights = [source.sample.weights[record[own]] for source, own in zip(found.sources, inside, strict=True)]
-    return np.concatenate([np.empty(0), *weights])
+def _giving_all(selection: Selection) -> list[str]:
+    """Return the entries of `sources` that token_share takes completely, and that limit the others thereby."""
+    sources, chosen = selection.recipe.config.sources, selection.shares
+    if selection.recipe.config.weighting != "token_share":
+        return []
+    entries = entries_of(selection.pieces, selection.recipe)
+    within, packed = (np.bincount(entries, each, len(sources)) for each in (chosen.within, chosen.packed))
+    return [sources[entry].path for entry in np.flatnonzero((within > 0) & np.isclose(within, packed))]
 
 
-def _show_and_reject(found: Prediction, source: Source, inside: slice, late: np.ndarray, tokens: TokenColumns) -> None:
-    """The first conversation of a source, and those that the over-long policy left without a trained token."""
-    records = tokens.column("record", inside.start, inside.stop)
-    if len(records):
-        values = tokens.tokens(inside.start)
-        source.shown = Shown(source.sample.records[records[0]].place, values ^ (values >> 31), values >= 0)
-    config = found.recipe.config
+def _count_rejects(sampled: list[SampleTokens], selection: Selection) -> tuple[dict[str, Rejects], Rejects]:
+    """Count all rejects by reason, and those that the overlong policy left without a trained token."""
+    rejects: dict[str, Rejects] = {}
+    cut_off = Rejects()
+    for each in sampled:
+        for record, reject in each.rejects:
+            rejects.setdefault(reject.reason, Rejects()).add(each.sample, record, reject)
+    config = selection.recipe.config
     message = f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong})"
-    for record in records[late[inside]].tolist():
-        count_reject(found, source, Reject("no_trained_tokens", message), record)
-        found.cut_off.looked_at += 1
-        found.cut_off.expected += float(source.sample.weights[record])
+    late = Reject("no_trained_tokens", message)
+    for each, inside in zip(sampled, selection.parts, strict=True):
+        records = selection.tokens.column("record", inside.start, inside.stop)
+        for record in records[selection.why[inside] == REJECTED].tolist():
+            rejects.setdefault(late.reason, Rejects()).add(each.sample, record, late)
+            cut_off.add(each.sample, record, late)
+    return rejects, cut_off
 
 
-def _count(
-    found: Prediction, pieces: Pieces, tokens: TokenColumns, recipe: Recipe, packed: np.ndarray, copies: np.ndarray
-) -> None:
-    """Rows and tokens of conversations that stand for `packed` others, which are packed `copies` times in a pass."""
-    config, every = recipe.config, slice(None)
-    accepted, conversation = pieces.accepted, pieces.conversations(every)
-    held_out, weight = accepted.held_out[conversation], copies[conversation]
-    length, trained = pieces.columns(every).length, pieces.trained(every, tokens)
-    # Each further packing has the same pieces as the first, in as many rows.
-    passes = {split: held_out if split == "validation" else ~held_out for split in split_names(config.epochs)}
-    for split, own in passes.items():
-        again = found.rows.get("train") if split not in SPLITS else None
-        found.rows[split] = _rows(length[own], weight[own], config) if again is None else again
-        found.trained[split] = float(trained[own] @ weight[own])
+def _sources(sampled: list[SampleTokens], selection: Selection, packed: Packed) -> list[Source]:
+    """Sum up each file, and show its first conversation."""
+    found = []
+    for each, inside, encoded, trained in zip(
+        sampled, selection.parts, _encoded(selection), packed.trained_of_sources, strict=True
+    ):
+        sample, shown = each.sample, None
+        if inside.start < inside.stop:
+            first = selection.tokens.column("record", inside.start, inside.start + 1)[0]
+            values = selection.tokens.tokens(inside.start)
+            shown = Shown(sample.records[first].place, values ^ (values >> 31), values >= 0)
+        rejected = sum(float(sample.weights[record]) for record, _ in each.rejects)
+        rejected += float(selection.weights[inside][selection.why[inside] == REJECTED].sum())
+        found.append(Source(sample, sample.expected, rejected, encoded, trained, shown))
+    return found
+
+
+def _encoded(selection: Selection) -> list[float]:
+    """Return the encoded tokens of each file, without separators and rejected conversations."""
+    encoded = selection.pieces.accepted.encoded(slice(None)) * (selection.why != REJECTED)
+    return [float(encoded[inside] @ selection.weights[inside]) for inside in selection.parts]
+
+
+# -- their rows ----------------------------------------------------------------------------------------------------
+
+
+def _pack(selection: Selection) -> Packed:
+    """Pack the pieces as often as all conversations need them, and count rows and tokens."""
+    recipe, pieces, every = selection.recipe, selection.pieces, slice(None)
+    config, accepted, conversation = recipe.config, pieces.accepted, pieces.conversations(every)
+    held_out, weight = accepted.held_out[conversation], (selection.weights * selection.shares.copies)[conversation]
+    length, trained = pieces.columns(every).length, pieces.trained(every, selection.tokens)
+    rows: dict[str, int] = {}
+    trained_of_splits: dict[str, float] = {}
+    for split in split_names(config.epochs):
+        own = held_out if split == "validation" else ~held_out
+        # A further packing has the same pieces as the first, in as many rows.
+        rows[split] = _rows(length[own], weight[own], config) if split in SPLITS else rows["train"]
+        trained_of_splits[split] = float(trained[own] @ weight[own])
     total = weight * np.where(held_out, 1, config.epochs)
-    found.pieces = float(total.sum())
-    found.tokens = {
-        "encoded": sum(source.tokens for source in found.sources),
+    trained_of_sources = np.bincount(accepted.part(conversation), trained * total, len(recipe.parts))
+    tokens = {
+        "encoded": sum(_encoded(selection)),
         "packed": float(length @ total),
         "trained": float(trained @ total),
     }
-    of_sources = np.bincount(accepted.part(conversation), trained * total, len(found.sources))
-    for source, of_source in zip(found.sources, of_sources.tolist(), strict=True):
-        source.trained = of_source
+    efficiency = None
     if config.packing:
-        places = sum(found.rows.values()) * config.sequence_length
-        found.tokens["padding"] = max(0.0, places - found.tokens["packed"])
-        found.efficiency = min(100.0, 100 * found.tokens["packed"] / max(places, 1))
-    entries, in_train = entries_of(pieces, recipe), ~accepted.held_out
-    of, own = entries[conversation], weight * ~held_out
-    tokens_of, trained_of = (np.bincount(of, values * own, len(config.sources)) for values in (length, trained))
-    there, copied = (np.bincount(entries, values * in_train, len(config.sources)) for values in (packed, copies))
-    found.mixture = [
+        places = sum(rows.values()) * config.sequence_length
+        tokens["padding"] = max(0.0, places - tokens["packed"])
+        efficiency = min(100.0, 100 * tokens["packed"] / max(places, 1))
+    return Packed(
+        rows=rows,
+        trained=trained_of_splits,
+        trained_of_sources=trained_of_sources.tolist(),
+        pieces=float(total.sum()),
+        tokens=tokens,
+        efficiency=efficiency,
+        mixture=_mixture(selection, length * weight * ~held_out, trained * weight * ~held_out),
+    )
+
+
+def _mixture(selection: Selection, tokens: np.ndarray, trained: np.ndarray) -> list[MixtureFacts]:
+    """Return what each entry of `sources` contributes to a pass; `tokens` and `trained` are float64[pieces]."""
+    pieces, chosen, sources = selection.pieces, selection.shares, selection.recipe.config.sources
+    entries = entries_of(pieces, selection.recipe)
+    in_train = selection.weights * ~pieces.accepted.held_out
+
+    def by_entry(of: np.ndarray, values: np.ndarray) -> np.ndarray:
+        return np.bincount(of, values, len(sources))
+
+    packed, copies = by_entry(entries, chosen.packed * in_train), by_entry(entries, chosen.copies * in_train)
+    of = entries[pieces.conversations(slice(None))]
+    tokens_of, trained_of = by_entry(of, tokens), by_entry(of, trained)
+    return [
         MixtureFacts(
             path=source.path,
             weight=source.weight,
             limit=source.limit,
-            conversations=round(there[entry]),
-            copies=round(copied[entry]),
+            conversations=round(packed[entry]),
+            copies=round(copies[entry]),
             tokens=round(tokens_of[entry]),
             trained_tokens=round(trained_of[entry]),
             tokens_percent=_percent(tokens_of, entry),
             trained_tokens_percent=_percent(trained_of, entry),
         )
-        for entry, source in enumerate(config.sources)
+        for entry, source in enumerate(sources)
     ]
 
 
@@ -206,9 +301,9 @@ def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> int:
 
 
 def scaled(lengths: np.ndarray, weights: np.ndarray, capacity: int) -> np.ndarray:
-    """The histogram of all conversations, of those of a sample and how many each stands for; int64[capacity + 1].
+    """Return the histogram of all lengths from those of a sample: int64[capacity + 1].
 
-    Rounded over the sum from the shortest on, so that all of them, and those of every range of lengths, are as many.
+    Running sums are rounded, so that the total, and the count of every range of lengths, is right to one half.
     """
     counts = np.bincount(lengths, weights, capacity + 1)
     return np.diff(np.rint(np.cumsum(counts)), prepend=0).astype(np.int64)

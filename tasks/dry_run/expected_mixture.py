@@ -1,8 +1,8 @@
-"""How often each conversation of a sample is packed: what `mixture` decides for each, as a share of what it stands for.
+"""Estimate how often each conversation of a sample is packed, as a share of the conversations that it stands for.
 
-    Pieces of a sample, what each conversation stands for ─limit─▶ ─weight─▶ Shares
+    Pieces of a sample, how many each conversation stands for ─limit─▶ ─weight─▶ Shares
 
-Where a sample is all there is, mixture itself decides and every share is 0 or 1.
+If the sample is everything, `packing.mixture` itself decides, and every share is 0 or 1.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from tasks.storage.token_files import TokenColumns
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """float64[conversations] each, 0 where filters and the over-long policy took it.
+    """Shares of each conversation, float64[conversations]; 0 if filters or the overlong policy removed it.
 
-    `empty` says which sources have no trained token for their share of them: the run will stop there.
+    `empty` names the sources that have no trained token for their share: the run will fail.
     """
 
-    within: np.ndarray  # the limit of its source
-    packed: np.ndarray  # of those, by its weight
-    copies: np.ndarray  # how often it is packed in a pass, on average
+    within: np.ndarray  # within the limit of its source
+    packed: np.ndarray  # of those, packed by the weight of its source
+    copies: np.ndarray  # mean number of times it is packed in a pass
     empty: str = ""
 
 
 def exact_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Shares:
-    """As in a run. Raises DataError, UsageError as `mix` does."""
+    """Decide as a run does. Raises DataError or UsageError as `mix` does."""
     mixed, reasons = mix(pieces, tokens, recipe), pieces.accepted.why
     packed = (reasons == 0).astype(np.float64)
     copies = packed if mixed.copies is None else mixed.copies * packed
@@ -41,7 +41,7 @@ def exact_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Shares
 
 
 def expected_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, weights: np.ndarray) -> Shares:
-    """From conversations that stand for `weights` (float64) of their like each."""
+    """Estimate shares from conversations that stand for `weights` (float64) conversations each."""
     config, accepted = recipe.config, pieces.accepted
     within = (accepted.why == 0).astype(np.float64)
     if not is_mixed(config):
@@ -67,18 +67,18 @@ def expected_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, weight
 
 
 def shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, weights: np.ndarray | None) -> Shares:
-    """`weights` are None where the sample is all there is."""
+    """Return the shares; `weights` is None if the sample is everything."""
     if weights is not None:
         return expected_shares(pieces, tokens, recipe, weights)
     reasons = pieces.accepted.why.copy()
     try:
         return exact_shares(pieces, tokens, recipe)
-    except DataError:  # a source has nothing to give; the others can be told
+    except DataError:  # a source is empty; the shares of the others can be estimated
         pieces.accepted.why[:] = reasons
         return expected_shares(pieces, tokens, recipe, np.ones(len(reasons)))
 
 
 def entries_of(pieces: Pieces, recipe: Recipe) -> np.ndarray:
-    """int64[conversations], the place in the config's sources of each."""
+    """Return the index in the config's `sources` of each conversation, int64[conversations]."""
     entries = np.array([part.file.entry for part in recipe.parts])
     return np.repeat(entries, np.diff(pieces.accepted.edges))

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.config import Config
+from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.recipe import Recipe
 from tasks.sources.sample import Sample
@@ -15,73 +16,111 @@ from tasks.storage.manifest import MixtureFacts
 
 
 @dataclass(frozen=True, slots=True)
+class SampleTokens:
+    """The tokenized sample of one file. Records are numbered by their index in `sample.records`."""
+
+    sample: Sample
+    file: pa.Buffer  # a token file
+    rejects: list[tuple[int, Reject]]  # record and reason
+    noticed: dict[str, int]
+    seconds: float
+    text: np.ndarray  # int64[conversations], rendered bytes; in format 2.0 only
+
+
+@dataclass(frozen=True, slots=True)
 class Shown:
-    """One conversation as tokens: ids int32, trained bool; `place` is its file and line."""
+    """One conversation as tokens: ids int32, trained bool. `place` is its file and line."""
 
     place: str
     ids: np.ndarray
     trained: np.ndarray
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Source:
-    """What was found in one file, and what it will be: sums over all that its sample stands for."""
+    """The prediction for one file: sums over everything that its sample stands for."""
 
     sample: Sample
     conversations: float
-    rejected: float = 0.0
-    tokens: float = 0.0
-    trained: float = 0.0
-    shown: Shown | None = None
+    rejected: float
+    tokens: float
+    trained: float
+    shown: Shown | None
 
 
 @dataclass(slots=True)
 class Rejects:
-    """Those of one reason: how many of the sample, how many they stand for, and the first of them."""
+    """Rejects with one reason: how many in the sample, how many they stand for, and the first of them."""
 
-    looked_at: int
-    expected: float
-    place: str
-    message: str
+    looked_at: int = 0
+    expected: float = 0.0
+    place: str = ""
+    message: str = ""
+
+    def add(self, sample: Sample, record: int, reject: Reject) -> None:
+        if not self.looked_at:
+            self.place, self.message = sample.records[record].place, reject.message
+        self.looked_at += 1
+        self.expected += float(sample.weights[record])
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Rows and tokens. Each conversation of the sample stands for several, so that sums are floats."""
+
+    rows: dict[str, int]  # by split
+    trained: dict[str, float]  # tokens, by split
+    trained_of_sources: list[float]
+    pieces: float
+    tokens: dict[str, float]  # encoded, packed, trained, and padding, as in the ledger
+    efficiency: float | None
+    mixture: list[MixtureFacts]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Bytes on disk by kind, peak memory in bytes of the largest process, and time."""
+
+    disk: dict[str, float]
+    memory: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Prediction:
-    """Figures as the manifest has them; floats, since each conversation of the sample stands for several.
+    """The figures that a run would record in its manifest, and what the run would cost.
 
-    `config` is the one that was asked about; `recipe` has a tokenizer in any case.
+    `config` is the given one; `recipe` always has a tokenizer.
     """
 
     config: Config
     recipe: Recipe
     encoder: Encoder
     engine: str
+    workers: int
     sources: list[Source]
     files: int
     bytes: int
-    whole: bool
-    rejects: dict[str, Rejects] = field(default_factory=dict)
-    # Of these, those that the over-long policy left without a trained token.
-    cut_off: Rejects = field(default_factory=lambda: Rejects(0, 0.0, "", ""))
-    noticed: dict[str, int] = field(default_factory=dict)
-    packed: float = 0.0  # conversations
-    too_long: float = 0.0  # than a row
-    dropped: dict[str, float] = field(default_factory=dict)  # by reason
-    cut: float = 0.0  # truncated or split
-    tokens: dict[str, float] = field(default_factory=dict)
-    rows: dict[str, int] = field(default_factory=dict)  # of each split
-    trained: dict[str, float] = field(default_factory=dict)  # tokens of each split
-    tokenizer_bytes: int = 0
-    pieces: float = 0.0
-    mixture: list[MixtureFacts] = field(default_factory=list)
-    empty_shares: str = ""  # sources without a token for their share
-    giving_all: list[str] = field(default_factory=list)  # sources that limit the others, by token_share
-    efficiency: float | None = None
-    disk: dict[str, float] = field(default_factory=dict)
-    memory: float = 0.0
-    seconds: float = 0.0
-    workers: int = 1
-    failures: list[str] = field(default_factory=list)  # why the run will fail, by what was looked at
+    whole: bool  # everything was read, so that the figures are exact
+    rejects: dict[str, Rejects]
+    cut_off: Rejects  # those of `rejects` that the overlong policy left without a trained token
+    noticed: dict[str, int]
+    packed: float  # conversations
+    too_long: float  # conversations longer than a row
+    dropped: dict[str, float]  # by reason
+    cut: float  # conversations, truncated or split
+    empty_shares: str  # sources without a token for their share
+    giving_all: list[str]  # sources that limit the others, by token_share
+    pieces: float
+    rows: dict[str, int]  # by split
+    trained: dict[str, float]  # tokens, by split
+    tokens: dict[str, float]
+    efficiency: float | None
+    mixture: list[MixtureFacts]
+    disk: dict[str, float]
+    memory: float
+    seconds: float
+    failures: list[str] = field(default_factory=list)  # reasons why the run will fail, as far as the sample shows
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -89,27 +128,18 @@ class Prediction:
         return bool(self.failures)
 
 
-@dataclass(slots=True)
-class Tokens:
-    """The token file of the sample of one file; `record` in it is the place in sample.records."""
-
-    file: pa.Buffer
-    seconds: float
-    text: np.ndarray  # int64[conversations], bytes, as rendered; in format 2.0 alone
-
-
 def about(count: float, found: Prediction) -> str:
-    """A number, and whether it is an estimate."""
+    """Format a number, marked as an estimate unless everything was read."""
     return f"{count:,.0f}" if found.whole else f"about {count:,.0f}"
 
 
 def in_a_row(found: Prediction) -> float:
-    """Conversations in a row, pieces counted as such."""
+    """Return the mean number of conversations (or pieces of them) per row."""
     return found.pieces / max(sum(found.rows.values()), 1)
 
 
 def steps(found: Prediction, batch_rows: int) -> tuple[int, float]:
-    """Optimizer steps in an epoch at `batch_rows` rows a step, and trained tokens of each."""
+    """Return the optimizer steps per epoch at `batch_rows` rows per step, and trained tokens per step."""
     rows = found.rows.get("train", 0)
     count = -(-rows // batch_rows)
     return count, found.trained.get("train", 0.0) / max(count, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -13,40 +14,33 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.config import Config
-from tasks.conversations.formats import read_record
 from tasks.conversations.model import full_text
-from tasks.core.errors import Reject
-from tasks.dry_run.model import Prediction, Rejects, Source, Tokens
+from tasks.core.errors import PackError, Reject
+from tasks.dry_run.model import SampleTokens
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
 from tasks.recipe import Recipe
 from tasks.sources.sample import Sample
 from tasks.storage.schemas import SCHEMA, WHOLE_SCHEMA
-from tasks.templates.spans import trained_turns
 from tasks.tokenization.engine_check import HARD, LONGEST, difference
-from tasks.tokenization.frames import Frames
-from tasks.tokenization.segments import segments_of
-from tasks.tokenization.token_batch import BATCH_CHARACTERS, COUNTS, NOTICED, Batch
-from tasks.tokenization.tokenize_part import add_records
+from tasks.tokenization.prepare import Preparer, texts_of
+from tasks.tokenization.token_batch import COUNTS, NOTICED, Batch
 from tasks.tokenization.train_tokenizer import Unread, cut_sentence, train_model
 
-AT_ONCE = 256  # records that are made tokens of
+PROOF = 400  # texts encoded by both encoders
 
 
-PROOF = 400  # texts that both encoders are given
-
-
-TRAINING = 1 << 20  # characters that a tokenizer is trained on, where the config names none: 1 s
+TRAINING = 1 << 20  # characters to train a tokenizer on if the config names none: 1 s
 
 
 def train_on_sample(recipe: Recipe, samples: list[Sample], folder: Path) -> Recipe:
-    """With a tokenizer that is trained on the sample, as the run trains one on all."""
+    """Return the recipe with a tokenizer trained on the sample, as a run trains one on everything."""
     config = recipe.config
     sentences: list[str] = []
     unread = Unread()
     left = TRAINING
-    for text in chain.from_iterable(_said(sample, unread) for sample in samples):
+    for text in chain.from_iterable(_texts(sample, unread) for sample in samples):
         left -= len(text)
         if left < 0:
             break
@@ -54,17 +48,15 @@ def train_on_sample(recipe: Recipe, samples: list[Sample], folder: Path) -> Reci
     path = folder / "tokenizer.model"
     path.write_bytes(train_model(sentences, config.template, config.vocab_size, unread))
     recipe = replace(recipe, config=config.model_copy(update={"tokenizer": str(path)}))
-    _ = recipe.encoder  # read while it is there
+    _ = recipe.encoder  # read before the file is deleted
     return recipe
 
 
-def _said(sample: Sample, unread: Unread) -> Iterator[str]:
-    """The texts of all messages. Where and why there are no more of them goes to `unread`."""
+def _texts(sample: Sample, unread: Unread) -> Iterator[str]:
+    """Yield the texts of all messages. Records that cannot be read go to `unread`."""
     for place, value in sample.records:
         try:
-            if isinstance(value, Reject):
-                raise value
-            conversation = read_record(value, sample.file.format, dict(sample.file.columns))
+            conversation = sample.file.conversation(value)
         except Reject as reject:
             unread.add(reject, value, sample.file, place)
             continue
@@ -80,38 +72,31 @@ def fast_encoder(reference: Encoder, config: Config) -> Encoder:
         return reference
 
 
-def equal(fast: Encoder, reference: Encoder, recipe: Recipe, samples: list[Sample]) -> bool:
-    """Whether gigatoken gives the reference's ids for texts of the sample; a run proves it on more of them."""
+def encodes_equally(fast: Encoder, reference: Encoder, recipe: Recipe, samples: list[Sample]) -> bool:
+    """Return whether gigatoken and the reference encode texts of the sample equally; a run compares more texts."""
     texts: list[str] = []
     for sample in samples:
         own: list[str] = []
         for _, value in sample.records[:: max(1, len(sample.records) // 50)]:
-            try:
-                if isinstance(value, Reject):
-                    continue
-                conversation = read_record(value, sample.file.format, dict(sample.file.columns))
-                trained = trained_turns(conversation, recipe.config.train_on)
-                own += segments_of(recipe.template.spans(conversation, trained), reference).texts
-            except Reject:
-                continue
+            with suppress(Reject):
+                own += texts_of(value, sample.file, recipe.template, reference, recipe.config.train_on)
         texts += [text[:LONGEST] for text in own[: max(4, PROOF // len(samples))]]
     return difference(fast, reference, [*HARD, *texts]) is None
 
 
 def thinned(sample: Sample, every: int) -> Sample:
-    """With every n-th of its records, a few at least; they stand for the same."""
+    """Return every n-th record of a sample, at least a few; together they stand for as many conversations."""
     every = max(1, min(every, len(sample.records) // 20))
     return sample.thinned(every)
 
 
-def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder, found: Prediction) -> Tokens:
-    """Tokens of the sample of one file, as `tokenization` makes them; what it is goes to `found`."""
+def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleTokens:
+    """Tokenize the sample of one file as a run does."""
     config, file = recipe.config, sample.file
-    source = Source(sample, sample.expected)
-    found.sources.append(source)
+    rejects: list[tuple[int, Reject]] = []
     schema = SCHEMA if config.packing else WHOLE_SCHEMA
     receipt: dict[str, Any] = dict.fromkeys(COUNTS, 0)
-    frames = Frames(recipe.template, encoder, config.train_on, file.format, bool(file.columns))
+    preparer = Preparer(file, recipe.template, encoder, config.train_on, config.packing)
     texts = [np.empty(0, np.int64)]
     start = time.process_time()
     batch, out = Batch(encoder, receipt), pa.BufferOutputStream()
@@ -125,27 +110,17 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder, found: Pre
                     offsets = encoded.column("text").buffers()[1]
                     texts.append(np.diff(np.frombuffer(offsets, np.int64)[: encoded.num_rows + 1]))
 
-        for top in range(0, len(sample.records), AT_ONCE):
-            numbers = range(top, min(top + AT_ONCE, len(sample.records)))
-            values = [sample.records[number].value for number in numbers]
-            for number, reject in add_records(
-                batch, numbers, values, file, recipe.template, config, frames, lambda n: sample.records[n].place
-            ):
-                count_reject(found, source, reject, number)
-            if batch.characters >= BATCH_CHARACTERS:
+        for number, record in enumerate(sample.records):
+            try:
+                batch.add(number, preparer.prepare(record.value))
+            except Reject as reject:
+                rejects.append((number, reject))
+            except PackError as error:
+                raise type(error)(error.reason, f"{record.place}: {error}") from None
+            if batch.is_full:
                 flush()
                 batch = Batch(encoder, receipt)
         flush()
     seconds = time.process_time() - start
-    for name in NOTICED:
-        found.noticed[name] = found.noticed.get(name, 0) + receipt[name]
-    return Tokens(out.getvalue(), seconds, np.concatenate(texts))
-
-
-def count_reject(found: Prediction, source: Source, reject: Reject, number: int) -> None:
-    """`number` is that of the record in the sample."""
-    place, weight = source.sample.records[number].place, float(source.sample.weights[number])
-    known = found.rejects.setdefault(reject.reason, Rejects(0, 0.0, place, reject.message))
-    known.looked_at += 1
-    known.expected += weight
-    source.rejected += weight
+    noticed = {name: receipt[name] for name in NOTICED}
+    return SampleTokens(sample, out.getvalue(), rejects, noticed, seconds, np.concatenate(texts))

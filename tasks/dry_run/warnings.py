@@ -1,4 +1,4 @@
-"""Find the warnings of a dry run."""
+"""Find the failures and warnings that a dry run shows."""
 
 from __future__ import annotations
 
@@ -7,39 +7,43 @@ from tasks.dry_run.model import Prediction, about
 from tasks.packing.rejects import advice
 
 
-def add_warnings(found: Prediction) -> None:
+def find_failures(found: Prediction) -> list[str]:
+    """Return the reasons why the run will fail, as far as the sample shows."""
     config = found.recipe.config
+    failures: list[str] = []
     read = sum(source.conversations for source in found.sources)
     rejected = sum(source.rejected for source in found.sources)
     cut_off = found.cut_off.expected
     if rejected and rejected / max(read, 1) > config.max_rejects:
-        found.failures.append(
-            f"{100 * rejected / read:.2f} % of the conversations are rejected, max_rejects allows "
-            f"{100 * config.max_rejects:.2f} %: the run will fail; the first of each reason is named under Rejects; "
+        failures.append(
+            f"The run will fail: {100 * rejected / read:.2f} % of the conversations are rejected, but max_rejects "
+            f"allows {100 * config.max_rejects:.2f} %. Rejects shows the first of each reason; "
             f"{advice(rejected, cut_off, read)}"
         )
     if config.overlong == "error" and found.too_long:
-        found.failures.append(
-            f"{about(found.too_long, found)} conversations are longer than a row: with overlong: error the run stops; "
-            "truncate, drop or split goes on (figures are those of truncate)"
+        failures.append(
+            f"The run will fail: {about(found.too_long, found)} conversations are longer than a row, and overlong is "
+            "error; use truncate, drop, or split (figures below are for truncate)"
         )
     if not found.rows["train"]:
-        found.failures.append("no conversation of the sample is left to train on: the run will fail")
+        failures.append("The run will fail: no conversation of the sample is left to train on")
     elif found.empty_shares:
-        found.failures.append(
-            f"{found.empty_shares}: no conversation of it in the sample is left in the training split, so that it can "
-            "have no share of the tokens (weighting: token_share): the run will fail; figures are those of the others"
+        failures.append(
+            f"The run will fail: {found.empty_shares} has no conversation in the training split of the sample, so it "
+            "cannot have a share of the tokens (weighting: token_share); figures are for the other sources"
         )
+    return failures
+
+
+def find_warnings(found: Prediction) -> list[str]:
+    """Return what a user may want to change or to know."""
+    warnings: list[str] = []
     if limited := limited_by(found.giving_all, found.dropped.get("weight", 0.0), found.packed):
-        found.warnings.append(limited)
-    if config.duplicates == "drop" and not found.whole:
-        found.warnings.append(
-            "duplicates: drop: conversations that say the same are told within the sample alone; of all, the run may "
-            "drop more"
-        )
+        warnings.append(limited)
+    if found.config.duplicates == "drop" and not found.whole:
+        warnings.append("duplicates: drop: duplicates are only found within the sample; the run may drop more")
     short = [source.sample.file.name for source in found.sources if source.sample.reach < 1]
     if short:
         names = ", ".join(short[:3]) + " and others" * (len(short) > 3)
-        found.warnings.append(
-            f"{names}: compressed and too long to be read to the end here: only the begin was looked at"
-        )
+        warnings.append(f"{names}: compressed and too large to read completely; only the beginning was sampled")
+    return warnings

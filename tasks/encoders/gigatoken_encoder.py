@@ -12,9 +12,7 @@ string, and every text for which gigatoken returned a control id nevertheless.
 from __future__ import annotations
 
 import os
-import resource
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ from typing import Any
 import numpy as np
 import orjson
 
+from tasks.core.process import peak_memory
 from tasks.encoders.encoder import Encoded, Encoder
 from tasks.encoders.gigatoken_model import Unsupported, json_of_sentencepiece
 from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
@@ -158,4 +157,4 @@ def _memory() -> int:
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+        return peak_memory()

@@ -11,7 +11,6 @@ through in a tenth of a second, and none of them becomes an object of Python but
 from __future__ import annotations
 
 from collections.abc import Iterator
-from difflib import get_close_matches
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,6 +20,8 @@ import pyarrow.compute as pc
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import printable
+from tasks.core.suggest import suggest
+from tasks.readers.containers import container_named
 from tasks.storage.corpus_folder import find_listed, listed_file, reading
 from tasks.storage.manifest import Manifest, Shard
 from tasks.storage.shards import open_index, to_dicts
@@ -84,7 +85,7 @@ def _why_not(manifest: Manifest, folder: Path, source: int, record: int) -> str:
     for reject in read_rejects(manifest, folder):
         if reject.get("source") == facts.path and reject.get("line", reject.get("record")) == record:
             return f"{where}: was rejected: {reject['code']} {reject['message']}"
-    unit = "lines that hold one" if facts.container == "jsonl" else "records"
+    unit = "lines that hold one" if container_named(facts.container).numbered_by == "line" else "records"
     return f"{where}: no conversation of this corpus; the source had {facts.conversations:,} {unit}, counted from 1"
 
 
@@ -146,8 +147,8 @@ def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
         return found[0], int(line) if len(line) < 19 else MOST_RECORDS
     if found:
         raise UsageError("not_in_it", f"--at {text}: is the end of {len(found)} sources; write more of the path")
-    near = get_close_matches(name, [*paths, *(PurePosixPath(path).name for path in paths)], 1)
-    hint = f"; did you mean {near[0]}?" if near else f"; its sources: {', '.join(paths[:5])}{' …' * (len(paths) > 5)}"
+    known = [*paths, *(PurePosixPath(path).name for path in paths)]
+    hint = suggest(name, known) or f"; its sources: {', '.join(paths[:5])}{' …' * (len(paths) > 5)}"
     raise UsageError("not_in_it", f"--at {text}: no source of this corpus{hint}")
 
 

@@ -12,14 +12,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from difflib import get_close_matches
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
-from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.files import read_json
-from tasks.storage.manifest import Manifest, load_manifest
+from tasks.core.suggest import suggest
+
+if TYPE_CHECKING:
+    from tasks.storage.manifest import Manifest
 
 MANIFESTS = Path("manifests")
 SHORTEST_KEY = 4  # characters of a key that are taken for one
@@ -55,8 +55,7 @@ def find_file(path: Path | None, wanted: str = "file") -> Path:
         raise InputMissing("manifest_missing", f"{path}: is no corpus folder (it holds no manifest.json)")
     stems = [file.stem for file in _manifests()]
     names = {name: None for stem in stems for name in (stem, stem.rpartition("-")[0])}
-    near = get_close_matches(path.name.removesuffix(".json"), names, LISTED)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    hint = suggest(path.name.removesuffix(".json"), names, LISTED)
     if not wanted:
         raise InputMissing("manifest_missing", f"{path}: no such manifest{hint}")
     told, ending = f"{path}: no such {wanted}{hint}", path.suffix.lower()
@@ -173,6 +172,8 @@ def find_manifests(folder: Path) -> list[Listed]:
 
 
 def _read(path: Path) -> Listed:
+    from tasks.storage.manifest import load_manifest
+
     try:
         manifest = load_manifest(path)
     except PackError as error:
@@ -181,6 +182,9 @@ def _read(path: Path) -> Listed:
 
 
 def _finished(manifest: Manifest, path: Path) -> str:
+    from tasks.storage.corpus_folder import corpus_folder
+    from tasks.storage.files import read_json
+
     try:
         record = read_json(corpus_folder(manifest, path) / "run.json")
     except PackError:

@@ -8,18 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from tasks.config import Config, load_config
-from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation
 from tasks.conversations.openai import as_row
 from tasks.core.error_codes import CODES
 from tasks.core.errors import PackError, Reject, UsageError
-from tasks.readers.record_reader import RecordReader
+from tasks.readers.container import RecordReader
+from tasks.readers.containers import container_named
 from tasks.sources.locate import locate
-from tasks.sources.model import SourceFile, SourceSpec
+from tasks.sources.model import SourceFile
 from tasks.sources.source_files import look
 from tasks.storage.manifest import load_manifest
-
-_BLOCK = 1 << 20
 
 
 def source_as_object(path: Path, line: int | None, text: str | None, limit: int) -> dict[str, Any]:
@@ -38,48 +36,20 @@ def record_of(file: SourceFile, line: int) -> Conversation | Reject:
     fewer. Of plain JSONL the lines before are counted and not read."""
     if line < 1:
         raise UsageError("bad_command_line", f"--line {line}: lines are counted from 1")
-    start, skipped = 0, 0
-    if file.container == "jsonl" and not file.compression:
-        start, skipped = _line_start(file.path, line), line - 1
-    if start < file.bytes:
-        for number, record in records_of(file, start):
-            if number + skipped >= line:
-                if number + skipped == line:
-                    return record
-                raise UsageError("not_in_it", f"{file.name}:{line}: the line is blank")
+    start, skipped = container_named(file.container).seek(file, line - 1)
+    for number, record in records_of(file, start):
+        if number + skipped >= line:
+            if number + skipped == line:
+                return record
+            raise UsageError("not_in_it", f"{file.name}:{line}: the line is blank")
     raise UsageError("not_in_it", f"{file.name}:{line}: the file ends before")
 
 
-def _line_start(path: Path, line: int) -> int:
-    """Where a line begins, in bytes; the size of the file where there are fewer."""
-    left, position = line - 1, 0
-    with path.open("rb") as file:
-        while left and (block := file.read(_BLOCK)):
-            ends = block.count(b"\n")
-            if ends >= left:
-                at = -1
-                for _ in range(left):
-                    at = block.index(b"\n", at + 1)
-                return position + at + 1
-            left -= ends
-            position += len(block)
-    return position
-
-
 def records_of(file: SourceFile, start: int = 0) -> Iterator[tuple[int, Conversation | Reject]]:
-    """(number from 1, what is read of it)"""
-    columns = dict(file.columns)
-    stop = file.bytes
-    if file.container == "parquet":
-        import pyarrow.parquet as pq
-
-        stop = pq.read_metadata(file.path).num_row_groups
-    reader = RecordReader(file.path, file.name, file.container, file.compression, start, stop)
-    for number, value in reader:
+    """Yield (number from 1 at `start`, conversation or Reject)."""
+    for number, value in RecordReader(container_named(file.container), file, start):
         try:
-            if isinstance(value, Reject):
-                raise value
-            yield number + 1, read_record(value, file.format, columns)
+            yield number + 1, file.conversation(value)
         except Reject as reject:
             yield number + 1, reject
 
@@ -111,7 +81,7 @@ def sources_of(config: Config, folder: Path) -> Iterator[SourceFile]:
     """The files of a config, in their order, not hashed. Raises what `look` raises."""
     for source in config.sources:
         for path, name in locate(source.path, folder):
-            yield look(path, name, SourceSpec(source.path, source.format, tuple(source.columns.items())))
+            yield look(path, name, source)
 
 
 def corpora_of(config: Config, manifests: Path) -> list[Path]:

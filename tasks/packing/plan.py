@@ -64,16 +64,13 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
             raise StorageError("damaged_artefact", f"{file}: damaged (checksum mismatch); delete it and run again")
     bases = _record_bases(recipe.parts, receipts)
     tokens = TokenColumns(files, bases)
-    accepted = read_columns(tokens, config.validation)
-    filter_conversations(accepted, tokens, config)
-    pieces = cut_overlong(accepted, tokens, recipe)
+    pieces = select_pieces(tokens, recipe)
+    accepted = pieces.accepted
     rejects = _rejects(receipts, bases, accepted, tokens, recipe)
     write_rejects(folder / "rejects.jsonl", rejects, recipe)
     read = sum(receipt["conversations"] for receipt in receipts)
     cut_off = int(np.count_nonzero(accepted.why == REJECTED))
     check_rejects(rejects, cut_off, read, recipe, folder / "rejects.jsonl")
-    stays = accepted.why == 0
-    hold_out_at_least_one(accepted.held_out, stays, lambda: tokens.column("digest"), config.validation)
     pieces = mix(pieces, tokens, recipe)
     lost = count_lost(pieces, config)
     _check_left(pieces, lost, read, len(rejects), recipe)
@@ -106,6 +103,22 @@ def _record_bases(parts: tuple[Part, ...], receipts: list[dict[str, Any]]) -> li
         if parts[index].file is parts[index - 1].file:
             bases[index] = bases[index - 1] + receipts[index - 1]["records"]
     return bases
+
+
+def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False) -> Pieces:
+    """Hold out, filter, and cut conversations: everything before the mixture. The dry run calls this for its sample.
+
+    Of a sample, no content changes sides to give each split at least one. Raises DataError if a conversation is too
+    long and `overlong` is error.
+    """
+    config = recipe.config
+    accepted = read_columns(tokens, config.validation)
+    filter_conversations(accepted, tokens, config)
+    pieces = cut_overlong(accepted, tokens, recipe)
+    if not is_sample:
+        stays = accepted.why == 0
+        hold_out_at_least_one(accepted.held_out, stays, lambda: tokens.column("digest"), config.validation)
+    return pieces
 
 
 def read_columns(tokens: TokenColumns, validation: float) -> Accepted:

@@ -11,6 +11,7 @@ import orjson
 
 from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError
+from tasks.readers.containers import container_named
 from tasks.recipe import Recipe
 from tasks.storage.files import write_bytes
 
@@ -34,7 +35,7 @@ def write_rejects(path: Path, rejects: list[Rejected], recipe: Recipe) -> None:
     lines = []
     for reject in rejects:
         file = recipe.parts[reject.part].file
-        unit = "line" if file.container == "jsonl" else "record"
+        unit = container_named(file.container).numbered_by
         line = {"source": file.name, unit: reject.record + 1, **_explanation(reject)}
         lines.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
     write_bytes(path, b"".join(lines))

@@ -22,8 +22,9 @@ from tasks.readers.lines import CHUNK, Read
 BOMB_BYTES, BOMB_RATIO = 64 << 20, 200
 
 
-_ZSTD_FEED = 1024
+UNPACK = {"": "cat", "gz": "gunzip -c", "zst": "unzstd -c"}  # shell commands, for messages
 
+_ZSTD_FEED = 1024
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 

@@ -1,32 +1,41 @@
-"""List the containers and compressions that a file name can have."""
+"""List the containers and compressions that a file can have, by the extensions of its name.
+
+To add a container, write one file beside this one and add one item to CONTAINERS.
+"""
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import PurePath
 
-EXTENSIONS = {
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".json": "json",
-    ".parquet": "parquet",
-    ".arrow": "arrow",
-    ".feather": "arrow",
-    ".csv": "csv",
-    ".tsv": "tsv",
-}
+from tasks.readers.arrow_ipc import ArrowIpc
+from tasks.readers.container import Container
+from tasks.readers.csv_rows import Csv, Tsv
+from tasks.readers.json_array import JsonArray
+from tasks.readers.jsonl import Jsonl
+from tasks.readers.parquet import Parquet
 
+CONTAINERS: tuple[Container, ...] = (Jsonl(), JsonArray(), Parquet(), ArrowIpc(), Csv(), Tsv())
 
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 
+EXTENSIONS = {extension: container for container in CONTAINERS for extension in container.extensions}
 
-TEXT_CONTAINERS = ("jsonl", "json", "csv", "tsv")
+_BY_NAME = {container.name: container for container in CONTAINERS}
 
 
-def container_of(name: str) -> tuple[str, str] | None:
-    """(container, compression) by the extension of `name`, compression "" for none; None if it is not known."""
+def container_named(name: str) -> Container:
+    """Return the container that a source file or a manifest names."""
+    return _BY_NAME[name]
+
+
+def container_of(name: str) -> tuple[Container, str] | None:
+    """Return (container, compression) by the extensions of a file name, or None if it has no known extension.
+
+    The compression is "" for an uncompressed file.
+    """
     stem, compression = name.lower(), ""
     for extension, known in COMPRESSIONS.items():
         if stem.endswith(extension):
             stem, compression = stem.removesuffix(extension), known
-    container = EXTENSIONS.get(Path(stem).suffix)
+    container = EXTENSIONS.get(PurePath(stem).suffix)
     return None if container is None else (container, compression)

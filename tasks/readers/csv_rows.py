@@ -1,14 +1,145 @@
-"""Turn one CSV row into a record."""
+"""CSV and TSV: one record per row; the first row names the columns."""
 
 from __future__ import annotations
 
-from tasks.core.errors import Reject
+import csv
+import io
+import re
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from tasks.core.errors import DataError, Reject
+from tasks.core.printable import shown
+from tasks.readers.container import Container, File, Record, RecordReader, Rows, Window, in_blocks
+from tasks.readers.lines import BOM, CHUNK, TOO_LONG, WINDOW, Read, end_of_line, line_blocks
 
 
-def csv_record(header: list[str], row: list[str], damaged: list[int]) -> object:
+class Csv(Container):
+    name = "csv"
+    extensions = (".csv",)
+    is_text = True
+    delimiter = ","
+
+    def read(self, reader: RecordReader) -> Iterator[Rows]:
+        return in_blocks(self._rows(reader))
+
+    def _rows(self, reader: RecordReader) -> Iterator[tuple[object, int]]:
+        _raise_field_limit(reader.max_record_bytes)
+        name = reader.file.name
+        damaged: list[int] = []
+        with reader.open_text() as read:
+            rows = csv.reader(_decoded(reader, read, damaged), delimiter=self.delimiter, strict=True)
+            header: list[str] = []
+            while True:
+                try:
+                    row = next(rows, None)
+                except csv.Error as error:
+                    raise DataError(
+                        "bad_csv_file", f"{name}: line {rows.line_num}: {error}; is a quote left open?"
+                    ) from None
+                if row is None:
+                    return
+                if not header:
+                    header = row
+                    if len(set(header)) < len(header):
+                        twice = next(column for column in header if header.count(column) > 1)
+                        raise DataError("bad_csv_file", f"{name}: line 1: two columns are named {shown(twice)}")
+                elif row:
+                    yield _record(header, row, damaged), sum(map(len, row))
+                damaged.clear()
+
+    def window(self, file: File, max_record_bytes: int) -> Window:
+        """Rows from the first line on from which all lines are rows with as many cells as the header.
+
+        A line within a quoted cell may look like a row, but no row starts where that cell ends. A file with quotes in
+        unquoted cells has no such lines.
+        """
+        with file.path.open("rb") as source:
+            begin = 3 * source.read(3).startswith(BOM)
+            source.seek(begin)
+            text = source.read(CHUNK).decode("utf-8", "replace")
+        header = next(csv.reader(io.StringIO(text), delimiter=self.delimiter), [])
+        delimiter = self.delimiter.encode()
+        cell = rb'(?:"(?:[^"]|"")*+"|[^"\r\n%s]*+)' % delimiter
+        row = re.compile(rb"%s(?:%s%s){%d}(?:\r?\n|\Z)" % (cell, delimiter, cell, len(header) - 1))
+        _raise_field_limit(max_record_bytes)
+
+        def window(source: BinaryIO, start: int, stop: int) -> tuple[list[Record], int]:
+            start = start or begin
+            top = end_of_line(source, start - 1, max_record_bytes) if start > begin else begin
+            for ahead in (WINDOW, CHUNK):  # for the end of the last row
+                source.seek(top)
+                text = source.read(max(0, stop - top) + ahead)
+                spans = _row_spans(row, text, stop - top, whole=top + len(text) == file.bytes)
+                if spans:
+                    size = spans[-1][1] - spans[0][0]
+                    origin = f"{file.name}, from byte {top:,} record " if start > begin else f"{file.name}:"
+                    rows = [text[first:last] for first, last in spans][start == begin :]  # the header is not a record
+                    found = ((number, line) for number, line in enumerate(rows, 1) if line.strip())
+                    return [Record(f"{origin}{number}", self._parse(header, line)) for number, line in found], size
+            return [], 0
+
+        return window
+
+    def _parse(self, header: list[str], row: bytes) -> object:
+        try:
+            cells = next(csv.reader(io.StringIO(row.decode(), newline=""), delimiter=self.delimiter, strict=True))
+        except UnicodeDecodeError as error:
+            return Reject("bad_utf8", f"a byte at offset {error.start} of the row is not UTF-8")
+        return dict(zip(header, cells, strict=True))
+
+
+class Tsv(Csv):
+    name = "tsv"
+    extensions = (".tsv",)
+    delimiter = "\t"
+
+
+def _raise_field_limit(size: int) -> None:
+    """Allow cells of this size. The limit is global to the process and never lowered: another reader may need it."""
+    csv.field_size_limit(max(csv.field_size_limit(), size))
+
+
+def _decoded(reader: RecordReader, read: Read, damaged: list[int]) -> Iterator[str]:
+    """Yield decoded lines with their line ends.
+
+    A line that is not UTF-8 adds the offset of its first bad byte to `damaged` and continues with surrogates in place
+    of the bad bytes, because it may be one of several lines of a record.
+    """
+    for lines, unterminated in line_blocks(read, reader.max_record_bytes):
+        for line in lines:
+            if line == TOO_LONG:
+                raise DataError("too_long_line", f"{reader.file.name}: {reader.too_long()}")
+            try:
+                text = line.decode()
+            except UnicodeDecodeError as error:
+                damaged.append(error.start)
+                text = line.decode("utf-8", "surrogateescape")
+            yield text if unterminated else text + "\n"
+
+
+def _record(header: list[str], row: list[str], damaged: list[int]) -> object:
     if len(row) > len(header):
         return Reject("bad_csv", f"the row has {len(row)} cells, the header has {len(header)}")
     if damaged:
         return Reject("bad_utf8", f"a byte at offset {damaged[0]} of its line is not UTF-8")
     row += [""] * (len(header) - len(row))
     return dict(zip(header, row, strict=True))
+
+
+def _row_spans(row: re.Pattern[bytes], text: bytes, stop: int, whole: bool) -> list[tuple[int, int]]:
+    """Return [start, stop) of each row that starts before `stop`, from the first line on that only rows follow."""
+    first = 0
+    while first < stop:
+        spans: list[tuple[int, int]] = []
+        at = first
+        while at < stop and (found := row.match(text, at)) and (whole or found.end() < len(text)):
+            spans.append(found.span())
+            at = found.end()
+        if at >= stop or at == len(text):
+            return spans
+        # If one of these lines does not start a row, neither does another: all of them lead to this place.
+        first = text.find(b"\n", at, stop) + 1
+        if not first:
+            break
+    return []

@@ -1,26 +1,172 @@
-"""Cut a JSON array into its elements without parsing them."""
+"""JSON: one array of records, read block by block if its elements look alike.
+
+A .json file that holds one object per line is read as JSON Lines.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import PurePath
+from typing import BinaryIO
 
-from tasks.core.errors import DataError
-from tasks.readers.lines import BOM, CHUNK, Read
+import msgspec
+import orjson
+
+from tasks.core.errors import DataError, Reject
+from tasks.core.printable import shown
+from tasks.readers.container import MAX_RECORD_BYTES, Container, File, Record, RecordReader, Rows, Window, in_blocks
+from tasks.readers.jsonl import Jsonl
+from tasks.readers.lines import BOM, CHUNK, TOO_LONG, WINDOW, Read, line_blocks
+from tasks.readers.strict_json import parse_record
 
 ARRAY_LIMIT = 2 << 30  # bytes of a JSON array that has to be in memory as a whole
 
+_SEARCHED = 16 << 20  # bytes of an array that are searched for the end of an element like the first one's
 
-_LOOKED_AT = 16 << 20  # bytes of an array, without an end of an element that is like the first one's
-
+_FIRST = 100  # records of an array that `first_records` yields
 
 _JSON_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},"]', re.DOTALL)
 
 
-def read_whole(read: Read, name: str, begun: bytes = b"") -> bytes:
-    """`begun` and all bytes that follow it, without a byte order mark. Raises DataError beyond `ARRAY_LIMIT`."""
-    chunks, size = [begun], len(begun)
+class JsonArray(Container):
+    name = "json"
+    extensions = (".json",)
+    is_text = True
+
+    def read(self, reader: RecordReader) -> Iterator[Rows]:
+        name, number = reader.file.name, 0
+        with reader.open_text() as read:
+            for text in array_blocks(read, name):
+                try:
+                    elements = [bytes(raw) for raw in msgspec.json.decode(text, type=list[msgspec.Raw])]
+                except (msgspec.DecodeError, RecursionError):
+                    break
+                records = reader.decode(elements)
+                if records is None:
+                    records = [parse_record(element, False) for element in elements]
+                yield range(number, number + len(records)), records, len(text)
+                number += len(records)
+            else:
+                return
+        # The array is damaged, or a block was not one: find out which record is to blame.
+        with reader.open_text() as read:
+            data = read_whole(read, name)
+        rest = islice(array_elements(data, name), number, None)
+        yield from in_blocks(((parse_record(element, False), len(element)) for element in rest), number)
+
+    def resolve(self, file: File, prefix: bytes, is_record: Callable[[dict[str, object]], bool]) -> str:
+        """An array is JSON; anything else must be one object per line."""
+        if prefix.startswith(b"["):
+            return self.name
+        if not prefix.startswith(b"{"):
+            begins = shown(prefix[:20].decode("utf-8", "replace"))
+            raise DataError(
+                "unknown_json",
+                f"{file.name}: is neither a JSON array nor one JSON object a line; it begins with {begins}",
+            )
+        reader = RecordReader(self, file)
+        with reader.open_text() as read:
+            blocks = line_blocks(read, MAX_RECORD_BYTES)
+            filled = (line for lines, _ in blocks for line in lines if line == TOO_LONG or line.strip())
+            lines = list(islice(filled, 2))
+        if len(lines) == 2 and _object(lines[0]) is not None:
+            return Jsonl.name
+        with reader.open_text() as read:
+            value = _object(read_whole(read, file.name))
+        if value is not None:
+            _check_one_object(file, value, len(lines), is_record)
+        return Jsonl.name
+
+    def first_records(self, file: File) -> Iterator[object]:
+        """The first 100, without reading more of the array than they take (and up to three times as much)."""
+        with RecordReader(self, file).open_text() as read:
+            prefix, whole, count = b"", False, 0
+            while count < _FIRST and not whole:
+                more = read(max(CHUNK, 3 * len(prefix)))
+                prefix, whole = prefix + more, not more
+                try:
+                    for element in islice(array_elements(prefix, file.name), count, None):
+                        count += 1
+                        try:
+                            yield orjson.loads(element)
+                        except orjson.JSONDecodeError as error:
+                            yield Reject("bad_json", error.msg)
+                except DataError:  # for example because the array continues after the prefix
+                    if whole:
+                        raise
+
+    def window(self, file: File, max_record_bytes: int) -> Window | None:
+        """Elements between two places with the bytes that separate the first two elements; None if unknown."""
+        with RecordReader(self, file).open_text() as read:
+            _, separator = find_separator(read, file.name)
+        if not separator:
+            return None
+
+        def window(source: BinaryIO, start: int, stop: int) -> tuple[list[Record], int]:
+            source.seek(start)
+            text = source.read(stop - start + len(separator) - 1)
+            # An element belongs to the window in which the one before it ends.
+            first = text.find(separator) if start else 0
+            if first < 0:
+                return [], 0
+            last = -1
+            while last < 0 and len(text) <= max_record_bytes + stop - start and (chunk := source.read(WINDOW)):
+                searched = max(stop - start, len(text) - len(separator) + 1)
+                text += chunk
+                last = text.find(separator, searched)
+            block = text[first + 1 : last + 1] if last >= 0 else text[first + 1 :]
+            block = b"[" + block.lstrip().removeprefix(b",") + (b"]" if last >= 0 else b"")
+            if not start:
+                block = text[: last + 1] + b"]" if last >= 0 else text
+            origin = f"{file.name}, from byte {start + first:,} record " if start else f"{file.name}:"
+            try:
+                elements = array_elements(block.removeprefix(BOM), file.name)
+                values = [parse_record(element, False) for element in elements]
+            except DataError:  # the separator was inside an element
+                return [], 0
+            if sum(isinstance(value, Reject) for value in values) > len(values) / 2:
+                return [], 0
+            size = (last if last >= 0 else len(text)) - first
+            return [Record(f"{origin}{number}", value) for number, value in enumerate(values, 1)], size
+
+        return window
+
+
+def _object(text: bytes) -> dict[str, object] | None:
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _check_one_object(
+    file: File, value: dict[str, object], lines: int, is_record: Callable[[dict[str, object]], bool]
+) -> None:
+    """Raise DataError if a file that is one JSON object is not one record on one line."""
+    lists = [key for key, item in value.items() if isinstance(item, list)]
+    if lists and not is_record(value):
+        command = f"jq -c '.{lists[0]}[]' {file.name} > {PurePath(file.name).stem}.jsonl"
+        raise DataError(
+            "unknown_json",
+            f"{file.name}: is one JSON object and not a list of records; its lists: {', '.join(map(shown, lists))}; "
+            f"write one of them alone, with  {command}",
+        )
+    if lines == 2:
+        raise DataError(
+            "unknown_json",
+            f"{file.name}: is one JSON object over several lines; put [ and ] around it, or one object a line",
+        )
+
+
+def read_whole(read: Read, name: str, prefix: bytes = b"") -> bytes:
+    """Return `prefix` and all bytes that follow it, without a byte order mark.
+
+    Raises DataError if they are more than `ARRAY_LIMIT`.
+    """
+    chunks, size = [prefix], len(prefix)
     while size <= ARRAY_LIMIT and (chunk := read(CHUNK)):
         chunks.append(chunk)
         size += len(chunk)
@@ -34,30 +180,38 @@ def read_whole(read: Read, name: str, begun: bytes = b"") -> bytes:
 
 
 def array_blocks(read: Read, name: str) -> Iterator[bytes]:
-    """The array as several, one after another, so that it need not be in memory as a whole.
+    """Yield the array as several smaller arrays, so that it does not have to be in memory as a whole.
 
-    A block ends where the bytes are those that stand between the first two elements, the first key of the second
-    included. Nothing says that such a place is not inside an element; but then the block is not valid JSON, which
-    whoever parses it will see. An array whose elements do not look alike comes out as a whole from there on.
+    A block ends at the bytes that separate the first two elements, including the first key of the second. Such a place
+    may be inside an element; then the block is not valid JSON, and parsing it fails. An array whose elements do not
+    look alike is one block from there on.
     """
-    text = between = b""
-    while not between and len(text) < _LOOKED_AT and (chunk := read(max(CHUNK, 3 * len(text)))):
-        text = (text + chunk).removeprefix(BOM).lstrip()
-        between = between_elements(text, name)
-    while between:
-        end = text.rfind(between)
+    text, separator = find_separator(read, name)
+    while separator:
+        end = text.rfind(separator)
         if end > 0:
             yield text[: end + 1] + b"]"
             text = b"[" + text[end + 1 :].lstrip().removeprefix(b",")
         chunk = read(CHUNK)
-        if not chunk or len(text) > _LOOKED_AT:
-            between = b""
+        if not chunk or len(text) > _SEARCHED:
+            separator = b""
         text += chunk
     yield read_whole(read, name, text)
 
 
-def between_elements(text: bytes, name: str) -> bytes:
-    """From the last byte of the first element through the first string of the second; nothing if there are not two."""
+def find_separator(read: Read, name: str) -> tuple[bytes, bytes]:
+    """Return the start of an array and the bytes that separate its first two elements, b"" if there is no second.
+
+    The separator runs from the last byte of the first element through the first string of the second.
+    """
+    text = separator = b""
+    while not separator and len(text) < _SEARCHED and (chunk := read(max(CHUNK, 3 * len(text)))):
+        text = (text + chunk).removeprefix(BOM).lstrip()
+        separator = _separator(text, name)
+    return text, separator
+
+
+def _separator(text: bytes, name: str) -> bytes:
     try:
         first, second = islice(array_elements(text, name), 2)
     except (DataError, ValueError):
@@ -69,10 +223,10 @@ def between_elements(text: bytes, name: str) -> bytes:
 
 
 def array_elements(data: bytes, name: str) -> Iterator[bytes]:
-    """The text of every element of a JSON array, found by its brackets, commas and strings alone.
+    """Yield the text of each element of a JSON array, found by its brackets, commas, and strings alone.
 
-    So one bad element costs one record and not the file. Raises DataError when the array does not close, or when
-    something follows it.
+    One bad element thus costs one record and not the file. Raises DataError if the array does not close or is followed
+    by something else.
     """
     depth, begin, count = 0, 0, 0
     for token in _JSON_TOKEN.finditer(data):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import orjson
 
 from tasks.core.errors import Reject
 from tasks.core.printable import shown
-from tasks.readers.lines import BOM, CHUNK
+from tasks.readers.lines import BOM
 
 _NINETEEN = b"0" * 19
 
@@ -72,10 +73,17 @@ def _may_hold_nineteen(text: bytes) -> bool:
     return bool(((eights & _UPPER_HALVES) == _OF_DIGITS).any())
 
 
-_KEY_END = np.uint16(int.from_bytes(b'":', "little"))
-
-
 _NOT_A_NUMBER = re.compile(r"-?(?:NaN|Infinity|inf)\b", re.IGNORECASE)
+
+
+def decode_block(texts: list[bytes]) -> list[Any] | None:
+    """Decode the records of a block at once; None if one of them has to be examined by `parse_record`."""
+    try:
+        records = list(map(orjson.loads, texts))
+    except orjson.JSONDecodeError:
+        return None
+    block = b"\n".join(texts)
+    return records if is_exact(block, records) and not big_integer(block) else None
 
 
 def parse_record(text: bytes, unterminated: bool) -> object:
@@ -91,32 +99,31 @@ def parse_record(text: bytes, unterminated: bool) -> object:
         return _reject(text, error, unterminated)
     if big := big_integer(text):
         return Reject("big_integer", big)
-    twice = duplicate_key(text) if key_ends(text) != count_keys(record) else ""
+    twice = "" if is_exact(text, record) else duplicate_key(text)
     return Reject("duplicate_key", twice) if twice else record
 
 
-def key_ends(text: bytes) -> int:
-    """How often `":` stands in `text`. As 16-bit numbers, 15 times as fast as bytes.count."""
-    found = 0
-    for at in range(0, len(text) - 1, CHUNK):
-        for start in (at, at + 1):
-            pairs = np.frombuffer(text, "<u2", min(CHUNK, len(text) - start) // 2, start)
-            found += int(np.count_nonzero(pairs == _KEY_END))
-    return found
-
-
-def count_keys(value: object) -> int:
-    """How often `":` stands in compact JSON of `value`, after keys and within strings; -1 where that cannot be told.
-
-    orjson keeps the last of two equal keys without a word. To find that out, count `":` in the text and in what was
-    read from it: they differ when a key was lost, and also when the text has a space before a colon or writes a quote
-    as \\u0022, which `duplicate_key` then sorts out. This costs half as much as parsing; a parser that reports them
-    costs five times as much. (Where a lost key and a spaced colon make up for each other, it is not seen.)
-    """
+def is_exact(text: bytes, value: object) -> bool:
+    """Check that no string of a JSON text is missing in what was decoded from it; False if that cannot be decided."""
     try:
-        return key_ends(orjson.dumps(value))
+        return same_strings(text, orjson.dumps(value))
     except orjson.JSONEncodeError:  # nested deeper than orjson writes
-        return -1
+        return False
+
+
+def same_strings(text: bytes, rewritten: bytes) -> bool:
+    """Check that a JSON text and what was decoded from it and encoded again contain the same number of strings.
+
+    Decoders silently keep the last of two equal keys; then strings are missing. Counting quotation marks finds this at
+    a tenth of the cost of decoding; a decoder that reports equal keys takes five times as long. Inside a string,
+    encoders write a quotation mark as \\", which counts on both sides. A text that may write it as \\u0022 cannot be
+    compared, so this returns False.
+    """
+    return b"u0022" not in text and _quotes(text) == _quotes(rewritten)
+
+
+def _quotes(text: bytes) -> int:
+    return int(np.count_nonzero(np.frombuffer(text, np.uint8) == ord('"')))  # three times as fast as bytes.count
 
 
 def _reject(text: bytes, error: orjson.JSONDecodeError, unterminated: bool) -> Reject:

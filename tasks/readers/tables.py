@@ -1,18 +1,72 @@
-"""Read rows and metadata of Parquet and Arrow tables."""
+"""Read tables: Arrow record batches become records, within a bound on memory."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError, Reject
+from tasks.readers.container import Container, File, RecordReader, Rows
+from tasks.readers.memory_limit import bomb, bounded_table
+
+BATCH_ROWS, BATCH_BYTES = 1000, 32 << 20  # of a slice that becomes records at once
+
+# A row above this number needs a byte of the file, or the file is a bomb.
+_BOMB_ROWS = 200_000
+
+
+class TableContainer(Container):
+    """A container whose rows a library reads as Arrow record batches."""
+
+    def batches(self, reader: RecordReader) -> Iterator[Any]:
+        """Yield the record batches of `reader.file` in [reader.start, reader.stop)."""
+        raise NotImplementedError
+
+    def read(self, reader: RecordReader) -> Iterator[Rows]:
+        file, number = reader.file, 0
+        batches = self.batches(reader)
+
+        def bounded(work: Any) -> Any:
+            with bounded_table(file.name, file.bytes, f"from record {number + 1:,} on, a batch"):
+                return work()
+
+        with readable(self, file):
+            while (batch := bounded(lambda: next(batches, None))) is not None:
+                if number + batch.num_rows > max(file.bytes, _BOMB_ROWS):
+                    raise bomb(file.name, f"{number + batch.num_rows:,} rows or more in {file.bytes:,} bytes")
+                row_bytes = batch.nbytes // max(batch.num_rows, 1) + 1
+                step = max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
+                for offset in range(0, batch.num_rows, step):
+                    rows = bounded(partial(rows_of, batch.slice(offset, step)))
+                    yield range(number, number + len(rows)), rows, len(rows) * row_bytes
+                    number += len(rows)
+
+
+@contextmanager
+def readable(container: Container, file: File) -> Iterator[None]:
+    """Raise DataError, naming the file, in place of the errors of Arrow."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            "unreadable_source", f"{file.name}: cannot be read as {container.name}: {_first_line(error)}"
+        ) from None
+
+
+def wanted(names: Collection[str], file: File) -> list[str]:
+    """Return the columns of a table that are read: those that have a meaning, else all of them."""
+    columns = file.wanted_columns
+    return [name for name in names if name in columns] or list(names)
 
 
 def rows_of(batch: Any) -> list[object]:
-    """The rows of an Arrow batch; one that Python cannot hold is a Reject.
+    """Return the rows of an Arrow batch; a row that Python cannot represent is a Reject.
 
     Times become text: as values they would depend on whether pandas is installed (Python has no nanoseconds).
     """
@@ -25,22 +79,12 @@ def rows_of(batch: Any) -> list[object]:
     except UnicodeDecodeError as error:
         reject = Reject("bad_utf8", f"a string is not UTF-8 at byte {error.start}")
     except (ValueError, OverflowError) as error:
-        reject = Reject("bad_value", first_line(error))
+        reject = Reject("bad_value", _first_line(error))
     if batch.num_rows == 1:
         return [reject]
     return [row for index in range(batch.num_rows) for row in rows_of(batch.slice(index, 1))]
 
 
-def first_line(error: BaseException) -> str:
-    """What a library says, without the lines of advice that follow."""
+def _first_line(error: BaseException) -> str:
+    """Return the message of a library without the lines of advice that follow."""
     return (str(error).splitlines() or [type(error).__name__])[0]
-
-
-def parquet_metadata(path: Path, name: str) -> pq.FileMetaData:
-    try:
-        metadata = pq.read_metadata(path)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError("unreadable_source", f"{name}: cannot be read as parquet: {first_line(error)}") from None
-    if not metadata.num_rows:
-        raise DataError("empty_source", f"{name}: holds no records")
-    return metadata

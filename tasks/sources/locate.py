@@ -12,12 +12,12 @@ from __future__ import annotations
 import glob
 import os
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from pathlib import Path, PurePath
 
 import orjson
 
 from tasks.core.errors import DataError, InputMissing
+from tasks.core.suggest import suggest
 from tasks.readers.containers import COMPRESSIONS, EXTENSIONS, container_of
 
 
@@ -128,5 +128,4 @@ def _suggestion(path: Path) -> str:
     folder = path.parent
     while not folder.is_dir():
         path, folder = folder, folder.parent
-    near = get_close_matches(path.name, sorted(os.listdir(folder)), n=1)
-    return f'; did you mean "{near[0]}"?' if near else f"; {folder} holds nothing of that name"
+    return suggest(path.name, sorted(os.listdir(folder))) or f"; {folder} holds nothing of that name"

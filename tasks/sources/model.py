@@ -1,28 +1,56 @@
-"""Define a source file and its parts."""
+"""Define an entry of the config's sources, a source file, and its parts."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+
+from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, check_format, read_record
+from tasks.conversations.model import Conversation
+from tasks.core.errors import Reject
 
 
-@dataclass(frozen=True)
-class SourceSpec:
-    """One entry of the config: a file, glob or folder, relative to the config's folder or absolute."""
+def _check_format(name: str) -> str:
+    return name if name == "auto" else check_format(name)
 
-    path: str
-    format: str = "auto"
-    columns: tuple[tuple[str, str], ...] = ()
-    weight: float = 1.0
-    limit: int | None = None
+
+FormatName = Annotated[
+    str, AfterValidator(_check_format), WithJsonSchema({"type": "string", "enum": ["auto", *FORMAT_NAMES]})
+]
+
+
+class Source(BaseModel):
+    """One entry of `sources`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str = Field(min_length=1, description="File, glob or folder, relative to the folder of the config.")
+    format: FormatName = Field(
+        default="auto", description="Record format; auto finds it from the keys of the first records."
+    )
+    columns: dict[str, str] = Field(
+        default_factory=dict, description="Our column names → the file's, such as {instruction: frage}."
+    )
+    weight: float = Field(
+        default=1.0, gt=0, le=1000, allow_inf_nan=False, description="How much of it is trained on; see `weighting`."
+    )
+    limit: int | None = Field(
+        default=None,
+        ge=1,
+        description="At most so many conversations of it are packed: a seeded choice among those left.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file that is read. `path` is absolute; `name` is the path as the config has it, with /.
+    """A file that is read.
 
-    `container` and `format` are resolved: what the file is, and no longer what was asked for. `bytes` and `mtime_ns`
-    are those at the time when `sha256` was taken. `entry` is the first spec that reaches it.
+    `path` is absolute; `name` is the path as in the config, with /. `container` and `format` are those of the content,
+    not those requested. `bytes` and `mtime_ns` are from the time when `sha256` was computed. `entry` is the index of
+    the first entry of `sources` that matches the file.
     """
 
     path: Path
@@ -36,13 +64,24 @@ class SourceFile:
     mtime_ns: int
     entry: int = 0
 
+    @property
+    def wanted_columns(self) -> frozenset[str]:
+        """The keys that have a meaning in a record of this file."""
+        return frozenset((*COLUMNS, *(theirs for _, theirs in self.columns)))
+
+    def conversation(self, record: object) -> Conversation:
+        """Read a record of this file. Raises Reject, also if the record is one."""
+        if isinstance(record, Reject):
+            raise record
+        return read_record(record, self.format, dict(self.columns))
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one task reads: bytes [start, stop) of the file, or row groups [start, stop) of a Parquet file.
+    """The range of a file that one task reads: bytes [start, stop), or groups of rows.
 
-    `sha256` is the digest of the bytes; for row groups, of the file's digest, start and stop. It says nothing of
-    container, compression, format and columns.
+    `sha256` is the digest of the bytes; for groups of rows, of the file's digest, start, and stop. It does not cover
+    container, compression, format, and columns.
     """
 
     file: SourceFile

@@ -1,13 +1,14 @@
-"""A source file → some of its records, from everywhere in it, and how many it holds: for files of any size.
+"""Draw records from everywhere in source files of any size, and estimate how many they hold.
 
     [▓▓····▓▓·······▓▓···▓▓····▓▓]  ─sample_files─▶  Sample(records with their places, total, counted or estimated)
-     first   one place drawn in each stretch   last
+     first   one window per stretch    last
 
-Files are often sorted, so the first records say little. Between its first and its last window a file is cut into
-stretches of one length, and of each a window is read, whose place follows from the file's name and size. A record
-belongs to the window in which it begins, so that a long one is as likely to be read as a short one. What cannot be
-entered in the middle (gzip, zstandard) is read on from its begin, up to STREAM bytes, and of every n runs of lines one
-is kept. Each record has a weight: how many it stands for. The first and the last window stand for themselves alone.
+Files are often sorted, so the first records say little. Between its first and its last window a file is divided into
+stretches of equal length, and one window of each is read; its place follows from the file's name and size. A record
+belongs to the window in which it starts, so that a long record is as likely to be read as a short one. A file that
+cannot be read from the middle (gzip, zstandard) is read from its start, up to STREAM bytes, and one of every n runs of
+lines is kept. Each record has a weight: how many records it represents. The first and the last window represent
+themselves alone.
 
 A file that is smaller than its share of the budget is read as a whole, and counted.
 """
@@ -18,29 +19,40 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tasks.core.errors import StorageError
+import numpy as np
+
+from tasks.core.errors import DataError, StorageError
+from tasks.readers.container import Record, RecordReader
+from tasks.readers.containers import container_named
 from tasks.readers.memory_limit import bounded_table
 from tasks.sources.model import SourceFile
-from tasks.sources.sample import Sample, weighed, whole_file
-from tasks.sources.sample_streams import line_stream_sample, stream_sample
-from tasks.sources.sample_tables import arrow_sample, parquet_sample
-from tasks.sources.sample_windows import ArrayWindow, CsvWindow, find_separator, jsonl_window, window_sample
+from tasks.sources.sample import Sample, weighed
+from tasks.sources.sample_streams import STREAM, stream_sample
+from tasks.sources.sample_tables import table_sample
+from tasks.sources.sample_windows import window_sample
 
-MOST_FILES = 64  # that are read, beside one of each entry; each of the others is taken to be like one of them
+MOST_FILES = 64  # that are read, besides one of each entry; each other file is represented by a similar one
 
-
-# What is packed holds more than its bytes; its share of the budget grows with it.
-UNPACKED = 4
+UNPACKED = 4  # compressed files hold more than their bytes; their share of the budget grows accordingly
 
 
-def sample_files(files: Sequence[SourceFile], budget: int, max_record_bytes: int) -> list[Sample]:
-    """Samples of `files` (of MOST_FILES of them, evenly chosen, and one of each of as many entries of the config), in
-    their order; 1.5 × `budget` bytes at most.
+def sample_files(
+    files: Sequence[SourceFile],
+    budget: int,
+    max_record_bytes: int,
+    *,
+    most_files: int = MOST_FILES,
+    stream: int = STREAM,
+    skip_unreadable: bool = False,
+) -> list[Sample]:
+    """Sample `files` and return the samples in the order of the files.
 
-    The same for the same files. Raises DataError or StorageError where one cannot be read.
+    Up to `most_files` of them are read, evenly spread, and one of each of as many entries of the config; together at
+    most 1.5 × `budget` bytes. The same files give the same samples. Raises DataError or StorageError if one cannot be
+    read, unless those are skipped.
     """
     firsts = {file.entry: number for number, file in reversed([*enumerate(files)])}
-    chosen = sorted({*_spread(len(files), MOST_FILES), *(firsts.values() if len(firsts) <= MOST_FILES else ())})
+    chosen = sorted({*_spread(len(files), most_files), *(firsts.values() if len(firsts) <= most_files else ())})
     stands_for = dict.fromkeys(chosen, 0)
     for number, file in enumerate(files):
         own = [other for other in chosen if files[other].entry == file.entry]
@@ -50,11 +62,15 @@ def sample_files(files: Sequence[SourceFile], budget: int, max_record_bytes: int
     found = []
     for number in chosen:
         file = files[number]
-        # By size, but no file goes without: half of the budget again is dealt out evenly.
+        # By size, but each file gets a share: half of the budget again is divided evenly.
         share = max(budget // (2 * len(chosen)), budget * sizes[number] // sum(sizes.values()))
         try:
-            sample = _sample(file, share, max_record_bytes)
-        except OSError as error:
+            sample = _sample(file, share, max_record_bytes, stream)
+        except (DataError, OSError) as error:
+            if skip_unreadable:
+                continue
+            if isinstance(error, DataError):
+                raise
             raise StorageError("cannot_read", f"{file.name}: cannot be read: {error.strerror or error}") from None
         if stands_for[number] != file.bytes:
             sample = replace(sample, stands_for=stands_for[number] / max(file.bytes, 1))
@@ -67,33 +83,33 @@ def _kind(file: SourceFile) -> tuple[object, ...]:
 
 
 def _unpacked_size(file: SourceFile) -> int:
-    return file.bytes * (UNPACKED if file.compression or file.container == "parquet" else 1)
+    return file.bytes * (UNPACKED if file.compression or container_named(file.container).is_packed else 1)
 
 
-def _sample(file: SourceFile, budget: int, limit: int) -> Sample:
-    if file.container in ("parquet", "arrow"):
-        with bounded_table(file.name, file.bytes, "a sample"):
-            return parquet_sample(file, budget) if file.container == "parquet" else arrow_sample(file, budget)
-    if file.compression:
-        return (
-            line_stream_sample(file, budget, limit) if file.container == "jsonl" else stream_sample(file, budget, limit)
-        )
-    if file.bytes <= budget:
-        return whole_file(file, limit)
-    if file.container == "jsonl":
-        return window_sample(file, budget, limit, jsonl_window)
-    if file.container == "json":
-        with file.path.open("rb") as source:
-            between = find_separator(source, file.name)
-        sample = window_sample(file, budget, limit, ArrayWindow(between)) if between else None
-    else:
-        sample = window_sample(file, budget, limit, CsvWindow(file, limit))
-    # Where no record can be found from the middle of the file, those at its begin.
-    return sample if sample and sample.records else stream_sample(file, budget, limit)
+def _sample(file: SourceFile, budget: int, max_record_bytes: int, stream: int) -> Sample:
+    container = container_named(file.container)
+    if (opened := container.table(file)) is not None:
+        with bounded_table(file.name, file.bytes, "a sample"), opened as table:
+            return table_sample(file, table, budget)
+    if not file.compression:
+        if file.bytes <= budget:
+            return _whole(file, max_record_bytes)
+        window = container.window(file, max_record_bytes)
+        sample = window_sample(file, budget, window) if window else None
+        if sample and sample.records:
+            return sample
+    # If no record can be found from the middle of the file: those at its start.
+    return stream_sample(file, budget, max_record_bytes, stream)
+
+
+def _whole(file: SourceFile, max_record_bytes: int) -> Sample:
+    reader = RecordReader(container_named(file.container), file, max_record_bytes=max_record_bytes)
+    records = [Record(f"{file.name}:{number + 1}", value) for number, value in reader]
+    return Sample(file, records, np.ones(len(records)), len(records), counted=True)
 
 
 def _spread(count: int, most: int) -> list[int]:
-    """Up to `most` numbers of range(count), evenly spread, the first and the last among them."""
+    """Return up to `most` numbers of range(count), evenly spread, including the first and the last."""
     if count <= most:
         return list(range(count))
     return sorted({number * (count - 1) // (most - 1) for number in range(most)})

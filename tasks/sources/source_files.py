@@ -1,52 +1,42 @@
-"""The sources of a config → files → parts → records.
-
-    sources:                       chats/a.jsonl    200 MB ─→  Part(bytes 0..67,108,990) Part(67,108,990..134,218,001) …
-      - path: chats/*.jsonl   ─→   chats/b.jsonl.gz  40 MB ─→  Part(0..40,000,000)
-      - path: wiki.parquet         wiki.parquet     300 MB ─→  Part(row groups 0..3) Part(3..6) …
-                                                                 │
-                                                                 └ read_part ─→ (0, {"messages": …}), (1, …) …
-
-A part is what one task reads. Where it begins and ends follows from the bytes and the part size alone, and its digest
-from what it holds, so that a line at the end of a file changes the last part and no other. A file is hashed once, and
-its parts in the same pass.
-"""
+"""Find the files of a config's sources, and identify each."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 
-from tasks.conversations.formats import COLUMNS, FORMATS
+from tasks.conversations.formats import COLUMNS
 from tasks.core.errors import StorageError, UsageError
 from tasks.core.printable import shown
+from tasks.core.suggest import suggest
 from tasks.readers.containers import container_of
-from tasks.sources.identify import as_yaml, resolve
+from tasks.sources.explain import as_yaml
+from tasks.sources.identify import identify
 from tasks.sources.locate import locate
-from tasks.sources.model import SourceFile, SourceSpec
+from tasks.sources.model import Source, SourceFile
 
 
-def find_files(specs: Sequence[SourceSpec], folder: Path, outputs: Sequence[Path] = ()) -> list[SourceFile]:
-    """The files of `specs`, in their order, and within a glob or folder by name; `sha256` is still empty.
+def find_files(sources: Sequence[Source], folder: Path, outputs: Sequence[Path] = ()) -> list[SourceFile]:
+    """Return the files of `sources` in their order, and within a glob or folder by name; `sha256` is still empty.
 
-    `folder` is the config's. A file that is reached twice is taken once; one below `outputs` is refused.
-    Raises UsageError, InputMissing, DataError or StorageError, whose message names the file.
+    `folder` is the folder of the config. A file that several entries match is read once; one below `outputs` is
+    refused. Raises UsageError, InputMissing, DataError, or StorageError; the message names the file.
     """
     found: dict[tuple[int, int], SourceFile] = {}
-    for entry, spec in enumerate(specs):
-        _check_spec(spec)
+    for entry, source in enumerate(sources):
+        _check_source(source)
         try:
-            for path, name in locate(spec.path, folder):
+            for path, name in locate(source.path, folder):
                 if any(path.resolve().is_relative_to(output) for output in outputs):
                     raise UsageError(
-                        "own_output", f"{name}: is an output of packcorpus, not a source; narrow the path {spec.path}"
+                        "own_output", f"{name}: is an output of packcorpus, not a source; narrow the path {source.path}"
                     )
                 stat = path.stat()
-                source = replace(resolve(path, name, spec, stat), entry=entry)
-                first = found.setdefault((stat.st_dev, stat.st_ino), source)
-                ways = _how(first, specs[first.entry]), _how(source, spec)
+                file = replace(identify(path, name, source, stat), entry=entry)
+                first = found.setdefault((stat.st_dev, stat.st_ino), file)
+                ways = _how(first, sources[first.entry]), _how(file, source)
                 if ways[0] != ways[1]:
                     raise UsageError(
                         "source_twice",
@@ -55,48 +45,37 @@ def find_files(specs: Sequence[SourceSpec], folder: Path, outputs: Sequence[Path
                     )
         except OSError as error:
             raise StorageError(
-                "cannot_read", f"{error.filename or spec.path}: cannot be read: {error.strerror or error}"
+                "cannot_read", f"{error.filename or source.path}: cannot be read: {error.strerror or error}"
             ) from None
     return list(found.values())
 
 
-def look(path: Path, name: str = "", spec: SourceSpec | None = None) -> SourceFile:
-    """One file with its container and format told, as `find_parts` does, but not hashed: its `sha256` is "".
+def look(path: Path, name: str = "", source: Source | None = None) -> SourceFile:
+    """Identify one file as `find_files` does.
 
-    Raises UsageError, InputMissing, DataError or StorageError, whose message names the file.
+    Raises UsageError, InputMissing, DataError, or StorageError; the message names the file.
     """
     name = name or str(path)
     if container_of(name) is None:
         raise UsageError("bad_setting", f"{name}: its extension says nothing of what it holds")
     try:
-        return resolve(path, name, spec or SourceSpec(name), path.stat())
+        return identify(path, name, source or Source(path=name), path.stat())
     except OSError as error:
         raise StorageError("cannot_read", f"{name}: cannot be read: {error.strerror or error}") from None
 
 
-def _check_spec(spec: SourceSpec) -> None:
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", spec.path):
-        raise UsageError("bad_setting", f"{spec.path}: only local files can be read; download it and name the file")
-    if spec.format != "auto" and spec.format not in FORMATS:
-        raise UsageError(
-            "bad_setting", f"{spec.path}: format {shown(spec.format)} is not known{_nearest(spec.format, FORMATS)}"
-        )
-    for ours, theirs in spec.columns:
+def _check_source(source: Source) -> None:
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", source.path):
+        raise UsageError("bad_setting", f"{source.path}: only local files can be read; download it and name the file")
+    for ours, theirs in source.columns.items():
         if ours not in COLUMNS:
-            turned = f"; ours stands on the left: columns: {{{theirs}: {as_yaml(ours)}}}" if theirs in COLUMNS else ""
-            raise UsageError(
-                "bad_setting",
-                f"{spec.path}: columns: {shown(ours)} is not a name of ours{turned or _nearest(ours, COLUMNS)}",
-            )
+            swapped = f"; ours stands on the left: columns: {{{theirs}: {as_yaml(ours)}}}" if theirs in COLUMNS else ""
+            hint = swapped or suggest(ours, COLUMNS) or f"; known are {', '.join(COLUMNS)}"
+            raise UsageError("bad_setting", f"{source.path}: columns: {shown(ours)} is not a name of ours{hint}")
 
 
-def _nearest(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, n=1)
-    return f"; did you mean {near[0]}?" if near else f"; known are {', '.join(known)}"
-
-
-def _how(file: SourceFile, spec: SourceSpec) -> str:
+def _how(file: SourceFile, source: Source) -> str:
     columns = ", ".join(f"{ours}: {theirs}" for ours, theirs in file.columns)
-    further = [f"columns {{{columns}}}"] * bool(columns) + [f"weight {spec.weight:g}"] * (spec.weight != 1)
-    further += [f"limit {spec.limit}"] * (spec.limit is not None)
+    further = [f"columns {{{columns}}}"] * bool(columns) + [f"weight {source.weight:g}"] * (source.weight != 1)
+    further += [f"limit {source.limit}"] * (source.limit is not None)
     return f"{file.format} with {', '.join(further)}" if further else file.format

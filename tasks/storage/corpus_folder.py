@@ -1,8 +1,7 @@
-"""The files of a corpus as they lie: found, checked against the manifest, opened.
+"""Find the files of a corpus and check them against the manifest.
 
-manifest ─find_listed─▶ a file of the corpus, of the size that is recorded ─check_digest─▶ with its content
-manifest ─wrong_files, foreign_files─▶ all that is not as recorded ─refuse─▶ one error that names it
-manifest ─open_tokenizer─▶ Encoder, from the corpus's own copy
+manifest ─find_listed─▶ path of a file with the recorded size ─check_digest─▶ with the recorded content
+manifest ─wrong_files, foreign_files─▶ an error per file that differs ─refuse─▶ one error that names them all
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, PackError, StorageError
 from tasks.storage.files import sha256_of, write_bytes
-from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, repair_hint
+from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, repair_hint, without_repair_hint
 
 
 def corpus_folder(manifest: Manifest, path: Path) -> Path:
-    """The corpus that a manifest belongs to: its own folder, or the one it names below the project's root.
+    """Return the corpus folder of a manifest: the one it is in, or the one it names below the project root.
 
-    `path` is <corpus>/manifest.json or <root>/manifests/<name>.json. Raises InputMissing where the folder is gone.
+    `path` is <corpus>/manifest.json or <root>/manifests/<name>.json. Raises InputMissing if the folder is missing.
     """
     folder = path.resolve().parent
     root = folder.parent if folder.name == "manifests" else folder
@@ -37,18 +36,18 @@ def corpus_folder(manifest: Manifest, path: Path) -> Path:
         if candidate.is_dir() and candidate.name == PurePosixPath(manifest.corpus).name:
             raise InputMissing("file_missing", f"{candidate / 'manifest.json'}: is missing; {repair_hint(path)}")
     raise InputMissing(
-        "corpus_missing", f"{path}: its corpus folder {root / manifest.corpus} is gone; make the corpus again"
+        "corpus_missing", f"{path}: its corpus folder {root / manifest.corpus} is missing; rebuild the corpus"
     )
 
 
-# What lies in a corpus folder and is not listed with a digest: the manifest itself, and the record of one run.
+# Files of a corpus folder that the manifest does not list: itself, and the record of one run.
 UNLISTED = {"manifest.json", "run.json"}
 
 
-SHOWN = 20  # files that one error names
+SHOWN = 20  # files named in one error
 
 
-THREADS = 8  # files that are digested at a time, outside of Python's lock
+THREADS = 8  # files hashed at a time; hashing releases the GIL
 
 
 LAST = ".last"  # in manifests/: the name of the manifest that the latest run published or found complete
@@ -77,32 +76,36 @@ def last_manifest(root: Path) -> Path | None:
 
 
 def report_beside(folder: Path) -> Path:
-    """Where the report of the corpus in `folder` goes: beside it, for a corpus folder holds its own files alone."""
+    """Return the default path of the report: next to the corpus folder, which contains listed files only."""
     return folder.with_name(f"{folder.name}.html")
 
 
 def check_copies(path: Path, folder: Path) -> None:
-    """The manifest that was named and the one in the corpus folder must be the same bytes. Raises DataError."""
+    """Raise DataError unless the given manifest and the one in the corpus folder are the same bytes."""
     copy = folder / "manifest.json"
     if copy.is_symlink():
-        raise DataError("link_in_corpus", f"{copy}: is a link; a corpus holds its files itself; {repair_hint(folder)}")
-    if not path.samefile(copy) and copy.read_bytes() != path.read_bytes():
-        load_manifest(copy)  # says so where this is the one that was damaged
         raise DataError(
-            "manifests_differ", f"{path} and {copy} differ; they must be the same bytes; {repair_hint(path)}"
+            "link_in_corpus", f"{copy}: is a symbolic link; a corpus must contain its files; {repair_hint(folder)}"
+        )
+    if not path.samefile(copy) and copy.read_bytes() != path.read_bytes():
+        load_manifest(copy)  # raises if this is the damaged one
+        raise DataError(
+            "manifests_differ", f"{path} and {copy} differ, but must be the same bytes; {repair_hint(path)}"
         )
 
 
 def find_listed(folder: Path, name: str, size: int) -> Path:
-    """The file of a corpus that is listed as `name`, of `size` bytes. Raises DataError or InputMissing."""
+    """Return the path of the file listed as `name`. Raises DataError or InputMissing unless it has `size` bytes."""
     where = folder / name
     if where.is_symlink() or not where.resolve().is_relative_to(folder.resolve()):
-        raise DataError("link_in_corpus", f"{where}: is a link; a corpus holds its files itself; {repair_hint(folder)}")
+        raise DataError(
+            "link_in_corpus", f"{where}: is a symbolic link; a corpus must contain its files; {repair_hint(folder)}"
+        )
     if not os.path.isfile(where):
         raise InputMissing("file_missing", f"{where}: is missing; {repair_hint(folder)}")
     found = where.stat().st_size
     if found != size:
-        raise DataError("wrong_size", f"{where}: holds {found:,} bytes, {size:,} were written; {repair_hint(folder)}")
+        raise DataError("wrong_size", f"{where}: has {found:,} bytes, but {size:,} are recorded; {repair_hint(folder)}")
     return where
 
 
@@ -115,13 +118,13 @@ def listed_file(manifest: Manifest, folder: Path, name: str) -> FileFacts:
 
 
 def check_digest(where: Path, found: str, recorded: str, folder: Path) -> None:
-    """Raises DataError where the SHA-256 of a file that is listed in `folder` is another than the manifest records."""
+    """Raise DataError if the SHA-256 of a file of the corpus in `folder` is not the recorded one."""
     if found != recorded:
-        raise DataError("wrong_digest", f"{where}: does not have the SHA-256 that was recorded; {repair_hint(folder)}")
+        raise DataError("wrong_digest", f"{where}: does not have the recorded SHA-256; {repair_hint(folder)}")
 
 
 def check_listed(folder: Path, file: Shard | FileFacts) -> None:
-    """Size and SHA-256 of one file. Raises DataError, InputMissing or StorageError, naming it."""
+    """Check the size and SHA-256 of one file. Raises DataError, InputMissing, or StorageError, naming it."""
     where = find_listed(folder, file.path, file.bytes)
     try:
         found = sha256_of(where)
@@ -131,7 +134,7 @@ def check_listed(folder: Path, file: Shard | FileFacts) -> None:
 
 
 def check_unchanged(folder: Path, file: Shard | FileFacts) -> None:
-    """As check_listed, but read again only where the file was changed since: for those that are asked for often."""
+    """Check one file as `check_listed` does, but hash it again only if it changed since the last call."""
     where = find_listed(folder, file.path, file.bytes)
     facts = where.stat()
     check_digest(where, _digest(where, facts.st_ino, facts.st_mtime_ns), file.sha256, folder)
@@ -144,7 +147,7 @@ def _digest(where: Path, _inode: int, _changed: int) -> str:
 
 
 def wrong_files(folder: Path, files: Sequence[Shard | FileFacts]) -> list[PackError]:
-    """What `check_listed` says of each file that is not as recorded, in their order. Several are read at a time."""
+    """Return the error of `check_listed` for each file that differs, in their order. Reads several files at a time."""
 
     def wrong(file: Shard | FileFacts) -> PackError | None:
         try:
@@ -158,9 +161,9 @@ def wrong_files(folder: Path, files: Sequence[Shard | FileFacts]) -> list[PackEr
 
 
 def foreign_files(manifest: Manifest, folder: Path) -> list[PackError]:
-    """An error for each file in the corpus folder that the manifest does not list, by name."""
+    """Return an error for each file of the corpus folder that the manifest does not list, sorted by name."""
     listed = [Path(file.path) for file in manifest.listed()]
-    # A folder of listed files that is a link is said of these.
+    # A linked folder of listed files is reported for these.
     known = {path.as_posix() for file in listed for path in (file, *file.parents)} | UNLISTED
     found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
     return [
@@ -170,18 +173,18 @@ def foreign_files(manifest: Manifest, folder: Path) -> list[PackError]:
 
 
 def refuse(wrong: Sequence[PackError], folder: Path) -> None:
-    """Raises the error, where there is one; of several the first, which names them all."""
+    """Raise the only error, or one that names them all, with the reason of the first."""
     if len(wrong) < 2:
         for error in wrong:
             raise error
         return
-    first, advice = wrong[0], repair_hint(folder)
-    shown = [f"  {str(error).partition('; run: packcorpus repair')[0]}" for error in wrong[:SHOWN]]
+    first, fix = wrong[0], repair_hint(folder)
+    shown = [f"  {without_repair_hint(error)}" for error in wrong[:SHOWN]]
     shown += [f"  … and {len(wrong) - SHOWN:,} more"] * (len(wrong) > SHOWN)
-    mendable = any(error.reason != "foreign_file" for error in wrong)
-    head = f"{folder}: {len(wrong):,} files are not as they should be{f'; {advice}' * mendable}"
-    told = [{"code": error.code, "reason": error.reason, "message": str(error)} for error in wrong[:SHOWN]]
-    raise type(first)(first.reason, "\n".join([head, *shown]), files=told)
+    repairable = any(error.reason != "foreign_file" for error in wrong)
+    summary = f"{folder}: {len(wrong):,} files are not as recorded{f'; {fix}' * repairable}"
+    files = [{"code": error.code, "reason": error.reason, "message": str(error)} for error in wrong[:SHOWN]]
+    raise type(first)(first.reason, "\n".join([summary, *shown]), files=files)
 
 
 @contextmanager

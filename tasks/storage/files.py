@@ -1,11 +1,11 @@
-"""The one place that writes: temporary file → fsync → rename → fsync of the folder, and of every folder that is made.
+"""Write files atomically: temporary file → fsync → rename → fsync of the folder, and of every new folder.
 
     with atomic_file(path) as out:      .name.XXXX.tmp, locked while it is written
-        out.write(…)                    out.digest(), out.size: digests are taken while the bytes are in hand
-                                        → renamed to `path` when the block ends, removed when it fails
+        out.write(…)                    out.digest(), out.size: hashed while the bytes are in memory
+                                        → renamed to `path` when the block ends, removed if it fails
 
-A reader therefore sees a whole file or none. A temporary file that a killed run left behind is not locked any
-more; whoever writes the same file next removes it.
+A reader therefore sees a complete file or none. A temporary file left behind by a killed run is no longer locked; the
+next writer of the same file removes it.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ import xxhash
 from tasks.core.errors import StorageError
 
 CHUNK = 1 << 20
-# Bytes after which the disk is asked to begin: it writes while more is computed, and fsync finds little left to do.
-ASKED_AFTER = 8 << 20
+# Bytes after which writeback is started: the disk writes while more is computed, and fsync has little left to do.
+WRITEBACK_BYTES = 8 << 20
 
-# What leaves the machine has a SHA-256. XXH3 finds damage as well, ten times as fast: for what is read here alone.
+# SHA-256 for what may leave the machine. XXH3 detects damage as well and is ten times as fast: for local files.
 ALGORITHMS: dict[str, Any] = {"sha256": hashlib.sha256, "xxh3": xxhash.xxh3_128}
 
 
 class HashingWriter:
-    """A binary file that counts and digests what is written to it; pyarrow can write to it."""
+    """A binary file that counts and hashes what is written to it; pyarrow can write to it."""
 
     def __init__(self, file: IO[bytes], algorithm: str):
         self._file = file
         self._digest = ALGORITHMS[algorithm]()
         self.size = 0
-        self._asked = 0
+        self._started = 0
         self.closed = False
 
     def write(self, data: Any) -> int:
@@ -48,15 +48,15 @@ class HashingWriter:
         self._file.write(view)
         self._digest.update(view)
         self.size += view.nbytes
-        if self.size - self._asked >= ASKED_AFTER:
-            self._ask()
+        if self.size - self._started >= WRITEBACK_BYTES:
+            self._start_writeback()
         return view.nbytes
 
-    def _ask(self) -> None:
-        # What is not yet on the disk is begun to be written, and stays in memory. Not every system takes advice.
+    def _start_writeback(self) -> None:
+        # Starts to write dirty pages, and keeps them in memory. Not every system supports this.
         with suppress(AttributeError, OSError):
-            os.posix_fadvise(self._file.fileno(), self._asked, self.size - self._asked, os.POSIX_FADV_DONTNEED)
-        self._asked = self.size
+            os.posix_fadvise(self._file.fileno(), self._started, self.size - self._started, os.POSIX_FADV_DONTNEED)
+        self._started = self.size
 
     def flush(self) -> None:
         self._file.flush()
@@ -67,11 +67,11 @@ class HashingWriter:
 
 @contextmanager
 def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter]:
-    """Write `path` whole or not at all. Raises StorageError, naming the file, where the disk refuses."""
-    with _refusing(path):
+    """Write `path` completely or not at all. Raises StorageError, naming the file, if it cannot be written."""
+    with _writing(path):
         make_folder(path.parent)
         _remove_abandoned(path)
-        # Its name is known before it is there: an interrupt may come the moment that it is.
+        # The name is chosen before the file exists: an interrupt may arrive at once.
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
             with _open_locked(temporary) as file:
@@ -80,7 +80,7 @@ def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter
                 file.flush()
                 arrived = os.fstat(handle).st_size
                 if arrived != writer.size:
-                    raise OSError(f"{writer.size:,} bytes were written, and {arrived:,} arrived")
+                    raise OSError(f"{writer.size:,} bytes were written, but the file has {arrived:,}")
                 os.fchmod(handle, 0o644)
                 os.fsync(handle)
                 os.rename(temporary, path)
@@ -92,7 +92,7 @@ def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter
 
 
 @contextmanager
-def _refusing(path: Path) -> Iterator[None]:
+def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -100,7 +100,7 @@ def _refusing(path: Path) -> Iterator[None]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it; each is synced into the one above, or a power cut could take it away."""
+    """Create a folder and its parents, and sync each into its parent, so that it survives a power failure."""
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -108,7 +108,7 @@ def make_folder(folder: Path) -> None:
 
 
 def _open_locked(temporary: Path) -> IO[bytes]:
-    """A new file, locked. One that another writer took for abandoned before it was locked is made again."""
+    """Create and lock a file. Retries if another writer removed it as abandoned before it was locked."""
     while True:
         file = temporary.open("xb")
         try:
@@ -125,15 +125,15 @@ _locks: dict[Path, IO[bytes]] = {}
 
 
 def lock(path: Path) -> bool:
-    """Take the lock that `path` stands for until this process, and every child forked from it, has ended.
+    """Lock `path` until this process and every child forked from it has ended.
 
-    False where another process has it. A lock that this process has already is taken as given. Raises StorageError
-    where the disk refuses.
+    Returns False if another process holds the lock, and True if this process already does. Raises StorageError if the
+    file cannot be created.
     """
     path = path.absolute()
     if path in _locks:
         return True
-    with _refusing(path):
+    with _writing(path):
         make_folder(path.parent)
         file = path.open("ab")
         try:
@@ -155,7 +155,7 @@ def _remove_abandoned(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    with _refusing(folder):
+    with _writing(folder):
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
@@ -164,19 +164,19 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
-    """Write `path` whole or not at all, and return its bytes and sha256."""
+    """Write `path` completely or not at all, and return its bytes and sha256."""
     with atomic_file(path) as out:
         out.write(data)
     return {"bytes": out.size, "sha256": out.digest()}
 
 
 def to_json(value: Any) -> bytes:
-    """JSON as it is published: indented, keys in the order given, a newline at the end."""
+    """Return JSON as it is published: indented, keys in the order given, a newline at the end."""
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def read_json(path: Path) -> Any:
-    """Raises StorageError where the file cannot be read or is not JSON."""
+    """Read a JSON file. Raises StorageError if it cannot be read or is not JSON."""
     try:
         return orjson.loads(path.read_bytes())
     except OSError as error:
@@ -192,6 +192,6 @@ def sha256_of(path: Path) -> str:
 
 
 def digest_of(path: Path, algorithm: str) -> str:
-    """Hexadecimal digest of a file, by one of ALGORITHMS."""
+    """Return the hexadecimal digest of a file, by one of ALGORITHMS."""
     with path.open("rb") as file:
         return str(hashlib.file_digest(file, ALGORITHMS[algorithm]).hexdigest())

@@ -17,12 +17,14 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from tasks.core.errors import DataError, InputMissing, StorageError
 from tasks.storage.files import read_json, to_json
-from tasks.storage.keys import FORMAT_VERSION, corpus_key
+from tasks.storage.keys import FORMAT_VERSION, KEY_NAMES, corpus_key
 from tasks.storage.paths import Layout
+
+REPAIR = "run: packcorpus repair"
 
 SHA256 = Field(pattern=r"^[0-9a-f]{64}$")
 
@@ -204,6 +206,7 @@ class Manifest(_Part):
     name: str
     key: str = SHA256
     key_version: int = Field(ge=1, description="Version of the rules that compute the key from the manifest.")
+    texts_version: int = Field(1, ge=1, description="Version of the wording of reject messages and the dataset card.")
     corpus: str = Field(description="The corpus folder, relative to the project root.")
     sequence_length: int
     tokenizer: Tokenizer
@@ -219,6 +222,13 @@ class Manifest(_Part):
     files: list[FileFacts] = Field(description="Files next to the shards: index, rejects, tokenizer, dataset card.")
     config: dict[str, Any]
     digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the manifest without this field.")
+
+    @field_validator("config")
+    @classmethod
+    def _rename_settings(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """Give settings that an older version recorded the names of today."""
+        today = {old: name for name, old in KEY_NAMES.items()}
+        return {today.get(name, name): value for name, value in config.items()}
 
     def listed(self) -> list[Shard | FileFacts]:
         """Return every file of the corpus folder that has a checksum here, shards first."""
@@ -314,4 +324,9 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
 
 def repair_hint(path: Path) -> str:
     """Return the command that restores a damaged corpus or manifest, as the end of an error message."""
-    return f"run: packcorpus repair {shlex.quote(str(path))}"
+    return f"{REPAIR} {shlex.quote(str(path))}"
+
+
+def without_repair_hint(error: Exception) -> str:
+    """Return an error message that ends with "; " and `repair_hint`, without it."""
+    return str(error).partition(f"; {REPAIR}")[0]

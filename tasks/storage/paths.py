@@ -6,13 +6,13 @@ from pathlib import Path
 
 
 class Layout:
-    """Paths of all artefacts below the project's root. Nothing here reads or writes a file."""
+    """Paths of all artifacts below the project root. Nothing here reads or writes a file."""
 
     def __init__(self, root: Path):
         self.root = root
 
     def outputs(self) -> list[Path]:
-        """Folders that hold nothing but what a run wrote, links resolved."""
+        """Return the folders that contain only outputs of runs, with links resolved."""
         written = ("data/tokenizers", "data/tokens", "data/engines", "data/plans", "data/corpora", "manifests")
         return [(self.root / folder).resolve() for folder in written]
 
@@ -39,7 +39,7 @@ class Layout:
 
     @staticmethod
     def corpus_name(name: str, key: str) -> str:
-        """The corpus folder, from the project's root."""
+        """Return the corpus folder, relative to the project root."""
         return f"data/corpora/{name}-{key[:12]}"
 
     def published(self, name: str, key: str) -> Path:

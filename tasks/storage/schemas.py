@@ -6,26 +6,26 @@ import pyarrow as pa
 
 INDEX_SCHEMA = pa.schema(
     [
-        ("source", pa.int32()),  # place in the manifest's sources
+        ("source", pa.int32()),  # index in the manifest's sources
         ("record", pa.int64()),  # line or record number within the source, from 1
         ("split", pa.dictionary(pa.int8(), pa.string())),
         ("shard", pa.int32()),  # number within the split
         ("row", pa.int32()),  # within the shard
-        ("start", pa.int32()),  # first place within the row
-        ("length", pa.int32()),  # places in the row, the separator included
-        ("first", pa.int32()),  # first token of the conversation that stands here; above 0 only where it was split
+        ("start", pa.int32()),  # offset within the row
+        ("length", pa.int32()),  # tokens in the row, including the separator
+        ("first", pa.int32()),  # offset within the conversation; above 0 only if it was split
         ("trained", pa.int32()),  # tokens
-        ("separator", pa.bool_()),  # the last place is an EOS that was added behind the template's tokens
+        ("separator", pa.bool_()),  # the last token is an EOS that was added after the template's tokens
         ("truncated", pa.bool_()),
-        ("closed", pa.bool_()),  # cut off here, truncated or split: the EOS behind it is not trained
-        ("turns", pa.int32()),  # messages of the conversation other than system ones
-        ("digest", pa.uint64()),  # hash of what the conversation says
-        ("dropped", pa.dictionary(pa.int8(), pa.string())),  # why it is in no row
+        ("closed", pa.bool_()),  # cut here, truncated or split: the EOS after it is not trained
+        ("turns", pa.int32()),  # messages of the conversation, without system messages
+        ("digest", pa.uint64()),  # hash of the content of the conversation
+        ("dropped", pa.dictionary(pa.int8(), pa.string())),  # reason why it is in no row
     ]
 )
 
 
-# Why an accepted conversation is in no row: the ledger's reasons, and the names that the index has for them.
+# Reasons why an accepted conversation is in no row: names in the ledger and in the index.
 DROPS = ("too_long", "min_tokens", "max_tokens", "min_turns", "max_turns", "duplicate", "limit", "weight")
 
 
@@ -33,29 +33,29 @@ REJECTED = 255  # in Accepted.why: no trained token is left
 
 
 def why(reason: str) -> int:
-    """The number that stands in Accepted.why for a reason of DROPS; 0 stands for a conversation that stays."""
+    """Return the number in Accepted.why for a reason of DROPS; 0 is a conversation that stays."""
     return DROPS.index(reason) + 1
 
 
 IGNORED = -100
 
 
-# What a plan says of every piece of a conversation; a conversation that fits a row is one piece.
+# One row per piece of a conversation; a conversation that fits a row is one piece.
 PLAN_SCHEMA = pa.schema(
     [
         ("row", pa.int32()),  # within the shard
-        ("start", pa.int32()),  # first token within the row
+        ("start", pa.int32()),  # offset within the row
         ("part", pa.int32()),  # number of the token file
         ("conversation", pa.int32()),  # row of the token file
-        ("first", pa.int32()),  # first token of the conversation that stands here
-        ("taken", pa.int32()),  # how many stand here
-        ("closed", pa.bool_()),  # an untrained EOS follows, since the conversation was cut
+        ("first", pa.int32()),  # offset within the conversation
+        ("taken", pa.int32()),  # tokens
+        ("closed", pa.bool_()),  # an untrained EOS follows, because the conversation was cut
     ]
 )
 
 
 def row_schema(sequence_length: int, key: str) -> pa.Schema:
-    """Schema of a shard of rows, with its metadata."""
+    """Return the schema of a shard of format 3.0, with its metadata."""
 
     def fixed(value: pa.DataType) -> pa.DataType:
         return pa.list_(pa.field("item", value, nullable=False), sequence_length)
@@ -97,7 +97,7 @@ MESSAGE = pa.struct(
 
 
 def conversation_schema(sequence_length: int, key: str) -> pa.Schema:
-    """Schema of format 2.0: one conversation a row, for a trainer that tokenises itself."""
+    """Return the schema of format 2.0: one conversation per row, for a trainer that tokenizes itself."""
     fields = [("messages", pa.list_(MESSAGE)), ("tools", pa.string()), ("text", pa.large_string())]
     return pa.schema(fields, metadata(sequence_length, key, "2.0"))
 

@@ -1,17 +1,17 @@
-"""The form of a token file: the conversations of one part as tokens with their labels.
+"""Read token files: the conversations of one part as tokens with their labels.
 
-A token file is an Arrow IPC file with a row for each accepted conversation:
+A token file is an Arrow IPC file with one row per accepted conversation:
 
     record      int64               number of the record within the part (a line number for JSONL), from 0
-    digest      uint64              hash of what the conversation says (conversations.content_digest)
-    turns       int32               messages other than system ones
-    trained     int32               tokens that are trained on, the separator included
-    separator   bool                whether the last token is an EOS that was added here
-    tokens      large_list<int32>   a token that is trained on as its id, another as ~id (bitwise not)
+    digest      uint64              hash of the content of the conversation (content_digest)
+    turns       int32               messages, without system messages
+    trained     int32               trained tokens, including the separator
+    separator   bool                whether the last token is an EOS that was added
+    tokens      large_list<int32>   the id of a trained token, ~id (bitwise not) of any other
 
-One number carries the token and its label, so that one copy moves both: id = v ^ (v >> 31), trained = v >= 0. The
-first token of a conversation is never trained, since nothing stands before it to predict it from. With packing:
-false three columns follow (messages, tools, text), for format 2.0.
+One number carries a token and its label, so one copy moves both: id = v ^ (v >> 31), trained = v >= 0. The first token
+of a conversation is never trained, because nothing precedes it to predict it from. With `packing: false`, three
+columns follow (messages, tools, text), for format 2.0.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tasks.storage.schemas import SCHEMA
 
 
 class TokenFiles:
-    """Token files, mapped, or in memory as they would be on disk. One that is not needed may be given as None."""
+    """Token files, mapped or in memory. A file that is not needed may be None."""
 
     def __init__(self, paths: Sequence[Path | pa.Buffer | None]):
         self._paths = paths
@@ -41,24 +41,24 @@ class TokenFiles:
         for path in paths:
             in_memory = isinstance(path, pa.Buffer)
             source = pa.BufferReader(path) if in_memory else pa.memory_map(str(path)) if path else None
-            begin = source.read_buffer(1).address if source else 0
+            base = source.read_buffer(1).address if source else 0
             table = pa.ipc.open_file(source).read_all() if source else SCHEMA.empty_table()
             chunks = table.column("tokens").chunks
             edges = np.cumsum([0, *map(len, chunks)]).tolist()
-            views = [(to_numpy(c.offsets), to_numpy(c.values), c.values.buffers()[1].address - begin) for c in chunks]
+            views = [(to_numpy(c.offsets), to_numpy(c.values), c.values.buffers()[1].address - base) for c in chunks]
             self.tables.append(table)
             self._chunks.append((edges, views))
 
     def tokens(self, part: int, conversation: int) -> np.ndarray:
-        """int32[length], trained tokens as their id and others as ~id; a view, not a copy."""
+        """Return a view of the tokens of a conversation, int32[length]: ids of trained tokens, ~id of others."""
         offsets, values, at = self._chunk(part, conversation)
         return values[offsets[at] : offsets[at + 1]]
 
     def gather(self, plan: dict[str, np.ndarray], starts: np.ndarray, out: np.ndarray) -> None:
-        """Copy the pieces that `plan` describes (shards.PLAN_SCHEMA) into `out` (int32), each to its place in `starts`.
+        """Copy the pieces of a plan (schemas.PLAN_SCHEMA) into `out` (int32), each to its offset in `starts`.
 
-        The files are read and not mapped: of a map, the 64 KiB around every piece count as memory of the process, and
-        the pieces of a shard lie all over the corpus. Raises StorageError where a file ends early.
+        The files are read, not mapped: in a map, the 64 KiB around every piece count as memory of the process, and the
+        pieces of a shard are scattered over the corpus. Raises StorageError if a file ends early.
         """
         room = out.view(np.uint8).data
         order = np.lexsort((plan["conversation"], plan["part"]))
@@ -70,16 +70,16 @@ class TokenFiles:
             assert isinstance(path, Path), f"part {part} is in the plan, but its token file was not given"
             pieces = order[top:bottom]
             positions = self._positions(part, plan["conversation"][pieces]) + 4 * plan["first"][pieces]
-            begins = 4 * starts[pieces].astype(np.int64)
-            ends = begins + 4 * plan["taken"][pieces]
+            offsets = 4 * starts[pieces].astype(np.int64)
+            ends = offsets + 4 * plan["taken"][pieces]
             with path.open("rb", buffering=0) as file:
                 handle = file.fileno()
-                for begin, end, position in zip(begins.tolist(), ends.tolist(), positions.tolist(), strict=True):
-                    if os.preadv(handle, (room[begin:end],), position) < end - begin:
+                for offset, end, position in zip(offsets.tolist(), ends.tolist(), positions.tolist(), strict=True):
+                    if os.preadv(handle, (room[offset:end],), position) < end - offset:
                         raise StorageError("damaged_artefact", f"{path}: ends early; delete it and run again")
 
     def _positions(self, part: int, conversations: np.ndarray) -> np.ndarray:
-        """int64: where in its file the tokens of each of these conversations, in rising order, begin."""
+        """Return the byte offsets in the file of the tokens of these conversations (ascending), int64."""
         edges, views = self._chunks[part]
         inside = np.searchsorted(conversations, edges)
         found = [
@@ -91,7 +91,7 @@ class TokenFiles:
         return np.concatenate(found)
 
     def _chunk(self, part: int, conversation: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Offsets and values of the record batch that holds the conversation, and its place in it."""
+        """Return offsets and values of the record batch of a conversation, and its index in it."""
         edges, views = self._chunks[part]
         chunk = bisect_right(edges, conversation) - 1
         offsets, values, _ = views[chunk]
@@ -99,9 +99,9 @@ class TokenFiles:
 
 
 class TokenColumns:
-    """What token files say of all conversations, by their number over all parts.
+    """Columns of the token files of all parts, by number of the conversation over all parts.
 
-    One file is mapped at a time: what is touched of a map counts as memory, and there are 40 bytes a conversation.
+    One file is mapped at a time: touched pages of a map count as memory, at 40 bytes per conversation.
     """
 
     TYPES: ClassVar[dict[str, type]] = {
@@ -110,23 +110,23 @@ class TokenColumns:
     }  # fmt: skip
 
     def __init__(self, paths: Sequence[Path | pa.Buffer], bases: Sequence[int]):
-        """`bases` are the numbers of the first record of each part within its source."""
+        """Open token files. `bases` has the number of the first record of each part within its source."""
         self._paths, self._bases = paths, bases
         self._part, self._file = -1, TokenFiles([])
         counts = [self._open(part).tables[0].num_rows for part in range(len(paths))]
         self.edges: list[int] = [0, *accumulate(counts)]  # conversations before each part
 
     def column(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
-        """A column of the conversations [first, last), in the type of TYPES; `record` within the source, from 0."""
+        """Return a column of the conversations [first, last) as TYPES; `record` counts within the source, from 0."""
         last = self.edges[-1] if last is None else last
         found: np.ndarray = np.empty(last - first, self.TYPES[name])
         for part in range(len(self._paths)):
-            begin = self.edges[part]
-            top, bottom = max(first, begin), min(last, self.edges[part + 1])
+            before = self.edges[part]
+            top, bottom = max(first, before), min(last, self.edges[part + 1])
             if top < bottom:
-                # Only what is asked for: a large part is asked for piece by piece.
+                # Only the requested slice: large parts are read in slices.
                 own = self._open(part).tables[0].column("tokens" if name == "length" else name)
-                chunks = own.slice(top - begin, bottom - top).chunks
+                chunks = own.slice(top - before, bottom - top).chunks
                 values = [np.diff(to_numpy(c.offsets)) if name == "length" else to_numpy(c) for c in chunks]
                 found[top - first : bottom - first] = np.concatenate(values)
                 if name == "record":
@@ -134,7 +134,7 @@ class TokenColumns:
         return found
 
     def tokens(self, conversation: int) -> np.ndarray:
-        """int32[length], trained tokens as their id and others as ~id."""
+        """Return the tokens of a conversation, int32[length]: ids of trained tokens, ~id of others."""
         part = bisect_right(self.edges, conversation) - 1
         return self._open(part).tokens(0, conversation - self.edges[part])
 

@@ -1,13 +1,14 @@
-"""Jinja in a process of its own, which cannot hang, cannot eat the machine's memory, and sees no clock and no chance.
+"""Render Jinja templates in a child process with bounded time and memory, a fixed date, and no randomness.
 
     Renderer.render(messages, tools, turns) ──JSON──▶ forked child: compile once, render, locate turns
-                       Rendering or PackError ◀──JSON── text, marks, turns │ what went wrong
+                       Rendering or PackError ◀──JSON── text, marks, turns │ the problem
 
-A template comes with a tokenizer, from somebody else. It is data here: the child that renders has bounds on memory
-and on CPU time that the system keeps, writes no file, and answers in JSON. A fork and not a new interpreter, because
-transformers takes 0.6 s to import and a fork 10 ms. The pipe costs 0.05 ms of CPU a conversation.
+A template is distributed with a tokenizer, by somebody else, and treated as untrusted data: the operating system limits
+the memory and CPU time of the child that renders it, and the child writes no file and replies in JSON. It is forked
+because importing transformers into a new interpreter takes 0.6 s and a fork 10 ms. The pipe costs 0.05 ms of CPU per
+conversation.
 
-The child ends with its parent: it reads the end of its pipe, or comes to its bound of CPU time.
+The child exits with its parent: it reads the end of its pipe or reaches its CPU time limit.
 """
 
 from __future__ import annotations
@@ -32,17 +33,18 @@ import orjson
 
 from tasks.core.errors import DataError, PartMissing, Reject
 
-# Of CPU time, which is the same on a busy machine. All renderings of one conversation take a millisecond; a template
-# that takes this long loops.
+# Limit of CPU time, which does not depend on the load of the machine. All renderings of one conversation take a
+# millisecond; a template that takes this long loops.
 SECONDS = 6.0
-# How many times as long its parent waits for it, should it wait for something else.
+# The parent waits this many times as long in wall time, in case the child is blocked without using CPU.
 PATIENCE = 20
-# What the child may take beyond what it has when it is forked. A conversation is 16 MB at most (max_record_bytes),
-# and a rendering holds a few copies of it.
+# Bytes that the child may allocate in addition to what it has when forked. A conversation has at most 16 MB
+# (max_record_bytes), and a rendering holds a few copies of it.
 MEMORY = 512 << 20
-# Of one rendered text: a template writes what it is given about once, and an encoder takes up to 50 bytes for each.
+# Limit of one rendered text: a template writes its input about once, and an encoder takes up to 50 bytes per character.
 MOST_CHARACTERS = 16 << 20
-# To locate a turn takes two renderings, and one takes about 1 µs a message and 1 µs a KB: 4 s and more.
+# Limit of turns × (messages + KB). Locating a turn takes two renderings, and each takes about 1 µs per message and 1 µs
+# per KB, so this is 4 s or more.
 MOST_WORK = 2_000_000
 
 _TRIAL = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -51,9 +53,9 @@ Range = tuple[int, int]
 
 
 class Rendering(NamedTuple):
-    """A conversation as text; where its {% generation %} blocks and the turns that were asked for stand in it.
+    """A rendered conversation, and the ranges of its {% generation %} blocks and of the requested turns.
 
-    `lost`: the first of these turns that could not be located; those behind it were not looked for.
+    `lost` is the first requested turn that could not be located; the search stops there.
     """
 
     text: str
@@ -63,9 +65,9 @@ class Rendering(NamedTuple):
 
 
 class Renderer:
-    """A template, compiled in a child. Raises PartMissing or DataError where it cannot be used.
+    """A template compiled in a child process. Raises PartMissing or DataError if it cannot be used.
 
-    `special` are the names of special tokens that it sees, `today` is its clock.
+    The template sees the special tokens `special`, by name, and the date `today`.
     """
 
     def __init__(self, name: str, source: str, special: dict[str, str], today: datetime):
@@ -73,15 +75,15 @@ class Renderer:
         self._serve: Callable[[Connection], None] = lambda pipe: _serve(pipe, source, special, today)
         self._owner = 0
         self._end: Any = None
-        try:  # here, so that children that are forked later have it too
+        try:  # imported before forking, so that every child has it
             import jinja2.exceptions  # noqa: F401
             import transformers.utils.chat_template_utils  # noqa: F401
         except ImportError as error:
             self._missing(error)
         try:
             self._start()
-            self.render(_TRIAL, None, False, [], False)  # one that can be used on nothing is told before there is work
-        except Reject as reject:  # of our two messages, not of all
+            self.render(_TRIAL, None, False, [], False)  # reports an unusable template before any work is done
+        except Reject as reject:  # the template may refuse the trial conversation and still accept others
             if reject.reason == "too_long_text":
                 self.close()
                 raise DataError("bad_template", f"template {name}: {reject.message}") from None
@@ -90,23 +92,24 @@ class Renderer:
             raise
 
     def render(self, messages: list[Any], tools: Any, marks: bool, turns: list[int], prompt: bool) -> Rendering:
-        """One conversation. `turns`: messages to locate in it; with `prompt`, from the end of the generation prompt.
+        """Render one conversation.
 
-        Raises Reject where the template refuses this conversation or fails on it, DataError where it must not be used.
+        `turns` are messages to locate in the text. With `prompt`, a turn starts at the end of the generation prompt.
+        Raises Reject if the template refuses this conversation or fails on it, DataError if it must not be used at all.
         """
         request = orjson.dumps([messages, tools, marks, turns, prompt])
         if len(turns) * (len(messages) + len(request) // 1000) > MOST_WORK:
             raise Reject(
                 "too_many_turns",
-                f"{len(turns):,} turns of {len(messages):,}, {len(request):,} bytes: locating each takes renderings of "
-                "its own, and of so many too long; {% generation %} marks in the template locate them in one",
+                f"{len(turns):,} turns to locate in {len(messages):,} messages ({len(request):,} bytes) are too many, "
+                "at two renderings per turn; add {% generation %} marks to the template to locate all in one rendering",
             )
         if self._owner != os.getpid():
             self._start()
         return Rendering(*self._ask(request))
 
     def close(self) -> None:
-        """End the child. The next rendering starts another."""
+        """Kill the child. The next rendering starts another one."""
         if self._end is not None:
             self._end()
         self._end, self._owner = None, 0
@@ -114,14 +117,14 @@ class Renderer:
     def _start(self) -> None:
         self.close()
         self._pipe, theirs = multiprocessing.Pipe()
-        # A Ctrl-C that arrives before the child has said that it takes none would show a traceback.
+        # A Ctrl-C that reaches the child before it ignores interrupts would print a traceback.
         masked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         try:
             child = os.fork()
             if not child:
                 _in_child(theirs, self._serve, masked)
             self._owner = os.getpid()
-            # Runs when this object goes, and when this process ends, also where that is one of Luigi's workers.
+            # Runs when this object is deleted and when this process exits, also if it is one of Luigi's workers.
             self._end = Finalize(self, _end, (child, self._pipe), exitpriority=0)
             self._child = child
         finally:
@@ -132,7 +135,7 @@ class Renderer:
         self._ask(None)
 
     def _ask(self, request: bytes | None) -> Any:
-        """The child's answer; to None, whether it could compile the template."""
+        """Send a request and return the child's reply. None sends nothing and waits for the compilation."""
         reply, late = None, False
         try:
             if request is not None:
@@ -145,14 +148,14 @@ class Renderer:
             how = self._status()
             if not late and how != "SIGXCPU":
                 raise DataError(
-                    "template_died", f"template {self.name}: ended the process that rendered it ({how})"
+                    "template_died", f"template {self.name}: killed the process that rendered it ({how})"
                 ) from None
             doing = "compiling" if request is None else "rendering one conversation"
             raise DataError(
-                "template_loops", f"template {self.name}: was still {doing} after {SECONDS:g} s; it loops"
+                "template_loops", f"template {self.name}: still {doing} after {SECONDS:g} s; it loops"
             ) from None
         finally:
-            if reply is None:  # whatever stopped us: the next answer would belong to this question
+            if reply is None:  # on any error: the next reply would answer this request
                 self.close()
         kind, value = reply
         if kind == "done":
@@ -160,7 +163,7 @@ class Renderer:
         self._fail(kind, value)
 
     def _status(self) -> str:
-        """How the child ended."""
+        """Wait for the child and describe how it ended."""
         self._end.cancel()
         self._end = None
         code = _end(self._child, self._pipe)
@@ -168,37 +171,37 @@ class Renderer:
 
     def _fail(self, kind: str, value: str) -> NoReturn:
         if kind == "refused":
-            raise Reject("template_refused", f"the template refuses it: {value}")
+            raise Reject("template_refused", f"the template refuses the conversation: {value}")
         if kind == "failed":
-            raise Reject("template_failed", f"the template fails on it: {value}")
+            raise Reject("template_failed", f"the template fails on the conversation: {value}")
         if kind == "long":
             raise Reject("too_long_text", f"the template writes more than {MOST_CHARACTERS:,} characters")
         if kind == "missing":
             self._missing(value)
         problem = {
-            "invalid": f"is not valid Jinja: {value}",
-            "includes": f"{value}; a template stands by itself: put the text in its place",
-            "unsafe": f"reaches for what a template must not: {value}",
-            "memory": f"takes more than {MEMORY >> 20} MiB of memory for one conversation",
+            "invalid": f"not valid Jinja: {value}",
+            "includes": f"{value}; a template must be a single file: insert the text of that file",
+            "unsafe": f"must not access Python internals: {value}",
+            "memory": f"needs more than {MEMORY >> 20} MiB of memory for one conversation",
         }
         raise DataError("bad_template", f"template {self.name}: {problem[kind]}")
 
     def _missing(self, error: object) -> NoReturn:
         raise PartMissing(
             "library_missing",
-            f"the template {self.name} is written in Jinja and needs transformers ({error}); "
+            f"template {self.name}: Jinja templates need transformers ({error}); "
             "install it with: make extras (or pip install --constraint constraints.txt 'packcorpus[train]'), "
-            "or take a built-in template",
+            "or use a built-in template",
         ) from None
 
 
 def _end(child: int, pipe: Connection) -> int:
-    """Kill the child, if it lives, and leave no zombie; its exit code."""
+    """Kill the child if it is alive, leave no zombie, and return its exit code."""
     pipe.close()
     try:
         os.kill(child, signal.SIGKILL)
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    except (ProcessLookupError, ChildProcessError):  # somebody has waited for all children
+    except (ProcessLookupError, ChildProcessError):  # other code has waited for all children
         return 0
 
 
@@ -208,34 +211,34 @@ _OUT_OF_MEMORY = orjson.dumps(["memory", ""])
 
 
 class _Problem(Exception):
-    """What the parent is told: a kind of `Renderer._fail`, and words for it."""
+    """A problem to send to the parent: a kind of `Renderer._fail` and a text."""
 
 
 def _in_child(pipe: Connection, serve: Callable[[Connection], None], masked: set[int | signal.Signals]) -> NoReturn:
-    """Give up all that was inherited, serve, and end without a word and without what the parent would do at its end."""
+    """Release everything inherited, serve requests, and exit silently, without running the parent's exit handlers."""
     try:
-        gc.freeze()  # what is garbage here belongs to the parent, which may have files to remove with it
+        gc.freeze()  # objects belong to the parent; collecting them here could remove its files
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, masked)
         nothing = os.open(os.devnull, os.O_RDWR)
         for standard in (0, 1, 2):
             os.dup2(nothing, standard)
-        os.closerange(3, pipe.fileno())  # locks, and the pipes of other children
+        os.closerange(3, pipe.fileno())  # locks and the pipes of other children
         os.closerange(pipe.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
-        _bound(resource.RLIMIT_CORE, 0)
-        _bound(resource.RLIMIT_FSIZE, 0)
+        _limit(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_FSIZE, 0)
         with contextlib.suppress(OSError), open("/proc/self/statm", encoding="ascii") as file:  # absent on macOS
-            _bound(resource.RLIMIT_AS, int(file.read().split()[0]) * resource.getpagesize() + MEMORY)
+            _limit(resource.RLIMIT_AS, int(file.read().split()[0]) * resource.getpagesize() + MEMORY)
         serve(pipe)
     finally:
         os._exit(0)
 
 
-def _bound(limit: int, value: int) -> None:
-    hard = resource.getrlimit(limit)[1]
+def _limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
     value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(limit, (value, value))
+    resource.setrlimit(kind, (value, value))
 
 
 def _serve(pipe: Connection, source: str, special: dict[str, str], today: datetime) -> None:
@@ -255,7 +258,7 @@ def _serve(pipe: Connection, source: str, special: dict[str, str], today: dateti
             kind, text = problem.args
             reply = orjson.dumps([kind, text[:1000].encode("utf-8", "replace").decode()])
         except orjson.JSONEncodeError as error:
-            reply = orjson.dumps(["failed", f"it writes what is no text: {error}"])
+            reply = orjson.dumps(["failed", f"its output is not valid text: {error}"])
         except MemoryError:
             reply = _OUT_OF_MEMORY
         pipe.send_bytes(reply)
@@ -272,7 +275,7 @@ Render = Callable[[list[Any], Any, bool, bool], tuple[str, list[Range]]]
 
 
 def _compile(source: str, special: dict[str, str], today: datetime) -> Render:
-    """Rendering is transformers', so that the text is the one seen in use."""
+    """Compile a template with transformers, so that the text equals the one the model sees in use."""
     try:
         from jinja2 import nodes
         from jinja2.exceptions import SecurityError, TemplateError
@@ -284,7 +287,7 @@ def _compile(source: str, special: dict[str, str], today: datetime) -> Render:
         raise _Problem("missing", str(error)) from None
     except MemoryError:
         raise
-    except Exception as error:  # of Jinja, and of Python's compiler, which gets what Jinja makes of it
+    except Exception as error:  # from Jinja, or from Python's compiler, which compiles the code that Jinja generates
         raise _Problem("invalid", str(error)) from None
     if other is not None:
         name = "import" if isinstance(other, nodes.FromImport) else type(other).__name__.lower()
@@ -292,7 +295,7 @@ def _compile(source: str, special: dict[str, str], today: datetime) -> Render:
     environment.globals["strftime_now"] = today.strftime
 
     def render(messages: list[Any], tools: Any, prompt: bool, marks: bool) -> tuple[str, list[Range]]:
-        random.seed(0)  # Jinja has a filter `random` and a function `lipsum`
+        random.seed(0)  # Jinja has a `random` filter and a `lipsum` function
         try:
             texts, found = render_jinja_template(
                 [messages],
@@ -308,7 +311,7 @@ def _compile(source: str, special: dict[str, str], today: datetime) -> Render:
             raise _Problem("refused", str(error)) from None
         except MemoryError:
             raise
-        except Exception as error:  # a template can raise whatever Python can
+        except Exception as error:  # a template can raise any exception of Python
             raise _Problem("failed", str(error)) from None
         if len(texts[0]) > MOST_CHARACTERS:
             raise _Problem("long", "")
@@ -318,7 +321,11 @@ def _compile(source: str, special: dict[str, str], today: datetime) -> Render:
 
 
 def _rendering(render: Render, messages: list[Any], tools: Any, marks: bool, turns: list[int], prompt: bool) -> Any:
-    """A turn stands between the rendering of what is before it and that of it too, each a prefix of the next."""
+    """Render a conversation and locate turns.
+
+    A turn is the text between the rendering of the messages before it and the rendering that includes it. Each must
+    be a prefix of the next.
+    """
     text, found = render(messages, tools, False, marks)
     located: list[Range] = []
     lost = None

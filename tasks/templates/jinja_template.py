@@ -1,18 +1,20 @@
-"""Chat templates in Jinja: the tokenizer's own, or a file. Conversation → spans.
+"""Convert a conversation to spans with a Jinja chat template: the tokenizer's own, or a file.
 
-    messages ─mark─▶ messages whose control strings are broken ─render─▶ one text ─split─▶ control tokens and text
-                                                                 └─locate─▶ which characters are trained on
+    messages ─break─▶ messages whose control strings are broken ─render─▶ one text ─split─▶ control tokens and text
+                                                                  └─locate─▶ which characters are trained on
 
-Rendering is transformers' (its sandbox, its filters), so that the text is the one seen in use. Two things are ours:
+Templates are rendered by transformers (its sandbox, its filters), so the text equals the one the model sees in use.
+This module adds two things:
 
-- Content stays content. A private character is put into every control string that a message contains, and behind
-  or before every piece of one that a neighbouring field could complete (also where the template takes the white
-  space around it away). What is still whole after rendering was written by the template; the private character is
-  then taken out.
-- Trained turns are located. With `{% generation %}` marks, by these. Without, by the prefix property: the rendering
-  of messages[:k] with the generation prompt must be a prefix of that of messages[:k+1], and this of the whole;
-  what stands between is turn k. Where that does not hold the run fails and names the turn, since any other guess
-  would be silently wrong labels. White space behind the turn's last control token is not trained.
+- Content stays content. A private character is inserted into every control string that a message contains, and before
+  or after every fragment of one that a neighboring field could complete (also if the template strips the white space
+  around it). Any control string that is intact after rendering was therefore written by the template. The private
+  character is then removed.
+- Trained turns are located. If the template has `{% generation %}` marks, these are used. Otherwise the prefix property
+  is: the rendering of messages[:k] with the generation prompt must be a prefix of the rendering of messages[:k+1],
+  and this one a prefix of the whole; the text between the two is turn k. If that does not hold, the run fails and names
+  the turn, because any guess would produce wrong labels silently. White space after the turn's last control token is
+  not trained.
 """
 
 from __future__ import annotations
@@ -38,15 +40,14 @@ from tasks.templates.spans import TEXT, Span, TrainOn
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
-
+# Unicode's three areas for private use.
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
-
 
 Ranges = list[tuple[int, int]]
 
 
 class JinjaTemplate:
-    """A Jinja chat template, bound to a tokenizer. `today` is the date that the template sees, as YYYY-MM-DD."""
+    """A Jinja chat template bound to a tokenizer. `today` is the date that the template sees, as YYYY-MM-DD."""
 
     markers_as_text: tuple[str, ...] = ()
 
@@ -70,6 +71,10 @@ class JinjaTemplate:
         self._renderer = Renderer(name, source, special, date)
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
+        """Render a conversation and split it into spans; `trained` says which messages are trained on.
+
+        Raises Reject if the conversation cannot be rendered, DataError if the template cannot be used.
+        """
         if conversation.messages[0].role == "text":
             return plain_text(conversation, trained, self._encoder)
         messages: list[Any] = [as_openai(message) for message in conversation.messages]
@@ -78,7 +83,7 @@ class JinjaTemplate:
             breaker = self._breaker(messages, tools)
             messages, tools = self._break(messages, breaker), self._break(tools, breaker)
         except (orjson.JSONEncodeError, RecursionError):
-            raise Reject("too_deep", "the arguments of a tool call, or a tool, are nested too deeply") from None
+            raise Reject("too_deep", "a tool, or the arguments of a tool call, are nested too deeply") from None
         rendering = self._renderer.render(messages, tools, self._marked, *self._asked(trained))
         ranges = self._trained_ranges(rendering, [message.role for message in conversation.messages], trained)
         return self._split(rendering.text, ranges, breaker)
@@ -87,7 +92,10 @@ class JinjaTemplate:
 
     @cached_property
     def _pieces(self) -> tuple[_Ends, _Ends, frozenset[str], tuple[str, ...]]:
-        """Proper beginnings, endings and insides of the control strings; and the strings whose insides are too many."""
+        """Return the proper prefixes, suffixes, and inner substrings of the control strings.
+
+        The last item are the strings too long to list their substrings.
+        """
         strings = self._encoder.controls
         starts = _Ends([s[:i] for s in strings for i in range(1, len(s))], left=False)
         ends = _Ends([s[i:] for s in strings for i in range(1, len(s))], left=True)
@@ -96,7 +104,7 @@ class JinjaTemplate:
         return starts, ends, insides, tuple(s for s in strings if len(s) >= 64)
 
     def _breaker(self, *values: Any) -> str:
-        """A private character that neither the conversation nor the template contains, in itself or escaped."""
+        """Return a private character that neither conversation nor template contains, literally or escaped."""
         text = orjson.dumps(values).decode() + self._source
         seen = set(text) if not text.isascii() else set[str]()
         private = (chr(code) for code in chain(*_PRIVATE))
@@ -109,10 +117,10 @@ class JinjaTemplate:
         if isinstance(value, str):
             return value if trusted else self._break_text(value, breaker)
         if isinstance(value, dict):
-            # Our own keys are known words; the value of a message's role is one of ROLES.
+            # Keys of the message format and the role of a message are known strings, not content.
             return {
                 self._break_text(key, breaker) if key not in _OUR_KEYS else key: self._break(
-                    item, breaker, trusted=key == "role" and item in _ROLE_WORDS
+                    item, breaker, trusted=key == "role" and item in _ROLES
                 )
                 for key, item in value.items()
             }
@@ -125,13 +133,16 @@ class JinjaTemplate:
         if not core:
             return text
         starts, ends, insides, long = self._pieces
-        before = ends.of(core)
-        behind = core in insides or starts.of(core) or any(core in string for string in long)
+        before = ends.match(core)
+        after = core in insides or starts.match(core) or any(core in string for string in long)
         left, right = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
-        return left + breaker * before + self._break_controls(core, breaker) + breaker * behind + right
+        return left + breaker * before + self._break_controls(core, breaker) + breaker * after + right
 
     def _break_controls(self, text: str, breaker: str) -> str:
-        """Each control string broken behind its first character, also within another; of one character, set apart."""
+        """Break each control string after its first character, also within another one.
+
+        A control string of one character gets a private character on both sides.
+        """
         pieces: list[str] = []
         end = 0
         while match := self._encoder.control_pattern.search(text, end):
@@ -143,7 +154,7 @@ class JinjaTemplate:
     # Labels
 
     def _asked(self, trained: Sequence[bool]) -> tuple[list[int], bool]:
-        """The turns to locate, and whether each begins behind the generation prompt."""
+        """Return the turns to locate, and whether each starts after the generation prompt."""
         if self._all:
             return [k for k, flag in enumerate(trained) if not flag], False
         return [] if self._marked else [k for k, flag in enumerate(trained) if flag], True
@@ -151,12 +162,12 @@ class JinjaTemplate:
     def _trained_ranges(self, rendering: Rendering, roles: Sequence[str], trained: Sequence[bool]) -> Ranges:
         text, marks, turns, lost = rendering
         if lost is not None:
-            what = "" if self._all else "with the generation prompt "
+            prompt = "" if self._all else "with the generation prompt "
             raise DataError(
                 "turn_not_located",
                 f"template {self.name}: messages[{lost}] ({roles[lost]}) cannot be located: the rendering of "
-                f"messages[:{lost}] {what}is no prefix of that of messages[:{lost + 1}], or this not of the whole; add "
-                "{% generation %} marks to the template or take a built-in one",
+                f"messages[:{lost}] {prompt}is not a prefix of that of messages[:{lost + 1}], or the latter is not a "
+                "prefix of the whole; add {% generation %} marks to the template or use a built-in one",
             )
         turns = [(start, self._without_space(text, start, stop)) for start, stop in turns]
         if self._all:
@@ -169,20 +180,20 @@ class JinjaTemplate:
             return [(start, stop) for k, (start, stop) in zip(answers, marks, strict=True) if trained[k]]
         raise DataError(
             "turn_not_located",
-            f"template {self.name}: {len(marks)} {{% generation %}} blocks were rendered for {len(answers)} "
-            f"assistant turns (messages{answers}); they must be as many, or the marks be left out",
+            f"template {self.name}: rendered {len(marks)} {{% generation %}} blocks for {len(answers)} assistant turns "
+            f"(messages{answers}); mark every assistant turn, or remove the marks",
         )
 
     def _without_space(self, text: str, start: int, stop: int) -> int:
-        """The end of a turn, without white space behind its last control token."""
+        """Return the end of a turn without white space after its last control token."""
         last = max((m.end() for m in self._encoder.control_pattern.finditer(text, start, stop)), default=0)
         return last if last and not text[last:stop].strip() else stop
 
     def _split(self, text: str, ranges: Ranges, breaker: str) -> list[Span]:
-        """Cut the rendered text at control tokens and at the edges of what is trained."""
+        """Cut the rendered text at control tokens and at the edges of trained ranges."""
         spans: list[Span] = []
         edges = sorted({edge for turn in ranges for edge in turn})
-        starts = [start for start, _ in ranges]  # one turn after the other
+        starts = [start for start, _ in ranges]  # in ascending order
         escaped = _escaped(breaker)
 
         def is_trained(position: int) -> bool:
@@ -213,9 +224,10 @@ class JinjaTemplate:
 
 
 class _Ends:
-    """Strings that a text may begin with (`left`) or end with.
+    """Strings that a text may start (`left`) or end with.
 
-    Nearly every text is told by its first characters to begin with none: `_stems` are the strings' own, up to STEM.
+    For nearly every text, the first characters show that it starts with none: `_stems` has the first characters of the
+    strings, from one up to STEM of them.
     """
 
     STEM = 8
@@ -226,7 +238,8 @@ class _Ends:
         stems = range(1, self.STEM + 1)
         self._stems = frozenset(string[:k] if left else string[-k:] for string in self._strings for k in stems)
 
-    def of(self, text: str) -> bool:
+    def match(self, text: str) -> bool:
+        """Return whether the text starts or ends with one of the strings."""
         for k in range(1, min(self._longest, len(text)) + 1):
             piece = text[:k] if self._left else text[-k:]
             if piece in self._strings:
@@ -237,11 +250,9 @@ class _Ends:
 
 
 _OUR_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments"}
-
-
-_ROLE_WORDS = {"system", "user", "assistant", "tool"}
+_ROLES = {"system", "user", "assistant", "tool"}
 
 
 def _escaped(character: str) -> str:
-    """The character as JSON in ASCII has it."""
+    """Escape a character as in ASCII JSON."""
     return json.dumps(character)[1:-1]

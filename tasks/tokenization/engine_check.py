@@ -11,39 +11,31 @@ from parts, workers or time, so the verdict can stand in the manifest. The proof
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import metadata
-from itertools import compress, islice
 
 import numpy as np
 
-from tasks.conversations.formats import read_record
 from tasks.core.errors import PackError, Reject, UsageError
 from tasks.core.printable import shown
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
 from tasks.recipe import Recipe
-from tasks.sources.identify import head
-from tasks.sources.model import Part, SourceFile
-from tasks.sources.parts import read_part
+from tasks.sources.model import SourceFile
+from tasks.sources.sample_files import sample_files
 from tasks.storage.files import read_json, to_json, write_bytes
 from tasks.storage.keys import key_of
-from tasks.templates.spans import trained_turns
-from tasks.tokenization.frames import Frames
-from tasks.tokenization.segments import segments_of
+from tasks.tokenization.prepare import texts_of
 
-TEXTS = 2000  # that are compared at least, where the corpus has as many
-WHOLE = 1 << 20  # bytes of sources up to which every text is compared
+TEXTS = 2000  # compared at least, if the corpus has as many
+BUDGET = 1 << 20  # bytes of sources that are read for them; of smaller sources every text is compared
+MOST_BYTES = 1 << 24  # the budget for sources with few, long texts
+MOST_FILES = 16  # files that are read
 LONGEST = 2048  # characters: of a longer text, as many from a random place
-
-WINDOW = 1 << 15  # bytes of a file that are read at once
-MOST_FILES = 16  # that are read from
-MOST_BYTES = 1 << 24  # of a file: where lines are megabytes long, so is what is read for a window
-RECORDS = 100  # read at once, where no window can be
 
 # Where encoders are known to differ, from each other or from one release to the next.
 HARD = (
@@ -162,82 +154,30 @@ def difference(fast: Encoder, reference: Encoder, texts: Sequence[str]) -> str |
 # -- the sample -------------------------------------------------------------------------------------------------------
 
 
-def sample(recipe: Recipe) -> list[str]:
-    """Texts of the corpus, as the template writes them, each once: from the first and the last file and from random
-    ones; of a file that can be entered anywhere from its begin, its end and random places, else from its begin.
+def sample(recipe: Recipe, at_least: int = TEXTS, budget: int = BUDGET) -> list[str]:
+    """Return texts of the corpus as the template writes them, each once, from everywhere in the sources.
 
-    Every text where the sources have up to WHOLE bytes. What cannot be read is for the task that reads it all to tell.
+    Every text if the sources are within the budget. Files and records that cannot be read are left out: the task that
+    reads the whole source reports them.
     """
-    draw = random.Random("".join(file.sha256 for file in recipe.files))  # only .random() is the same in every release
-    whole = sum(file.bytes for file in recipe.files) <= WHOLE
-    count = len(recipe.files)
-    files = list(range(count))
-    if not whole and count > MOST_FILES:
-        files = sorted({0, count - 1, *(int(draw.random() * count) for _ in range(MOST_FILES - 2))})
-    streams = [(recipe.files[number], _chunks(recipe, recipe.files[number], whole, draw)) for number in files]
-    texts: dict[str, None] = {}
-    characters = 0
-    # Packed sources hold more than their bytes; four times as much is enough of them.
-    while streams and (len(texts) < TEXTS or (whole and characters < 4 * WHOLE)):
-        for stream in list(streams):
-            file, chunks = stream
-            chunk = next(chunks, None)
-            if chunk is None:
-                streams.remove(stream)
-                continue
-            for text in _texts(recipe, file, chunk):
+    limit = recipe.config.max_record_bytes
+    while True:
+        samples = sample_files(recipe.files, budget, limit, most_files=MOST_FILES, skip_unreadable=True)
+        draw = random.Random("".join(file.sha256 for file in recipe.files))  # only .random() never changes
+        texts: dict[str, None] = {}
+        for drawn in samples:
+            for text in _texts(recipe, drawn.file, [record.value for record in drawn.records]):
                 start = int(draw.random() * (len(text) - LONGEST)) if len(text) > LONGEST else 0
                 texts[text[start : start + LONGEST]] = None
-                characters += len(text)
-    return list(texts)
-
-
-def _chunks(recipe: Recipe, file: SourceFile, whole: bool, draw: random.Random) -> Iterator[list[object]]:
-    """Records of a file, some at a time. `whole`: all of them, in their order."""
-    limit = recipe.config.max_record_bytes
-    stop = max(part.stop for part in recipe.parts if part.file == file)  # bytes, or row groups
-    lines = file.container == "jsonl" and not file.compression
-    try:
-        if whole or not (lines or file.container == "parquet"):
-            records = (record for _, record in read_part(Part(file, 0, stop, ""), limit)) if whole else head(file)
-            while chunk := list(islice(records, RECORDS)):
-                yield chunk
-            return
-        last = max(0, stop - (WINDOW if lines else 1))
-        passed = 0
-        for number in range(stop // WINDOW + 1 if lines else stop):
-            place = (0, last)[number] if number < 2 else int(draw.random() * stop)
-            window = Part(file, *(_lines(file, place, stop, limit) if lines else (place, place + 1)), "")
-            passed += window.stop - place
-            if lines and passed > MOST_BYTES:
-                return
-            yield [record for _, record in islice(read_part(window, limit), None if lines else RECORDS)]
-    except (PackError, OSError):
-        return
-
-
-def _lines(file: SourceFile, place: int, stop: int, limit: int) -> tuple[int, int]:
-    """[start, stop) of the whole lines that begin within WINDOW bytes of `place`."""
-    with file.path.open("rb") as lines:
-        if place:
-            lines.seek(place - 1)
-            lines.readline(limit)
-        start = lines.tell()
-        lines.seek(min(start + WINDOW, stop) - 1)
-        lines.readline(limit)
-        return start, max(start, min(lines.tell(), stop))
+        if len(texts) >= at_least or budget >= MOST_BYTES or all(drawn.whole for drawn in samples):
+            return list(texts)
+        budget *= 4
 
 
 def _texts(recipe: Recipe, file: SourceFile, records: list[object]) -> list[str]:
     """What records give to the encoder; nothing of those that cannot be used."""
-    train_on = recipe.config.train_on
-    frames = Frames(recipe.template, recipe.encoder, train_on, file.format, bool(file.columns))
-    framed, taken = frames.of_records(records)
-    texts = list(framed.texts)
-    for record in compress(records, (not plain for plain in taken)):
+    texts = []
+    for record in records:
         with suppress(Reject, PackError):
-            if not isinstance(record, Reject):
-                conversation = read_record(record, file.format, dict(file.columns))
-                spans = recipe.template.spans(conversation, trained_turns(conversation, train_on))
-                texts += segments_of(spans, recipe.encoder).texts
+            texts += texts_of(record, file, recipe.template, recipe.encoder, recipe.config.train_on)
     return texts

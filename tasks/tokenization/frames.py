@@ -1,169 +1,113 @@
-"""What a built-in template writes around the contents of the turns: the same for all conversations of one shape.
+"""Render conversations with what a built-in template writes around the contents, which depends on the roles alone.
 
-    roles user, assistant ─Frames─▶ Frame   "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n"    not trained on
-                                            "%s<|im_end|>"                                               trained on
-    contents "2+2?", "4"  ──_filled───▶ the texts of this conversation
+    roles user, assistant ─of_names─▶ Frame   "<|im_start|>user\n…<|im_end|>\n<|im_start|>assistant\n"   not trained on
+                                              "…<|im_end|>"                                              trained on
+    contents "2+2?", "4"  ─fill─────▶ Prepared: the texts of this conversation
 
-A frame is written once, by the template itself, with gaps for the contents. Records that hold turns and nothing else
-are then read in columns, a block of them at a time: all roles, all contents, a frame for each record, and its texts
-from two formatted strings, about 1 µs in all, where messages, spans and segments of their own would cost 15. Whatever
-is unusual about a record (tools, calls of them, a turn that is blank, a name, a weight of 0, …) goes that longer way,
-with the same result.
+A frame is rendered once, by the template itself, with gaps for the contents. To fill it takes 1 µs per conversation;
+messages, spans, and segments take 15 µs. A conversation whose contents could change more than the gaps (tools, tool
+calls, a blank turn, a name, …) has no frame.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from itertools import chain, compress, groupby, repeat
-from operator import itemgetter, mod
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
+from msgspec import Struct
 
-from tasks.conversations.content import content_digest, said_of
-from tasks.conversations.model import Conversation, Message, turns_of, usual_order
-from tasks.conversations.plain_records import Turns, any_blank, grouped, plain_turns, role_of, turn_columns
+from tasks.conversations.model import Conversation, Message, content_digest, layout_of, turns_of, usual_order
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.built_in import BuiltIn
 from tasks.templates.spans import Template, TrainOn, trained_turns
 from tasks.tokenization.segments import segments_of
 
-# Kept at a time; conversations of more shapes (roles, and which of them are trained on) go the longer way.
-_MOST = 1024
+# The number of frames kept. Conversations of more shapes (roles, and which turns are trained on) have no frame.
+MOST_FRAMES = 1024
 
-# What stands in for what a turn says: no conversation holds a NUL. The white space is gone where a template strips.
+# Stands for the content of a turn, which never contains NUL. A template that strips contents strips the white space.
 _GAP = re.compile("\v?\0\\d+\0\v?")
 
-_Shape = tuple[tuple[str, ...], tuple[bool, ...]]
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """What conversations have in common that differ in their texts only; S segments, some of which are texts."""
 
-class Frame(NamedTuple):
-    """All that conversations of one shape have in common; S segments, of which some are texts."""
-
-    tokens: np.ndarray  # int32[S], TEXT where a text stands
+    tokens: np.ndarray  # int32[S], TEXT for a text
     trained: np.ndarray  # bool[S]
-    separator: bool  # the last segment is an EOS that was added behind the template's tokens
-    texts: tuple[str, ...]  # %s for each content
-    gaps: tuple[int, ...]  # how many contents each of them has
-    strips: bool  # whether the template takes the white space around the contents away, of all shapes alike
-    says: str  # what such a conversation says (conversations.said), %s for each content
-    usual: bool  # whether the turns stand in the usual order
-    turns: int  # messages other than system ones
+    separator: bool  # the last segment is an EOS that was added after the template's tokens
+    usual: bool  # the turns are in the usual order
+    turns: int  # messages that are not system messages
 
 
-class Framed(NamedTuple):
-    """Conversations one after another: of each its frame, its contents and content_digest; and the texts of all."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Frame(Shape):
+    """The shape of all conversations with the same roles, and what the template writes around their contents."""
 
-    frames: list[Frame]
-    contents: list[tuple[str, ...]]
-    digests: list[int]
-    texts: list[str]
+    parts: list[str]  # of all texts, joined with NUL: every second one, "", is to be replaced by a content
+    texts: int
+    layout: str  # the layout_of these conversations
+    strips: bool  # the template removes white space around contents
 
-    def runs(self, taken: Sequence[bool]) -> Iterator[tuple[int, int, Framed | None]]:
-        """The records in their order, as runs [start, stop): those that were taken with what is theirs of this, and
-        those that were not."""
-        start, conversation, text = 0, 0, 0
-        for is_taken, run in groupby(taken):
-            stop = start + len(list(run))
-            if is_taken:
-                frames = self.frames[conversation : conversation + stop - start]
-                texts = sum(len(frame.texts) for frame in frames)
-                of = slice(conversation, conversation + len(frames))
-                yield start, stop, Framed(frames, self.contents[of], self.digests[of], self.texts[text : text + texts])
-                conversation, text = conversation + len(frames), text + texts
-            else:
-                yield start, stop, None
-            start = stop
+
+class Prepared(Struct, gc=False):
+    """A conversation that is ready to be encoded."""
+
+    shape: Shape
+    texts: list[str]  # to be encoded, in the order of the segments of `shape`
+    strings: Sequence[str]  # all strings of the conversation
+    digest: int  # its content_digest
+    row: tuple[str, str | None, str] | None = None  # messages, tools, text: further columns of format 2.0
 
 
 class Frames:
-    """The frames of a template, an encoder and a format of records."""
+    """The frames of a template and an encoder, for records whose roles have the names in `roles`."""
 
-    def __init__(
-        self, template: Template, encoder: Encoder, train_on: TrainOn, format: str = "", renamed: bool = False
-    ):
-        """`renamed`: whether the records have other keys than the format's own."""
-        self._template = template
-        self._encoder = encoder
-        self._train_on: TrainOn = train_on
-        # Of other templates nothing is known; and where there is `has_space`, what a turn says decides about a space.
+    def __init__(self, template: Template, encoder: Encoder, train_on: TrainOn, roles: Mapping[str, str]):
+        self._template, self._encoder, self._train_on, self._roles = template, encoder, train_on, roles
+        # Other templates can do anything; and with `has_space`, the content decides about a space.
         self._known = isinstance(template, BuiltIn) and not encoder.has_space
-        self._frames: dict[_Shape, Frame | None] = {}
-        self._format = format if self._known and not renamed else ""
-        self._by_roles: dict[tuple[object, ...], Frame | None] = {}
+        self._by_names: dict[tuple[str, ...], Frame | None] = {}
+        self._by_shape: dict[tuple[tuple[str, ...], tuple[bool, ...]], Frame | None] = {}
 
-    def of_records(self, records: Sequence[Any]) -> tuple[Framed, list[bool]]:
-        """The conversations of the records that hold turns and nothing else, and which these are; the others have to
-        be read with care."""
-        if self._format:
-            turns = turn_columns(records, self._format)
-            framed = turns and self._framed(turns)
-            if framed:
-                return framed, [True] * len(records)
-            found = [plain_turns(record, self._format) for record in records]
-            taken = [plain is not None and self._of_roles(plain[0]) is not None for plain in found]
-            some = list(compress(found, taken))
-            roles = [plain[0] for plain in some if plain]
-            contents = [content for plain in some if plain for content in plain[1]]
-            framed = self._framed(Turns(roles, list(map(len, roles)), contents)) if some else None
-            if framed:
-                return framed, taken
-        return Framed([], [], [], []), [False] * len(records)
-
-    def _framed(self, turns: Turns) -> Framed | None:
-        """None where one of them cannot be framed."""
+    def of_names(self, names: tuple[str, ...]) -> Frame | None:
+        """Return the frame for turns with these roles, as a record names them."""
         try:
-            for roles in set(turns.roles).difference(self._by_roles):
-                self._of_roles(roles)
-            frames = [frame for frame in map(self._by_roles.get, turns.roles) if frame]
-            if len(frames) < len(turns.roles):
-                return None
-            return _filled(frames, turns.contents, turns.counts)
-        except (TypeError, UnicodeEncodeError):  # a role that is no string, half of a surrogate pair
-            return None
-
-    def of_conversation(self, conversation: Conversation, trained: Sequence[bool]) -> Framed | None:
-        """One conversation; None where what it says decides about more than its gaps."""
-        if not self._known or conversation.tools or len(conversation.messages) > _MOST:
-            return None
-        contents = []
-        for message in conversation.messages:
-            if message.context or message.tool_calls or message.tool_call_id or message.name is not None:
-                return None
-            contents.append(message.content)
-        if any_blank(contents):
-            return None
-        frame = self._frame(tuple([message.role for message in conversation.messages]), tuple(trained))
-        return None if frame is None else _filled([frame], contents, [len(contents)])
-
-    def _of_roles(self, roles: tuple[Any, ...]) -> Frame | None:
-        """The frame of turns with these roles, as the record names them; None where there is none."""
-        try:
-            if roles in self._by_roles:
-                return self._by_roles[roles]
-        except TypeError:  # one that is a list
-            return None
-        named = [role_of(role, self._format) for role in roles]
+            return self._by_names[names]
+        except KeyError:
+            pass
+        roles = tuple([self._roles.get(name, "") for name in names])
         frame = None
-        if named and all(named) and len(named) <= _MOST:
-            turns = Conversation(tuple(Message(role, "said") for role in named))
-            frame = self._frame(tuple(named), tuple(trained_turns(turns, self._train_on)))
-        if len(self._by_roles) < _MOST:
-            self._by_roles[roles] = frame
+        if roles and all(roles) and len(roles) <= MOST_FRAMES:
+            turns = Conversation(tuple(Message(role, "content") for role in roles))
+            frame = self._of_roles(roles, tuple(trained_turns(turns, self._train_on)))
+        if len(self._by_names) < MOST_FRAMES:
+            self._by_names[names] = frame
         return frame
 
-    def _frame(self, roles: tuple[str, ...], trained: tuple[bool, ...]) -> Frame | None:
-        shape = (roles, trained)
-        if shape not in self._frames:
-            if len(self._frames) >= _MOST:
-                return None
-            self._frames[shape] = self._new(*shape)
-        return self._frames[shape]
+    def of_conversation(self, conversation: Conversation, trained: Sequence[bool]) -> Frame | None:
+        """Return the frame of a conversation, which `fill` fills with the contents of its messages."""
+        messages = conversation.messages
+        if conversation.tools or len(messages) > MOST_FRAMES:
+            return None
+        if any(m.context or m.tool_calls or m.tool_call_id or m.name is not None for m in messages):
+            return None
+        return self._of_roles(tuple([message.role for message in messages]), tuple(trained))
 
-    def _new(self, roles: tuple[str, ...], trained: tuple[bool, ...]) -> Frame | None:
-        """None where the template cannot write it, where nothing is trained on, or where results of tools stand."""
+    def _of_roles(self, roles: tuple[str, ...], trained: tuple[bool, ...]) -> Frame | None:
+        shape = (roles, trained)
+        if shape not in self._by_shape:
+            if not self._known or len(self._by_shape) >= MOST_FRAMES:
+                return None
+            self._by_shape[shape] = self._render(*shape)
+        return self._by_shape[shape]
+
+    def _render(self, roles: tuple[str, ...], trained: tuple[bool, ...]) -> Frame | None:
+        """Return None if the template rejects the roles, if nothing is trained on, or if there are tool results."""
         if "tool" in roles:
             return None
         turns = Conversation(tuple(Message(role, f"\v\0{number}\0\v") for number, role in enumerate(roles)))
@@ -173,33 +117,38 @@ class Frames:
             return None
         if True not in flags:
             return None
-        found = [int(gap.strip("\v\0")) for text in texts for gap in _GAP.findall(text)]
-        assert found == list(range(len(roles))), f"{self._template.name}: {roles} becomes {texts}"
-        written = ["%s".join(around.replace("%", "%%") for around in _GAP.split(text)) for text in texts]
+        gaps = [int(gap.strip("\v\0")) for text in texts for gap in _GAP.findall(text)]
+        assert gaps == list(range(len(roles))), f"{self._template.name}: {roles} becomes {texts}"
+        between = "\0".join(_GAP.sub("\v", text) for text in texts).split("\v")
         return Frame(
             tokens=np.array(tokens, np.int32),
             trained=np.array(flags, bool),
             separator=separator,
-            texts=tuple(written),
-            gaps=tuple(len(_GAP.findall(text)) for text in texts),
-            strips=not any("\v" in text for text in texts),
-            says="\0".join((said_of(turns), *["%s"] * len(roles))),
             usual=usual_order(roles),
             turns=turns_of(roles),
+            parts=list(chain.from_iterable((part, "") for part in between))[:-1],
+            texts=len(texts),
+            layout=layout_of(turns),
+            strips=not any("\v" in text for text in texts),
         )
 
 
-_PATTERNS, _GAPS, _SAYS = (itemgetter(Frame._fields.index(name)) for name in ("texts", "gaps", "says"))
+def fill(frame: Frame, contents: list[str]) -> Prepared | None:
+    """Return the conversation with this frame and these contents.
 
-
-def _filled(frames: list[Frame], contents: list[str], counts: list[int]) -> Framed | None:
-    """Conversations with these frames, of which each has so many of the contents; None where one holds a NUL. Raises
-    UnicodeEncodeError."""
-    of_each = grouped(contents, counts)
-    said = list(map(str.encode, map(mod, map(_SAYS, frames), of_each)))
-    if sum(map(bytes.count, said, repeat(0))) > len(contents):
+    Return None if a content is blank (then a template may write something else, and the turn is not trained
+    on), or not valid text.
+    """
+    for content in contents:
+        if not content or content.isspace():
+            return None
+    parts = frame.parts.copy()
+    parts[1::2] = map(str.strip, contents) if frame.strips else contents
+    texts = "".join(parts).split("\0")
+    if len(texts) > frame.texts:  # a content contains NUL
         return None
-    written = list(map(str.strip, contents)) if frames[0].strips else contents
-    gaps = list(chain.from_iterable(map(_GAPS, frames)))
-    texts = map(mod, chain.from_iterable(map(_PATTERNS, frames)), grouped(written, gaps))
-    return Framed(frames, of_each, list(map(content_digest, said)), list(texts))
+    try:
+        digest = content_digest("\0".join((frame.layout, *contents)).encode())
+    except UnicodeEncodeError:  # a lone surrogate
+        return None
+    return Prepared(frame, texts, contents, digest)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.conversations.formats import detect, read_record
+from tasks.conversations.formats import detect
 from tasks.conversations.model import full_text
 from tasks.core.errors import DataError, Reject
 from tasks.sources.model import Part, SourceFile
@@ -119,12 +119,9 @@ def _sentences(parts: tuple[Part, ...], max_record_bytes: int, unread: Unread) -
     """What the messages say, in source order, in pieces that the trainer takes. What has no text goes to `unread`."""
     left = MOST_CHARACTERS
     for part in parts:
-        columns = dict(part.file.columns)
         for record, value in read_part(part, max_record_bytes):
             try:
-                if isinstance(value, Reject):
-                    raise value
-                conversation = read_record(value, part.file.format, columns)
+                conversation = part.file.conversation(value)
             except Reject as reject:
                 unread.add(reject, value, part.file, "" if unread.count else place_of(part, record))
                 continue

@@ -1,7 +1,7 @@
-"""A corpus made a second time, in this process, from what its manifest says that it was made from.
+"""Rebuild a corpus from the sources and settings that its manifest records.
 
-manifest + run.json (where the sources lie), or a config ─recipe_for─▶ Recipe of the same key, or the reason why not
-Recipe ─make_stages─▶ token files, plan ─make_corpus─▶ shards, manifest ─rebuild─▶ compared with the first, by bytes
+manifest + run.json (where the sources are), or a config ─recipe_for─▶ Recipe of the same key, or what differs
+Recipe ─run_all─▶ token files, plan, shards, manifest ─rebuild─▶ compared with the corpus byte for byte
 """
 
 from __future__ import annotations
@@ -10,30 +10,39 @@ import filecmp
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from tasks.config import Config, load_config
 from tasks.core.errors import DataError, InputMissing, NotReproducible, PackError, UsageError
+from tasks.corpus.dataset_card import CARD
 from tasks.recipe import Recipe, recipe_of
 from tasks.stages import Publish, run_all
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import read_json
+from tasks.storage.keys import VERSIONS
 from tasks.storage.manifest import Manifest, load_manifest
+
+# Files whose wording may change between versions; keys.VERSIONS["texts"] is the version of the wording.
+TEXTS = ("rejects.jsonl", CARD)
 
 
 def recipe_for(manifest: Manifest, corpus: Path, root: Path, config_file: Path | None) -> Recipe:
-    """The recipe of a corpus that is there, its artefacts below `root`.
+    """Return the recipe of an existing corpus, with its artifacts below `root`.
 
-    Raises UsageError where nothing says in which folder the paths of the config begin, and InputMissing or DataError,
-    naming the source or setting, where the recipe of today is another.
+    Raises UsageError if the folder of the config is not recorded, and InputMissing or DataError, naming the source or
+    setting, if the recipe of today differs.
     """
     recipe = recipe_of(*config_for(manifest, corpus, config_file), root)
-    if why := next(_differences(manifest, recipe), ""):
-        raise DataError("origin_changed", f"{manifest.corpus} cannot be made again as it was: {why}")
+    if difference := next(_differences(manifest, recipe), ""):
+        raise DataError("origin_changed", f"{manifest.corpus} cannot be rebuilt: {difference}")
     return recipe
 
 
 def config_for(manifest: Manifest, corpus: Path, config_file: Path | None) -> tuple[Config, Path]:
-    """The settings of a corpus and the folder that its paths begin in: of a config, or as manifest and run.json say."""
+    """Return the settings of a corpus and the folder of their relative paths.
+
+    They come from `config_file` or, without one, from the manifest and run.json.
+    """
     if config_file is not None:
         return load_config(config_file, str(manifest.sequence_length)), config_file.parent
     record = corpus / "run.json"
@@ -43,24 +52,25 @@ def config_for(manifest: Manifest, corpus: Path, config_file: Path | None) -> tu
         config = Config.model_validate(manifest.config | {"part_size": part_size})
     except (PackError, LookupError, TypeError, ValueError):
         raise UsageError(
-            "config_unknown", f"{record}: does not say where the config lies; name it with --config FILE"
+            "config_unknown", f"{record}: does not record the folder of the config; name the config with --config FILE"
         ) from None
     if not folder.is_dir():
         raise InputMissing(
-            "config_folder_missing", f"{folder}: the folder of the config is gone; name the config with --config FILE"
+            "config_folder_missing",
+            f"{folder}: the folder of the config does not exist; name the config with --config FILE",
         )
     return config, folder
 
 
 def _differences(manifest: Manifest, recipe: Recipe) -> Iterator[str]:
-    """What is another in the recipe than in the manifest, the sources first."""
+    """Yield what differs between the recipe and the manifest, sources first."""
     now = {file.name: file.sha256 for file in recipe.files}
     then = {source.path: source.sha256 for source in manifest.sources}
     for name in then | now:
         if name not in now:
-            yield f"the source {name} is not there any more"
+            yield f"the source {name} does not exist anymore"
         elif name not in then:
-            yield f"{recipe.folder / name} is a source that was not there then"
+            yield f"{recipe.folder / name} is a new source"
         elif now[name] != then[name]:
             yield f"{recipe.folder / name} has changed since (its SHA-256 was {then[name][:12]}…)"
     settings = recipe.settings()
@@ -68,41 +78,74 @@ def _differences(manifest: Manifest, recipe: Recipe) -> Iterator[str]:
         if settings.get(name) != manifest.config.get(name):
             yield f"{name} was {manifest.config.get(name)}, the config has {settings.get(name)}"
     if recipe.tokenizer_digest != manifest.tokenizer.digest:
-        yield "the tokenizer is another than then"
+        yield "the tokenizer has changed"
     if recipe.template_sha256 != manifest.template.sha256:
-        yield f"the template {manifest.template.name} is another than then"
+        yield f"the template {manifest.template.name} has changed"
     if recipe.corpus_key != manifest.key:
-        yield "the order or the format of the sources, or the version of packcorpus, is another than then"
+        yield "the order or the format of the sources, or the version of packcorpus, has changed"
 
 
 def rebuild(path: Path, config_file: Path | None = None) -> str:
-    """Make the corpus of a manifest again in a temporary folder (TMPDIR) and compare every byte; what was compared.
+    """Rebuild a corpus in a temporary directory (TMPDIR), compare every byte, and return a summary.
 
-    Raises NotReproducible, naming the first file that differs, or what it was made from and is not as it was, and
-    what `config_for` raises.
+    Raises NotReproducible, naming the first file that differs or the source or setting that changed, and what
+    `config_for` raises.
     """
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
-    config_for(manifest, folder, config_file)  # raises where it is not there: that is no answer yet
+    config_for(manifest, folder, config_file)  # that the config cannot be found is not an answer yet
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as name:
         try:
             recipe = recipe_for(manifest, folder, Path(name), config_file)
         except (DataError, InputMissing) as error:
             raise NotReproducible("not_reproducible", str(error)) from None
         run_all(Publish(recipe))
-        names = [*(file.path for file in manifest.listed()), "manifest.json"]
-        for file in names:
-            again = recipe.corpus_folder / file
-            if not again.is_file() or not filecmp.cmp(again, folder / file, shallow=False):
-                said = _first_difference(manifest, again) if file == "manifest.json" else ""
-                raise NotReproducible("not_reproducible", f"{folder / file}: is another when it is made again{said}")
-    return f"{len(names)} files, {sum(file.bytes for file in manifest.listed()):,} bytes: the same bytes"
+        _compare(manifest, folder, recipe.corpus_folder)
+    listed = manifest.listed()
+    return f"{len(listed) + 1} files, {sum(file.bytes for file in listed):,} bytes: the same bytes"
 
 
-def _first_difference(manifest: Manifest, again: Path) -> str:
-    then, now = manifest.model_dump(), read_json(again)
+def _compare(manifest: Manifest, folder: Path, rebuilt: Path) -> None:
+    """Raise NotReproducible if a file of the corpus differs from the rebuilt one."""
+
+    def same(name: str) -> bool:
+        return (rebuilt / name).is_file() and filecmp.cmp(rebuilt / name, folder / name, shallow=False)
+
+    differ = [file.path for file in manifest.listed() if not same(file.path)]
+    if others := [name for name in differ if not has_other_texts(manifest, name)]:
+        raise NotReproducible("not_reproducible", f"{folder / others[0]}: differs after rebuilding")
+    if same("manifest.json"):
+        return
+    then, now = (load_manifest(place / "manifest.json").model_dump() for place in (folder, rebuilt))
+    if manifest.texts_version != VERSIONS["texts"]:
+        for values in (then, now):
+            del values["texts_version"], values["digest"]
+            values["files"] = [file for file in values["files"] if file["path"] not in differ]
+    if then != now:
+        difference = _first_difference(then, now)
+        raise NotReproducible("not_reproducible", f"{folder / 'manifest.json'}: differs after rebuilding: {difference}")
+    names = ", ".join([*differ, "manifest.json"])
+    raise NotReproducible(
+        "not_reproducible", f"{folder}: {names}: {other_texts(manifest)}; all other files are the same bytes"
+    )
+
+
+def has_other_texts(manifest: Manifest, name: str) -> bool:
+    """Return whether the file `name` holds texts whose wording belongs to another version of packcorpus."""
+    return name in TEXTS and manifest.texts_version != VERSIONS["texts"]
+
+
+def other_texts(manifest: Manifest) -> str:
+    """Explain why rejects.jsonl and the dataset card cannot be written again as they were."""
+    return (
+        f"written by another version of packcorpus (texts {manifest.texts_version}, this version writes texts "
+        f"{VERSIONS['texts']})"
+    )
+
+
+def _first_difference(then: Any, now: Any) -> str:
     where = ""
     while isinstance(then, dict) and isinstance(now, dict):
-        key = next(key for key in then if then[key] != now.get(key))
-        where, then, now = f"{where}.{key}".lstrip("."), then[key], now.get(key)
-    return f": {where} was {then}, is {now}"
+        key = next(key for key in then | now if then.get(key) != now.get(key))
+        where, then, now = f"{where}.{key}".lstrip("."), then.get(key), now.get(key)
+    return f"{where} was {then}, is {now}"

@@ -1,13 +1,13 @@
-"""A damaged corpus → the same corpus, whole: each file that is not as recorded is put back, and no other is touched.
+"""Restore the damaged files of a corpus to their recorded SHA-256; touch no other file.
 
-    manifest ─ the copy that nobody edited speaks for both
-    listed file, of another SHA-256 ─▶ the first of these that has its bytes ─digest checked─▶ renamed into its place
-        a copy of it    what a link leads to, other corpora, trained tokenizers, the tokenizer that the config names
-        the manifest    the dataset card, which follows from it
-        planned         the plan and the token files that the corpus was made from, wherever the sources are by now
-        made again      from the sources with the token files that are whole, else with nothing that was kept
+    manifest ─ the copy that is unedited is used for both
+    listed file with another SHA-256 ─▶ the first of these that has its bytes ─checked─▶ renamed into place
+        a copy of it    the target of a link, other corpora, trained tokenizers, the tokenizer named by the config
+        the manifest    for the dataset card, which follows from it
+        the plan        and the token files that the corpus was made from, even if the sources are gone
+        the sources     with the token files that are complete, or else with nothing that was kept
 
-Nothing is published whose SHA-256 is not the recorded one, and nothing is taken away before what replaces it is there.
+Nothing is written whose SHA-256 is not the recorded one, and nothing is removed before its replacement is ready.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from tasks.recipe import Recipe
 from tasks.stages import Plan, has_artifact, run_all
 from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, refuse
 from tasks.storage.files import CHUNK, atomic_file, lock, read_json, sha256_of, write_bytes
-from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest
+from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, without_repair_hint
 from tasks.storage.paths import Layout
-from tasks.verification.rebuild import config_for, recipe_for
+from tasks.verification.rebuild import config_for, has_other_texts, other_texts, recipe_for
 
 Content = Path | bytes
 Listed = Shard | FileFacts
 
 
 class Mended(NamedTuple):
-    """A file that was put back, what was wrong with it, and where its bytes came from."""
+    """A file that was restored, what was wrong with it, and where its bytes came from."""
 
     path: Path
     why: str
@@ -51,42 +51,42 @@ class Mended(NamedTuple):
 
 
 def repair(path: Path, config_file: Path | None = None) -> Iterator[Mended]:
-    """Mend the corpus of a manifest (the file, or the corpus folder), and say of each file that it is mended.
+    """Restore the corpus of a manifest (the file, or the corpus folder) and yield each file that was restored.
 
-    Raises Busy while a run makes this corpus, and DataError, InputMissing or UsageError with the reason where a file
-    cannot be had as it was. What was mended until then stays so; all else is as it was found.
+    Raises Busy while a run makes this corpus, and DataError, InputMissing, or UsageError with the reason if a file
+    cannot be restored. Files restored before that stay restored; all others are left as they were.
     """
-    given = _find_manifest(path)
-    manifest, folder = given.manifest, given.folder
-    # Where token files and plans lie: the project that the corpus is in or, for one that was moved, the current folder.
+    found = _find_manifest(path)
+    manifest, folder = found.manifest, found.folder
+    # Token files and plans are in the project of the corpus or, for a corpus that was moved, in the working directory.
     home = folder.resolve()
     root = home.parents[2] if home.parts[-3:] == Path(manifest.corpus).parts else Path.cwd()
     layout = Layout(root)
     if (root / "data").is_dir() and not lock(layout.lock(manifest.name, manifest.key)):
         raise Busy("busy", f"{folder}: a run is making this corpus; wait for it, then repair")
-    damaged = [(file, why) for file in _tokenizer_first(manifest) if (why := _damage(folder, file))]
+    damaged = [(file, damage) for file in _tokenizer_first(manifest) if (damage := _damage(folder, file))]
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
-        places = _Places(manifest, folder, layout, config_file, Path(scratch))
-        for file, why in damaged:
-            yield Mended(folder / file.path, why, _mend(folder / file.path, file, places))
-    for copy, why in given.wrong.items():
-        write_bytes(copy, given.content)
-        yield Mended(copy, why, "the other copy")
+        origins = _Origins(manifest, folder, layout, config_file, Path(scratch))
+        for file, damage in damaged:
+            yield Mended(folder / file.path, damage, _restore(folder / file.path, file, origins))
+    for copy, damage in found.wrong.items():
+        write_bytes(copy, found.content)
+        yield Mended(copy, damage, "the other copy")
     refuse(foreign_files(manifest, folder), folder)
 
 
-# -- what is damaged -------------------------------------------------------------------------------------------------
+# -- damage ----------------------------------------------------------------------------------------------------------
 
 
-class _Given(NamedTuple):
+class _Found(NamedTuple):
     manifest: Manifest
     folder: Path
     content: bytes
-    wrong: dict[Path, str]  # copies of the manifest, and what is wrong with them
+    wrong: dict[Path, str]  # copies of the manifest that are to be restored, and what is wrong with them
 
 
-def _find_manifest(path: Path) -> _Given:
-    """The copy that nobody edited, and those that are to be made like it."""
+def _find_manifest(path: Path) -> _Found:
+    """Find the unedited copy of the manifest, and the copies that differ from it."""
     own = path / "manifest.json" if path.is_dir() else path
     whole: dict[Path, Manifest] = {}
     wrong: dict[Path, str] = {}
@@ -98,22 +98,24 @@ def _find_manifest(path: Path) -> _Given:
             if copy.is_symlink() and copy.parent == folder:
                 wrong[copy] = "is a link"
         except PackError as error:
-            wrong[copy] = _said(error, copy)
+            wrong[copy] = _message(error, copy)
     if not whole:
-        raise DataError("bad_manifest", f"{own}: no copy of the manifest is whole ({wrong[own]}); run PackCorpus again")
+        raise DataError(
+            "bad_manifest", f"{own}: every copy of the manifest is damaged ({wrong[own]}); run PackCorpus again"
+        )
     first = next(iter(whole))
     content = first.read_bytes()
     for copy in whole:
         if copy.read_bytes() != content:
             raise DataError(
                 "manifests_differ",
-                f"{first} and {copy} differ, and each is as it was signed; keep the right one, then repair",
+                f"{first} and {copy} differ, and neither was edited; delete the wrong one, then repair",
             )
-    return _Given(whole[first], folder, content, wrong)
+    return _Found(whole[first], folder, content, wrong)
 
 
 def _copies(own: Path) -> list[Path]:
-    """The manifest that was named and its other copy, where there is to be one."""
+    """Return the manifest that was named and the path of its other copy, if it has one."""
     home = own.absolute().parent
     if own.name == "manifest.json":
         in_project = home.parts[-3:-1] == ("data", "corpora")
@@ -125,46 +127,47 @@ def _copies(own: Path) -> list[Path]:
 
 
 def _tokenizer_first(manifest: Manifest) -> list[Listed]:
-    """Shards are written with the corpus's own tokenizer."""
+    """Return all files, the tokenizer first: shards are written with the corpus's own copy of it."""
     return sorted(manifest.listed(), key=lambda file: (not file.path.startswith("tokenizer/"), file.path))
 
 
 def _damage(folder: Path, file: Listed) -> str:
-    """What is wrong with a listed file, or nothing."""
+    """Return what is wrong with a listed file, or an empty string."""
     try:
         check_listed(folder, file)
     except PackError as error:
-        return _said(error, folder / file.path)
+        return _message(error, folder / file.path)
     return ""
 
 
-def _said(error: PackError, path: Path) -> str:
-    return str(error).removeprefix(f"{path}: ").partition("; mend it with")[0]
+def _message(error: PackError, path: Path) -> str:
+    """Return the message without the path and the advice to repair."""
+    return without_repair_hint(error).removeprefix(f"{path}: ")
 
 
-# -- where its bytes are to be had -----------------------------------------------------------------------------------
+# -- origins ---------------------------------------------------------------------------------------------------------
 
 
-class _Places:
-    """Where the content of a listed file may be had, the cheapest place first. A place that has none gives None."""
+class _Origins:
+    """Where the content of a listed file may come from, cheapest first. An origin that has none returns None."""
 
     def __init__(self, manifest: Manifest, folder: Path, layout: Layout, config_file: Path | None, scratch: Path):
         self.manifest, self.folder, self.layout = manifest, folder, layout
         self.config_file, self.scratch = config_file, scratch
         self.in_order: dict[str, Callable[[Listed], Content | None]] = {
-            "a copy of it": self._lying_about,
+            "a copy of it": self._copied,
             "the plan and its token files": self._planned,
-            "the sources": lambda file: self._content(self._made_again, file),
-            "the sources, with nothing that was kept": lambda file: self._content(self._made_afresh, file),
+            "the sources": lambda file: self._content(self._rebuilt, file),
+            "the sources, with nothing that was kept": lambda file: self._content(self._rebuilt_from_nothing, file),
         }
         self.of_card: dict[str, Callable[[Listed], Content | None]] = {
-            "a copy of it": self._lying_about,
+            "a copy of it": self._copied,
             "the manifest": lambda _: dataset_card(manifest),
         }
         self._shards = [shard.path for split in manifest.splits.values() for shard in split.shards]
-        self._whole: dict[Path, bool] = {}
+        self._complete: dict[Path, bool] = {}
 
-    def _lying_about(self, file: Listed) -> Content | None:
+    def _copied(self, file: Listed) -> Content | None:
         data, name = self.layout.root / "data", Path(file.path)
         candidates = [self.folder / name, *sorted(data.glob(f"corpora/*/{escape(file.path)}"))]
         candidates += sorted(data.glob(f"tokenizers/*/{escape(name.name)}"))
@@ -176,7 +179,7 @@ class _Places:
         return None
 
     def _named(self, name: str) -> list[Path]:
-        """The files of the tokenizer or template that the config names, of whatever content."""
+        """Return the files of the tokenizer or template that the config names, whatever their content."""
         try:
             config, folder = config_for(self.manifest, self.folder, self.config_file)
             if name == "template.jinja":
@@ -195,7 +198,7 @@ class _Places:
 
     @cached_property
     def _plan(self) -> tuple[Path, list[str]] | None:
-        """A plan of this corpus that is whole, and the keys of its token files."""
+        """Return the folder of a complete plan of this corpus, and the keys of its token files."""
         sources = [source.path for source in self.manifest.sources]
         for receipt in sorted(self.layout.plan_folder("*").parent.glob("*/plan.json")):
             try:
@@ -214,13 +217,13 @@ class _Places:
         return recipe_for(self.manifest, self.folder, self.layout.root, self.config_file)
 
     @cached_property
-    def _made_again(self) -> Recipe:
+    def _rebuilt(self) -> Recipe:
         run_all(Plan(self._recipe), check_content=True)
-        self._whole.clear()
+        self._complete.clear()
         return self._recipe
 
     @cached_property
-    def _made_afresh(self) -> Recipe:
+    def _rebuilt_from_nothing(self) -> Recipe:
         recipe = replace(self._recipe, layout=Layout(self.scratch))
         run_all(Plan(recipe), check_content=True)
         return recipe
@@ -231,47 +234,49 @@ class _Places:
         return self._shard(file, recipe.plan_folder, recipe.layout, [recipe.tokens_key(part) for part in recipe.parts])
 
     def _shard(self, file: Listed, plan_folder: Path, layout: Layout, keys: list[str]) -> Path:
-        """A shard, written to the scratch folder from the token files that are whole."""
+        """Write a shard to the scratch folder from the token files that are complete."""
         path = self.scratch / "shard.arrow"
         for key in keys:
-            if layout.token_file(key) not in self._whole:
+            if layout.token_file(key) not in self._complete:
                 file_and_receipt = layout.token_file(key), layout.token_receipt(key)
-                self._whole[file_and_receipt[0]] = has_artifact(*file_and_receipt, checksum="xxh3")
+                self._complete[file_and_receipt[0]] = has_artifact(*file_and_receipt, checksum="xxh3")
         tokens = [layout.token_file(key) for key in keys]
-        tokens = [token_file if self._whole[token_file] else self.scratch / token_file.name for token_file in tokens]
+        tokens = [token_file if self._complete[token_file] else self.scratch / token_file.name for token_file in tokens]
         encoder = open_tokenizer(self.manifest, self.folder) if self.manifest.packing_metadata.enabled else None
         length, key = self.manifest.sequence_length, self.manifest.key
         write_planned_shard(path, self._shards.index(file.path), plan_folder, tokens, encoder, length, key)
         return path
 
 
-def _mend(where: Path, file: Listed, places: _Places) -> str:
-    """Put a file back; where its bytes came from. Raises the last reason why that cannot be."""
-    reason: PackError = InputMissing("origin_missing", "nothing has its bytes")
-    for name, find in (places.of_card if file.path == CARD else places.in_order).items():
+def _restore(where: Path, file: Listed, origins: _Origins) -> str:
+    """Restore a file and return where its bytes came from. Raises the reason of the last origin if none has them."""
+    reason: PackError = InputMissing("origin_missing", "no copy or source of it exists")
+    for name, find in (origins.of_card if file.path == CARD else origins.in_order).items():
         try:
             content = find(file)
             if content is None:
                 continue
-            if _publish(content, where, places.folder, file):
+            if _publish(content, where, origins.folder, file):
                 return name
-            reason = DataError("cannot_mend", f"{name} give another SHA-256 than is recorded")
+            reason = DataError("cannot_mend", f"{name} produced another SHA-256 than the recorded one")
+            if has_other_texts(origins.manifest, file.path):
+                reason = DataError("origin_changed", f"it was {other_texts(origins.manifest)}")
         except PackError as error:
             reason = error
         except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
-            # A token file or plan that is damaged, too.
+            # A token file or plan may be damaged, too.
             reason = DataError("cannot_mend", f"{name} cannot be used: {error}")
-    raise type(reason)(reason.reason, f"{where}: cannot be put back as it was: {reason}; it was left as it is")
+    raise type(reason)(reason.reason, f"{where}: cannot be restored: {reason}; the file was not changed")
 
 
 def _publish(content: Content, where: Path, folder: Path, file: Listed) -> bool:
-    """Write the content to its place, if it is what the manifest records."""
+    """Write the content to `where` and return True if its SHA-256 is the recorded one."""
     with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as stream:
         if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
             return False
         for above in where.relative_to(folder).parents[:-1]:
             if (folder / above).is_symlink():
-                (folder / above).unlink()  # the link alone: what it leads to is not ours
+                (folder / above).unlink()  # the link alone: its target is not ours
         if where.is_dir() and not where.is_symlink():
             raise DataError("cannot_mend", f"{where}: is a folder; move it elsewhere")
         stream.seek(0)
@@ -279,5 +284,5 @@ def _publish(content: Content, where: Path, folder: Path, file: Listed) -> bool:
             while chunk := stream.read(CHUNK):
                 out.write(chunk)
             if out.digest() != file.sha256:
-                raise DataError("cannot_mend", f"{where}: what it is made from changed meanwhile; repair again")
+                raise DataError("cannot_mend", f"{where}: its source changed while it was copied; repair again")
     return True

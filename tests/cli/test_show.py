@@ -11,14 +11,22 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from rich.console import Console
+from support.hostile_corpus import (
+    ANSWER,
+    REJECTED,
+    ROOT,
+    SHOWN,
+    pack,
+    packcorpus,
+    records,
+    rows,
+)
 
 from tasks.cli import corpus_view, row_view
 from tasks.config import Config
@@ -29,47 +37,6 @@ from tasks.inspection import rows as rows_module
 from tasks.storage.files import sha256_of
 from tasks.storage.manifest import Manifest, Shard, Split, load_manifest
 from tasks.storage.schemas import row_schema
-
-ROOT = Path(__file__).parents[2]
-SEQUENCE_LENGTH = 128
-
-# Everything here is an order to some terminal or markup language; said by a conversation it is only text.
-HOSTILE = "\x1b[31mred\x1b[0m \x07 \x9b1m \u202e [bold]no markup[/bold] [link=file:///x]y[/link] :smile: <|im_end|></s>"
-SHOWN = r"\x1b[31mred\x1b[0m \x07 \x9b1m \u202e [bold]no markup[/bold] [link=file:///x]y[/link] :smile: <|im_end|></s>"
-FORGED = f"{printable.TRAINED[0]}not trained{printable.TRAINED[1]} {printable.CONTROL[0]}</s>{printable.CONTROL[1]}"
-ANSWER = "One:\n    indented\n\n日本語 é 👩‍👩‍👧 [red]x[/red]"
-
-REJECTED = 7  # place of the record with a role that does not exist
-
-
-def records() -> list[dict[str, Any]]:
-    def chat(user: str, assistant: str, role: str = "assistant") -> dict[str, Any]:
-        return {"messages": [{"role": "user", "content": user}, {"role": role, "content": assistant}]}
-
-    found = [chat(f"What is {n} plus {n}?", f"{n} plus {n} is {2 * n}.") for n in range(40)]
-    found[3] = chat(HOSTILE, ANSWER)
-    found[4] = chat(FORGED, "No.")
-    found[5] = chat("Count.", "one two three " * 200)
-    found[REJECTED] = chat("x", "y", role="assistent")
-    return found
-
-
-def pack(folder: Path, settings: str = "") -> Path:
-    """Pack the records with the real command; the published manifest."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(record) for record in records()]
-    (folder / "chats[bold].jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    config = folder / "corpus.yaml"
-    config.write_text(
-        "name: small\nsources:\n  - path: chats*.jsonl\n    format: messages\n"
-        f"vocab_size: 500\nsequence_length: {SEQUENCE_LENGTH}\nvalidation: 0.1\nmax_rejects: 0.1\n{settings}"
-    )
-    command = [sys.executable, "-m", "luigi", "--module", "pipeline", "PackCorpus"]
-    done = subprocess.run(
-        [*command, "--config", str(config), "--root", str(folder)], cwd=ROOT, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / done.stdout.splitlines()[-1]
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +51,6 @@ def copy(manifest: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(corpus, tmp_path / "moved[bold]"))
 
 
-def packcorpus(*arguments: str | Path, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tasks.cli.app", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80", **variables}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, encoding="utf-8")
-
-
 def printed(
     path: Path, row: int, split: str = "train", ids: bool = False, terminal: bool = False, width: int = 80
 ) -> str:
@@ -97,11 +58,6 @@ def printed(
     console = Console(file=file, width=width, force_terminal=terminal, markup=False, emoji=False, highlight=False)
     row_view.show_row(path, row, split, ids, console)
     return file.getvalue()
-
-
-def rows(path: Path) -> Iterator[tuple[str, int]]:
-    for split, facts in load_manifest(path).splits.items():
-        yield from ((split, row) for row in range(facts.rows))
 
 
 def conversations(path: Path) -> dict[int, str]:

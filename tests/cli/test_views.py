@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
+from support.hostile_corpus import HOSTILE, REJECTED, SHOWN, pack, packcorpus, records, rows
+from support.inspected import as_object, shown
+from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
-from test_show import HOSTILE, REJECTED, SHOWN, pack, packcorpus, records, rows
 
 from tasks.cli import token_text
 from tasks.cli.inspect_command import Asked, view
@@ -40,18 +42,6 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def manifest(corpora: dict[str, Path]) -> Path:
     return corpora["whole"]
-
-
-def shown(path: Path, width: int = 100, **asked: Any) -> str:
-    console = Console(width=width, markup=False, emoji=False, highlight=False)
-    with console.capture() as capture:
-        view(path, Asked(**asked), path.parent).show(console)
-    return capture.get()
-
-
-def as_object(path: Path, **asked: Any) -> dict[str, Any]:
-    found = view(path, Asked(**asked), path.parent).as_object()
-    return dict(json.loads(json.dumps(found, default=str)))
 
 
 def said(record: dict[str, Any]) -> str:
@@ -157,7 +147,7 @@ def opened(manifest: Path) -> tuple[Manifest, Path, Encoder, list[str]]:
     return facts, folder, open_tokenizer(facts, folder), texts
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.data())
 def test_what_a_conversation_says_is_found_in_it_and_in_no_other(
     opened: tuple[Manifest, Path, Encoder, list[str]], data: st.DataObject
@@ -258,7 +248,7 @@ def test_a_source_is_shown_by_line_and_by_text(manifest: Path) -> None:
             shown(source, line=line)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=30), st.booleans(), st.data())
 def test_lines_are_counted_as_the_corpus_counts_them(
     tmp_path_factory: pytest.TempPathFactory, filled: list[bool], ended: bool, data: st.DataObject
@@ -324,7 +314,7 @@ def test_boundaries_are_those_of_the_tokens(manifest: Path) -> None:
 SCRIPTS = "aé日本語한국어👩‍👩‍👧🇩🇪👍🏽नमस्तेשלוםمرحبا e\u0301o\u0308 x\n"
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text(st.sampled_from(SCRIPTS), max_size=200), st.integers(24, 90))
 def test_wrapped_lines_fit_and_lose_nothing(text: str, width: int) -> None:
     console = Console(width=width, force_terminal=True, color_system=None, markup=False, emoji=False, highlight=False)

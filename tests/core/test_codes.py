@@ -1,4 +1,4 @@
-"""The catalogue of errors: what is raised is in it, what is in it is raised, and docs/errors.md is made from it."""
+"""Tests of the list of errors: all that is raised is in it, and docs/reference/errors.md is generated from it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_codes_are_one_for_each_reason_and_say_cause_and_fix() -> None:
 
 
 def test_the_document_is_what_the_catalogue_gives() -> None:
-    assert (ROOT / "docs" / "errors.md").read_text(encoding="utf-8") == table(), "make schemas"
+    assert (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8") == table(), "make schemas"
 
 
 def test_the_codes_that_were_published_stay() -> None:
@@ -131,12 +131,12 @@ def test_rejects_that_stop_a_run_are_a_line_for_each_code(tmp_path: Path) -> Non
     project(tmp_path, good=40, bad=25, max_rejects=0.1)
     done = luigi(tmp_path, "--config", "corpus.yaml")
     assert done.returncode == 65
-    first = 'chats.jsonl:41 messages[0].role "assistent" is not a role; did you mean "assistant"?'
+    first = 'chats.jsonl:41 messages[0].role "assistent" is not a role; did you mean assistant?'
     assert f"  E207 bad_role, 25: {first}\n" in done.stderr
     assert done.stderr.count("E207") == 1
     assert "E251 error: 25 of 65" in done.stderr
     assert "\nset max_rejects: 0.3847 to accept this\n" in done.stderr
-    assert done.stderr.count("mend the data") == 1
+    assert done.stderr.count("fix the data") == 1
     [listed] = (tmp_path / "data" / "plans").glob("*/rejects.jsonl")
     assert [json.loads(line)["code"] for line in listed.read_text().splitlines()] == ["E207"] * 25
     told = luigi(tmp_path, "--config", "corpus.yaml", PACKCORPUS_JSON="1")
@@ -194,7 +194,7 @@ def test_packcorpus_tells_a_mistake_in_one_form(tmp_path: Path) -> None:
 
 def test_a_fault_of_the_program_shows_where_only_with_debug(tmp_path: Path) -> None:
     """Stands in for a bug: a module that is imported by the command alone fails."""
-    (tmp_path / "sitecustomize.py").write_text("import tasks.verification.verify\ntasks.verify.verify = None\n")
+    (tmp_path / "sitecustomize.py").write_text("import tasks.verification.verify as module\nmodule.verify = None\n")
     (tmp_path / "manifest.json").write_text("{}")
     words = (str(BIN / "packcorpus"), "verify", "manifest.json")
     done = command(tmp_path, *words, PYTHONPATH=str(tmp_path))

@@ -15,9 +15,9 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from support.mixtures import project
 from support.packed_rows import COLUMNS, folder_of, pack_small, shards_of
 from support.small_corpus import conversations, flip, make_recipe, pack_corpus
-from test_mixture import project
 
 from tasks.core.errors import DataError
 from tasks.corpus.dataset_card import CARD, dataset_card, size_category, split_name
@@ -97,8 +97,8 @@ def test_a_size_lies_within_its_category(rows: int) -> None:
 def test_golden_text(tmp_card: Any) -> None:
     """Without figures, which the tokenizer of the test decides."""
     text = re.sub(r"[0-9a-f]{64}|\d[\d,.]*", "#", dataset_card(tmp_card.manifest).decode())
-    assert (VERSIONS["corpus"], hashlib.sha256(text.encode()).hexdigest()[:16]) == (4, "01a5eda3c32fd295"), (
-        "the card changed: raise VERSIONS['corpus'] in tasks/storage/keys.py, then this digest"
+    assert (VERSIONS["texts"], hashlib.sha256(text.encode()).hexdigest()[:16]) == (2, "582d3b22d42ddef8"), (
+        "the card changed: raise VERSIONS['texts'] in tasks/storage/keys.py, then this digest"
     )
 
 
@@ -172,7 +172,7 @@ def test_a_card_that_this_version_writes_otherwise_is_left_as_it_is(
     flip(card)
     damaged = card.read_bytes()
     monkeypatch.setattr(repair_module, "dataset_card", lambda _: b"another")
-    with pytest.raises(DataError, match="cannot be put back as it was") as caught:
+    with pytest.raises(DataError, match="cannot be restored") as caught:
         list(repair(path))
     assert caught.value.reason == "cannot_mend"
     assert card.read_bytes() == damaged
@@ -191,10 +191,10 @@ def test_a_corpus_without_a_card_is_still_whole(tmp_path: Path) -> None:
 # -- what it says ----------------------------------------------------------------------------------------------------
 
 
-def test_licence_and_language_are_in_the_header_where_the_config_has_them(tmp_path: Path) -> None:
+def test_license_and_language_are_in_the_header_where_the_config_has_them(tmp_path: Path) -> None:
     plain = make_recipe(tmp_path / "plain", conversations(9))
-    given = make_recipe(tmp_path / "given", conversations(9), licence=["mit"], language=["en", "no"])
-    several = make_recipe(tmp_path / "several", conversations(9), licence=["cc-by-4.0", "mit"])
+    given = make_recipe(tmp_path / "given", conversations(9), license=["mit"], language=["en", "no"])
+    several = make_recipe(tmp_path / "several", conversations(9), licence=["cc-by-4.0", "mit"])  # the former name
     headers = [header_of((folder_of(pack_corpus(recipe)) / CARD).read_text()) for recipe in (plain, given, several)]
     assert not {"license", "language"} & headers[0].keys()
     assert (headers[1]["license"], headers[1]["language"]) == ("mit", ["en", "no"])

@@ -14,6 +14,7 @@ import pytest
 from datasets import Dataset, disable_progress_bars, load_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.small_corpus import EOS, PAD, Tokens, make_recipe, pack_corpus, token_file, tokens_of
 
 from tasks.core.errors import StorageError
@@ -93,7 +94,7 @@ def as_batch(plan: list[Placed]) -> pa.RecordBatch:
     return pa.record_batch(columns, schema=PLAN_SCHEMA)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(shard_plans(), st.sampled_from([PAD, EOS]))
 def test_rows_equal_the_slow_reference(drawn: tuple[list[list[Tokens]], list[Placed], int, int], pad: int) -> None:
     parts, plan, rows, length = drawn
@@ -132,7 +133,7 @@ def test_a_token_file_that_ends_early_is_named(tmp_path: Path) -> None:
         tokens.gather(columns, np.zeros(1, np.int64), np.empty(3000, np.int32))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(shard_plans())
 def test_a_shard_is_the_same_rows_in_batches_of_any_size(
     drawn: tuple[list[list[Tokens]], list[Placed], int, int],

@@ -206,11 +206,11 @@ def test_a_share_of_nothing_and_duplicates_beyond_the_sample_are_warned_of(tmp_p
     settings = {"weighting": "token_share", "sources": mixture(1, 1), "duplicates": "drop"}
     config = write_project(tmp_path, conversations(400), **settings)
     found = predicted(config)
-    assert [warning for warning in found.failures if "other.jsonl: no conversation of it" in warning]
+    assert [warning for warning in found.failures if "other.jsonl has no conversation in the training split" in warning]
     assert found.rows["train"], "of what the other source gives"
     assert not [warning for warning in found.warnings if "duplicates" in warning]
     [warning] = [text for text in predicted(config, budget=20_000).warnings if "duplicates" in text]
-    assert "within the sample alone" in warning
+    assert "only found within the sample" in warning
 
 
 def test_of_many_conversations_few_are_looked_at_and_rejects_are_found_in_proportion(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_of_many_conversations_few_are_looked_at_and_rejects_are_found_in_propor
     assert found.rejects["bad_role"].expected == pytest.approx(1200, rel=0.15)
     assert found.rejects["bad_role"].place == "chat.jsonl:1"
     assert "10." in found.failures[0]
-    assert "the run will fail" in found.failures[0]
+    assert "The run will fail" in found.failures[0]
     again = predicted(config, budget=300_000)
     assert figures(again) == figures(found)
 
@@ -327,8 +327,8 @@ def test_mixture_and_what_is_dropped_are_shown_as_in_a_run(tmp_path: Path) -> No
 
 def test_over_long_conversations_that_would_stop_the_run_are_warned_of(tmp_path: Path) -> None:
     config = write_project(tmp_path, conversations(50), sequence_length=24, overlong="error")
-    [warning] = [text for text in predicted(config).failures if "overlong: error" in text]
-    assert "the run stops" in warning
+    [warning] = [text for text in predicted(config).failures if "overlong is error" in text]
+    assert "The run will fail: 49 conversations are longer" in warning
 
 
 def test_an_empty_source_is_told_as_in_a_run(tmp_path: Path) -> None:
@@ -345,8 +345,8 @@ def test_a_run_that_will_fail_is_an_exit_code(tmp_path: Path) -> None:
     failing = command(tmp_path, tool, "check", "corpus.yaml")
     assert failing.returncode == 65
     said = " ".join(failing.stdout.split())  # it may be wrapped
-    assert "1.96 % of the conversations are rejected, max_rejects allows 0.00 %: the run will fail; " in said
-    assert "named under Rejects; set max_rejects: 0.0197 to accept this" in said
+    assert "The run will fail: 1.96 % of the conversations are rejected, but max_rejects allows 0.00 %. " in said
+    assert "shows the first of each reason; set max_rejects: 0.0197 to accept this" in said
     write_project(tmp_path, records, max_rejects=0.1)
     assert command(tmp_path, tool, "check", "corpus.yaml").returncode == 0
     twice = command(tmp_path, tool, "check", "corpus.yaml", "--config", str(config))

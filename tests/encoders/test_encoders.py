@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.tokenizer_kinds import (
     BUILT,
     HUGGING_FACE,
@@ -18,8 +19,8 @@ from support.tokenizer_kinds import (
     LOSSLESS,
     SENTENCEPIECE,
     SENTENCES,
+    cache_folder,
     control_strings,
-    folder,
     hostile,
     kind_path,
     open_kind,
@@ -33,7 +34,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=examples(60), deadline=None)
 
 
 def written_as_text(encoder: Encoder, ids: Any) -> bool:
@@ -317,8 +318,8 @@ def test_a_folder_with_a_sentencepiece_model_is_read_with_its_settings(tmp_path:
     assert encoder.eos_id == encoder.controls["<|im_end|>"]
 
 
-def test_tokenizers_are_built_within_this_session() -> None:
-    assert all(kind_path(kind).is_relative_to(folder()) for kind in BUILT)
+def test_tokenizers_are_built_in_the_cache() -> None:
+    assert all(kind_path(kind).is_relative_to(cache_folder()) for kind in BUILT)
 
 
 @pytest.mark.parametrize("kind", ["hf_metaspace", "hf_byte_level"])

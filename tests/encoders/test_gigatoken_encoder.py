@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.tokenizer_kinds import SENTENCES, control_strings, hostile, kind_path, open_kind, ordinary
 
 from tasks.encoders import gigatoken_encoder
@@ -23,7 +24,7 @@ from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.tokenization.engine_check import HARD
 
 FAST = ("sp_bpe_chatml", "sp_bpe_user_defined", "hf_byte_level", "hf_metaspace", "hf_legacy", "mistral_v3")
-FEW = settings(max_examples=60, deadline=None)
+FEW = settings(max_examples=examples(60), deadline=None)
 
 ODD = [
     "\0",

@@ -10,6 +10,7 @@ from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2 as proto
+from support.profiles import examples
 from support.tokenizer_kinds import open_kind
 
 from tasks.encoders.gigatoken_model import Unsupported, json_of_sentencepiece
@@ -52,7 +53,7 @@ def model(pieces: list[Any], normalizer: Any = None, **trainer: Any) -> bytes:
     return bytes(made.SerializeToString())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(pieces, normalizers, st.sampled_from(["<unk>", "▁unknown"]))
 def test_any_model(pieces: list[Any], normalizer: Any, unknown: str) -> None:
     check_same(model(pieces, normalizer, unk_piece=unknown))

@@ -148,7 +148,7 @@ def test_a_damaged_index_is_told(base: tuple[Path, list[Any]], tmp_path: Path) -
     after = made(tmp_path, base[1][1:])
     [index] = tmp_path.glob("data/corpora/*/index.arrow")
     index.write_bytes(index.read_bytes()[:-8])
-    with pytest.raises(DataError, match=r"index\.arrow: holds"):
+    with pytest.raises(DataError, match=r"index\.arrow: has"):
         compare(base[0], after)
 
 

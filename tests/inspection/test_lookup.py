@@ -12,14 +12,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from support.inspected import as_object, shown
+from support.mixtures import EVERYTHING, FEW, MANY, TWICE, project
 from support.packed_rows import folder_of
 from support.small_corpus import flip, make_recipe, pack_corpus
-from test_mixture import EVERYTHING, FEW, MANY, TWICE, project
-from test_views import as_object, shown
 
-from tasks.cli import row_view
 from tasks.core.errors import DataError, PackError
-from tasks.inspection import search
+from tasks.inspection import rows, search
 from tasks.report.figures import read_figures
 from tasks.storage.manifest import load_manifest
 
@@ -181,7 +180,7 @@ def test_a_row_of_plain_text_is_shown(texts: Path, asked: dict[str, Any]) -> Non
 @pytest.fixture
 def believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests are not compared, as where a shard was damaged before it was signed."""
-    for module in (row_view, search):
+    for module in (rows, search):
         monkeypatch.setattr(module, "check_unchanged", lambda folder, shard: None)
 
 
@@ -197,7 +196,7 @@ def test_no_row_of_a_damaged_shard_is_shown(
     shown(path, row=0)
     for shard in folder_of(path).glob("*-of-*.arrow"):
         flip(shard)
-    mend = re.escape(f"does not have the SHA-256 that was recorded; run: packcorpus repair {folder_of(path)}")
+    mend = re.escape(f"does not have the recorded SHA-256; run: packcorpus repair {folder_of(path)}")
     number = next(number for number, place in enumerate(index_of(path)) if place["row"] is not None)
     asked: dict[str, Any]
     for asked in ({"row": 0}, {"conversation": number}, {"at": f"{name}:1"}, {"search": "a"}):

@@ -71,7 +71,7 @@ def test_what_is_no_manifest_is_called_what_it_is(here: Path) -> None:
     with pytest.raises(DataError, match=r"chat.jsonl: is a source, not a manifest"):
         find_damaged(Path("chat.jsonl"))
     Path("README.md").write_text("# Mine\n")
-    with pytest.raises(DataError, match=r"README.md:1:1: is not JSON: .*, and so no manifest$") as told:
+    with pytest.raises(DataError, match=r"README.md:1:1: is not JSON: .*, so it is not a manifest$") as told:
         load_manifest(find_manifest(Path("README.md")))
     assert told.value.code == "E502"
 

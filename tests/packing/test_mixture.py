@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.commands import BIN, command, luigi
-from support.small_corpus import conversations, pack_corpus, write_project
+from support.mixtures import EVERYTHING, FEW, project
+from support.small_corpus import pack_corpus, write_project
 
 from tasks.core.errors import DataError
 from tasks.core.printable import aligned
@@ -30,29 +29,6 @@ from tasks.storage.schemas import why
 from tasks.verification.rebuild import rebuild
 from tasks.verification.verify import verify
 
-FEW, MANY = conversations(30, seed=1, longest=6), conversations(90, seed=2, longest=30)
-# The second source says what five of the first say, in another format and order.
-FROM = {"user": "human", "assistant": "gpt"}
-TWICE = [
-    {"conversations": [{"from": FROM[message["role"]], "value": message["content"]} for message in record["messages"]]}
-    for record in FEW[4::-1]
-]
-
-
-def project(folder: Path, sources: Sequence[Mapping[str, Any]], **values: Any) -> Recipe:
-    """Sources few.jsonl, many.jsonl and twice.jsonl beside the config; chat.jsonl is not read."""
-    config = write_project(folder, [])
-    for name, records in (("few", FEW), ("many", MANY), ("twice", TWICE)):
-        (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    given = {
-        "name": "small",
-        "tokenizer": "tiny.model",
-        "sequence_length": 256,
-        "sources": [dict(source) for source in sources],
-    }
-    config.write_text(yaml.safe_dump(given | values))
-    return resolve(config, folder)
-
 
 def packed(recipe: Recipe) -> tuple[Manifest, list[dict[str, Any]]]:
     """The manifest, checked by `verify`, and the index."""
@@ -66,10 +42,6 @@ def copies(index: list[dict[str, Any]], split: str = "train") -> Counter[tuple[i
     return Counter((row["source"], row["record"]) for row in index if row["split"] == split)
 
 
-EVERYTHING: dict[str, Any] = {
-    "weighting": "repeat", "duplicates": "drop", "validation": 0.1, "epochs": 2, "overlong": "split", "max_turns": 3,
-    "min_tokens": 12, "sequence_length": 128,
-}  # fmt: skip
 MIXED = [
     {"path": "few.jsonl", "weight": 2.5},
     {"path": "many.jsonl", "limit": 60, "weight": 0.5},
@@ -296,7 +268,7 @@ def test_the_source_that_limits_the_others_is_named(tmp_path: Path) -> None:
     left_out = sum(place["dropped"] == "weight" for place in index)
     share = round(100 * left_out / manifest.ledger.conversations.read)
     assert share > 50
-    said = f"few.jsonl gives all it has, and so limits the others (token_share): {share} % of the conversations are "
+    said = f"few.jsonl is used in full and limits the others (token_share): {share} % of the conversations are "
     assert giving_all(manifest, recipe.corpus_folder) == ["few.jsonl"]
     assert said in limited_by(["few.jsonl"], left_out, manifest.ledger.conversations.packed)
     [warning] = predict(recipe.config, tmp_path, tmp_path).warnings
@@ -305,7 +277,7 @@ def test_the_source_that_limits_the_others_is_named(tmp_path: Path) -> None:
     assert "mixture (token_share), in one pass over the training split:\nsource" in shown
     assert said in shown
     assert limited_by(["a", "b"], 0, 7) == limited_by([], 7, 7) == ""
-    assert "a and b give all they have, and so limit the others" in limited_by(["a", "b"], 1, 1)
+    assert "a and b are used in full and limit the others" in limited_by(["a", "b"], 1, 1)
 
 
 def test_a_share_of_what_was_read_is_told_from_one_of_a_pass(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
 from tasks.packing import bin_packing, lower_bounds
 
@@ -96,13 +97,13 @@ def check_plan(lengths: np.ndarray, capacity: int, order: np.ndarray | None = No
     return patterns.rows
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(conversations())
 def test_every_conversation_has_one_place(case: tuple[np.ndarray, int]) -> None:
     check_plan(*case)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(conversations(), st.randoms(use_true_random=False))
 def test_equal_lengths_follow_a_given_order(case: tuple[np.ndarray, int], random: Random) -> None:
     lengths, capacity = case
@@ -111,7 +112,7 @@ def test_equal_lengths_follow_a_given_order(case: tuple[np.ndarray, int], random
     check_plan(lengths, capacity, np.array(order, dtype=np.int64))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(conversations(), st.sampled_from([1, 3, 7]))
 def test_chunks_do_not_matter(case: tuple[np.ndarray, int], chunk: int) -> None:
     lengths, capacity = case
@@ -123,7 +124,7 @@ def test_chunks_do_not_matter(case: tuple[np.ndarray, int], chunk: int) -> None:
     assert all((a == b).all() for a, b in zip(whole, parts, strict=True))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(conversations(), st.sampled_from([0, 1, 20, 200]), st.sampled_from([1, 30]))
 def test_valid_when_the_search_stops_early(case: tuple[np.ndarray, int], steps: int, window: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -132,7 +133,7 @@ def test_valid_when_the_search_stops_early(case: tuple[np.ndarray, int], steps: 
         check_plan(*case)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(conversations())
 def test_best_fit_decreasing_is_that_of_single_conversations(case: tuple[np.ndarray, int]) -> None:
     lengths, capacity = case
@@ -166,7 +167,7 @@ def test_closer_to_the_bound_than_best_fit_decreasing(capacity: int) -> None:
     assert 5 * (check_plan(lengths, capacity) - bound) <= best_fit_decreasing_rows(lengths, capacity) - bound
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(2, 30), st.data())
 def test_tiny_cases_against_the_optimum(capacity: int, data: st.DataObject) -> None:
     lengths = data.draw(st.lists(st.integers(1, capacity), max_size=8))
@@ -175,7 +176,7 @@ def test_tiny_cases_against_the_optimum(capacity: int, data: st.DataObject) -> N
     assert bin_packing.lower_bound(counts, capacity)[0] <= best <= bin_packing.pack(counts, capacity).rows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(10, 60), st.integers(1, 40), st.data())
 def test_full_rows_are_found_again(capacity: int, rows: int, data: st.DataObject) -> None:
     """Rows of two or three conversations that fill them: the longest has few partners, which must be kept for it."""
@@ -292,7 +293,7 @@ def _digest() -> str:
 
 def test_same_plan_in_every_process() -> None:
     """The digest is the plan's: whoever changes it changes every corpus and raises the stage's version."""
-    code = "import sys; sys.path.insert(0, '.'); from tests import test_packing; print(test_packing._digest())"
+    code = "import sys; sys.path[:0] = ['.', 'tests/packing']; import test_packing; print(test_packing._digest())"
     env = {**os.environ, "PYTHONHASHSEED": "1"}
     other = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
     assert other.stdout.strip() == _digest() == GOLDEN
@@ -304,7 +305,7 @@ GOLDEN = "5abe184a08fa98e1b76fa736b3452189937c972df5e6678d0b93708aadb16d38"
 def test_real_conversations_at_the_bound() -> None:
     """Characters / 4 stand for tokens: within 0.05 % of the bound at each usual length."""
     if not CORPORA.is_dir():
-        pytest.skip("no corpora beside the project")
+        pytest.skip("needs ../shared/corpora")
     texts = [json.dumps(record) for path in CORPORA.glob("*.json") for record in json.loads(path.read_text())]
     texts += [line for path in CORPORA.glob("*.jsonl") for line in path.read_text().splitlines()]
     lengths = np.array([len(text) // 4 + 8 for text in texts])

@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.small_corpus import Tokens, token_file, tokens_of
 
-from tasks.config import Config, Source
+from tasks.config import Config
 from tasks.core.errors import DataError
 from tasks.packing.ledger import Lost, count_lost
 from tasks.packing.pieces import Accepted, Columns, cut_overlong
+from tasks.sources.model import Source
 from tasks.storage.schemas import REJECTED
 from tasks.storage.token_files import TokenColumns
 
@@ -71,7 +73,7 @@ corpora = st.lists(tokens_of(60), max_size=8)
 policies = st.sampled_from(["truncate", "drop", "split"])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(corpora, policies, st.integers(8, 40), st.integers(1, 3), st.booleans())
 def test_tokens_add_up_and_stand_in_order(
     rows: list[Tokens], overlong: str, length: int, parts: int, packing: bool

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
-from tasks.config import Config, Source
+from tasks.config import Config
 from tasks.packing.placement import Placed, hold_out_at_least_one, place, place_anew
 from tasks.packing.row_companions import Companions
+from tasks.sources.model import Source
 from tasks.storage.splits import SPLITS
 
 Stands = list[tuple[int, int, int]]  # shard, row within it, start
@@ -57,7 +59,7 @@ def check(placed: Placed, lengths: list[int], held_out: list[bool], settings: Co
         assert max(own, default=0) - min(own, default=0) <= 1, "rows must be dealt evenly"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(data=st.data())
 def test_a_plan_is_valid(data: st.DataObject) -> None:
     length = data.draw(st.integers(8, 40))
@@ -80,7 +82,7 @@ def test_groups_do_not_share_rows() -> None:
     assert placed.lower_bounds[0][0] == 5
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 3)), min_size=1, max_size=8))
 def test_holding_out(given: list[tuple[bool, bool, int]]) -> None:
     """(held out, stays, content): all of one content move together, and only where one side is empty."""
@@ -113,7 +115,7 @@ def sets_of(placed: Placed, of: np.ndarray) -> Counter[frozenset[int]]:
     return Counter(frozenset(pieces) for row, pieces in rows.items() if sizes[row] > 1)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.integers(2, 24), min_size=2, max_size=50), st.integers(0, 5))
 def test_an_epoch_has_all_pieces_in_as_many_rows_and_parts_who_can_be_parted(lengths: list[int], seed: int) -> None:
     settings, shards = config(sequence_length=24, seed=seed), {"train": 2, "validation": 0}

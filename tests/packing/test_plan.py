@@ -19,14 +19,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.small_corpus import EOS, PAD, Tokens, flip, ids_of, token_file, tokens_of, write_receipt
 
-from tasks.config import Config, Source
+from tasks.config import Config
 from tasks.core.errors import DataError, StorageError
 from tasks.corpus.shards import write_shard
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
-from tasks.sources.model import Part, SourceFile
+from tasks.sources.model import Part, Source, SourceFile
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import INDEX_SCHEMA, PLAN_SCHEMA
 from tasks.storage.token_files import TokenFiles
@@ -156,7 +157,7 @@ def write_shards(recipe: Recipe) -> dict[tuple[str, int], list[dict[str, Any]]]:
     return found
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(cases())
 def test_every_token_stands_in_one_row_and_the_ledger_knows_of_it(
     case: tuple[list[list[PartInput]], dict[str, Any]],

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
 from tasks.packing.seeded_order import order_of_contents, shuffle
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.integers(0, 500), st.integers(0, (1 << 63) - 1), st.integers(0, 1))
 def test_a_shuffle_is_a_permutation(count: int, seed: int, stream: int) -> None:
     order = shuffle(count, seed, stream)
@@ -42,7 +43,7 @@ def test_a_shuffle_moves_every_region_everywhere(seed: int) -> None:
 contents = st.lists(st.integers(0, (1 << 64) - 1), max_size=30)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(contents, st.data(), st.integers(0, 9))
 def test_an_order_of_contents_does_not_depend_on_where_they_stand(
     digests: list[int], data: st.DataObject, seed: int

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from pipeline import exits
 from pipeline.progress import counters, display
+from pipeline.run_guard import guard
 from tasks.core.errors import DataError
 
 
@@ -113,7 +113,7 @@ def test_what_is_wrong_with_all_parts_is_told_once(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(display, "write", written.append)
     counters.begin()
     for message in ("a.jsonl: changed while it was read", "a.jsonl: changed while it was read", "b.jsonl: vanished"):
-        exits._told.clear()
-        with pytest.raises(DataError), exits.reporting():
+        guard.reported.clear()
+        with pytest.raises(DataError), guard.reporting():
             raise DataError("input_changed", message)
     assert [text.count("a.jsonl") for text in written] == [1, 0]

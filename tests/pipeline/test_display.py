@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 from screenshots import on_terminal
 
 from pipeline.progress import counters, display
-from pipeline.progress.state import Stage, State, duration
+from pipeline.progress.state import Stage, State
 
 CONFIG = "name: chats\nsources: [chats.jsonl]\nsequence_length: 128\nvocab_size: 400\npart_size: 20000\n"
 HOSTILE = "\x1b[31m[bold]a[/bold]\x07<b>&\u202e"
@@ -141,14 +141,6 @@ def test_a_line_has_the_figures() -> None:
     told = json.loads(display.frame(state(), "json", 0))["progress"]
     assert (told["seconds_left"], told["stages"][0]["done"], told["rejected"]) == (12345.6, 3, 2)
     assert "left" not in display.frame(state(seconds_left=None), "lines", 0)
-
-
-DURATIONS = {0: "0.0 s", 9.94: "9.9 s", 59.4: "59 s", 60: "1 min 00 s", 3599: "59 min 59 s", 7500: "2 h 05 min"}
-
-
-@pytest.mark.parametrize(("seconds", "said"), DURATIONS.items())
-def test_durations_read_well(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
 
 
 def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
 from pipeline.progress.time_left import Work, seconds_left
 from tasks.dry_run.cost_model import COMMIT, ROW_BYTES, TASK, WRITTEN_BYTE, plan_seconds
@@ -59,7 +60,7 @@ def simulated(
     ), end
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(st.floats(1e7, 6e8), min_size=1, max_size=40),
     st.integers(1, 8),

@@ -19,9 +19,10 @@ from luigi.scheduler import RUNNING, Scheduler
 from luigi.worker import TaskProcess
 from support.commands import BIN, ROOT, write_chats
 
-from pipeline import events, signals, training
+from pipeline import events, training
 from pipeline.graph import PackCorpus
 from pipeline.progress import counters
+from pipeline.run_guard import guard
 from tasks.core import startup
 from tasks.core.error_messages import told
 from tasks.core.errors import Interrupted
@@ -103,10 +104,10 @@ def in_a_destructor() -> None:
 
 
 def while_signals_wait() -> None:
-    signals._before_fork()
+    guard._before_fork()
     with suppress(SystemExit):
         press(signal.SIGTERM)
-    signals._after_fork()
+    guard._after_fork()
     time.sleep(60)
 
 
@@ -139,7 +140,7 @@ def test_a_child_that_asks_whether_a_corpus_is_there_stays_a_child(
     (tmp_path / "corpus.yaml").write_text("name: some\nsources: [a.jsonl]\n")
     write_chats(tmp_path / "a.jsonl", 3)
     counters.put(rows=5)
-    monkeypatch.setattr(signals, "in_task", lambda: True)
+    monkeypatch.setattr(guard, "in_task", lambda: True)
 
     def work() -> None:
         assert not PackCorpus(config=str(tmp_path / "corpus.yaml"), root=str(tmp_path)).complete()
@@ -157,7 +158,7 @@ def test_a_child_that_asks_whether_a_corpus_is_there_stays_a_child(
 def as_parent() -> Iterator[None]:
     for number in STOP:
         signal.signal(number, signal.default_int_handler)
-    signals.begin()
+    guard.begin()
     with suppress(KeyboardInterrupt):
         yield
         os._exit(0)
@@ -199,9 +200,9 @@ def test_only_the_first_of_several_counts() -> None:
 
 def test_a_signal_counts_again_in_the_next_run_and_when_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> None:
-        monkeypatch.setattr(signals, "PATIENCE", 0.2)
+        monkeypatch.setattr(guard, "patience", 0.2)
         with as_parent():
-            for wait in (lambda: time.sleep(0.3), signals.begin, signals.begin):
+            for wait in (lambda: time.sleep(0.3), guard.begin, guard.begin):
                 with suppress(KeyboardInterrupt):
                     press()
                     os._exit(4)
@@ -216,7 +217,7 @@ def test_what_a_program_does_with_signals_is_its_own() -> None:
         heard: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signals.begin()
+        guard.begin()
         ignored = exit_code(press)  # nor do its children hear what it ignores
         press()
         press(signal.SIGTERM)
@@ -240,10 +241,11 @@ from pathlib import Path
 
 import luigi
 
-from pipeline import signals
+import pipeline
+from pipeline.run_guard import guard
 
-signals.PATIENCE = 0.5
-signals.begin()
+guard.patience = 0.5
+guard.begin()
 folder = Path(sys.argv[1])
 
 class Deaf(luigi.Task):
@@ -314,9 +316,10 @@ def test_the_parent_alone_is_told(tmp_path: Path, number: signal.Signals) -> Non
 
 LATE = """
 import os, signal, sys, threading
-from pipeline import signals
+import pipeline
+from pipeline.run_guard import guard
 
-signals.begin()
+guard.begin()
 
 class Last:
     def __init__(self):
@@ -390,3 +393,41 @@ def test_who_imports_the_package_keeps_ctrl_c() -> None:
 def test_what_is_said_while_modules_load_has_the_form_of_the_others() -> None:
     assert told(Interrupted("interrupted", "interrupted; nothing had begun")) + "\n" == LOADING
     assert Interrupted.exit_code == 75
+
+
+# -- the guard --------------------------------------------------------------------------------------------------------
+
+REMOVED = """
+import logging, signal, sys
+import luigi, luigi.retcodes
+from luigi.cmdline_parser import CmdlineParser
+from luigi.scheduler import Scheduler
+from luigi.worker import TaskProcess
+
+def patched():
+    codes = luigi.retcodes.retcode()
+    return [
+        TaskProcess.terminate, Scheduler._update_task_history, CmdlineParser._build_parser, sys.excepthook,
+        sys.unraisablehook, logging.getLogger("luigi-interface").filters[:], signal.getsignal(signal.SIGINT),
+        signal.getsignal(signal.SIGTERM), *(type(getattr(codes, name)) for name, _ in codes.get_params()),
+        *(set(handlers) for handlers in luigi.Task._event_callbacks.get(luigi.Task, {}).values()),
+    ]
+
+before = patched()
+from pipeline.run_guard import guard
+guard.begin()
+changed = patched()
+guard.remove()
+after = [each for each in patched() if not isinstance(each, set)]
+assert after == [each for each in before if not isinstance(each, set)], after
+assert not any(guard._on_work_ended in handlers for handlers in luigi.Task._event_callbacks[luigi.Task].values())
+assert all(one != other for one, other in zip(before, changed)), changed
+guard.install()
+guard.install()
+assert len(logging.getLogger("luigi-interface").filters) == 1
+"""
+
+
+def test_everything_that_is_patched_is_restored() -> None:
+    done = subprocess.run([sys.executable, "-c", REMOVED], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""What docs/bad-inputs.md says of each bad input is what the real command says of it."""
+"""What docs/reference/bad-inputs.md says of each bad input is what the real command says of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from support.commands import ROOT
 sys.path.insert(0, str(ROOT / "bench"))
 import bad_inputs
 
-DOCUMENT = (ROOT / "docs" / "bad-inputs.md").read_text(encoding="utf-8").splitlines()
+DOCUMENT = (ROOT / "docs" / "reference" / "bad-inputs.md").read_text(encoding="utf-8").splitlines()
 # Of the machine, of two runs at once, and what loops for seconds: these have tests of their own, and depend on moments.
 NOT_HERE = {20, 24, 27, 29, 30, 34, 35, 36}
 

@@ -19,8 +19,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.jinja_sources import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
+from support.profiles import examples
 from support.tokenizer_kinds import CHATML_JINJA, KINDS, LOSSLESS, check_row, control_strings, open_kind, tokenize
-from test_jinja_templates import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
 
 from tasks.conversations.formats import read_record
 from tasks.conversations.model import full_text
@@ -179,7 +180,7 @@ def check_batch(kind: str, name: str, seed: int, count: int = BATCH) -> int:
 def test_what_is_said_is_never_a_control_token_and_comes_back(kind: str, name: str) -> None:
     packed = []
 
-    @settings(max_examples=EXAMPLES, deadline=None, database=None)
+    @settings(max_examples=examples(EXAMPLES), deadline=None, database=None)
     @given(st.integers(0, 1 << 64))
     def check(seed: int) -> None:
         packed.append(check_batch(kind, name, seed, CONVERSATIONS))

@@ -20,7 +20,7 @@ assert _spec.loader is not None
 faults = sys.modules["faults"] = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(faults)
 
-needs_strace = pytest.mark.skipif(not faults.can_trace(), reason="strace is not here or may not trace")
+needs_strace = pytest.mark.skipif(not faults.can_trace(), reason="needs strace, and the right to trace")
 
 
 @pytest.fixture(scope="module")

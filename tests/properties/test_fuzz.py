@@ -20,18 +20,19 @@ import yaml
 import zstandard
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
 from tasks.config import Config, load_config
-from tasks.conversations.content import content_digest, said
-from tasks.conversations.formats import FORMATS, read_record
+from tasks.conversations.formats import FORMAT_NAMES, read_record
+from tasks.conversations.model import content_digest, whole_text
 from tasks.core.errors import PackError, Reject
-from tasks.sources.model import SourceSpec
+from tasks.sources.model import Source
 from tasks.sources.parts import find_parts, read_part
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import to_json
 from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
 
-MANY = settings(max_examples=250, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=examples(250), deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
 NAMES = ("a.jsonl", "a.json", "a.csv", "a.tsv", "a.jsonl.gz", "a.json.zst")
 
@@ -59,7 +60,7 @@ def read_source(data: bytes, name: str, format: str, part_size: int = 1 << 20) -
     (_place() / name).write_bytes(data)
     found = 0
     try:
-        for file, parts in find_parts([SourceSpec(name, format)], _place(), part_size):
+        for file, parts in find_parts([Source(path=name, format=format)], _place(), part_size):
             for part in parts:
                 for _, record in read_part(part, max_record_bytes=1 << 12):
                     if isinstance(record, Reject):
@@ -67,7 +68,7 @@ def read_source(data: bytes, name: str, format: str, part_size: int = 1 << 20) -
                         continue
                     try:
                         conversation = read_record(record, file.format)
-                        content_digest(said(conversation).encode())
+                        content_digest(whole_text(conversation).encode())
                         orjson.dumps([[m.role, m.content, m.context, m.name] for m in conversation.messages])
                         found += 1
                     except Reject as reject:
@@ -190,7 +191,7 @@ def files(draw: st.DrawFn) -> tuple[bytes, str]:
 
 
 @MANY
-@given(files(), st.sampled_from(["auto", *FORMATS]), st.sampled_from([1, 100, 1 << 20]))
+@given(files(), st.sampled_from(["auto", *FORMAT_NAMES]), st.sampled_from([1, 100, 1 << 20]))
 def test_any_bytes_are_read_or_refused(file: tuple[bytes, str], format: str, part_size: int) -> None:
     read_source(*file, format, part_size)
 

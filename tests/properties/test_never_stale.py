@@ -14,13 +14,15 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.small_corpus import conversations, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
 from tasks import recipe as recipe_module
-from tasks.config import WITHOUT_EFFECT, Config, Source
+from tasks.config import WITHOUT_EFFECT, Config
 from tasks.core.errors import PackError
 from tasks.recipe import Recipe, resolve
+from tasks.sources.model import Source
 from tasks.storage.keys import BY_CONTENT
 from tasks.storage.manifest import load_manifest
 
@@ -66,7 +68,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "min_turns": (3, {}),
     "max_turns": (2, {}),
     "epochs": (2, {}),
-    "licence": (["cc-by-4.0"], {}),
+    "license": (["cc-by-4.0"], {}),
     "language": (["en"], {}),
     "packing": (False, {}),
     "seed": (43, {}),
@@ -190,7 +192,7 @@ def flipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_bit_of_source_tokenizer_and_template_changes_the_key(flipped: Path, data: st.DataObject) -> None:
     """Or the run stops; only where a bit makes it a line end of another kind is a template the same text."""

@@ -223,7 +223,7 @@ def test_a_template_that_loops_ends_the_run_and_all_its_processes(tmp_path: Path
     check(found, "hf_byte_level")
     assert found.code == 65
     [said] = [line for line in found.messages.splitlines() if " error: " in line]
-    assert said == "E415 error: template t.jinja: was still rendering one conversation after 6 s; it loops"
+    assert said == "E415 error: template t.jinja: still rendering one conversation after 6 s; it loops"
 
 
 def test_a_template_that_fails_on_every_conversation_is_named(tmp_path: Path) -> None:

@@ -528,7 +528,7 @@ def test_contrast_is_that_of_wcag_aa(scheme: int) -> None:
 def browser() -> Iterator[Any]:
     chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if chromium is None:
-        pytest.skip("no Chromium on this machine")
+        pytest.skip("needs chromium")
     playwright = pytest.importorskip("playwright.sync_api")
     with playwright.sync_playwright() as running:
         opened = running.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import orjson
 import pyarrow as pa
@@ -21,13 +20,13 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
 from tasks.core.errors import DataError, Reject
-from tasks.sources import sample_files as sampler
-from tasks.sources import sample_streams, sample_windows
-from tasks.sources.model import SourceFile, SourceSpec
+from tasks.readers.containers import container_named
+from tasks.sources.model import Source, SourceFile
 from tasks.sources.sample import Sample
-from tasks.sources.sample_files import sample_files
+from tasks.sources.sample_files import MOST_FILES, sample_files
 from tasks.sources.sample_windows import places
 from tasks.sources.source_files import find_files
 
@@ -87,7 +86,7 @@ WRITERS: dict[str, Callable[[list[dict[str, str]]], bytes]] = {
 
 def file_of(folder: Path, name: str, data: bytes) -> SourceFile:
     (folder / name).write_bytes(data)
-    [file] = find_files([SourceSpec(name)], folder)
+    [file] = find_files([Source(path=name)], folder)
     return file
 
 
@@ -135,7 +134,7 @@ def test_a_small_file_is_read_whole_with_its_lines(tmp_path: Path, name: str) ->
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv"])
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(
     sizes=st.lists(st.integers(0, 300), min_size=3, max_size=40),
     cuts=st.lists(st.tuples(st.integers(0, 60), st.integers(-1, 1)), min_size=1, max_size=8),
@@ -146,19 +145,16 @@ def test_windows_side_by_side_give_every_record_once(sizes: list[int], cuts: lis
         data = {"jsonl": lines, "json": orjson.dumps, "csv": as_csv}[kind](written)
         file = file_of(Path(name), f"a.{kind}", data)
         with file.path.open("rb") as source:
-            window: Any = sample_windows.CsvWindow(file, LIMIT) if kind == "csv" else sample_windows.jsonl_window
-            if kind == "json":
-                between = sample_windows.find_separator(source, file.name)
-                if not between:
-                    return
-                window = sample_windows.ArrayWindow(between)
+            window = container_named(kind).window(file, LIMIT)
+            if window is None:
+                return
             # At and beside the places where records end.
             ends = [end.end() for end in re.finditer(rb"\n|\},", data)] or [1]
             near = (ends[number % len(ends)] + off for number, off in cuts)
             edges = sorted({0, file.bytes, *(cut for cut in near if 0 < cut < file.bytes)})
             found: list[object] = []
             for start, stop in pairwise(edges):
-                found += [value for _, value in window(file, source, start, stop, LIMIT)[0]]
+                found += [value for _, value in window(source, start, stop)[0]]
     assert found == written
 
 
@@ -189,9 +185,9 @@ def test_rejects_have_their_line_and_a_long_line_is_not_read_whole(tmp_path: Pat
 def test_of_many_files_some_are_read_and_stand_for_all(tmp_path: Path) -> None:
     for number in range(200):
         (tmp_path / f"{number:03}.jsonl").write_bytes(lines(records(20, number)))
-    files = find_files([SourceSpec("*.jsonl")], tmp_path)
+    files = find_files([Source(path="*.jsonl")], tmp_path)
     samples = sample_files(files, 1 << 20, LIMIT)
-    assert len(samples) == sampler.MOST_FILES
+    assert len(samples) == MOST_FILES
     assert (samples[0].file, samples[-1].file) == (files[0], files[-1])
     assert sum(sample.weights.sum() for sample in samples) == pytest.approx(4000, rel=0.02)
     assert not any(sample.whole for sample in samples if sample.stands_for != 1)
@@ -213,14 +209,12 @@ def test_of_a_large_file_little_is_read(tmp_path: Path, name: str) -> None:
     assert sample.total == pytest.approx(20_000, rel=0.05)
 
 
-def test_a_stream_that_is_too_long_is_left_in_time_and_says_how_far_it_was_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sample_streams, "STREAM", 1 << 22)
+def test_a_stream_that_is_too_long_is_left_in_time_and_says_how_far_it_was_read(tmp_path: Path) -> None:
     source = random.Random(1)
     written = [{"instruction": source.randbytes(250).hex(), "output": "b"} for _ in range(20_000)]
     for name in ("a.jsonl.gz", "a.csv.gz"):
-        sample = sample_of(tmp_path, name, WRITERS[name](written), 100_000)
+        file = file_of(tmp_path, name, WRITERS[name](written))
+        [sample] = sample_files([file], 100_000, LIMIT, stream=1 << 22)
         assert 0.05 < sample.reach < 0.9
         assert not sample.counted
         assert sample.total == pytest.approx(20_000, rel=0.2)
@@ -239,7 +233,7 @@ def test_a_table_that_is_a_bomb_is_refused(tmp_path: Path) -> None:
     out = io.BytesIO()
     pq.write_table(pa.table({"instruction": text}), out, store_schema=False, dictionary_pagesize_limit=1 << 30)
     (tmp_path / "a.parquet").write_bytes(out.getvalue())
-    [file] = find_files([SourceSpec("a.parquet", format="alpaca")], tmp_path)
+    [file] = find_files([Source(path="a.parquet", format="alpaca")], tmp_path)
     with pytest.raises(DataError, match=r"a\.parquet: a sample takes over 64\d MiB of memory: damaged, or a bomb\?"):
         sample_files([file], 1 << 20, LIMIT)
 
@@ -250,7 +244,7 @@ def test_the_same_records_are_drawn_wherever_a_file_lies(tmp_path: Path) -> None
         (tmp_path / folder).mkdir()
         text = "".join(f'{{"messages": [{{"role": "user", "content": "{number}"}}]}}\n' for number in range(9_000))
         (tmp_path / folder / "chat.jsonl").write_text(text)
-        [file] = find_files([SourceSpec(f"{folder}/chat.jsonl")], tmp_path)
+        [file] = find_files([Source(path=f"{folder}/chat.jsonl")], tmp_path)
         [sample] = sample_files([file], 60_000, LIMIT)
         drawn.append([record.value for record in sample.records])
     assert drawn[0] == drawn[1]
@@ -265,7 +259,7 @@ def test_each_entry_of_the_config_is_looked_at(tmp_path: Path) -> None:
         for number in range(count):
             text = '{"messages": [{"role": "user", "content": "a"}]}\n' * (entry + 1)
             (tmp_path / f"{entry}" / f"{number:03}.jsonl").write_text(text)
-        specs.append(SourceSpec(f"{entry}"))
+        specs.append(Source(path=f"{entry}"))
     samples = sample_files(find_files(specs, tmp_path), 1 << 20, LIMIT)
     expected = [0.0] * 4
     for sample in samples:

@@ -30,15 +30,17 @@ import pytest
 import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
 from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation
 from tasks.core.errors import DataError, InputMissing, PackError, Reject, StorageError, UsageError
-from tasks.readers import containers, json_array, record_reader, strict_json
+from tasks.readers import json_array, lines, strict_json
 from tasks.readers.compression import BOMB_BYTES
+from tasks.readers.container import RecordReader
+from tasks.readers.containers import container_named, container_of
 from tasks.readers.lines import CHUNK
-from tasks.sources import parts, source_files
-from tasks.sources.model import Part, SourceFile, SourceSpec
+from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.parts import find_parts, place_of, read_part
 
 CORPORA = Path(__file__).parents[3] / "shared" / "corpora"
@@ -62,7 +64,7 @@ def write(path: Path, data: bytes) -> Path:
 
 
 def parts_of(path: Path, part_size: int = 1 << 26, **spec: Any) -> tuple[SourceFile, list[Part]]:
-    ((file, parts),) = find_parts([SourceSpec(path.name, **spec)], path.parent, part_size)
+    ((file, parts),) = find_parts([Source(path=path.name, **spec)], path.parent, part_size)
     return file, parts
 
 
@@ -79,6 +81,11 @@ def records_of(path: Path, part_size: int = 1 << 26, **spec: Any) -> list[tuple[
 def conversations_of(path: Path, part_size: int = 1 << 26) -> list[Conversation]:
     file, _ = parts_of(path, part_size)
     return [read_record(record, file.format) for _, record in records_of(path, part_size)]
+
+
+def reader_of(path: Path, container: str) -> RecordReader:
+    file = SourceFile(path, path.name, container, "", "text", (), path.stat().st_size, "", 0)
+    return RecordReader(container_named(container), file)
 
 
 def outline_of(record: object) -> list[str]:
@@ -214,7 +221,7 @@ def test_only_known_columns_of_a_table_are_read(tmp_path: Path) -> None:
     for name, write_table in (("a.parquet", pq.write_table), ("a.feather", pyarrow.feather.write_feather)):
         write_table(table, tmp_path / name)
         assert records_of(tmp_path / name) == [(0, {"text": "a"})]
-        mapped = records_of(tmp_path / name, columns=(("prompt", "text"), ("completion", "label")))
+        mapped = records_of(tmp_path / name, columns={"prompt": "text", "completion": "label"})
         assert mapped == [(0, {"text": "a", "label": "b"})]
 
 
@@ -262,7 +269,7 @@ def test_a_block_is_bounded_in_records_and_in_bytes(name: str, tmp_path: Path) -
         else:  # elements that begin alike are read some at a time, others as a whole
             unlike = [{"text": "c"}, {"prompt": "", "text": "d"}] if name.startswith("unlike") else []
             path.write_bytes(orjson.dumps(unlike + records))
-        [(_, parts)] = find_parts([SourceSpec(name, "text")], tmp_path, 1 << 30)
+        [(_, parts)] = find_parts([Source(path=name, format="text")], tmp_path, 1 << 30)
         blocks = list(read_part(parts[0]).blocks())
         found = [record for _, block in blocks for record in block]
         assert found[-len(records) :] == records
@@ -274,7 +281,7 @@ def test_a_block_is_bounded_in_records_and_in_bytes(name: str, tmp_path: Path) -
 
 def test_rows_before_a_damaged_one_come_first(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('text\na\nb\nc,d\n"e')
-    [(_, parts)] = find_parts([SourceSpec("a.csv", "text")], tmp_path, 1 << 20)
+    [(_, parts)] = find_parts([Source(path="a.csv", format="text")], tmp_path, 1 << 20)
     blocks = read_part(parts[0]).blocks()
     numbers, records = next(blocks)
     with pytest.raises(DataError, match="is a quote left open"):
@@ -302,11 +309,10 @@ def test_one_file_that_cannot_be_read_ends_the_digests_of_the_others(
 
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "a"}\n')
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "b"}\n' * 2000)
-    monkeypatch.setattr(parts, "_HASH_CHUNK", 1)
-    monkeypatch.setattr(source_files, "sha256", Slow)
+    monkeypatch.setattr(lines.hashlib, "sha256", Slow)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     with pytest.raises(StorageError, match=r"a\.jsonl: cannot be read: Input/output error"):
-        find_parts([SourceSpec("*.jsonl", "text")], tmp_path, 1 << 20)
+        find_parts([Source(path="*.jsonl", format="text")], tmp_path, 1 << 20, hash_chunk=1)
     assert len(read) < 14 * 2000, "b was read to its end"
 
 
@@ -324,7 +330,7 @@ LINE = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(lines=st.lists(LINE, min_size=1, max_size=30), part_size=st.integers(1, 400), end=st.booleans(), extra=LINE)
 def test_parts_add_up_to_the_whole(lines: list[bytes], part_size: int, end: bool, extra: bytes) -> None:
     data = b'{"text":"first"}\n' + b"\n".join(lines) + (b"\n" if end else b"")
@@ -367,13 +373,12 @@ def test_records_counts_blank_lines_at_the_end(tmp_path: Path) -> None:
     assert reader.records == 4
 
 
-def test_parts_across_the_chunks_of_hashing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_across_the_chunks_of_hashing(tmp_path: Path) -> None:
     data = lines_of(MESSAGES)
     path = write(tmp_path / "a.jsonl", data)
     expected = parts_of(path, 10_000)
     assert len(expected[1]) == len(data) // 10_000 + 1
-    monkeypatch.setattr(parts, "_HASH_CHUNK", 777)
-    assert parts_of(path, 10_000) == expected
+    assert find_parts([Source(path="a.jsonl")], tmp_path, 10_000, hash_chunk=777) == [expected]
 
 
 # -- records that cannot be parsed ----------------------------------------------------------------------------------
@@ -502,7 +507,7 @@ def test_a_table_that_is_a_bomb_is_refused_before_it_is_in_memory(tmp_path: Path
         assert path.stat().st_size < 100_000, name
         limits, begin = resource.getrlimit(resource.RLIMIT_DATA), time.process_time()
         with pytest.raises(DataError, match=rf"{path.name}: .*: damaged, or a bomb\? Where it is meant so") as told:
-            for _ in record_reader.RecordReader(path, path.name, path.suffix[1:], "", 0, 1):
+            for _ in reader_of(path, path.suffix[1:]):
                 pass
         assert told.value.reason == "bomb"
         assert time.process_time() - begin < 10, name
@@ -545,7 +550,7 @@ def test_utf16_is_refused_with_the_way_out(tmp_path: Path, name: str, encoding: 
         subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
         [made] = tmp_path.glob("*.utf8.*")
         assert made.read_bytes() == GOOD
-        assert containers.container_of(made.name)
+        assert container_of(made.name)
 
 
 @pytest.mark.parametrize(
@@ -608,18 +613,37 @@ def test_a_file_that_may_not_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyP
         parts_of(tmp_path / "a.jsonl")
 
 
-@given(st.text('":a', max_size=40).map(str.encode), st.sampled_from([2, 4, 1 << 18]))
-def test_ends_of_keys_are_counted_as_bytes_counts_them(text: bytes, chunk: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(record_reader, "CHUNK", chunk)
-        assert strict_json.key_ends(text) == text.count(b'":')
+TRICKY = st.sampled_from(['"', "\\", ":", "\\u0022", "u0022", "a", "é", "\x7f", "\n"])
+TEXTS = st.lists(TRICKY, max_size=6).map("".join)
+VALUES = st.recursive(
+    TEXTS | st.none() | st.integers(0, 9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(VALUES, st.booleans(), st.sampled_from([None, 1]))
+def test_equal_keys_are_always_found_and_other_records_are_exact(
+    value: object, ascii: bool, indent: int | None
+) -> None:
+    text = json.dumps(value, ensure_ascii=ascii, indent=indent)
+    assert strict_json.is_exact(text.encode(), value) == ("u0022" not in text)
+    for twice in (
+        f'{{"a": 1, "b": {text}, "a": 2}}',
+        f'{{"\\u0061": {text}, "a" : 2}}',
+        f'[{{"": {text}, "": "\\\\"}}]',
+    ):
+        assert not strict_json.is_exact(twice.encode(), orjson.loads(twice))
+        reject = strict_json.parse_record(twice.encode(), False)
+        assert isinstance(reject, Reject)
+        assert reject.reason == "duplicate_key"
 
 
 SAID = st.sampled_from(["a", '},{"text"', '"},{"text":"', "},\n  {", "[", "]", '"', "\\"]) | st.text(max_size=3)
 ELEMENTS = st.fixed_dictionaries({"text": SAID}, optional={"more": st.lists(st.fixed_dictionaries({"text": SAID}))})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(ELEMENTS | st.fixed_dictionaries({"n": SAID}) | st.integers(0, 99) | SAID, max_size=12),
     st.sampled_from([None, 0, 2]),
@@ -634,9 +658,9 @@ def test_an_array_is_read_block_by_block_as_it_is_as_a_whole(
         found = []
         for size in (block, 1 << 20):
             with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-                patch.setattr(record_reader, "CHUNK", size)
+                patch.setattr(json_array, "CHUNK", size)
                 path = write(Path(name) / "a.json", text)
-                reader = record_reader.RecordReader(path, "a.json", "json", "", 0, 0)
+                reader = reader_of(path, "json")
                 seen: list[object] = []
                 try:
                     seen += [(number, str(record)) for number, record in reader]
@@ -650,7 +674,7 @@ def test_an_array_is_read_block_by_block_as_it_is_as_a_whole(
 def test_a_large_array_is_not_held_as_a_whole(tmp_path: Path) -> None:
     data = json.dumps(MESSAGES * 40, indent=1).encode()
     path = write(tmp_path / "a.json", data)
-    reader = record_reader.RecordReader(path, "a.json", "json", "", 0, 0)
+    reader = reader_of(path, "json")
     tracemalloc.start()
     try:
         assert sum(1 for _ in reader) == len(MESSAGES) * 40
@@ -704,7 +728,7 @@ def test_a_file_that_changes(tmp_path: Path, name: str, when: str) -> None:
 
 
 def names_of(folder: Path, *paths: str) -> list[str]:
-    return [file.name for file, _ in find_parts([SourceSpec(path) for path in paths], folder, 1 << 26)]
+    return [file.name for file, _ in find_parts([Source(path=path) for path in paths], folder, 1 << 26)]
 
 
 def test_files_globs_and_folders(tmp_path: Path) -> None:
@@ -733,21 +757,21 @@ def test_files_globs_and_folders(tmp_path: Path) -> None:
 
 def test_the_same_file_read_in_two_ways(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", GOOD)
-    same = [SourceSpec("a.jsonl"), SourceSpec("./a.jsonl", "text"), SourceSpec("*.jsonl")]
+    same = [Source(path="a.jsonl"), Source(path="./a.jsonl", format="text"), Source(path="*.jsonl")]
     assert len(find_parts(same, tmp_path, 100)) == 1
     with pytest.raises(UsageError, match=r"is the same file as a\.jsonl, .* reads as text, this one as alpaca; leave"):
-        find_parts([SourceSpec("a.jsonl"), SourceSpec("*.jsonl", "alpaca")], tmp_path, 100)
+        find_parts([Source(path="a.jsonl"), Source(path="*.jsonl", format="alpaca")], tmp_path, 100)
     with pytest.raises(UsageError, match=r"this one as text with columns \{text: text\}"):
-        find_parts([SourceSpec("a.jsonl"), SourceSpec("a.jsonl", columns=(("text", "text"),))], tmp_path, 100)
+        find_parts([Source(path="a.jsonl"), Source(path="a.jsonl", columns={"text": "text"})], tmp_path, 100)
     with pytest.raises(UsageError, match=r"reads as text, this one as text with weight 2\.5, limit 7; leave"):
-        find_parts([SourceSpec("*.jsonl"), SourceSpec("a.jsonl", weight=2.5, limit=7)], tmp_path, 100)
+        find_parts([Source(path="*.jsonl"), Source(path="a.jsonl", weight=2.5, limit=7)], tmp_path, 100)
 
 
 @pytest.mark.parametrize(
     ("path", "error", "message"),
     [
-        ("c/chat.jsonl", InputMissing, 'there is no such file or folder; did you mean "chats.jsonl"?'),
-        ("cc/chats.jsonl", InputMissing, 'there is no such file or folder; did you mean "c"?'),
+        ("c/chat.jsonl", InputMissing, "there is no such file or folder; did you mean chats.jsonl?"),
+        ("cc/chats.jsonl", InputMissing, "there is no such file or folder; did you mean c?"),
         ("c/*.csv", InputMissing, "the glob matches no file in "),
         ("*", InputMissing, "the glob matches no file, only folders"),
         ("empty", InputMissing, "the folder holds no file"),
@@ -772,19 +796,17 @@ def test_paths_that_fail(tmp_path: Path, path: str, error: type[PackError], mess
         write(tmp_path / f"c/{n}.txt", b"x")
     (tmp_path / "empty").mkdir()
     with pytest.raises(error) as caught:
-        find_parts([SourceSpec(path)], tmp_path, 100)
+        find_parts([Source(path=path)], tmp_path, 100)
     assert str(caught.value).startswith(path)
     assert message in str(caught.value)
 
 
 def test_bad_settings(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", GOOD)
-    with pytest.raises(UsageError, match='format "alpacka" is not known; did you mean alpaca'):
-        parts_of(tmp_path / "a.jsonl", format="alpacka")
     with pytest.raises(UsageError, match='columns: "instructions" is not a name of ours; did you mean instruction'):
-        parts_of(tmp_path / "a.jsonl", columns=(("instructions", "x"),))
+        parts_of(tmp_path / "a.jsonl", columns={"instructions": "x"})
     with pytest.raises(UsageError, match=r'"frage" is .*; ours stands on the left: columns: \{question: frage\}$'):
-        parts_of(tmp_path / "a.jsonl", columns=(("frage", "question"),))
+        parts_of(tmp_path / "a.jsonl", columns={"frage": "question"})
     with pytest.raises(UsageError, match="part_size is 0"):
         parts_of(tmp_path / "a.jsonl", part_size=0)
 
@@ -816,7 +838,7 @@ def test_a_saved_data_set(tmp_path: Path) -> None:
 # -- real data ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(not CORPORA.is_dir(), reason="the shared corpora are not beside this checkout")
+@pytest.mark.skipif(not CORPORA.is_dir(), reason="needs ../shared/corpora")
 @pytest.mark.parametrize(
     ("name", "format", "count"),
     [
@@ -833,10 +855,9 @@ def test_real_files_are_told_and_read_without_a_reject(name: str, format: str, c
     assert len(conversations_of(CORPORA / name, part_size=1 << 20)) == count
 
 
-def test_parts_grow_where_there_would_be_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.sources.source_files.MOST_PARTS", 8)
+def test_parts_grow_if_there_would_be_too_many(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "some words of text"}\n' * 400)
-    [(_, parts)] = find_parts([SourceSpec("a.jsonl")], tmp_path, 16)
+    [(_, parts)] = find_parts([Source(path="a.jsonl")], tmp_path, 16, most_parts=8)
     assert 4 <= len(parts) <= 9
     assert [part.start for part in parts[1:]] == [part.stop for part in parts[:-1]]
 
@@ -845,7 +866,7 @@ def test_a_tab_is_a_delimiter_only_in_a_tsv(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,n\nx\ty,1\n")
     (tmp_path / "a.tsv").write_text("text\tn\nx,y\t1\n")
     for name, container, text in (("a.csv", "csv", "x\ty"), ("a.tsv", "tsv", "x,y")):
-        [(file, [part])] = find_parts([SourceSpec(name)], tmp_path, 1 << 20)
+        [(file, [part])] = find_parts([Source(path=name)], tmp_path, 1 << 20)
         assert file.container == container
         assert [record for _, record in read_part(part)] == [{"text": text, "n": "1"}]
 
@@ -856,7 +877,7 @@ def test_what_is_no_file_is_not_passed_over(tmp_path: Path, path: str) -> None:
     (tmp_path / "in" / "a.jsonl").write_text('{"text": "x"}\n')
     (tmp_path / "in" / "b.jsonl").symlink_to(tmp_path / "nowhere")
     with pytest.raises(DataError, match=r"b\.jsonl: is neither a file nor a folder"):
-        find_parts([SourceSpec(path)], tmp_path, 1 << 20)
+        find_parts([Source(path=path)], tmp_path, 1 << 20)
 
 
 # -- integers ---------------------------------------------------------------------------------------------------------
@@ -875,7 +896,7 @@ def test_an_integer_that_would_be_rounded_is_rejected_and_no_other_number(tmp_pa
     lines = [line for pair in zip(good, (line(n, "y") for n in (*WIDE, *WIDE, *WIDE)), strict=False) for line in pair]
     whole = "\n".join(lines) if name == "a.jsonl" else f"[{','.join(lines)}]"
     (tmp_path / name).write_text(whole + "\n")
-    [(_, [part])] = find_parts([SourceSpec(name)], tmp_path, 1 << 20)
+    [(_, [part])] = find_parts([Source(path=name)], tmp_path, 1 << 20)
     found = [record for _, record in read_part(part)]
     assert found[::2] == [json.loads(line) for line in good]
     assert {record.reason for record in found[1::2] if isinstance(record, Reject)} == {"big_integer"}
@@ -932,7 +953,7 @@ def test_why_a_format_cannot_be_told(tmp_path: Path, content: bytes, reason: str
     [
         (
             {"prompt": "user_query", "completion": "bot_replies"},
-            "a.jsonl: columns: completion: no key `bot_replies`; did you mean `bot_reply`?; "
+            "a.jsonl: columns: completion: no key `bot_replies`; did you mean bot_reply?; "
             "keys found: user_query, bot_reply",
         ),
         ({"messages": "msgs"}, "a.jsonl: columns: messages: no key `msgs`; keys found: user_query, bot_reply"),
@@ -941,7 +962,7 @@ def test_why_a_format_cannot_be_told(tmp_path: Path, content: bytes, reason: str
 def test_a_column_that_is_not_there_is_named(tmp_path: Path, columns: dict[str, str], told: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"user_query": "x", "bot_reply": "y"}\n')
     with pytest.raises(DataError) as error:
-        parts_of(tmp_path / "a.jsonl", columns=tuple(columns.items()))
+        parts_of(tmp_path / "a.jsonl", columns=columns)
     assert (error.value.reason, str(error.value)) == ("unknown_format", told)
 
 
@@ -950,4 +971,20 @@ def test_columns_of_a_file_that_needs_none_are_to_be_left_out(tmp_path: Path) ->
     with pytest.raises(
         DataError, match=r"no key `msgs`; .*; without columns it is read as messages: leave columns out$"
     ):
-        parts_of(tmp_path / "a.jsonl", columns=(("messages", "msgs"),))
+        parts_of(tmp_path / "a.jsonl", columns={"messages": "msgs"})
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_a_decoder_replaces_that_of_plain_blocks_and_none_sends_each_record_through_the_strict_one(
+    name: str, tmp_path: Path
+) -> None:
+    lines = [b'{"text":"a"}', b'{"text":"b","text":"c"}', b'{"text":"d"}']
+    data = b"\n".join(lines) if name == "a.jsonl" else b"[" + b", ".join(lines) + b"]"
+    _, (part,) = parts_of(write(tmp_path / name, data))
+    assert [record for _, record in read_part(part, decode=lambda texts: [*texts])] == lines
+    found = [record for _, record in read_part(part, decode=lambda texts: None)]
+    assert (found[0], str(found[1]), found[2]) == (
+        {"text": "a"},
+        'the key "text" stands twice in one object',
+        {"text": "d"},
+    )

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 
 from tasks.core.errors import StorageError
 from tasks.storage import files
@@ -30,7 +31,7 @@ class Stop(Exception):
     """What a test raises inside a block."""
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     old=st.none() | st.binary(max_size=50),
     chunks=st.lists(st.binary(max_size=200), max_size=6),
@@ -267,15 +268,15 @@ def test_an_interrupt_the_moment_that_a_temporary_file_is_there(
 
 
 @pytest.mark.parametrize("can_ask", [True, False])
-def test_the_disk_is_asked_to_begin_while_a_file_is_written(
+def test_writeback_starts_while_a_file_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_ask: bool
 ) -> None:
     """Each byte once, so that those which are on the disk already stay in memory."""
     asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(files, "ASKED_AFTER", 1000)
+    monkeypatch.setattr(files, "WRITEBACK_BYTES", 1000)
     monkeypatch.delattr(os, "posix_fadvise", raising=False)
     if can_ask:
-        monkeypatch.setattr(os, "posix_fadvise", lambda _, begin, size, __: asked.append((begin, size)), raising=False)
+        monkeypatch.setattr(os, "posix_fadvise", lambda _, start, size, __: asked.append((start, size)), raising=False)
     with atomic_file(tmp_path / "file") as out:
         for size in (400, 700, 1, 998, 1, 5000, 3):
             out.write(b"x" * size)
@@ -283,11 +284,11 @@ def test_the_disk_is_asked_to_begin_while_a_file_is_written(
     assert asked == ([(0, 1100), (1100, 1000), (2100, 5000)] if can_ask else [])
 
 
-def test_a_disk_that_takes_no_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_writeback_advice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: int) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr(files, "ASKED_AFTER", 1)
+    monkeypatch.setattr(files, "WRITEBACK_BYTES", 1)
     monkeypatch.setattr(os, "posix_fadvise", refuse, raising=False)
     assert write_bytes(tmp_path / "file", b"new")["bytes"] == 3
 
@@ -295,7 +296,7 @@ def test_a_disk_that_takes_no_advice(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_bytes_that_a_disk_took_and_lost(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_bytes(path, b"old")
-    with pytest.raises(StorageError, match="file: cannot be written: 4 bytes were written, and 1 arrived"):
+    with pytest.raises(StorageError, match="file: cannot be written: 4 bytes were written, but the file has 1"):
         write_and_lose(path)
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]

@@ -13,6 +13,7 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
@@ -161,7 +162,7 @@ def test_every_edited_value_is_refused(copied: Corpus) -> None:
 def test_a_key_more_or_less_is_refused(copied: Corpus) -> None:
     _, path = copied
     original = orjson.loads(path.read_bytes())
-    for key in original:
+    for key in original.keys() - {"texts_version"}:  # which corpora of earlier versions do not have
         write_values(path, {k: v for k, v in original.items() if k != key}, sign=key != "digest")
         with pytest.raises(DataError, match=f"is not a packcorpus manifest: {key}"):
             load_manifest(path)
@@ -272,7 +273,7 @@ def test_a_ledger_that_does_not_balance_makes_no_manifest(tmp_path: Path) -> Non
         with pytest.raises(DataError, match="the ledger does not balance"):
             build_manifest(recipe, plan, changed, files)
     moved = [{**shards[0], "rows": shards[0]["rows"] + 1}, {**shards[1], "rows": shards[1]["rows"] - 1}]
-    with pytest.raises(DataError, match="shards have other row counts than planned"):
+    with pytest.raises(DataError, match="the rows per shard differ from the plan"):
         build_manifest(recipe, plan, moved, files)
 
 
@@ -340,7 +341,7 @@ def test_the_corpus_folder_is_found(copied: Corpus, tmp_path: Path, monkeypatch:
     shutil.rmtree(home)
     monkeypatch.chdir(tmp_path)
     assert corpus_folder(manifest, moved / "manifest.json") == moved
-    with pytest.raises(InputMissing, match=rf"{path.name}: its corpus folder .* is gone; rebuild the corpus"):
+    with pytest.raises(InputMissing, match=rf"{path.name}: its corpus folder .* is missing; rebuild the corpus"):
         corpus_folder(manifest, path)
 
 
@@ -368,7 +369,7 @@ def test_is_published(copied: Corpus) -> None:
     assert not Publish(recipe).is_done()
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_to_a_manifest_is_a_message(made: Corpus, tmp_path: Path, data: st.DataObject) -> None:
     original = made[1].read_bytes()

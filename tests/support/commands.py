@@ -1,10 +1,21 @@
-"""Runs the real commands, as a user does, in a folder of the test's own."""
+"""Runs the commands as a user does, in a folder of the test's own.
+
+packcorpus(folder, "verify") ─┐
+luigi(folder, …), pack(…) ────┴▶ command ─▶ a fork of support/command_server.py, or a process of its own
+"""
 
 from __future__ import annotations
 
+import atexit
+import functools
+import json
 import os
+import select
+import signal
 import subprocess
 import sys
+import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 import orjson
@@ -13,31 +24,90 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = ROOT.parent / "shared"
 BIN = Path(sys.executable).parent
+LIMIT = 300  # seconds
 
-needs_shared = pytest.mark.skipif(
-    not (SHARED / "corpora").is_dir(), reason="the corpora that are measured on (../shared) are not on this machine"
-)
+needs_shared = pytest.mark.skipif(not (SHARED / "corpora").is_dir(), reason="needs ../shared/corpora")
+
+Done = subprocess.CompletedProcess[str]
 
 
-def luigi(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """`luigi --module pipeline PackCorpus …` in `folder`, with the project's luigi.cfg."""
+def luigi(folder: Path, *arguments: str, **environment: str) -> Done:
+    """Run `luigi --module pipeline PackCorpus …` in `folder`, with the project's luigi.cfg."""
     return command(folder, str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", *arguments, **environment)
 
 
-def command(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")} | environment
-    return subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+def packcorpus(folder: Path, *words: str | Path, **environment: str) -> Done:
+    """Run `packcorpus …` in `folder`."""
+    return command(folder, str(BIN / "packcorpus"), *map(str, words), **environment)
+
+
+def command(folder: Path, *words: str, **environment: str) -> Done:
+    """Run a command: ours in a fork of the command server, others and those with a changed interpreter as a process."""
+    changes_start = any(name.startswith(("PYTHON", "LUIGI", "LD_", "OMP_")) for name in environment)
+    ours = words[0] in (str(BIN / "luigi"), str(BIN / "packcorpus"))
+    module = words[:2] == (sys.executable, "-m") and words[2].partition(".")[0] in ("luigi", "tasks")
+    if changes_start or not (ours or module):
+        return process(folder, *words, **environment)
+    return _server().run(folder, words, _environment(environment))
+
+
+def process(folder: Path, *words: str, **environment: str) -> Done:
+    """Run a command as a process of its own."""
+    env = _environment(environment)
+    return subprocess.run(words, cwd=folder, env=env, capture_output=True, encoding="utf-8", timeout=LIMIT, check=False)
+
+
+def _environment(changes: dict[str, str]) -> dict[str, str]:
+    return os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")} | changes
+
+
+class _Server:
+    """The client of support/command_server.py, one for each process of the tests."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("command_server.py"))],
+            cwd=tempfile.gettempdir(), env=_environment({}), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            start_new_session=True,
+        )  # fmt: skip
+        atexit.register(self.stop)
+
+    def run(self, folder: Path, words: tuple[str, ...], environment: dict[str, str]) -> Done:
+        server = self._process
+        assert server.stdin is not None
+        assert server.stdout is not None
+        with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
+            request = {"words": words, "folder": str(folder), "environment": environment}
+            server.stdin.write(json.dumps(request | {"stdout": out.name, "stderr": err.name}) + "\n")
+            server.stdin.flush()
+            if not select.select([server.stdout], [], [], LIMIT)[0]:
+                self.stop()
+                raise subprocess.TimeoutExpired(words, LIMIT)
+            return subprocess.CompletedProcess(
+                words, int(server.stdout.readline()), out.read().decode(), err.read().decode()
+            )
+
+    def stop(self) -> None:
+        _server.cache_clear()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+
+@functools.cache
+def _server() -> _Server:
+    return _Server()
 
 
 def pack(folder: Path, *arguments: str, **environment: str) -> Path:
-    """Run PackCorpus, which must succeed; the manifest that it names."""
+    """Run PackCorpus, which must succeed, and return its manifest."""
     done = luigi(folder, *arguments, **environment)
     assert done.returncode == 0, done.stderr
     return folder / done.stdout.splitlines()[-1]
 
 
 def corpus_bytes(manifest: Path) -> dict[str, bytes]:
-    """Every file of the corpus that must be the same for the same input, and the manifest."""
+    """Return every file of the corpus that must be the same for the same input, and the manifest."""
     root = manifest.parent.parent
     corpus = root / orjson.loads(manifest.read_bytes())["corpus"]
     found = {p.relative_to(corpus).as_posix(): p.read_bytes() for p in sorted(corpus.rglob("*")) if p.is_file()}
@@ -46,7 +116,7 @@ def corpus_bytes(manifest: Path) -> dict[str, bytes]:
 
 
 def write_chats(path: Path, count: int, start: int = 0) -> None:
-    """`count` short chats, all different, one JSON object a line."""
+    """Write `count` short chats, all different, one JSON object per line."""
     with path.open("wb") as file:
         for number in range(start, start + count):
             turns = [

@@ -1,32 +1,34 @@
-"""Small tokenizers of every kind that is read, built once a session, and what the tests do with them.
+"""Small tokenizers of every kind, trained once and cached, and what the tests do with them.
 
     KINDS = {"sp_bpe_chatml": SentencePiece BPE, …, "hf_byte_level": a folder as Hugging Face writes it, …}
     open_kind(name) ─▶ Encoder        reference(name) ─▶ the library's own tokenizer
 
-All texts that they are trained on stand here. The vocabularies are small, so that texts fall into many tokens and
-the edges between them show.
+They are trained on the texts below. The vocabularies are small: a text has many tokens, and many edges between them.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import io
 import json
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import numpy as np
+from filelock import FileLock
 from hypothesis import strategies as st
 
-from tasks.config import Config, Source
+from tasks.config import Config
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.sources.model import SourceSpec
+from tasks.sources.model import Source
 from tasks.sources.parts import find_parts
 from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
@@ -62,21 +64,31 @@ CHATML_JINJA = (
 )
 
 
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+
+
 @functools.cache
 def folder() -> Path:
-    """Where the tokenizers of this session lie; removed when the process ends."""
+    """Return a temporary folder of this process."""
     handle = tempfile.TemporaryDirectory(prefix="tokenizer_kinds_")
     _KEPT.append(handle)
     return Path(handle.name)
 
 
-_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+@functools.cache
+def cache_folder() -> Path:
+    """Return where the tokenizers are stored, for all processes and runs: it changes with all that they depend on."""
+    versions = "".join(version(name) for name in ("sentencepiece", "tokenizers"))
+    digest = hashlib.sha256(Path(__file__).read_bytes() + versions.encode()).hexdigest()[:16]
+    found = Path(__file__).resolve().parents[2] / ".pytest_cache" / "tokenizers" / digest
+    found.mkdir(parents=True, exist_ok=True)
+    return found
 
 
 # -- SentencePiece ----------------------------------------------------------------------------------------------------
 
 
-def _sentencepiece(name: str, **options: Any) -> Path:
+def _sentencepiece(place: Path, name: str, **options: Any) -> Path:
     from sentencepiece import SentencePieceTrainer
 
     model = io.BytesIO()
@@ -101,21 +113,21 @@ def _sentencepiece(name: str, **options: Any) -> Path:
         }
         | options,
     )
-    path = folder() / f"{name}.model"
+    path = place / f"{name}.model"
     path.write_bytes(model.getvalue())
     return path
 
 
-def _sp_bpe_chatml() -> Path:
-    return _sentencepiece("sp_bpe_chatml", control_symbols=["<|im_start|>", "<|im_end|>"])
+def _sp_bpe_chatml(place: Path) -> Path:
+    return _sentencepiece(place, "sp_bpe_chatml", control_symbols=["<|im_start|>", "<|im_end|>"])
 
 
-def _sp_bpe_user_defined() -> Path:
-    return _sentencepiece("sp_bpe_user_defined", user_defined_symbols=["<sep>", "<tool_call>", "[INST]", "  "])
+def _sp_bpe_user_defined(place: Path) -> Path:
+    return _sentencepiece(place, "sp_bpe_user_defined", user_defined_symbols=["<sep>", "<tool_call>", "[INST]", "  "])
 
 
-def _sp_unigram() -> Path:
-    return _sentencepiece("sp_unigram", model_type="unigram", vocab_size=460, user_defined_symbols=["<sep>"])
+def _sp_unigram(place: Path) -> Path:
+    return _sentencepiece(place, "sp_unigram", model_type="unigram", vocab_size=460, user_defined_symbols=["<sep>"])
 
 
 # -- Hugging Face -----------------------------------------------------------------------------------------------------
@@ -127,9 +139,9 @@ def _added(content: str, special: bool = True) -> Any:
     return AddedToken(content, special=special, normalized=False)
 
 
-def write_folder(name: str, tokenizer: Any, **settings: Any) -> Path:
-    """A tokenizer as Hugging Face writes it: tokenizer.json and tokenizer_config.json."""
-    path = folder() / name
+def _write_folder(place: Path, name: str, tokenizer: Any, **settings: Any) -> Path:
+    """Write a tokenizer as Hugging Face does: tokenizer.json and tokenizer_config.json."""
+    path = place / name
     path.mkdir(exist_ok=True)
     tokenizer.save(str(path / "tokenizer.json"))
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **settings}
@@ -137,7 +149,7 @@ def write_folder(name: str, tokenizer: Any, **settings: Any) -> Path:
     return path
 
 
-def _hf_byte_level() -> Path:
+def _hf_byte_level(place: Path) -> Path:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
@@ -157,7 +169,8 @@ def _hf_byte_level() -> Path:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{bos} $A", special_tokens=[(bos, tokenizer.token_to_id(bos))]
     )
-    return write_folder(
+    return _write_folder(
+        place,
         "hf_byte_level",
         tokenizer,
         bos_token=bos,
@@ -167,7 +180,7 @@ def _hf_byte_level() -> Path:
     )
 
 
-def _hf_llama2(name: str, legacy: bool) -> Path:
+def _hf_llama2(place: Path, name: str, legacy: bool) -> Path:
     """Llama 2's pieces: bytes, <s> and </s> in the vocabulary and among the added tokens; no merge across words."""
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
@@ -204,7 +217,8 @@ def _hf_llama2(name: str, legacy: bool) -> Path:
     tokenizer.add_special_tokens([_added(t) for t in ("<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")])
     tokenizer.add_tokens([_added("<think>", special=False)])
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
-    return write_folder(
+    return _write_folder(
+        place,
         name,
         tokenizer,
         bos_token="<s>",
@@ -214,15 +228,15 @@ def _hf_llama2(name: str, legacy: bool) -> Path:
     )
 
 
-def _hf_metaspace() -> Path:
-    return _hf_llama2("hf_metaspace", legacy=False)
+def _hf_metaspace(place: Path) -> Path:
+    return _hf_llama2(place, "hf_metaspace", legacy=False)
 
 
-def _hf_legacy() -> Path:
-    return _hf_llama2("hf_legacy", legacy=True)
+def _hf_legacy(place: Path) -> Path:
+    return _hf_llama2(place, "hf_legacy", legacy=True)
 
 
-def _hf_unigram() -> Path:
+def _hf_unigram(place: Path) -> Path:
     """Special tokens in the vocabulary of a Unigram model: its trie matches them in any text that holds them."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -243,10 +257,10 @@ def _hf_unigram() -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
     tokenizer.add_special_tokens([_added(content) for content in special])
-    return write_folder("hf_unigram", tokenizer, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
+    return _write_folder(place, "hf_unigram", tokenizer, eos_token="</s>", pad_token="<pad>", unk_token="<unk>")
 
 
-_BUILDERS: dict[str, Callable[[], Path]] = {
+_BUILDERS: dict[str, Callable[[Path], Path]] = {
     "sp_bpe_chatml": _sp_bpe_chatml,
     "sp_bpe_user_defined": _sp_bpe_user_defined,
     "sp_unigram": _sp_unigram,
@@ -267,14 +281,22 @@ LOSSLESS = tuple(kind for kind in KINDS if kind != "hf_unigram")
 
 @functools.cache
 def kind_path(kind: str) -> Path:
-    """The model or folder of a kind; skips the test where it is the real tokenizer and does not lie there."""
+    """Return the model or folder of a kind. Skips the test if the kind is the real tokenizer and that is missing."""
     if kind == "mistral_v3":
         if not MISTRAL.is_file():
             import pytest
 
-            pytest.skip("the tokenizer mistral_v3_32k.model is not on this machine")
+            pytest.skip("needs ../shared/tokenizers/mistral_v3_32k.model")
         return MISTRAL
-    return _BUILDERS[kind]()
+    # One process trains it, and the others wait.
+    with FileLock(cache_folder() / f"{kind}.lock"):
+        place = cache_folder() / kind
+        if not place.exists():
+            with tempfile.TemporaryDirectory(dir=cache_folder()) as name:
+                _BUILDERS[kind](Path(name))
+                Path(name).rename(place)
+                Path(name).mkdir()  # for the context to remove
+    return next(place.iterdir())
 
 
 @functools.cache
@@ -399,7 +421,7 @@ def tokenize(
         place = Path(name)
         lines = [json.dumps(record, ensure_ascii=False) for record in records]
         (place / "part.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
-        [(_, [part])] = find_parts([SourceSpec("part.jsonl", format)], place, 1 << 30)
+        [(_, [part])] = find_parts([Source(path="part.jsonl", format=format)], place, 1 << 30)
         receipt = tokenize_part(part, encoder, template, config, place / "tokens.arrow", place / "receipt.json")
         return read_rows(place / "tokens.arrow"), receipt
 

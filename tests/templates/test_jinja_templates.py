@@ -11,6 +11,16 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.jinja_sources import (
+    ALTERNATING,
+    CHATML_MARKED,
+    DATED,
+    JOINED,
+    LLAMA2,
+    LLAMA3,
+    LLAMA3_MARKED,
+    TOOLS,
+)
 from support.tokenizer_kinds import (
     CHATML_JINJA,
     Row,
@@ -39,50 +49,6 @@ pytest.importorskip("transformers", reason="transformers renders chat templates 
 from transformers.utils.chat_template_utils import _compile_jinja_template
 
 FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-
-CHATML_MARKED = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{% if message.role == 'assistant' %}{% generation %}{{ message.content }}<|im_end|>{% endgeneration %}"
-    "{% else %}{{ message.content }}<|im_end|>{% endif %}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-LLAMA3 = (
-    "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
-    "{{ message.content | trim }}<|eot_id|>{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-LLAMA3_MARKED = (
-    "{{ bos_token }}{% for message in messages %}<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
-    "{% if message.role == 'assistant' %}{% generation %}{{ message.content | trim }}<|eot_id|>{% endgeneration %}"
-    "{% else %}{{ message.content | trim }}<|eot_id|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
-)
-LLAMA2 = (
-    "{% for message in messages %}{% if message.role == 'assistant' %} {{ message.content | trim }} {{ eos_token }}"
-    "{% else %}{{ bos_token }}[INST] {{ message.content | trim }} [/INST]{% endif %}{% endfor %}"
-)
-TOOLS = (
-    "{% if tools %}<|im_start|>system\n{% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<|im_end|>\n{% endif %}"
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
-    "{% if message.name %}[{{ message.name }}] {% endif %}{{ message.content }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>"
-    "{{ call.function.name }} {{ call.function.arguments | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-ALTERNATING = (
-    "{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}{% endfor %}" + CHATML_JINJA
-)
-DATED = "<|im_start|>system\nToday is {{ strftime_now('%d %b %Y') }}.<|im_end|>\n" + CHATML_JINJA
-# Fields side by side, trimmed or not, and in frames that a field could complete to a control token.
-JOINED = (
-    "{{ tools | tojson }}{% if tools %}{{ tools | tojson(ensure_ascii=true) }}{% endif %}"
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.name }}{{ m.content }}{{ m.name }}{{ m.tool_call_id }}"
-    "{{ m.content | trim }}{{ m.name | trim }}<{{ m.content | trim }}>{{ '<|' ~ m.name ~ '|>' }}"
-    "{% for c in m.tool_calls or [] %}{{ c.id }}{{ c.function.name | trim }}{% for k in c.function.arguments %}"
-    "{{ k }}{{ c.function.arguments[k] }}{{ k | trim }}</{{ k }}>{% endfor %}{{ c.function.arguments }}{% endfor %}"
-    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 TEMPLATES = {
     "chatml": CHATML_JINJA,
@@ -418,8 +384,8 @@ TWO_ANSWERS = {
             r"part\.jsonl:1: .*messages\[1\] \(assistant\) cannot be located",
         ),
         ("{{ messages | length }}" + CHATML_JINJA, r"messages\[1\] \(assistant\) cannot be located"),
-        (CHATML_MARKED.replace("== 'assistant'", "== 'tool'"), r"0 \{% generation %\} blocks .* for 2 assistant turns"),
-        ("{{ messages.__class__.__mro__ }}" + CHATML_JINJA, "reaches for what a template must not"),
+        (CHATML_MARKED.replace("== 'assistant'", "== 'tool'"), r"0 \{% generation %\} blocks for 2 assistant turns"),
+        ("{{ messages.__class__.__mro__ }}" + CHATML_JINJA, "must not access Python internals"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "after 0.2 s; it loops"),
     ],
     ids=["rewrites history", "prints a count", "marks other turns", "reaches for Python", "loops"],
@@ -435,8 +401,8 @@ def test_a_template_whose_labels_would_be_wrong_stops_the_run(
 @pytest.mark.parametrize(
     ("source", "code", "problem"),
     [
-        (ALTERNATING, "template_refused", "refuses it: roles must alternate user/assistant"),
-        ("{{ messages[0].content + 1 }}", "template_failed", "fails on it"),
+        (ALTERNATING, "template_refused", "refuses the conversation: roles must alternate user/assistant"),
+        ("{{ messages[0].content + 1 }}", "template_failed", "fails on the conversation"),
         ("<|im_start|>", "no_trained_tokens", "writes nothing of its answers"),
         ("", "no_trained_tokens", "writes nothing of its answers"),
     ],
@@ -460,7 +426,7 @@ def test_arguments_nested_too_deeply_are_rejected() -> None:
 
 
 def test_a_template_that_is_no_jinja_is_named() -> None:
-    with pytest.raises(DataError, match=r"test\.jinja: is not valid Jinja: .*endfor"):
+    with pytest.raises(DataError, match=r"test\.jinja: not valid Jinja: .*endfor"):
         jinja("{% for message in messages %}", "hf_byte_level")
 
 
@@ -491,5 +457,5 @@ def test_without_transformers_it_says_what_to_install(
 ) -> None:
     encoder = open_kind("hf_byte_level")
     take_away(monkeypatch)
-    with pytest.raises(PartMissing, match=r"needs transformers .*make extras"):
+    with pytest.raises(PartMissing, match=r"need transformers .*make extras"):
         JinjaTemplate("test.jinja", CHATML_JINJA, encoder, "assistant", "2026-01-01")

@@ -23,13 +23,13 @@ from support.tokenizer_kinds import (
     tokenize,
 )
 
-import tasks.readers.record_reader
+import tasks.tokenization.token_batch
 import tasks.tokenization.tokenize_part
-from tasks.config import Config, Source
-from tasks.conversations.content import content_digest, said
+from tasks.config import Config
 from tasks.conversations.formats import read_record
+from tasks.conversations.model import content_digest, whole_text
 from tasks.core.errors import DataError, Reject, StorageError
-from tasks.sources.model import Part, SourceSpec
+from tasks.sources.model import Part, Source
 from tasks.sources.parts import find_parts
 from tasks.storage.schemas import SCHEMA, WHOLE_SCHEMA
 from tasks.storage.token_files import TokenFiles
@@ -45,7 +45,7 @@ GOOD = {"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", 
 
 def part_of(place: Path, lines: list[bytes]) -> Part:
     (place / "part.jsonl").write_bytes(b"\n".join(lines) + b"\n")
-    [(_, [part])] = find_parts([SourceSpec("part.jsonl", "messages")], place, 1 << 30)
+    [(_, [part])] = find_parts([Source(path="part.jsonl", format="messages")], place, 1 << 30)
     return part
 
 
@@ -231,8 +231,7 @@ def test_a_token_file_of_many_batches_is_that_of_one(monkeypatch: pytest.MonkeyP
     part = part_of(tmp_path, [line_of(GOOD), b"[", line_of({"messages": [GOOD["messages"][0]]}), line_of(GOOD)] * 5)
     one = run(tmp_path, part)
     rows = read_rows(tmp_path / "tokens.arrow")
-    monkeypatch.setattr(tasks.tokenization.tokenize_part, "BATCH_CHARACTERS", 1)
-    monkeypatch.setattr(tasks.readers.record_reader, "_BLOCK", 2)
+    monkeypatch.setattr(tasks.tokenization.token_batch, "BATCH_CHARACTERS", 1)
     heard: list[tuple[int, int, int, float]] = []
     encoder, config = open_kind("sp_bpe_chatml"), Config(sources=[Source(path="part.jsonl")])
     template = BuiltIn("chatml", encoder, "assistant")
@@ -260,7 +259,7 @@ def test_a_token_and_its_label_are_one_number(tmp_path: Path) -> None:
     assert encoder.decode(values[values >= 0].tolist()) == "4<|im_end|></s>"
     assert files.tables[0].schema == SCHEMA
     conversation = read_record(GOOD, "messages")
-    assert files.tables[0].column("digest").to_pylist() == [content_digest(said(conversation).encode())]
+    assert files.tables[0].column("digest").to_pylist() == [content_digest(whole_text(conversation).encode())]
     assert len(files.tables[1]) == 0
 
 
@@ -321,7 +320,7 @@ def test_rejects_carry_their_record_and_what_is_wrong(tmp_path: Path) -> None:
         (5, "bad_content"),
         (6, "lone_surrogate"),
     ]
-    assert 'did you mean "assistant"?' in receipt["rejects"][1][2]
+    assert "did you mean assistant?" in receipt["rejects"][1][2]
     assert (receipt["conversations"], receipt["accepted"]) == (7, 2)
     assert json.loads((tmp_path / "receipt.json").read_bytes()) == receipt
 

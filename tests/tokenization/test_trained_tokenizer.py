@@ -16,11 +16,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor
+from support.profiles import examples
 from support.small_corpus import conversations
 
 from tasks.core.errors import DataError
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.sources.model import Part, SourceSpec
+from tasks.sources.model import Part, Source
 from tasks.sources.parts import find_parts
 from tasks.templates.built_in import BUILT_IN, MARKERS
 from tasks.tokenization import train_tokenizer as trainer_module
@@ -43,7 +44,9 @@ def parts_of(
     folder.mkdir(parents=True, exist_ok=True)
     lines = (record if isinstance(record, str) else json.dumps(record) for record in records)
     (folder / "chat.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    return tuple(p for _, parts in find_parts([SourceSpec("chat.jsonl", format)], folder, part_size) for p in parts)
+    return tuple(
+        p for _, parts in find_parts([Source(path="chat.jsonl", format=format)], folder, part_size) for p in parts
+    )
 
 
 def train(parts: tuple[Part, ...], path: Path, template: str = "chatml", vocab_size: int = 400) -> bytes:
@@ -64,10 +67,10 @@ def test_the_same_bytes_in_any_part_folder_and_process(model: Path, tmp_path: Pa
     assert train(parts, tmp_path / "again.model") == model.read_bytes()
     script = (
         "import sys; from pathlib import Path\n"
-        "from tasks.sources.source_files import SourceSpec, find_parts\n"
+        "from tasks.sources.model import Source; from tasks.sources.parts import find_parts\n"
         "from tasks.tokenization.train_tokenizer import train_tokenizer\n"
         "folder = Path(sys.argv[1])\n"
-        "[(_, parts)] = find_parts([SourceSpec('chat.jsonl', 'messages')], folder, 1 << 20)\n"
+        "[(_, parts)] = find_parts([Source(path='chat.jsonl', format='messages')], folder, 1 << 20)\n"
         "train_tokenizer(tuple(parts), 'chatml', 400, 1 << 20, folder / 'x.model')\n"
     )
     for seed in ("1", "2"):
@@ -77,7 +80,7 @@ def test_the_same_bytes_in_any_part_folder_and_process(model: Path, tmp_path: Pa
         assert digest.hexdigest() == hashlib.sha256(model.read_bytes()).hexdigest()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0▁"), max_size=30))
 def test_any_text_comes_back(model: Path, text: str) -> None:
     encoder = open_encoder(find_tokenizer(model))
@@ -153,7 +156,7 @@ def test_little_text_gives_a_small_vocabulary(tmp_path: Path) -> None:
 def test_what_reading_raises_comes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "".join(json.dumps(record) + "\n" for record in conversations(2000)).encode()
     (tmp_path / "chat.jsonl.gz").write_bytes(gzip.compress(lines)[:-100])
-    [(_, parts)] = find_parts([SourceSpec("chat.jsonl.gz", "messages")], tmp_path, 1 << 20)
+    [(_, parts)] = find_parts([Source(path="chat.jsonl.gz", format="messages")], tmp_path, 1 << 20)
     with pytest.raises(DataError, match=r"chat\.jsonl\.gz.*(truncated|ends)") as caught:
         train(tuple(parts), tmp_path / "x.model")
     assert "vocab_size" not in str(caught.value)

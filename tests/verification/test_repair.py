@@ -22,6 +22,7 @@ from support.tokenizer_kinds import CHATML_JINJA, kind_path
 from tasks import recipe as recipe_module
 from tasks.core.errors import Busy, DataError, InputMissing, NotReproducible, PackError, StorageError, UsageError
 from tasks.recipe import resolve
+from tasks.stages import Publish
 from tasks.storage import corpus_folder
 from tasks.storage.files import read_json, sha256_of, to_json
 from tasks.storage.keys import VERSIONS
@@ -188,7 +189,7 @@ def test_a_corpus_that_was_moved_is_mended_from_the_project_in_the_current_folde
     flip(shard)
     monkeypatch.chdir(tmp_path)
     (copy.root / "chat.jsonl").rename(copy.root / "other.jsonl")
-    with pytest.raises(InputMissing, match=r"train-00000-of-00003.arrow: cannot be put back as it was: chat.jsonl"):
+    with pytest.raises(InputMissing, match=r"train-00000-of-00003.arrow: cannot be restored: chat.jsonl"):
         list(repair(moved))
     assert not (tmp_path / "data").exists()
     monkeypatch.chdir(copy.root)
@@ -298,9 +299,9 @@ def test_sources_that_changed_are_named_and_nothing_is_harmed(copy: Copy) -> Non
     config.write_text(config.read_text().replace("seed: 43", "name: other"))
     source.with_name("more.jsonl").write_bytes(original)
     config.write_text(config.read_text().replace("chat.jsonl", "'*.jsonl'").replace("name: other", ""))
-    assert "more.jsonl is a source that was not there then" in copy.refused(config_file=config)
+    assert "more.jsonl is a new source" in copy.refused(config_file=config)
     source.unlink()
-    assert "the source chat.jsonl is not there any more" in copy.refused(config_file=config)
+    assert "the source chat.jsonl does not exist anymore" in copy.refused(config_file=config)
 
 
 def test_a_tokenizer_or_template_of_today_is_another(made: dict[str, Path], tmp_path: Path) -> None:
@@ -308,14 +309,14 @@ def test_a_tokenizer_or_template_of_today_is_another(made: dict[str, Path], tmp_
     copy.without_plans()
     flip(copy.listed[0])
     (copy.root / "own.jinja").write_text(CHATML_JINJA + " ")
-    assert "the template own.jinja is another than then" in copy.refused()
+    assert "the template own.jinja has changed" in copy.refused()
     flip(copy.root / "hf" / "tokenizer.json", 8)
-    assert "the tokenizer is another than then" in copy.refused()
+    assert "the tokenizer has changed" in copy.refused()
     for name in ("tokenizer/tokenizer.json", "template.jinja"):
         file = copy.folder / name
         content = file.read_bytes()
         file.unlink()
-        assert f"{name}: cannot be put back as it was" in copy.refused()
+        assert f"{name}: cannot be restored" in copy.refused()
         file.write_bytes(content)
 
 
@@ -323,7 +324,7 @@ def test_another_version_cannot_make_it_again(copy: Copy, monkeypatch: pytest.Mo
     copy.without_plans()
     flip(copy.listed[0])
     monkeypatch.setitem(VERSIONS, "corpus", 99)
-    assert "the version of packcorpus, is another than then" in copy.refused()
+    assert "the version of packcorpus, has changed" in copy.refused()
 
 
 def test_without_a_run_record_the_config_is_asked_for(copy: Copy) -> None:
@@ -332,11 +333,11 @@ def test_without_a_run_record_the_config_is_asked_for(copy: Copy) -> None:
     for record in (b"", b"{}", b'{"made_from": {"folder": "/nowhere", "part_size": 5}}', b'{"made_from": [1]}'):
         flip(shard)
         (copy.folder / "run.json").write_bytes(record)
-        assert "name it with --config FILE" in copy.refused(UsageError)
+        assert "name the config with --config FILE" in copy.refused(UsageError)
         flip(shard)
     flip(shard)
     (copy.folder / "run.json").write_bytes(b'{"made_from": {"folder": "/nowhere", "part_size": 5000}}')
-    assert "/nowhere: the folder of the config is gone; name the config" in copy.refused(InputMissing)
+    assert "/nowhere: the folder of the config does not exist; name the config" in copy.refused(InputMissing)
     assert [m.path for m in repair(copy.path, copy.root / "corpus.yaml")] == [shard]
     verify(copy.path)
 
@@ -346,7 +347,7 @@ def test_a_tokenizer_that_is_nowhere_is_not_made_up(copy: Copy) -> None:
     (copy.root / "tiny.model").unlink()
     assert "tiny.model: no such tokenizer" in copy.refused(InputMissing)
     (copy.folder / "run.json").unlink()
-    assert "name it with --config FILE" in copy.refused(UsageError)
+    assert "name the config with --config FILE" in copy.refused(UsageError)
 
 
 def test_other_bytes_take_nothing_away(copy: Copy) -> None:
@@ -365,7 +366,7 @@ def test_what_changes_while_it_is_copied_is_not_published(copy: Copy, monkeypatc
     lie = type("Lie", (), {"hexdigest": lambda self: right})
     monkeypatch.setattr(repair_module.hashlib, "file_digest", lambda *_: lie())
     before = index.read_bytes()
-    with pytest.raises(DataError, match=r"index.arrow: what it is made from changed meanwhile; repair again"):
+    with pytest.raises(DataError, match=r"index.arrow: its source changed while it was copied; repair again"):
         _publish(copy.listed[0], index, copy.folder, FileFacts(path="index.arrow", bytes=1, sha256=right))
     assert index.read_bytes() == before
     assert not list(copy.folder.glob(".*"))
@@ -390,7 +391,7 @@ def test_a_folder_in_a_files_place_and_what_does_not_belong_are_left_alone(copy:
     with pytest.raises(DataError, match=r"mine.txt: does not belong to this corpus; move it elsewhere"):
         list(repair(copy.path))
     (copy.folder / "yours.txt").write_text("yours")
-    with pytest.raises(DataError, match=r"2 files are not as they should be\n.*mine.txt: .*\n.*yours.txt: "):
+    with pytest.raises(DataError, match=r"2 files are not as recorded\n.*mine.txt: .*\n.*yours.txt: "):
         list(repair(copy.path))
     assert (copy.folder / "mine.txt").read_text() == "mine"
     (copy.folder / "mine.txt").unlink()
@@ -451,10 +452,10 @@ def test_two_manifests_of_which_none_is_whole_or_both_are(copy: Copy) -> None:
     values["noticed"]["control_text_seen"] += 1
     values["digest"] = manifest_digest(values)
     own.write_bytes(to_json(values))
-    assert "differ, and each is as it was signed; keep the right one" in copy.refused()
+    assert "differ, and neither was edited; delete the wrong one" in copy.refused()
     flip(own)
     flip(copy.path)
-    assert "no copy of the manifest is whole" in copy.refused()
+    assert "every copy of the manifest is damaged" in copy.refused()
     with pytest.raises(InputMissing, match=r"nowhere.json: no such manifest"):
         list(repair(copy.root / "nowhere.json"))
 
@@ -482,7 +483,7 @@ def test_a_corpus_that_is_another_when_it_is_made_again_is_told_by_its_first_fil
     shard = copy.folder / "train-00001-of-00003.arrow"
     original = shard.read_bytes()
     flip(shard)
-    with pytest.raises(NotReproducible, match=f"{shard}: is another when it is made again$"):
+    with pytest.raises(NotReproducible, match=f"{shard}: differs after rebuilding$"):
         rebuild(copy.path)
     shard.write_bytes(original)
     values = orjson.loads(copy.path.read_bytes())
@@ -497,6 +498,74 @@ def test_a_corpus_that_is_another_when_it_is_made_again_is_told_by_its_first_fil
         rebuild(copy.path)
 
 
+# -- a corpus of an earlier version ----------------------------------------------------------------------------------
+
+
+def as_before_texts_had_a_version(copy: Copy) -> None:
+    """Reject messages and the dataset card in other words, and a manifest as it was then."""
+    values = orjson.loads(copy.path.read_bytes())
+    del values["texts_version"]
+    values["config"] = {"licence" if key == "license" else key: value for key, value in values["config"].items()}
+    for file in values["files"]:
+        if file["path"] in ("rejects.jsonl", "README.md"):
+            path = copy.folder / file["path"]
+            path.write_bytes(path.read_bytes().replace(b" ", b"  "))
+            file |= {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
+    values["digest"] = manifest_digest(values)
+    for path in (copy.path, copy.folder / "manifest.json"):
+        path.write_bytes(to_json(values))
+    shutil.rmtree(copy.root / "data" / "tokens")
+    copy.without_plans()
+    copy.before = copy.files()
+
+
+def test_an_earlier_corpus_is_verified_and_counts_as_packed(copy: Copy) -> None:
+    as_before_texts_had_a_version(copy)
+    verify(copy.path)
+    manifest = load_manifest(copy.path)
+    assert (manifest.texts_version, manifest.config["license"]) == (1, [])
+    assert Publish(resolve(copy.root / "corpus.yaml", copy.root)).is_done(check_content=True)
+
+
+def test_an_earlier_corpus_is_repaired_except_for_its_texts(copy: Copy) -> None:
+    as_before_texts_had_a_version(copy)
+    restorable = [file for file in copy.listed if file.name not in ("rejects.jsonl", "README.md")]
+    assert len(restorable) == len(copy.listed) - 2
+    for file in restorable:
+        flip(file)
+    copy.repair(*restorable)
+    for name in ("rejects.jsonl", "README.md"):
+        content = (copy.folder / name).read_bytes()
+        (copy.folder / name).unlink()
+        with pytest.raises(
+            DataError, match=r"written by another version of packcorpus \(texts 1, .* texts 2\)"
+        ) as caught:
+            list(repair(copy.path))
+        assert caught.value.reason == "origin_changed"
+        assert str(caught.value).startswith(f"{copy.folder / name}: cannot be restored: it was written by")
+        (copy.folder / name).write_bytes(content)
+    assert list(repair(copy.path)) == []
+
+
+def test_an_earlier_corpus_differs_only_in_its_texts_after_rebuilding(copy: Copy) -> None:
+    as_before_texts_had_a_version(copy)
+    said = (
+        r"rejects.jsonl, README.md, manifest.json: written by another version .*; all other files are the same bytes$"
+    )
+    with pytest.raises(NotReproducible, match=said):
+        rebuild(copy.path)
+    values = orjson.loads(copy.path.read_bytes())
+    values["tokenizer"]["engine"] = "another"
+    values["digest"] = manifest_digest(values)
+    for path in (copy.path, copy.folder / "manifest.json"):
+        path.write_bytes(to_json(values))
+    with pytest.raises(NotReproducible, match=r"manifest.json: .*: tokenizer.engine was another, is gigatoken$"):
+        rebuild(copy.path)
+    flip(copy.listed[0])
+    with pytest.raises(NotReproducible, match=f"{copy.listed[0]}: differs after rebuilding$"):
+        rebuild(copy.path)
+
+
 def test_the_commands(copy: Copy, tmp_path: Path) -> None:
     tool = str(BIN / "packcorpus")
     manifest = str(copy.path.relative_to(copy.root))
@@ -507,7 +576,7 @@ def test_the_commands(copy: Copy, tmp_path: Path) -> None:
     assert advice[:2] == ["packcorpus", "repair"]
     done = command(copy.root, str(BIN / advice[0]), *advice[1:])
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
-    assert done.stdout.startswith(f"mended {copy.listed[0]} (does not have the SHA-256")
+    assert done.stdout.startswith(f"mended {copy.listed[0]} (does not have the recorded SHA-256")
     done = command(copy.root, tool, "repair", manifest)
     assert (done.returncode, done.stdout) == (0, "nothing to mend: every file is as it was recorded\n")
     done = command(copy.root, tool, "verify", "--config", "corpus.yaml", manifest)

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.small_corpus import conversations, flip, make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
@@ -521,7 +522,7 @@ def test_rows_of_format_2_are_counted(made: dict[str, Path], tmp_path: Path) -> 
 # Numbers that nothing in a corpus folder can tell a second time.
 NOT_RECOUNTED = {
     "digest", "noticed", "sources.bytes", "ledger.pieces.dropped", "ledger.tokens.rejected",
-    "ledger.conversations.split", "tokenizer.parity",
+    "ledger.conversations.split", "tokenizer.parity", "texts_version",
 }  # fmt: skip
 
 
@@ -641,7 +642,7 @@ def flipped(made: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     return copy_of(made, "truncate", tmp_path_factory.mktemp("flipped"))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_flipped_bit_is_found_wherever_it_is(flipped: Tampered, data: st.DataObject) -> None:
     found = sorted(p for p in flipped.folder.rglob("*") if p.is_file() and p.name != "run.json")
@@ -674,13 +675,13 @@ def test_a_damaged_file_is_named_with_what_to_do(damage: str, truncated: Tampere
         elif damage == "link":
             (tmp_path / "outside").write_bytes(data)
             path.symlink_to(tmp_path / "outside")
-            said += "is a link; a corpus holds its files itself"
+            said += "is a symbolic link; a corpus must contain its files"
         elif damage == "folder":
             path.mkdir()
             said += "is missing"
         else:
             path.write_bytes({"truncated": data[:-1], "extended": data + b"\0", "emptied": b""}[damage])
-            said += f"holds {path.stat().st_size:,} bytes, {len(data):,} were written; run"
+            said += f"has {path.stat().st_size:,} bytes, but {len(data):,} are recorded; run"
         with pytest.raises((DataError, InputMissing), match=re.escape(said)):
             verify(truncated.path)
         path.rmdir() if damage == "folder" else path.unlink(missing_ok=True)
@@ -719,7 +720,7 @@ def test_a_folder_that_is_a_link(truncated: Tampered, tmp_path: Path) -> None:
     folder = truncated.folder / "tokenizer"
     shutil.move(folder, tmp_path / "outside")
     folder.symlink_to(tmp_path / "outside")
-    assert "is a link; a corpus holds its files itself" in truncated.refused()
+    assert "is a symbolic link; a corpus must contain its files" in truncated.refused()
 
 
 def test_all_files_that_are_not_as_they_should_be_are_told_at_once(truncated: Tampered) -> None:
@@ -733,10 +734,10 @@ def test_all_files_that_are_not_as_they_should_be_are_told_at_once(truncated: Ta
     with pytest.raises(DataError) as caught:
         verify(t.path)
     head, *told = str(caught.value).splitlines()
-    assert head == (f"{t.folder}: 4 files are not as they should be; run: packcorpus repair {t.folder}")
+    assert head == (f"{t.folder}: 4 files are not as recorded; run: packcorpus repair {t.folder}")
     assert told[0].startswith(f"  {copy}: ")
     assert told[1:] == [
-        f"  {t.shard}: does not have the SHA-256 that was recorded",
+        f"  {t.shard}: does not have the recorded SHA-256",
         f"  {lost}: is missing",
         f"  {stray}: does not belong to this corpus; move it elsewhere",
     ]
@@ -747,7 +748,7 @@ def test_of_many_strays_twenty_are_named(truncated: Tampered) -> None:
     for number in range(25):
         (truncated.folder / f"x{number:02}").write_text("")
     head, *told = truncated.refused().splitlines()
-    assert head == f"{truncated.folder}: 25 files are not as they should be"
+    assert head == f"{truncated.folder}: 25 files are not as recorded"
     assert len(told) == 21
     assert told[0] == f"  {truncated.folder}/x00: does not belong to this corpus; move it elsewhere"
     assert told[-1] == "  … and 5 more"

@@ -40,8 +40,8 @@ from tasks.storage.shards import open_index, open_shard, shard_schema
 from tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
 from tasks.templates.jinja_template import JinjaTemplate
 from tasks.templates.spans import Span, Template, trained_turns
-from tasks.tokenization.segments import segments_of
-from tasks.tokenization.token_batch import BATCH_CHARACTERS, COUNTS, Batch
+from tasks.tokenization.prepare import prepare_spans
+from tasks.tokenization.token_batch import COUNTS, Batch
 from train.data.corpus import Corpus, Shard
 
 # Arguments of SFTConfig besides the settings of the run: the rows are already tokenized and cut.
@@ -143,9 +143,9 @@ def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, t
                 raise DataError(
                     "other_versions", f"{path}: row {number}: {reject.message}: {_OTHER_VERSIONS}"
                 ) from None
-            batch.add(number, conversation, segments_of(spans, encoder))
+            batch.add(number, prepare_spans(conversation, spans, encoder))
             number += 1
-            if batch.characters >= BATCH_CHARACTERS:
+            if batch.is_full:
                 yield batch
                 batch = Batch(encoder, dict.fromkeys(COUNTS, 0))
     if batch.records:

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 from transformers import TrainerCallback
 
-from tasks.core.printable import counted
+from tasks.core.printable import counted, duration
 
 LINE_EVERY = 10.0  # seconds between two lines if the output is not a terminal
 
@@ -121,13 +121,3 @@ def si(value: float) -> str:
         if value >= size:
             return f"{value / size:.3g} {unit}"
     return f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    """90 → 1 min 30 s"""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -12,11 +12,11 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from tasks.core.printable import counted
+from tasks.core.printable import counted, duration
 from tasks.inspection.labels import FEW_STEPS
 from train.config import TrainingConfig
 from train.data.corpus import PACKED
-from train.loop.display import duration, si
+from train.loop.display import si
 from train.loop.prepare import Run
 from train.model import flops, qlora
 

@@ -13,7 +13,6 @@ so the result of training does not depend on the machine.
 
 from __future__ import annotations
 
-import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +24,7 @@ from typing import Any, Protocol
 import torch
 
 from tasks.core.errors import PartMissing
+from tasks.core.process import peak_memory
 from train.config import TrainingConfig
 from train.machine import devices
 from train.model.attention import batch_of
@@ -277,4 +277,4 @@ class _CpuMemory:
         return most - self._resting
 
     def _most(self) -> float:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024.0
+        return float(peak_memory())

@@ -8,8 +8,6 @@ Training itself is unchanged: batches, loss, gradients, and optimizer are those 
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +15,7 @@ from typing import Any
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from tasks.core import process
 from tasks.core.errors import DataError
 from train.config import TrainingConfig
 from train.data.dataset import Passes
@@ -207,4 +206,4 @@ def peak_memory(device: Any) -> int:
     """Return the peak memory of this process in bytes, on the GPU or the CPU."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return process.peak_memory()

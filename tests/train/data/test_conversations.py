@@ -142,7 +142,7 @@ def test_every_conversation_equals_format_3(kind: str, template: str, train_on: 
 
 @pytest.mark.parametrize("overlong", ["truncate", "drop"])
 def test_the_bundled_sample_equals_format_3(overlong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.data.conversations.BATCH_CHARACTERS", 2000)  # several batches
+    monkeypatch.setattr("tasks.tokenization.token_batch.BATCH_CHARACTERS", 2000)  # several batches
     counts = check_equal(*pack_both(tmp_path, [], sources=SAMPLE, sequence_length=256, overlong=overlong))
     assert counts.rows > 40
     assert bool(counts.truncated) == (overlong == "truncate")
@@ -191,7 +191,7 @@ def test_the_corpus_contains_its_jinja_template(tmp_path: Path) -> None:
 def test_a_damaged_file_is_rejected(damaged: str, tmp_path: Path) -> None:
     corpus = pack(tmp_path, conversations(5), packing=False)
     flip(corpus.folder / damaged)
-    with pytest.raises(DataError, match=f"{damaged}: does not have the SHA-256 that was recorded"):
+    with pytest.raises(DataError, match=f"{damaged}: does not have the recorded SHA-256"):
         sft_dataset(corpus)
 
 

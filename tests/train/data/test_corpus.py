@@ -243,7 +243,7 @@ def test_links_are_rejected(copy: Path, tmp_path: Path) -> None:
     (shard.parent / "manifest.json").unlink()
     for found in (message, rejected(shard.parent)):
         assert str(shard) in found
-        assert "is a link" in found
+        assert "is a symbolic link" in found
 
 
 def test_a_truncated_shard_is_rejected_even_between_two_batches(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_read_verified_returns_the_recorded_bytes(copy: Path) -> None:
             assert read_verified(corpus.folder, shard, mapped).to_pybytes() == where.read_bytes()
         where.write_bytes(where.read_bytes()[::-1])
         for mapped in (False, True):
-            with pytest.raises(DataError, match=f"{where}: does not have the SHA-256"):
+            with pytest.raises(DataError, match=f"{where}: does not have the recorded SHA-256"):
                 read_verified(corpus.folder, shard, mapped)
 
 
@@ -289,7 +289,7 @@ def test_without_digests_the_size_is_still_checked(tmp_path: Path) -> None:
     corpus = open_corpus(tmp_path)
     write_rows(tmp_path / NAME, random_rows(3))
     for mapped in (False, True):
-        with pytest.raises(DataError, match=f"{NAME}: holds .* bytes"):
+        with pytest.raises(DataError, match=f"{NAME}: has .* bytes"):
             read_verified(corpus.folder, corpus.splits["train"][0], mapped)
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.tiny_training import LENGTH, packed_rows, tiny_model
 
 from tasks.core.errors import PartMissing
@@ -127,7 +128,7 @@ def test_measuring_time_is_bounded(rows: int, fixed: float, each: float, budget:
 
 
 @given(ROWS, CURVES, CURVES, st.floats(1, 400), st.floats(1, 400), st.booleans())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_all_ranks_choose_the_same(
     rows: int, one: list[float], other: list[float], limit: float, other_limit: float, cautious: bool
 ) -> None:

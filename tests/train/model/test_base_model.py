@@ -12,6 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import kind_path
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
@@ -51,7 +52,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @given(st.integers(300, 150_000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_the_small_llama_has_23_million_parameters_for_any_vocabulary(vocab_size: int) -> None:
     config = small_llama(vocab_size, 1024)
     assert count(config) == pytest.approx(23e6, rel=0.1)

@@ -1,0 +1,58 @@
+"""What Luigi raises about a command line that it cannot parse → E101, one message and no traceback."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import traceback
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import luigi.parameter
+from luigi.parameter import ParameterException
+from luigi.task_register import TaskClassException
+
+from tasks.core.error_messages import foreseen
+from tasks.core.errors import PackError, UsageError
+from tasks.core.suggest import suggest
+
+HELP = "see luigi --module pipeline PackCorpus --help"
+
+
+def as_pack_error(error: Exception) -> PackError:
+    """Return the error to report for an exception that ended Luigi: E101 if it is about the command line."""
+    message = " ".join(str(error).split())
+    parsing = re.search(r"Error when parsing the default value of '(\w+)'", message)
+    if parsing:
+        message = f"--{parsing[1].replace('_', '-')}: {error.__cause__}"
+    elif not isinstance(error, (ParameterException, TaskClassException)) and not _is_from_parameter(error):
+        return foreseen(error)
+    return UsageError("bad_command_line", f"{message}; {HELP}")
+
+
+def _is_from_parameter(error: Exception) -> bool:
+    """Return whether Luigi could not parse the value of an option."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return isinstance(error, ValueError) and any(
+        frame.f_code.co_filename == luigi.parameter.__file__ for frame, _ in frames
+    )
+
+
+def with_pack_errors(build: Callable[..., argparse.ArgumentParser]) -> Callable[..., argparse.ArgumentParser]:
+    """Make the parsers that Luigi's `build` returns raise UsageError, with the closest known option.
+
+    Luigi builds a parser after it has loaded this package, and another one once the task is known.
+    """
+
+    def build_parser(*given: Any, **named: Any) -> argparse.ArgumentParser:
+        parser = build(*given, **named)
+
+        def refuse(message: str) -> NoReturn:
+            unknown = re.search(r"unrecognized arguments: (--[^ =]+)", message)
+            hint = suggest(unknown[1], parser._option_string_actions) if unknown else ""
+            raise UsageError("bad_command_line", f"{message}{hint}; {HELP}")
+
+        parser.error = refuse  # type: ignore[method-assign]
+        return parser
+
+    return build_parser

@@ -1,0 +1,38 @@
+"""The format `messages`: a list of {role, content}, as OpenAI and most chat templates have it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from tasks.conversations.chat import ROLE_NAMES, messages_of, tools_of
+from tasks.conversations.fields import required
+from tasks.conversations.model import Conversation, Format, Nothing, PlainRecord, Record
+
+
+def read(record: Record) -> Conversation:
+    return Conversation(tuple(messages_of(required(record, "messages"), "messages", ROLE_NAMES)), tools_of(record))
+
+
+class Turn(Struct, gc=False, forbid_unknown_fields=True):
+    role: str
+    content: str
+
+
+class Plain(PlainRecord, gc=False):
+    messages: list[Turn]
+    tools: Nothing = None
+
+    def turns(self) -> tuple[tuple[str, ...], list[str]]:
+        return tuple([turn.role for turn in self.messages]), [turn.content for turn in self.messages]
+
+
+MESSAGES = Format(
+    name="messages",
+    keys=("messages", "tools"),
+    matches=lambda record: "messages" in record,
+    read=read,
+    summary="`messages`, a list of turns with `role` and `content`; optionally `tools`",
+    example='{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}',
+    plain=Plain,
+    roles=ROLE_NAMES,
+)

@@ -1,0 +1,61 @@
+"""The format `prompt_completion`: two strings, or two lists of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tasks.conversations.chat import ROLE_NAMES, messages_of, tools_of
+from tasks.conversations.fields import required, system_of, text_of
+from tasks.conversations.model import Conversation, Format, Message, Nothing, PlainRecord, Record
+from tasks.core.errors import Reject
+from tasks.core.printable import kind
+
+
+def read(record: Record) -> Conversation:
+    ask = "question" if record.get("prompt") is None and record.get("question") is not None else "prompt"
+    answers = ("completion", "response") if ask == "prompt" else ("answer", "response")
+    answer = next((key for key in answers if record.get(key) is not None), answers[0])
+    prompt, completion = required(record, ask), required(record, answer)
+    messages = system_of(record)
+    if isinstance(prompt, str) and isinstance(completion, str):
+        messages += (Message("user", text_of(prompt, ask)), Message("assistant", text_of(completion, answer)))
+    elif isinstance(prompt, list) and isinstance(completion, list):
+        messages += messages_of(prompt, ask, ROLE_NAMES)
+        messages += messages_of(completion, answer, ROLE_NAMES)
+    else:
+        found = f"found {kind(prompt)} and {kind(completion)}"
+        raise Reject("bad_type", f"{ask} and {answer}: expected two strings or two lists of messages, {found}")
+    return Conversation(tuple(messages), tools_of(record))
+
+
+class Plain(PlainRecord, gc=False):
+    prompt: str | None = None
+    question: str | None = None
+    completion: str | None = None
+    answer: str | None = None
+    response: str | None = None
+    system: Nothing = None
+    tools: Nothing = None
+
+    def turns(self) -> tuple[tuple[str, ...], list[str]]:
+        ask, answer = (self.question, self.answer) if self.prompt is None else (self.prompt, self.completion)
+        answer = self.response if answer is None else answer
+        return ("user", "assistant"), [ask or "", answer or ""]
+
+
+def matches(record: Mapping[str, object]) -> bool:
+    return ("prompt" in record and ("completion" in record or "response" in record)) or (
+        "question" in record and ("answer" in record or "response" in record)
+    )
+
+
+PROMPT_COMPLETION = Format(
+    name="prompt_completion",
+    keys=("prompt", "completion", "question", "answer", "response", "system", "tools"),
+    matches=matches,
+    read=read,
+    summary="`prompt` and `completion` (or `response`), or `question` and `answer` (or `response`); "
+    "optionally `system`, `tools`",
+    example='{"prompt": "2+2?", "completion": "4"}',
+    plain=Plain,
+)

@@ -1,0 +1,45 @@
+"""The format `sharegpt`: a list of {from, value}."""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+from tasks.conversations.chat import SHAREGPT_ROLE_NAMES, messages_of, tools_of
+from tasks.conversations.fields import optional_text, required
+from tasks.conversations.model import ROLES, Conversation, Format, Message, Nothing, PlainRecord, Record
+
+
+def read(record: Record) -> Conversation:
+    key = "conversation" if record.get("conversations") is None and "conversation" in record else "conversations"
+    messages = messages_of(required(record, key), key, SHAREGPT_ROLE_NAMES)
+    system = optional_text(record, "system")
+    if system and not (messages and messages[0].role == "system" and messages[0].content == system):
+        messages.insert(0, Message("system", system))
+    return Conversation(tuple(messages), tools_of(record))
+
+
+class Turn(Struct, gc=False, forbid_unknown_fields=True):
+    role: str = field(name="from")
+    value: str
+
+
+class Plain(PlainRecord, gc=False):
+    conversations: list[Turn]
+    system: Nothing = None
+    tools: Nothing = None
+
+    def turns(self) -> tuple[tuple[str, ...], list[str]]:
+        return tuple([turn.role for turn in self.conversations]), [turn.value for turn in self.conversations]
+
+
+SHAREGPT = Format(
+    name="sharegpt",
+    keys=("conversations", "conversation", "system", "tools"),
+    matches=lambda record: "conversations" in record or "conversation" in record,
+    read=read,
+    summary="`conversations` (or `conversation`), a list of turns with `from`, `value`; optionally `system`, `tools`",
+    example='{"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]}',
+    plain=Plain,
+    # function_call is not a role of its own: it is a tool call of the assistant
+    roles={name: role for name, role in SHAREGPT_ROLE_NAMES.items() if role in ROLES},
+)

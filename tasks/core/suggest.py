@@ -1,0 +1,16 @@
+"""Suggest a known name for a mistyped one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def suggest(value: str, known: Iterable[str], at_most: int = 1) -> str:
+    """Return "; did you mean X?" for the names closest to a value, or "" if none is close.
+
+    Case is ignored. Up to `at_most` names are suggested, the closest first.
+    """
+    names = {name.lower(): name for name in known}
+    near = [names[match] for match in get_close_matches(value.lower()[:100], names, at_most)]
+    return f"; did you mean {' or '.join(near)}?" if near else ""

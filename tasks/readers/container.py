@@ -1,0 +1,288 @@
+"""Define what a container is, and read a file or a range of it.
+
+    b'{"text":"a"}\n\n{"text":"b"}\n{"tex'  →  (0, {"text": "a"}), (2, {"text": "b"}), (3, Reject("bad_json", …))
+
+| container | a record is                               | how it is read                                 | its number |
+|-----------|-------------------------------------------|------------------------------------------------|------------|
+| jsonl     | the text between two line ends            | 256 KiB at a time, any byte range              | its line   |
+| json      | an element of the one array               | 256 KiB at a time, if elements look alike      | its index  |
+| csv, tsv  | a row of strings; first row: the columns  | line by line; quoted cells may hold line ends  | its index  |
+| parquet   | a row                                     | slices of up to 1,000 rows or 32 MiB           | its index  |
+| arrow     | a row; IPC stream or file, by its magic   | slices of up to 1,000 rows or 32 MiB           | its index  |
+
+A record that cannot be parsed is a `Reject` in its place: bad_json, bad_utf8, lone_surrogate, nul, too_deep,
+duplicate_key, big_integer, too_long_record, bad_csv, bad_value. A file that cannot be read any further raises
+DataError.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
+
+from tasks.core.errors import DataError, Reject
+from tasks.readers.compression import unpacked
+from tasks.readers.lines import Read
+from tasks.readers.strict_json import decode_block
+
+MAX_RECORD_BYTES = 16_000_000
+
+# A block of records should stay in the CPU cache.
+BLOCK, BLOCK_BYTES = 256, 1 << 20
+
+RUN = 100  # records of a run, if a container has no cheaper way to form runs
+
+
+Block = tuple[Sequence[int], list[Any]]
+"""Numbers of records, and the records."""
+
+Rows = tuple[Sequence[int], list[Any], int]
+"""The same, and their approximate size in bytes."""
+
+Decode = Callable[[list[bytes]], list[Any] | None]
+"""Decode the JSON records of one block, or return None if each of them has to go through `parse_record`."""
+
+
+class File(Protocol):
+    """The facts of a source file that a container needs; `SourceFile` has them."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def name(self) -> str: ...  # as messages call it
+    @property
+    def compression(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def wanted_columns(self) -> frozenset[str]: ...
+
+
+class Range(NamedTuple):
+    """A range of a file that one task reads: bytes, or groups of rows; `sha256` identifies its content."""
+
+    start: int
+    stop: int
+    sha256: str
+
+
+class Record(NamedTuple):
+    """A sampled record (or its Reject) and its place: "chats.jsonl:17", as in rejects.jsonl."""
+
+    place: str
+    value: object
+
+
+class Run(NamedTuple):
+    """Neighboring records of a file that is read from its start, and how many they are.
+
+    `size` is their approximate size in bytes, `cost` what they took to read, in bytes of uncompressed text.
+    """
+
+    size: int
+    cost: int
+    number: int
+    records: Callable[[], list[Record]]
+
+
+Window = Callable[[BinaryIO, int, int], tuple[list[Record], int]]
+"""Return the records that begin in bytes [start, stop) of an open file, and their size in bytes."""
+
+
+class Table(Protocol):
+    """An open table for sampling: its groups of rows, and the record batches of one group."""
+
+    @property
+    def rows(self) -> Sequence[int]: ...  # of each group
+    @property
+    def row_bytes(self) -> float: ...
+    @property
+    def reach(self) -> float: ...  # share of the file that the groups cover
+    def batches(self, group: int, at_most: float) -> Iterator[Any]:
+        """Yield Arrow batches of a group; a container may stop after `at_most` bytes."""
+        ...
+
+
+class Container:
+    """A file layout: how it is identified, split, read, and sampled.
+
+    A subclass must set `name` and `extensions` and implement `read` (tables: `TableContainer.batches`). By default a
+    file is identified by its extension, is not split, and is sampled from its start.
+    """
+
+    name: str  # stored in manifests and content keys
+    extensions: tuple[str, ...]
+    is_text = False  # UTF-8 text: may be compressed as .gz or .zst
+    is_packed = False  # values are compressed within the file
+    numbered_by: Literal["line", "record"] = "record"
+
+    def read(self, reader: RecordReader) -> Iterator[Rows]:
+        """Yield the records of `reader.file` in [reader.start, reader.stop), numbered from 0 at `reader.start`.
+
+        A stop of None is the end of the file. Raises DataError if the file cannot be read any further.
+        """
+        raise NotImplementedError
+
+    # -- parts ------------------------------------------------------------------------------------------------------
+
+    def split(self, file: File, part_size: int, chunks: Iterable[bytes]) -> tuple[str, list[Range]]:
+        """Return the SHA-256 of a file and the ranges it is split into; `chunks` are its bytes.
+
+        Where a range ends must follow from the bytes before it and `part_size` alone.
+        """
+        digest = hashlib.sha256()
+        for chunk in chunks:
+            digest.update(chunk)
+        return digest.hexdigest(), [Range(0, file.bytes, digest.hexdigest())]
+
+    def records_before(self, file: File, start: int) -> int:
+        """Count the numbers that precede a range start, so that messages name a record's place in the file."""
+        return 0
+
+    def seek(self, file: File, number: int) -> tuple[int, int]:
+        """Return a range start at or before a record (from 0), and the number of the record there."""
+        return 0, 0
+
+    # -- identification ---------------------------------------------------------------------------------------------
+
+    def resolve(self, file: File, prefix: bytes, is_record: Callable[[dict[str, object]], bool]) -> str:
+        """Return the name of the container that the content of a file shows; `prefix` is its decompressed start.
+
+        Raises DataError if the content is not what the extension promises. `is_record` tests whether an object has the
+        keys of a known format.
+        """
+        return self.name
+
+    def explain_unreadable(self, file: File, prefix: bytes) -> str:
+        """Explain why none of the first records is an object; "" if the start of the file does not show it."""
+        return ""
+
+    def first_records(self, file: File) -> Iterator[object]:
+        """Yield records from the start of a file, reading no more than needed."""
+        for _, record in RecordReader(self, file):
+            yield record
+
+    # -- sampling ---------------------------------------------------------------------------------------------------
+
+    def window(self, file: File, max_record_bytes: int) -> Window | None:
+        """Return a function that reads records from the middle of an uncompressed file, or None if there is none."""
+        return None
+
+    def table(self, file: File) -> AbstractContextManager[Table] | None:
+        """Open a table for sampling, or return None if the container has no groups of rows."""
+        return None
+
+    def runs(self, reader: RecordReader) -> Iterator[Run]:
+        """Yield all records from the start of a file in runs."""
+        numbered = iter(reader)
+        while run := list(islice(numbered, RUN)):
+            records = [Record(f"{reader.file.name}:{number + 1}", value) for number, value in run]
+            size = sum(_text_size(value) for _, value in run)
+            yield Run(size, 4 * size, len(run), partial(list, records))  # to parse costs about 4 times as much
+
+
+def _text_size(value: object) -> int:
+    """Estimate the size of a record in bytes: its strings, at any depth, and 100 for each other value."""
+    size, left = 0, [value]
+    while left:
+        item = left.pop()
+        if isinstance(item, dict):
+            left += item.values()
+        elif isinstance(item, list):
+            left += item
+        else:
+            size += len(item) if isinstance(item, str) else 100
+    return size
+
+
+class RecordReader:
+    """Iterate over (number, record) of one file, or of a range of it.
+
+    A record is any JSON value or table row, or a Reject; its number counts from 0 at `start`. After the iteration
+    `records` is the number of lines or records in the range, blank lines included. Of a table only the wanted columns
+    are read, unless it has none of them. `decode` replaces the decoder of JSON records.
+    """
+
+    def __init__(
+        self,
+        container: Container,
+        file: File,
+        start: int = 0,
+        stop: int | None = None,
+        max_record_bytes: int = MAX_RECORD_BYTES,
+        decode: Decode = decode_block,
+    ):
+        self.container, self.file, self.start, self.stop = container, file, start, stop
+        self.max_record_bytes, self.decode = max_record_bytes, decode
+        self.records = 0
+        self.position: Callable[[], int] = lambda: 0
+        self._bounds = (0, 0)
+
+    def __iter__(self) -> Iterator[tuple[int, object]]:
+        for numbers, records in self.blocks():
+            yield from zip(numbers, records, strict=True)
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield numbers and records, up to BLOCK of them and about BLOCK_BYTES at a time."""
+        self.records = 0
+        for numbers, records, size in self.container.read(self):
+            step = max(1, min(BLOCK, BLOCK_BYTES * len(records) // max(size, 1)))
+            for first in range(0, len(records), step):
+                yield numbers[first : first + step], records[first : first + step]
+            if numbers:
+                self.records = max(self.records, numbers[-1] + 1)
+
+    @property
+    def share(self) -> float:
+        """The share of the range that has been read, from 0 to 1: of the bytes on disk, or of the rows."""
+        start, stop = self._bounds
+        try:
+            return min(1.0, (self.position() - start) / max(stop - start, 1))
+        except ValueError:  # the file has been closed
+            return 1.0
+
+    def track(self, position: Callable[[], int], start: int, stop: int) -> None:
+        """Measure `share` by a position that runs from start to stop."""
+        self.position, self._bounds = position, (start, stop)
+
+    @contextmanager
+    def open_text(self) -> Iterator[Read]:
+        """Open a text file; the result reads its decompressed bytes."""
+        with self.file.path.open("rb") as file:
+            self.track(file.tell, 0, self.file.bytes)
+            yield unpacked(file, self.file.compression, self.file.name)
+
+    def too_long(self) -> str:
+        return f"the line is longer than max_record_bytes, {self.max_record_bytes:,} bytes"
+
+
+def in_blocks(found: Iterator[tuple[object, int]], first: int = 0) -> Iterator[Rows]:
+    """Group (record, bytes) into rows numbered from `first`. Records read before an error come before it."""
+    held: list[object] = []
+    size = 0
+    error: DataError | None = None
+    while True:
+        try:
+            record, added = next(found, (None, -1))
+        except DataError as raised:
+            error, added = raised, -1
+        if added >= 0:
+            held.append(record)
+            size += added
+        if held and (added < 0 or len(held) >= BLOCK or size >= BLOCK_BYTES):
+            yield range(first, first + len(held)), held, size
+            first += len(held)
+            held, size = [], 0
+        if error:
+            raise error
+        if added < 0:
+            return
+
+
+def too_long_record(reader: RecordReader) -> Reject:
+    return Reject("too_long_record", reader.too_long())

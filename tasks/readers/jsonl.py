@@ -1,0 +1,124 @@
+"""JSON Lines: one record per line, readable from any byte."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import PurePath
+from typing import BinaryIO
+
+from tasks.readers.compression import UNPACK
+from tasks.readers.container import Container, File, Range, Record, RecordReader, Rows, Run, Window, too_long_record
+from tasks.readers.lines import CHUNK, TOO_LONG, WINDOW, Read, byte_range, end_of_line, line_blocks, split_at_lines
+from tasks.readers.strict_json import parse_record
+
+
+class Jsonl(Container):
+    name = "jsonl"
+    extensions = (".jsonl", ".ndjson")
+    is_text = True
+    numbered_by = "line"
+
+    def read(self, reader: RecordReader) -> Iterator[Rows]:
+        number = 0
+        with _open(reader) as read:
+            for lines, unterminated in line_blocks(read, reader.max_record_bytes):
+                if any(lines):  # else blank, and perhaps millions
+                    records = reader.decode(lines)  # a block at once: three times as fast as line by line
+                    if records is not None:
+                        yield range(number, number + len(records)), records, sum(map(len, lines))
+                    else:
+                        filled = [index for index, line in enumerate(lines) if line == TOO_LONG or line.strip()]
+                        found = [_parse(reader, lines[index], unterminated) for index in filled]
+                        yield [number + index for index in filled], found, sum(map(len, lines))
+                number += len(lines)
+                reader.records = number
+
+    def split(self, file: File, part_size: int, chunks: Iterable[bytes]) -> tuple[str, list[Range]]:
+        if file.compression:
+            return super().split(file, part_size, chunks)
+        digest, cuts = split_at_lines(chunks, part_size)
+        return digest, [Range(*cut) for cut in cuts]
+
+    def records_before(self, file: File, start: int) -> int:
+        before = 0
+        with file.path.open("rb") as lines:
+            while (left := start - lines.tell()) > 0 and (chunk := lines.read(min(1 << 20, left))):
+                before += chunk.count(b"\n")
+        return before
+
+    def seek(self, file: File, number: int) -> tuple[int, int]:
+        """Lines are counted without being parsed; beyond the last line, the start is the size of the file."""
+        if file.compression:
+            return 0, 0
+        left, position = number, 0
+        with file.path.open("rb") as lines:
+            while left and (block := lines.read(1 << 20)):
+                ends = block.count(b"\n")
+                if ends >= left:
+                    at = -1
+                    for _ in range(left):
+                        at = block.index(b"\n", at + 1)
+                    return position + at + 1, number
+                left -= ends
+                position += len(block)
+        return position, number
+
+    def explain_unreadable(self, file: File, prefix: bytes) -> str:
+        if prefix.startswith(b"["):
+            return "begins like a JSON array, and not with an object a line; name it .json"
+        if prefix.startswith(b"{"):
+            made = shlex.quote(f"{PurePath(file.name.removesuffix(f'.{file.compression}')).stem}.lines.jsonl")
+            command = f"{UNPACK[file.compression]} {shlex.quote(file.name)} | jq -c . > {made}"
+            return f"holds one object over several lines; put each on a line of its own, with  {command}"
+        return ""
+
+    def window(self, file: File, max_record_bytes: int) -> Window:
+        def window(source: BinaryIO, start: int, stop: int) -> tuple[list[Record], int]:
+            begin = end_of_line(source, start - 1, max_record_bytes) if start else 0
+            end = end_of_line(source, stop - 1, max_record_bytes)
+            # The lines before `begin` have not been counted.
+            origin = f"{file.name}, from byte {begin:,} line " if begin else f"{file.name}:"
+            numbered = RecordReader(self, file, begin, end, max_record_bytes) if begin < stop else ()
+            return [Record(f"{origin}{number + 1}", value) for number, value in numbered], max(0, end - begin)
+
+        return window
+
+    def runs(self, reader: RecordReader) -> Iterator[Run]:
+        """Lines are counted; they are parsed only if their run is kept."""
+        number = 0
+        with _open(reader) as read:
+            for lines, unterminated in line_blocks(read, reader.max_record_bytes):
+                step = max(1, len(lines) * WINDOW // CHUNK)
+                for first in range(0, len(lines), step):
+                    run = lines[first : first + step]
+                    size = sum(map(len, run))
+                    count = sum(line == TOO_LONG or not (line == b"" or line.isspace()) for line in run)
+                    yield Run(size, size + len(run), count, partial(_run, reader, run, number + first, unterminated))
+                number += len(lines)
+
+
+@contextmanager
+def _open(reader: RecordReader) -> Iterator[Read]:
+    if reader.file.compression:
+        with reader.open_text() as read:
+            yield read
+        return
+    stop = reader.file.bytes if reader.stop is None else reader.stop
+    with reader.file.path.open("rb") as file:
+        reader.track(file.tell, reader.start, stop)
+        yield byte_range(file, reader.start, stop)
+
+
+def _parse(reader: RecordReader, line: bytes, unterminated: bool) -> object:
+    return too_long_record(reader) if line == TOO_LONG else parse_record(line, unterminated)
+
+
+def _run(reader: RecordReader, lines: list[bytes], first: int, unterminated: bool) -> list[Record]:
+    return [
+        Record(f"{reader.file.name}:{number}", _parse(reader, line, unterminated))
+        for number, line in enumerate(lines, first + 1)
+        if line == TOO_LONG or (line and not line.isspace())
+    ]

@@ -1,0 +1,89 @@
+"""Parquet: a part is a range of row groups."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from tasks.core.errors import DataError
+from tasks.readers.container import File, Range, RecordReader, Table
+from tasks.readers.tables import BATCH_BYTES, BATCH_ROWS, TableContainer, readable, wanted
+
+
+class Parquet(TableContainer):
+    name = "parquet"
+    extensions = (".parquet",)
+    is_packed = True
+
+    def batches(self, reader: RecordReader) -> Iterator[Any]:
+        # no threads and no read-ahead: parts are what runs in parallel, and a row group may be large
+        with pq.ParquetFile(reader.file.path, pre_buffer=False) as file:
+            groups = range(file.metadata.num_row_groups)[reader.start : reader.stop]
+            facts = [file.metadata.row_group(group) for group in groups]
+            rows = sum(group.num_rows for group in facts)
+            row_bytes = sum(group.total_byte_size for group in facts) // max(rows, 1) + 1
+            read = 0
+            reader.track(lambda: read, 0, rows)
+            for batch in file.iter_batches(
+                batch_size=max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes)),
+                row_groups=list(groups),
+                columns=wanted(file.schema_arrow.names, reader.file),
+                use_threads=False,
+            ):
+                yield batch
+                read += batch.num_rows
+
+    def split(self, file: File, part_size: int, chunks: Iterable[bytes]) -> tuple[str, list[Range]]:
+        """Row groups, as few as reach `part_size` bytes (uncompressed)."""
+        digest, _ = super().split(file, part_size, chunks)
+        metadata = self._metadata(file)
+        ranges, start, size = [], 0, 0
+        for index in range(metadata.num_row_groups):
+            size += metadata.row_group(index).total_byte_size
+            if size >= part_size or index == metadata.num_row_groups - 1:
+                sha256 = hashlib.sha256(f"{digest} {start} {index + 1}".encode()).hexdigest()
+                ranges.append(Range(start, index + 1, sha256))
+                start, size = index + 1, 0
+        return digest, ranges
+
+    def records_before(self, file: File, start: int) -> int:
+        metadata = self._metadata(file)
+        return sum(metadata.row_group(group).num_rows for group in range(start))
+
+    def first_records(self, file: File) -> Iterator[object]:
+        self._metadata(file)
+        yield from super().first_records(file)
+
+    @contextmanager
+    def table(self, file: File) -> Iterator[Table]:
+        with readable(self, file), pq.ParquetFile(file.path, pre_buffer=False) as table:
+            yield _RowGroups(table, wanted(table.schema_arrow.names, file))
+
+    def _metadata(self, file: File) -> pq.FileMetaData:
+        with readable(self, file):
+            metadata = pq.read_metadata(file.path)
+        if not metadata.num_rows:
+            raise DataError("empty_source", f"{file.name}: holds no records")
+        return metadata
+
+
+class _RowGroups:
+    reach = 1.0
+
+    def __init__(self, table: pq.ParquetFile, columns: list[str]):
+        groups = [table.metadata.row_group(group) for group in range(table.metadata.num_row_groups)]
+        self.rows = [group.num_rows for group in groups]
+        self.row_bytes = sum(group.total_byte_size for group in groups) / max(sum(self.rows), 1)
+        self._table, self._columns = table, columns
+
+    def batches(self, group: int, at_most: float) -> Iterator[Any]:
+        passed = 0
+        for batch in self._table.iter_batches(BATCH_ROWS, row_groups=[group], columns=self._columns, use_threads=False):
+            yield batch
+            passed += batch.nbytes
+            if passed > at_most:
+                return

@@ -1,0 +1,108 @@
+"""Explain why a file could not be identified, and how to fix it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import orjson
+
+from tasks.conversations.formats import FORMAT_NAMES, detect, guess_columns
+from tasks.core.errors import DataError, Reject
+from tasks.core.printable import shown
+from tasks.core.suggest import suggest
+from tasks.readers.compression import UNPACK
+from tasks.readers.container import RecordReader
+from tasks.readers.containers import container_named
+from tasks.readers.lines import BOM, CHUNK
+from tasks.sources.model import SourceFile
+
+_WIDE_ENCODINGS = {
+    "UTF-32": rb"\xff\xfe\0\0|\0\0\xfe\xff", "UTF-32LE": rb"[^\0]\0\0\0", "UTF-32BE": rb"\0\0\0[^\0]",
+    "UTF-16": rb"\xff\xfe|\xfe\xff", "UTF-16LE": rb"[^\0]\0[^\0]\0", "UTF-16BE": rb"\0[^\0]\0[^\0]",
+}  # fmt: skip
+"""The first bytes of each: a byte order mark, or ASCII in wide characters."""
+
+
+def wide_encoding(start: bytes) -> str:
+    """Return the name, as used by iconv, of the UTF-16 or UTF-32 encoding that bytes start with, or ""."""
+    return next((name for name, first in _WIDE_ENCODINGS.items() if re.match(first, start, re.DOTALL)), "")
+
+
+def explain_wide_encoding(file: SourceFile, encoding: str) -> DataError:
+    return DataError("wrong_encoding", f"{file.name}: is {encoding}; convert it with  {_convert(file, encoding)}")
+
+
+def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataError:
+    """Return the error for a file none of whose first records has a known format."""
+    name, columns = file.name, dict(file.columns)
+    keys: dict[str, None] = {}
+    reject: Reject | None = None
+    guessed: dict[str, str] = {}
+    without_columns: str | None = None
+    count = 0
+    for record in records:
+        count += 1
+        if isinstance(record, dict):
+            keys |= dict.fromkeys(record)
+            guessed = guessed or guess_columns(record)
+            without_columns = without_columns or detect(record)
+        elif isinstance(record, Reject):
+            reject = reject or record
+    if not count:
+        return DataError("empty_source", f"{name}: holds no records")
+    if not keys and reject and (error := _explain_unreadable(file, reject)):
+        return error
+    found = _keys_found(list(keys)) if keys else f"none is an object{f' ({reject})' if reject else ''}"
+    missing = [(ours, theirs) for ours, theirs in columns.items() if theirs not in keys]
+    if keys and missing:
+        problems = "; ".join(
+            f"columns: {ours}: no key `{as_yaml(theirs)}`{suggest(theirs, keys)}" for ours, theirs in missing
+        )
+        advice = f"; without columns it is read as {without_columns}: leave columns out" if without_columns else ""
+        return DataError("unknown_format", f"{name}: {problems}; {found}{advice}")
+    if guessed:
+        paste = f"columns: {{{', '.join(f'{ours}: {as_yaml(key)}' for ours, key in guessed.items())}}}"
+        return DataError("unknown_format", f"{name}: has other names than a format; {found}; is it  {paste}  ?")
+    return DataError(
+        "unknown_format",
+        f"{name}: the format cannot be told from its first {f'{count} records' if count > 1 else 'record'}; {found}; "
+        f"formats tried: {', '.join(FORMAT_NAMES)}; name one with format:, or say with columns: which key holds what",
+    )
+
+
+def _explain_unreadable(file: SourceFile, reject: Reject) -> DataError | None:
+    """Return an error if the start of the file shows why none of the first records is an object.
+
+    `reject` is that of the first record.
+    """
+    container = container_named(file.container)
+    if not container.is_text:
+        return None
+    if reject.reason == "bad_utf8":
+        return DataError(
+            "wrong_encoding",
+            f"{file.name}: is not UTF-8 ({reject.message}); where it is of Windows, convert it with  "
+            f"{_convert(file, 'WINDOWS-1252')}",
+        )
+    with RecordReader(container, file).open_text() as read:
+        prefix = read(CHUNK).removeprefix(BOM).lstrip()
+    explained = container.explain_unreadable(file, prefix)
+    return DataError("unknown_json", f"{file.name}: {explained}") if explained else None
+
+
+def _keys_found(keys: Sequence[str]) -> str:
+    return f"keys found: {', '.join(shown(key)[1:-1] for key in keys[:20])}{' …' if len(keys) > 20 else ''}"
+
+
+def _convert(file: SourceFile, encoding: str) -> str:
+    plain = Path(file.name.removesuffix(f".{file.compression}"))
+    made = shlex.quote(f"{plain.with_suffix('')}.utf8{plain.suffix}")
+    return f"{UNPACK[file.compression]} {shlex.quote(file.name)} | iconv -f {encoding} -t UTF-8 > {made}"
+
+
+def as_yaml(key: str) -> str:
+    """Return a key as it is written in YAML."""
+    return key if re.fullmatch(r"[A-Za-z]\w*", key, re.ASCII) else orjson.dumps(key).decode()

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import pytest
+
+from tasks.core.printable import duration
+from tasks.core.suggest import suggest
+
+DURATIONS = {
+    0: "0.0 s", 9.94: "9.9 s", 9.96: "10 s", 59.4: "59 s", 59.6: "1 min", 65: "1 min 5 s", 3599: "59 min 59 s",
+    3600: "1 h", 7500: "2 h 5 min", 100_000: "27 h 46 min",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("seconds", "text"), DURATIONS.items())
+def test_durations_have_two_units_without_zeros(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "known", "text"),
+    [
+        ("assistent", ["user", "assistant"], "; did you mean assistant?"),
+        ("USER", ["user", "assistant"], "; did you mean user?"),
+        ("chat", ["Chat", "cat", "x"], "; did you mean Chat?"),
+        ("pineapple", ["user", "assistant"], ""),
+        ("x" * 100_000, ["x" * 90], "; did you mean " + "x" * 90 + "?"),
+        ("user", [], ""),
+    ],
+)
+def test_a_close_match_is_suggested_whatever_its_case(value: str, known: list[str], text: str) -> None:
+    assert suggest(value, known) == text
+
+
+def test_several_matches_are_suggested_the_closest_first() -> None:
+    assert suggest("corpus", ["corpse", "corpus-a", "other"], 2) == "; did you mean corpus-a or corpse?"

@@ -1,0 +1,271 @@
+"""Plain records give what reading them with care gives, for every format, template, and tokenizer."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.tokenizer_kinds import BUILT, hostile, open_kind, read_rows
+
+from tasks.config import Config
+from tasks.conversations.formats import COLUMNS, FORMATS
+from tasks.conversations.model import Format, PlainRecord
+from tasks.core.errors import Reject
+from tasks.sources.model import Part, Source, SourceFile
+from tasks.sources.parts import find_parts
+from tasks.templates.built_in import BUILT_IN, BuiltIn
+from tasks.templates.spans import TrainOn
+from tasks.tokenization import prepare
+from tasks.tokenization.frames import Frame, Prepared
+from tasks.tokenization.plain_records import PlainRecords
+from tasks.tokenization.prepare import Preparer
+from tasks.tokenization.tokenize_part import tokenize_part
+
+FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+PLAIN = [format for format in FORMATS if format.plain]
+TRAIN_ON: tuple[TrainOn, ...] = ("assistant", "all", "last")
+ROLES = ("system", "user", "assistant", "tool", "human", "gpt", "function_call", "prompter", "assistent")
+MORE_KEYS = (*COLUMNS, "id", "category", "weight", "name", "tool_calls", "role", "from", "extra")
+
+
+# -- records like the example of a format -----------------------------------------------------------------------------
+
+odd = st.sampled_from([None, True, 7, 10**20, [], {}, "", " ", "a\0b", ["a"], {"a": {"b": "c"}}])
+contents = st.sampled_from(["a", " b\n", "é", '"role":', "%s", "\\", "{0}", "▁", "\v", "\x1c"]) | hostile(
+    "sp_bpe_chatml"
+)
+
+
+def rarely(draw: st.DrawFn) -> bool:
+    return draw(st.integers(0, 19)) == 0
+
+
+@st.composite
+def like(draw: st.DrawFn, value: Any, key: str = "") -> Any:
+    """A value like this one: other strings, more or fewer items, and rarely something else."""
+    if rarely(draw):
+        return draw(odd | contents)
+    if key in ("role", "from"):
+        return draw(st.sampled_from(ROLES)) if rarely(draw) else value
+    if isinstance(value, str):
+        return draw(contents)
+    if isinstance(value, list):
+        return [draw(like(item)) for item in value * draw(st.sampled_from([1, 1, 2, 0]))]
+    found = {name: draw(like(item, name)) for name, item in value.items() if not rarely(draw)}
+    if rarely(draw):
+        found[draw(st.sampled_from(MORE_KEYS))] = draw(odd | contents)
+    return found
+
+
+def records(format: Format) -> st.SearchStrategy[Any]:
+    return st.lists(like(json.loads(format.example)), min_size=1, max_size=5)
+
+
+@st.composite
+def lines(draw: st.DrawFn, format: Format) -> list[bytes]:
+    """Records as JSON Lines, some of which a decoder may take for something else."""
+    ascii, spaces = draw(st.booleans()), draw(st.booleans())
+    return [draw(damaged(_line(record, ascii, spaces))) for record in draw(records(format))]
+
+
+def _line(record: Any, ascii: bool, spaces: bool) -> bytes:
+    text = json.dumps(record, ensure_ascii=ascii, separators=None if spaces else (",", ":"))
+    return text.encode("utf-8", "surrogatepass")
+
+
+@st.composite
+def damaged(draw: st.DrawFn, line: bytes) -> bytes:
+    if draw(st.integers(0, 4)):
+        return line
+    key = draw(st.sampled_from([key.encode() for key in (*MORE_KEYS, "content", "value")]))
+    value = draw(st.sampled_from([b'"x"', b"null", b'""', b"7", b"NaN", b"1e999", str(10**25).encode(), b"[]"]))
+    return draw(
+        st.sampled_from(
+            [
+                line.replace(b"{", b'{"%s":%s,' % (key, value), draw(st.integers(1, 3))),  # a key more, or twice
+                line.replace(b"}", b',"%s" : %s}' % (key, value), 1),
+                line.replace(b'"a"', draw(st.sampled_from([rb'"\u0000"', rb'"\ud800"', b'"\xff"', rb'"\u0022"']))),
+                line.replace(b"e", rb"\u0065"),
+                b"\xef\xbb\xbf" + line,
+                line + draw(st.sampled_from([b"\r", b" ", b"}", b"{}", b"\0", b"\x0b"])),
+                line[: draw(st.integers(0, len(line)))],
+                b"",
+            ]
+        )
+    )
+
+
+# -- both ways --------------------------------------------------------------------------------------------------------
+
+
+def with_care(patch: pytest.MonkeyPatch) -> None:
+    """Read every record by itself and with care, and fill no frame."""
+    patch.setattr(PlainRecords, "decode", lambda *_: None)
+    patch.setattr(PlainRecords, "of", lambda *_: None)
+    patch.setattr(prepare, "fill", lambda *_: None)
+
+
+def part_of(place: Path, content: list[bytes], format: Format) -> Part:
+    (place / "part.jsonl").write_bytes(b"\n".join(content) + b"\nx\n")  # never empty
+    [(_, [part])] = find_parts([Source(path="part.jsonl", format=format.name)], place, 1 << 30)
+    return part
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=[format.name for format in FORMATS])
+def test_both_ways_write_the_same_token_file(format: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.fsync", lambda _: None)
+    seen = Counter[str]()
+
+    @settings(FEW, max_examples=200)
+    @given(lines(format), st.sampled_from(list(BUILT_IN)), st.sampled_from(TRAIN_ON), st.sampled_from(BUILT))
+    def check(content: list[bytes], template: str, train_on: TrainOn, kind: str) -> None:
+        part, encoder = part_of(tmp_path, content, format), open_kind(kind)
+        config = Config(sources=[Source(path="part.jsonl")], train_on=train_on)
+        found = []
+        for careful in (False, True):
+            with pytest.MonkeyPatch.context() as patch:
+                if careful:
+                    with_care(patch)
+                written = BuiltIn(template, encoder, train_on)
+                receipt = tokenize_part(part, encoder, written, config, tmp_path / "tokens", tmp_path / "receipt")
+                found.append((receipt, (tmp_path / "tokens").read_bytes()))
+        assert found[0] == found[1]
+        seen[template] += receipt["accepted"]
+        seen["rejected"] += len(receipt["rejects"]) - 1
+
+    check()
+    assert all(seen[name] for name in (*BUILT_IN, "rejected")), seen
+
+
+def file_of(format: Format, columns: tuple[tuple[str, str], ...] = ()) -> SourceFile:
+    return SourceFile(Path("a.parquet"), "a.parquet", "parquet", "", format.name, columns, 0, "", 0)
+
+
+def outcome(preparer: Preparer, record: object) -> Any:
+    try:
+        prepared = preparer.prepare(record)
+    except Reject as reject:
+        return reject.reason, reject.message
+    shape = prepared.shape
+    facts = (shape.tokens.tolist(), shape.trained.tolist(), shape.separator, shape.usual, shape.turns)
+    return facts, prepared.texts, prepared.digest
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=[format.name for format in FORMATS])
+def test_both_ways_prepare_the_rows_of_a_table_alike(format: Format) -> None:
+    ways = Counter[bool]()
+
+    @FEW
+    @given(
+        st.lists(like(json.loads(format.example)) | odd, min_size=1, max_size=5),
+        st.sampled_from(list(BUILT_IN)),
+        st.sampled_from(TRAIN_ON),
+        st.sampled_from(BUILT),
+    )
+    def check(rows: list[Any], template: str, train_on: TrainOn, kind: str) -> None:
+        encoder = open_kind(kind)
+        preparer = Preparer(file_of(format), BuiltIn(template, encoder, train_on), encoder, train_on)
+        for row in [*rows, Reject("bad_value", "a row")]:
+            plain = outcome(preparer, row)
+            with pytest.MonkeyPatch.context() as patch:
+                with_care(patch)
+                assert plain == outcome(preparer, row)
+            ways[preparer._plain.of(row) is not None] += 1
+
+    check()
+    assert ways[False], ways
+    assert bool(ways[True]) == (format.plain is not None), ways
+
+
+# -- which way --------------------------------------------------------------------------------------------------------
+
+
+def preparer_of(format: Format, kind: str = "sp_bpe_chatml", **settings: Any) -> Preparer:
+    encoder = open_kind(kind)
+    return Preparer(file_of(format, **settings), BuiltIn("chatml", encoder, "all"), encoder, "all")
+
+
+def is_filled(preparer: Preparer, record: object) -> bool:
+    """Whether a record becomes a conversation without being read with care."""
+
+    def fail(*_: object) -> Prepared:
+        raise AssertionError
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Preparer, "_prepare_with_care", fail)
+        try:
+            return isinstance(preparer.prepare(record).shape, Frame)
+        except AssertionError:
+            return False
+
+
+@pytest.mark.parametrize("format", PLAIN, ids=[format.name for format in PLAIN])
+def test_the_example_of_a_format_is_plain_as_a_line_and_as_a_row(format: Format) -> None:
+    preparer = preparer_of(format)
+    row = json.loads(format.example)
+    row = {key: value for key, value in row.items() if key not in ("input", "context")}
+    assert format.matches(row) or format.name == "dolly"
+    further = {"id": "7", "category": "x"}
+    for ascii in (False, True):
+        found = preparer.decode([_line(row | further, ascii, spaces=True), _line(row, ascii, spaces=False)])
+        assert found is not None
+        assert all(isinstance(record, PlainRecord) for record in found)
+        assert all(is_filled(preparer, record) for record in found)
+    assert is_filled(preparer, row | further | {"extra": 7, "system": None, "tools": ""})
+    assert not is_filled(preparer_of(format, columns=(("text", "x"),)), row)
+
+
+def turns(*contents: object, **more: object) -> dict[str, object]:
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[n % 2], "content": c} for n, c in enumerate(contents)], **more}
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        turns("a\0", "b"),
+        turns("\udc00", "b"),
+        turns(5, "b"),
+        turns("a", " "),
+        turns(),
+        turns("a", "b", tools=[]),
+        {"messages": [{"role": "assistent", "content": "a"}]},
+        {"messages": [{"role": ["user"], "content": "a"}]},
+        {"messages": [{"role": "assistant", "content": "a", "weight": 0}]},
+        {"messages": [{"role": "tool", "content": "a"}]},
+        {"messages": "user"},
+        Reject("bad_json", ""),
+    ],
+)
+def test_a_record_that_is_unusual_is_read_with_care(record: object) -> None:
+    [messages] = [format for format in FORMATS if format.name == "messages"]
+    assert is_filled(preparer_of(messages), turns("a", "b"))
+    assert not is_filled(preparer_of(messages), record)
+    assert not is_filled(preparer_of(messages, "hf_metaspace"), turns("a", "b")) == open_kind("hf_metaspace").has_space
+
+
+def test_a_frame_is_rendered_once_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.tokenization.frames.MOST_FRAMES", 2)
+    [messages] = [format for format in FORMATS if format.name == "messages"]
+    preparer = preparer_of(messages)
+    first = preparer.prepare(turns("a", "b"))
+    assert is_filled(preparer, turns("a"))
+    assert not is_filled(preparer, turns("a", "b", "c"))
+    monkeypatch.setattr(BuiltIn, "spans", None)
+    assert preparer.prepare(turns("2+2?", "4")).shape is first.shape
+
+
+def test_rows_of_a_token_file_are_in_the_order_of_the_records(tmp_path: Path) -> None:
+    [messages] = [format for format in FORMATS if format.name == "messages"]
+    content = [_line(turns("a", "b" * n, **({"extra": n} if n % 3 else {})), True, True) for n in range(1, 9)]
+    part, encoder = part_of(tmp_path, content, messages), open_kind("sp_bpe_chatml")
+    config = Config(sources=[Source(path="part.jsonl")])
+    template = BuiltIn("chatml", encoder, "assistant")
+    tokenize_part(part, encoder, template, config, tmp_path / "tokens.arrow", tmp_path / "receipt.json")
+    assert [row.record for row in read_rows(tmp_path / "tokens.arrow")] == list(range(8))
