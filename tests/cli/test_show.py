@@ -227,7 +227,7 @@ def test_format_2_shows_messages(tmp_path: Path) -> None:
 def test_another_tokenizer_is_refused(copy: Path) -> None:
     model = copy / "tokenizer" / "tokenizer.model"
     model.write_bytes(model.read_bytes()[::-1])
-    with pytest.raises(DataError, match=r"tokenizer\.model: does not have the SHA-256"):
+    with pytest.raises(DataError, match=r"tokenizer\.model: does not have the recorded SHA-256"):
         printed(copy / "manifest.json", 0)
 
 

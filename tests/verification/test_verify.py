@@ -758,7 +758,7 @@ def test_a_folder_that_is_a_link_is_said_of_its_files(truncated: Tampered, tmp_p
     inside = truncated.folder / "tokenizer"
     inside.rename(tmp_path / "outside")
     inside.symlink_to(tmp_path / "outside")
-    assert truncated.refused().startswith(f"{inside / 'tiny.model'}: is a link; ")
+    assert truncated.refused().startswith(f"{inside / 'tiny.model'}: is a symbolic link; ")
 
 
 def test_two_manifests_that_differ(truncated: Tampered) -> None:
