@@ -235,7 +235,7 @@ def test_another_tokenizer_is_refused(copy: Path) -> None:
 def test_a_shard_of_another_size_is_refused(copy: Path, change: int) -> None:
     shard = next(copy.glob("train-*.arrow"))
     os.truncate(shard, shard.stat().st_size + change)
-    with pytest.raises(DataError, match=f"{shard.name}: holds "):
+    with pytest.raises(DataError, match=f"{shard.name}: has "):
         printed(copy / "manifest.json", 0)
 
 
