@@ -47,10 +47,11 @@ def command_line() -> Any:
     return app
 
 
-def conversation_formats() -> list[str]:
+def conversation_formats() -> list[tuple[str, str, str]]:
+    """Return the name, the summary, and an example of each format."""
     from tasks.conversations.formats import FORMATS
 
-    return [getattr(one, "name", one) for one in FORMATS]
+    return [(one.name, one.summary, one.example) for one in FORMATS]
 
 
 def column_names() -> list[str]:
@@ -60,11 +61,10 @@ def column_names() -> list[str]:
     return list(COLUMNS)
 
 
-def containers() -> dict[str, list[str]]:
-    """Return the file extensions of each container."""
+def containers() -> list[Any]:
     from tasks.readers.containers import CONTAINERS
 
-    return {container.name: list(container.extensions) for container in CONTAINERS}
+    return list(CONTAINERS)
 
 
 def compressions() -> list[str]:
@@ -73,48 +73,11 @@ def compressions() -> list[str]:
     return list(COMPRESSIONS)
 
 
-def compressible() -> set[str]:
-    """Return the containers that are also read compressed."""
-    from tasks.readers.containers import CONTAINERS
-
-    return {container.name for container in CONTAINERS if container.is_text}
-
-
 def template_markers() -> dict[str, tuple[str, ...]]:
     """Return the control tokens that each built-in template may write."""
     from tasks.templates.built_in import BUILT_IN, MARKERS
 
     return {name: MARKERS[name] for name in BUILT_IN}
-
-
-# Facts about formats that no registry holds.
-
-FORMAT_NOTES = {
-    "messages": (
-        "`messages` (`role`, `content`), `tools`",
-        "OpenAI chat format: `tool_calls`, `tool` messages, `name`, `weight` 0 or 1, text parts",
-    ),
-    "sharegpt": (
-        "`conversations` or `conversation` (`from`, `value`), `system`, `tools`",
-        "Roles: human, gpt, system, tool, observation, function_call, function_response",
-    ),
-    "alpaca": ("`instruction`, `input`, `output` or `response`", "Also `system` and `history`"),
-    "dolly": ("`instruction`, `context`, `response`", "Also `system`"),
-    "oasst": ("`prompt` with `replies`", "Message trees; the best-ranked path of each tree is used"),
-    "prompt_completion": (
-        "`prompt`, `completion` or `response`; or `question`, `answer` or `response`",
-        "Both as strings or both as lists of messages; also `system` and `tools`",
-    ),
-    "text": ("`text`", "Plain text, trained on as a whole, without a template"),
-}
-CONTAINER_NOTES = {
-    "jsonl": ("a line", "the line number"),
-    "json": ("an element of the top-level array", "its position"),
-    "csv": ("a row; the first row is the header", "its position"),
-    "tsv": ("a row; the first row is the header", "its position"),
-    "parquet": ("a row", "its position"),
-    "arrow": ("a row; IPC stream or IPC file", "its position"),
-}
 
 
 def cell(text: str) -> str:
@@ -303,12 +266,10 @@ def formats_page() -> str:
         "The format of a source is detected from the keys of its first records, or set with `format`. A key whose",
         "value is null counts as absent.",
         "",
-        "| format | keys | notes |",
+        "| format | keys | example |",
         "|---|---|---|",
     ]
-    for name in conversation_formats():
-        keys, notes = FORMAT_NOTES.get(name, ("", ""))
-        lines.append(f"| `{name}` | {keys} | {notes} |")
+    lines += [f"| `{name}` | {cell(keys)} | {code(example)} |" for name, keys, example in conversation_formats()]
     lines += [
         "",
         "If your keys have other names, map them with `columns` (ours → yours), for example",
@@ -320,13 +281,12 @@ def formats_page() -> str:
         "| container | extensions | one record is | its number |",
         "|---|---|---|---|",
     ]
-    for name, extensions in containers().items():
-        record, numbered = CONTAINER_NOTES.get(name, ("", ""))
-        packed = compressions() if name in compressible() else []
-        shown = ", ".join(f"`{one}`" for one in extensions)
-        if packed:
-            shown += " (also " + ", ".join(f"`{one}`" for one in packed) + ")"
-        lines.append(f"| {name} | {shown} | {record} | {numbered} |")
+    for one in containers():
+        shown = ", ".join(f"`{extension}`" for extension in one.extensions)
+        if one.is_text:
+            shown += " (also " + ", ".join(f"`{compression}`" for compression in compressions()) + ")"
+        numbered = "the line number" if one.numbered_by == "line" else "its position"
+        lines.append(f"| {one.name} | {shown} | {one.record} | {numbered} |")
     lines += [
         "",
         "A source path is a file, a glob or a folder. Folders written by `datasets.save_to_disk` are read as well.",

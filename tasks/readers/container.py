@@ -111,6 +111,7 @@ class Container:
     is_text = False  # UTF-8 text: may be compressed as .gz or .zst
     is_compressed = False  # values are compressed within the file
     numbered_by: Literal["line", "record"] = "record"
+    record = "a row"  # what one record is, for the documentation
 
     def read(self, reader: RecordReader) -> Iterator[Rows]:
         """Yield the records of `reader.file` in [reader.start, reader.stop), numbered from 0 at `reader.start`.

@@ -20,6 +20,7 @@ from tasks.readers.lines import BOM, CHUNK, TOO_LONG, WINDOW, Read, end_of_line,
 class Csv(Container):
     name = "csv"
     extensions = (".csv",)
+    record = "a row; the first row is the header"
     is_text = True
     delimiter = ","
 

@@ -33,6 +33,7 @@ _JSON_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[\[\]{},"]', re.DOTALL)
 class JsonArray(Container):
     name = "json"
     extensions = (".json",)
+    record = "an element of the top-level array"
     is_text = True
 
     def read(self, reader: RecordReader) -> Iterator[Rows]:

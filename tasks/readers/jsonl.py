@@ -22,6 +22,7 @@ class Jsonl(Container):
     extensions = (".jsonl", ".ndjson")
     is_text = True
     numbered_by = "line"
+    record = "a line"
 
     def read(self, reader: RecordReader) -> Iterator[Rows]:
         number = 0
