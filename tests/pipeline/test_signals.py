@@ -391,7 +391,7 @@ def test_who_imports_the_package_keeps_ctrl_c() -> None:
 
 
 def test_what_is_said_while_modules_load_has_the_form_of_the_others() -> None:
-    assert told(Interrupted("interrupted", "interrupted; nothing had begun")) + "\n" == LOADING
+    assert told(Interrupted("interrupted", "interrupted; nothing was started")) + "\n" == LOADING
     assert Interrupted.exit_code == 75
 
 
