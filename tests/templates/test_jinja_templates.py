@@ -215,7 +215,7 @@ def test_the_control_tokens_are_those_that_the_template_writes(name: str, kind: 
 
 
 @pytest.mark.parametrize("space", ["", " ", "\n"])
-def test_a_control_string_that_the_template_joins_from_neighbouring_fields_is_text(space: str) -> None:
+def test_a_control_string_that_the_template_joins_from_adjacent_fields_is_text(space: str) -> None:
     encoder = open_kind("hf_byte_level")
     template = jinja(
         "<|im_start|>{% for m in messages %}{{ m.name | trim }}{{ m.content | trim }}{{ m.tool_call_id }}{% endfor %}"
