@@ -1,15 +1,17 @@
-"""The `packcorpus` command: looks at a corpus, checks it and mends it. (Making one is Luigi's: see pipeline.)
+"""The `packcorpus` command.
 
-    packcorpus init PATH…                       packcorpus check FILE
+    packcorpus init PATH…                       packcorpus check CONFIG
+    packcorpus pack CONFIG                      packcorpus train [CORPUS] [OPTION…]
     packcorpus inspect [PATH] [--row N] [--at FILE:LINE] [--search TEXT] …
-    packcorpus list                             packcorpus diff MANIFEST MANIFEST
-    packcorpus verify [MANIFEST] [--rebuild]    packcorpus repair MANIFEST
+    packcorpus list                             packcorpus diff BEFORE AFTER
+    packcorpus verify [MANIFEST] [--rebuild]    packcorpus repair [MANIFEST]
     packcorpus report [MANIFEST] [--output FILE]
     packcorpus schemas FOLDER
 
-With --json a command prints one JSON object on standard output: its result, or {"error": …} (docs/errors.md).
+With --json a command prints one JSON object on standard output: the value that it would render as text, or
+{"error": …} (docs/reference/errors.md).
 
-Arrow, numpy and the tokenizers are imported by the commands that need them, so that --help comes at once.
+Each command imports Arrow, numpy, and tokenizers only if it needs them, so that --help is immediate.
 """
 
 from __future__ import annotations
@@ -17,69 +19,66 @@ from __future__ import annotations
 from tasks.core import startup  # before all else
 
 # isort: split
+import dataclasses
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Optional
+from typing import Annotated, Any
 
 import typer
 
 from tasks.core.error_codes import DATA
 from tasks.core.error_messages import DEBUG, JSON, as_json, as_text, foreseen, is_on
 from tasks.core.errors import Interrupted, UsageError
-from tasks.inspection import manifests
 from tasks.inspection.manifests import (
-    MANIFESTS,
     complete_file,
     complete_manifest,
     find_damaged,
     find_file,
     find_manifest,
+    list_manifests,
 )
 
 app = typer.Typer(
-    help="Look at a corpus of training rows and check it.",
-    epilog="A corpus is made with: luigi --module pipeline PackCorpus --config FILE",
+    help="Pack conversations into training rows; inspect, verify, and train on the result.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-
-# typer reads annotations at run time, on Python 3.11 too.
 ManifestArgument = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Argument(
         metavar="MANIFEST",
         show_default=False,
-        help="A manifest (file, name or key) or a corpus folder; absent: the newest in manifests/.",
+        help="A manifest (file, name, or key) or a corpus folder. Default: the corpus of the latest run.",
         autocompletion=complete_manifest,
     ),
 ]
-_NAMED = typer.Argument(
-    metavar="MANIFEST",
-    show_default=False,
-    help="A manifest (file, name or key) or a corpus folder.",
-    autocompletion=complete_manifest,
-)
-OneManifest = Annotated[Path, _NAMED]
-DamagedManifest = Annotated[Optional[Path], _NAMED]  # noqa: UP045
 
 ConfigOption = Annotated[
-    Optional[Path],  # noqa: UP045
+    Path | None,
     typer.Option(
-        metavar="FILE", show_default=False, help="The config of the corpus, where run.json does not lead to its folder."
+        metavar="FILE", show_default=False, help="The config of the corpus, if it is not where run.json records it."
     ),
 ]
 
 RootOption = Annotated[
-    Path, typer.Option(metavar="FOLDER", show_default=False, help="The project's root, with data/ and manifests/.")
+    Path,
+    typer.Option(
+        metavar="FOLDER",
+        show_default=False,
+        help="The project's root, with data/ and manifests/. Default: the working directory.",
+    ),
 ]
 
-JsonOption = Annotated[bool, typer.Option("--json", envvar=JSON, show_envvar=False, help="One JSON object.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", envvar=JSON, show_envvar=False, help="Print the result as one JSON object.")
+]
 
-# typer keeps click's exceptions to itself; this is the one of a command line that cannot be read.
+# typer does not export click's exceptions; this one is raised for an invalid command line.
 _BadCommandLine: Any = typer.BadParameter.__base__
 
 
@@ -93,7 +92,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show where an error comes from.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show a traceback with each error.")] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version.")
     ] = False,
@@ -101,239 +100,281 @@ def _options(
     pass
 
 
-LookedAtArgument = Annotated[
-    Optional[Path],  # noqa: UP045
-    typer.Argument(
-        metavar="PATH",
-        show_default=False,
-        help="A manifest, a corpus folder, a shard, a source file or a config; absent: the newest in manifests/.",
-        autocompletion=complete_file,
-    ),
-]
-
-
-@app.command()
-def inspect(
-    path: LookedAtArgument = None,
-    row: Annotated[Optional[int], typer.Option(metavar="N", help="Show row N, decoded; 0 is the first.")] = None,  # noqa: UP045
-    split: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="NAME", help="The split that --row counts in: train, validation, train_epoch_2, …"),
-    ] = None,
-    conversation: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(metavar="N", help="Show the conversation with this number in the index (#N in a row)."),
-    ] = None,
-    at: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="FILE:LINE", help="Show the conversation of this line, and the row that it went to."),
-    ] = None,
-    line: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(metavar="N", help="Of a source: show its line (or record) N; 1 is the first."),
-    ] = None,
-    search: Annotated[
-        Optional[str],  # noqa: UP045
-        typer.Option(metavar="TEXT", help="Show the conversations that contain TEXT."),
-    ] = None,
-    rejects: Annotated[bool, typer.Option("--rejects", help="Show what was rejected, and why.")] = False,
-    limit: Annotated[int, typer.Option(min=1, metavar="N", help="How many to list.")] = 20,
-    ids: Annotated[
-        bool, typer.Option("--ids", help="With a row or conversation: show token ids and boundaries.")
-    ] = False,
-    as_object: JsonOption = False,
-) -> None:
-    """Show what a corpus is made of, and any row, conversation or reject of it as text."""
-    from tasks.cli.console import open_console
-    from tasks.cli.inspect_command import Asked, view
-
-    asked = Asked(row, split, conversation, at, line, search, rejects, limit, ids)
-    asked.one()  # what does not go together is said before a manifest is looked for
-    found = view(find_file(path), asked, MANIFESTS)
-    if as_object:
-        _print_object(found.as_object())
-    else:
-        found.show(open_console())
-
-
-@app.command()
-def verify(
-    manifest: ManifestArgument = None,
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Make the corpus again in a temporary folder and compare every byte.")
-    ] = False,
-    config: ConfigOption = None,
-    as_object: JsonOption = False,
-) -> None:
-    """Recompute every digest of a corpus and check every row of it."""
-    if config and not rebuild:
-        raise UsageError("bad_command_line", "--config goes with --rebuild")
-    path = find_manifest(manifest)
-    from tasks.cli import corpus_view
-    from tasks.cli.console import open_console
-    from tasks.verification.verify import verify as verify_corpus
-
-    checks = verify_corpus(path).checks
-    if rebuild:
-        from tasks.verification.rebuild import rebuild as make_again
-
-        checks = [*checks, ("rebuild", make_again(path, config))]
-    if as_object:
-        _print_object({"manifest": path, "checks": [{"name": name, "found": found} for name, found in checks]})
-    else:
-        corpus_view.checks(checks, path, open_console())
-
-
-@app.command()
-def repair(
-    manifest: DamagedManifest = None,
-    config: ConfigOption = None,
-    as_object: JsonOption = False,
-) -> None:
-    """Put back what is damaged or missing of a corpus, to the recorded digests, and touch nothing else."""
-    from tasks.core.printable import printable
-    from tasks.verification.repair import repair as mend
-
-    manifest = find_damaged(manifest)
-    done = []
-    for mended in mend(manifest, config):
-        done.append({"path": mended.path, "why": mended.why, "source": mended.source})
-        if not as_object:
-            print(printable(f"mended {mended.path} ({mended.why}) from {mended.source}"), flush=True)
-    if as_object:
-        _print_object({"manifest": manifest, "mended": done})
-    elif not done:
-        print("nothing to mend: every file is as it was recorded")
+# -- make a corpus -----------------------------------------------------------------------------------------------------
 
 
 @app.command()
 def init(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", show_default=False, help="Files, folders or globs.")],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", show_default=False, help="Files, folders, or globs.")],
     output: Annotated[Path, typer.Option(metavar="FILE", help="The config to write.")] = Path("corpus.yaml"),
-    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there.")] = False,
-    as_object: JsonOption = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    json_output: JsonOption = False,
 ) -> None:
-    """Look at files and write a commented config for them."""
-    from tasks.core.printable import printable
+    """Inspect data files and write a commented config for them."""
     from tasks.dry_run.config_draft import write_draft
 
     draft = write_draft(paths, output, force)
-    if as_object:
-        _print_object({"config": output, "settings": draft.values, "found": draft.summary()})
-        return
-    for line in draft.summary():
-        print(printable(line))
-    print(printable(f"{output}: written; next: packcorpus check {shlex.quote(str(output))}"))
+    next_step = f"{output}: written; next: packcorpus check {shlex.quote(str(output))}"
+    value = {"config": output, "settings": draft.values, "found": draft.summary()}
+    _show(value, lambda value: [*value["found"], next_step], json_output)
 
 
 @app.command()
 def check(
     path: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Argument(metavar="FILE", show_default=False, help="The config of the corpus."),
+        Path | None, typer.Argument(metavar="CONFIG", show_default=False, help="The config of the corpus.")
     ] = None,
     config: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(metavar="FILE", show_default=False, help="The same, as the run has it."),
+        Path | None, typer.Option(metavar="FILE", show_default=False, help="Same as CONFIG.", hidden=True)
     ] = None,
-    sequence_length: Annotated[str, typer.Option(metavar="N", show_default=False, help="Overrides the config's.")] = "",
+    sequence_length: Annotated[
+        str, typer.Option(metavar="N", show_default=False, help="Override the config's sequence_length.")
+    ] = "",
     batch_size: Annotated[
-        Optional[list[int]],  # noqa: UP045
-        typer.Option(metavar="ROWS", min=1, show_default=False, help="Rows a step, to tell steps; may be repeated."),
+        list[int] | None,
+        typer.Option(
+            metavar="ROWS", min=1, show_default=False, help="Rows per step, to count steps for; may be repeated."
+        ),
     ] = None,
     tokens_per_step: Annotated[
-        Optional[int],  # noqa: UP045
-        typer.Option(metavar="TOKENS", min=1, show_default=False, help="The same in tokens, as the training has it."),
+        int | None,
+        typer.Option(metavar="TOKENS", min=1, show_default=False, help="The same in tokens, as in training."),
     ] = None,
-    workers: Annotated[int, typer.Option(metavar="N", min=1, help="Of the run whose time is told.")] = 2,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Worker processes of the run, to estimate its time for.")
+    ] = 2,
     root: RootOption = Path(),
-    as_object: JsonOption = False,
+    json_output: JsonOption = False,
 ) -> None:
-    """Look at a sample of every source and tell what a run would give. Writes nothing, takes seconds.
+    """Predict the result of a run from a sample of every source.
 
-    Exits with 65 where the run would fail.
+    Writes nothing and takes seconds. Exits with 65 if the run would fail.
     """
     if path and config:
         raise UsageError("bad_command_line", f"{path} and --config {config}: name one config")
     config = path or config
     if config is None:
         raise UsageError("bad_command_line", "name the config: packcorpus check corpus.yaml")
-    from tasks.cli import dry_run_view
-    from tasks.cli.console import open_console
+    from tasks.cli.dry_run_view import show_dry_run
     from tasks.config import load_config
     from tasks.dry_run.dry_run import predict
+    from tasks.inspection.dry_run import summarize
 
     settings = load_config(config, sequence_length)
     batches = list(batch_size or [])
     if tokens_per_step:
         batches.append(max(1, tokens_per_step // settings.sequence_length))
-    found = predict(settings, config.parent, root, workers)
-    if as_object:
-        _print_object(dry_run_view.as_object(found, config, batches))
-    else:
-        dry_run_view.show(found, config, batches, open_console())
-    if found.fails:
+    result = summarize(predict(settings, config.parent, root, workers), config, batches)
+    _render(result, show_dry_run, json_output)
+    if result.run_fails:
         raise typer.Exit(DATA)
 
 
 @app.command()
-def diff(
-    before: OneManifest,
-    after: OneManifest,
-    as_object: JsonOption = False,
+def pack(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG", show_default=False, help="The config of the corpus.")
+    ] = None,
+    sequence_length: Annotated[
+        str, typer.Option(metavar="N", show_default=False, help="Override the config's sequence_length.")
+    ] = "",
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", show_default=False, help="Worker processes. Default: 2.")
+    ] = None,
+    root: RootOption = Path(),
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print progress and errors as lines of JSON.")] = False,
 ) -> None:
-    """Show what is another in a second manifest: sources, settings, figures, conversations that came or went."""
-    from tasks.cli import diff_view
-    from tasks.cli.console import open_console
-    from tasks.inspection.diff import compare
+    """Pack the corpus of a config.
 
-    paths = find_manifest(before), find_manifest(after)
-    found = compare(*paths)
-    if as_object:
-        _print_object(diff_view.as_object(found, *paths))
-    else:
-        diff_view.show(found, *paths, open_console())
+    An interrupted run resumes, and a complete one is a no-op. The last line of standard output is the path of the
+    manifest. The same as: luigi --module pipeline PackCorpus --config CONFIG
+    """
+    if config is None:
+        raise UsageError(
+            "bad_command_line", "name the config: packcorpus pack corpus.yaml; to write one: packcorpus init PATH…"
+        )
+    from tasks.cli import start
+
+    options = [f"--sequence-length={sequence_length}"] * bool(sequence_length)
+    options += [f"--workers={workers}"] * (workers is not None)
+    start.pack(config, root, [*options, *["--quiet"] * quiet, *["--json"] * json_output])
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    options_metavar="[CORPUS] [OPTION]...",
+)
+def train(context: typer.Context) -> None:
+    """Train a QLoRA adapter on a corpus.
+
+    CORPUS is a manifest (file, name, or key) or a corpus folder, by default that of the latest run. The options are
+    those of `python -m train`, which this starts. `packcorpus train doctor` reports what this machine can train with.
+    """
+    from tasks.cli import start
+
+    start.train(context.args)
+
+
+# -- inspect a corpus --------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def inspect(
+    path: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="PATH",
+            show_default=False,
+            help="A manifest (file, name, or key), corpus folder, shard, source file, or config. "
+            "Default: the corpus of the latest run.",
+            autocompletion=complete_file,
+        ),
+    ] = None,
+    row: Annotated[int | None, typer.Option(metavar="N", help="Show row N as text; 0 is the first.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The split of --row: train, validation, train_epoch_2, …"),
+    ] = None,
+    conversation: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="Show the conversation with number N in the index (#N in a row)."),
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(metavar="FILE:LINE", help="Show the conversation of this source line, with its row."),
+    ] = None,
+    line: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="For a source file: show its line (or record) N; 1 is the first."),
+    ] = None,
+    search: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Show the conversations that contain TEXT."),
+    ] = None,
+    rejects: Annotated[bool, typer.Option("--rejects", help="Show what was rejected, and why.")] = False,
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="The maximum number of results to list.")] = 20,
+    ids: Annotated[
+        bool, typer.Option("--ids", help="With a row or conversation: show token ids and boundaries.")
+    ] = False,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Show the figures of a corpus, or its rows and conversations."""
+    from tasks.cli.inspect_command import Question, answer, render
+
+    question = Question(row, split, conversation, at, line, search, rejects, limit, ids)
+    question.option()  # report options that exclude each other before searching for a manifest
+    _render(answer(find_file(path, root), question, root), render, json_output)
 
 
 @app.command("list")
-def list_manifests(as_object: JsonOption = False) -> None:
-    """List all manifests in manifests/."""
-    from tasks.cli import list_view
-    from tasks.cli.console import open_console
+def list_command(root: RootOption = Path(), json_output: JsonOption = False) -> None:
+    """List all corpora in manifests/."""
+    from tasks.cli.corpus_view import show_list
 
-    found = manifests.find_manifests(MANIFESTS)
-    if as_object:
-        _print_object(list_view.as_object(found))
-    elif found:
-        list_view.show(found, open_console())
-    else:
-        print(f"{MANIFESTS}/ holds no manifest; make one with: luigi --module pipeline PackCorpus --config FILE")
+    _render(list_manifests(root), show_list, json_output)
+
+
+@app.command()
+def diff(
+    before: Annotated[
+        Path,
+        typer.Argument(
+            metavar="BEFORE",
+            show_default=False,
+            help="A manifest (file, name, or key) or a corpus folder.",
+            autocompletion=complete_manifest,
+        ),
+    ],
+    after: Annotated[
+        Path,
+        typer.Argument(
+            metavar="AFTER", show_default=False, help="The one to compare it with.", autocompletion=complete_manifest
+        ),
+    ],
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Compare two corpora: settings, figures, and conversations."""
+    from tasks.cli.diff_view import show_difference
+    from tasks.inspection.diff import compare
+
+    _render(compare(find_manifest(before, root), find_manifest(after, root)), show_difference, json_output)
 
 
 @app.command()
 def report(
     manifest: ManifestArgument = None,
     output: Annotated[
-        Optional[Path],  # noqa: UP045
-        typer.Option(metavar="FILE", show_default=False, help="Where it goes; else beside the corpus folder."),
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="The file to write. Default: next to the corpus folder."),
     ] = None,
-    as_object: JsonOption = False,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
 ) -> None:
-    """Write what happened to the data as one HTML page to pass on."""
-    path = find_manifest(manifest)
-    from tasks.core.printable import printable
+    """Write a self-contained HTML page on a corpus, to share."""
+    path = find_manifest(manifest, root)
     from tasks.report.report import write_report
 
     written, size = write_report(path, output)
-    if as_object:
-        _print_object({"manifest": path, "report": written, "bytes": size})
-    else:
-        print(printable(str(written)))
+    value = {"manifest": path, "report": written, "bytes": size}
+    _show(value, lambda value: [str(value["report"])], json_output)
+
+
+# -- check and restore a corpus ----------------------------------------------------------------------------------------
 
 
 @app.command()
-def schemas(folder: Annotated[Path, typer.Argument(metavar="FOLDER", show_default=False)]) -> None:
-    """Write the JSON Schemas of config and manifest, and the table of all errors, into a folder."""
+def verify(
+    manifest: ManifestArgument = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Rebuild the corpus in a temporary folder and compare every byte.")
+    ] = False,
+    config: ConfigOption = None,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Recompute every checksum of a corpus and check every row."""
+    if config and not rebuild:
+        raise UsageError("bad_command_line", "--config requires --rebuild")
+    path = find_manifest(manifest, root)
+    from tasks.cli.corpus_view import show_checks
+    from tasks.inspection.verification import verify_corpus
+
+    _render(verify_corpus(path, rebuild, config), show_checks, json_output)
+
+
+@app.command()
+def repair(
+    manifest: ManifestArgument = None,
+    config: ConfigOption = None,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Restore the damaged or missing files of a corpus.
+
+    Each has its recorded checksum afterwards; nothing else is changed.
+    """
+    path = find_damaged(manifest, root)
+    from tasks.core.printable import printable
+    from tasks.inspection.verification import Repaired, Repairs, repair_corpus
+
+    def print_file(file: Repaired) -> None:
+        if not json_output:
+            print(printable(f"repaired {file.path} ({file.why}) from {file.source}"), flush=True)
+
+    def summary(repairs: Repairs) -> list[str]:
+        return [] if repairs.mended else ["nothing to repair: every file is as recorded"]
+
+    _show(repair_corpus(path, config, print_file), summary, json_output)
+
+
+@app.command()
+def schemas(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", show_default=False, help="The folder to write to.")],
+) -> None:
+    """Write the JSON Schemas and the table of errors to a folder."""
     from tasks.config import Config
     from tasks.core.error_codes import table
     from tasks.storage.files import to_json, write_bytes
@@ -347,16 +388,47 @@ def schemas(folder: Annotated[Path, typer.Argument(metavar="FOLDER", show_defaul
     print(folder / "errors.md")
 
 
-def _print_object(value: dict[str, Any]) -> None:
-    print(json.dumps(value, default=str))  # as tasks.core.error_messages has it
+# -- output ------------------------------------------------------------------------------------------------------------
 
 
-# What typer makes of a KeyboardInterrupt.
+def _render(value: Any, render: Callable[[Any, Any], None], json_output: bool) -> None:
+    """Print a value: as JSON, or with a renderer on a console."""
+    if json_output:
+        print(value_as_json(value))
+        return
+    from tasks.cli.console import open_console
+
+    render(value, open_console())
+
+
+def _show(value: Any, lines: Callable[[Any], list[str]], json_output: bool) -> None:
+    """Print a value: as JSON, or as lines of text."""
+    if json_output:
+        print(value_as_json(value))
+        return
+    from tasks.core.printable import printable
+
+    for line in lines(value):
+        print(printable(line))
+
+
+def value_as_json(value: Any) -> str:
+    """Return a value of tasks.inspection as one line of JSON, in ASCII: file names may have lone surrogates."""
+    return json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
+
+
+# The exit code that typer returns for a KeyboardInterrupt.
 _INTERRUPTED = 130
 
 
 def main() -> None:
-    """Entry point. Exit codes are those of sysexits.h, as in tasks.core.errors."""
+    """Run the command. Exit codes follow sysexits.h, as in tasks.core.errors."""
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     arguments = sys.argv[1:]
@@ -365,22 +437,22 @@ def main() -> None:
         code = app(standalone_mode=False)
         if code != _INTERRUPTED:
             sys.exit(code)
-        wrong: Exception = Interrupted("interrupted", "interrupted; nothing was changed but what was said")
+        failure: Exception = Interrupted("interrupted", "interrupted; only the changes reported above were made")
     except _BadCommandLine as error:
-        if not arguments:  # the help, which typer shows where nothing is asked
+        if not arguments:  # the help, which typer shows without arguments
             error.show()
             sys.exit(UsageError.exit_code)
-        wrong = UsageError("bad_command_line", f"{error.format_message().rstrip('.')}; see packcorpus --help")
+        failure = UsageError("bad_command_line", f"{error.format_message().rstrip('.')}; see packcorpus --help")
     except Exception as error:
         if "--debug" in arguments or is_on(DEBUG):
             raise
-        wrong = error
-    told = foreseen(wrong)
+        failure = error
+    reported = foreseen(failure)
     if "--json" in arguments or is_on(JSON):
-        print(as_json(told))
+        print(as_json(reported))
     else:
-        print(as_text(told), file=sys.stderr)
-    sys.exit(told.exit_code)
+        print(as_text(reported), file=sys.stderr)
+    sys.exit(reported.exit_code)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""What all that is shown is made of: a console that obeys nothing, headings, tables without lines, sizes.
+"""Building blocks of every view: a console that interprets no markup, headings, and tables without lines.
 
-columns ─grid─▶ Table ─indented─▶ console, without trailing spaces where that is no terminal
+columns ─grid─▶ Table ─indented─▶ console, without trailing spaces if that is not a terminal
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rich.text import Text
 HEADING_STYLE = "bold cyan"
 
 
-UNBOUNDED = 10_000  # columns of what is no terminal: nothing is as wide, so nothing wraps
+UNBOUNDED = 10_000  # columns of an output that is not a terminal: nothing is as wide, so nothing wraps
 
 
 def open_console() -> Console:
-    """A console that takes every string for what it says: no markup, no emoji names, no highlighting.
+    """Return a console that prints every string as it is: no markup, no emoji names, no highlighting.
 
-    Only a terminal has a width, or what is told one by COLUMNS: elsewhere lines are as long as what they say.
+    Only a terminal has a width, unless COLUMNS is set; elsewhere lines are as long as their text.
     """
     console = Console(markup=False, emoji=False, highlight=False)
     if not console.is_terminal and not os.environ.get("COLUMNS", "").isdigit():
@@ -30,12 +30,18 @@ def open_console() -> Console:
 
 
 def heading(console: Console, title: str, remark: str = "") -> None:
+    """Print an empty line and a title."""
     console.print()
     console.print(Text.assemble((title, HEADING_STYLE), (f"  {remark}" if remark else "", "dim")))
 
 
+def plain_table() -> Table:
+    """Return a table without lines and with a dim header."""
+    return Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+
+
 def grid(*right: bool, padding: int = 2) -> Table:
-    """A table without lines; a column for each argument, flush right where it is true."""
+    """Return a table without lines, with a column for each argument, flush right if it is true."""
     table = Table(box=None, padding=(0, padding, 0, 0), show_header=False, pad_edge=False)
     for flush in right:
         table.add_column(justify="right" if flush else "left", no_wrap=flush, overflow="fold")
@@ -43,11 +49,12 @@ def grid(*right: bool, padding: int = 2) -> Table:
 
 
 def indented(console: Console, table: Table) -> None:
+    """Print a table two columns to the right."""
     padded = Padding(table, (0, 0, 0, 2), expand=False)
     if console.is_terminal:
         console.print(padded)
         return
-    # Elsewhere the spaces that fill the last column would only be in the way.
+    # In a file or pipe, the spaces that fill the last column would only be in the way.
     with console.capture() as capture:
         console.print(padded)
     for line in capture.get().splitlines():
@@ -55,7 +62,7 @@ def indented(console: Console, table: Table) -> None:
 
 
 def whole(console: Console, table: Table) -> None:
-    """The same, where nothing may wrap or be cut: a table that is wider than the terminal is left to it."""
+    """Print a table that must not wrap or be cut, even if it is wider than the terminal."""
     width = console.width
     console.width = max(width, console.measure(table, options=console.options.update_width(UNBOUNDED)).maximum + 2)
     indented(console, table)
@@ -63,6 +70,7 @@ def whole(console: Console, table: Table) -> None:
 
 
 def single(text: Text) -> Table:
+    """Return a table of one cell, which wraps at the width of the terminal."""
     table = grid(False)
     table.add_row(text)
     return table

@@ -1,8 +1,6 @@
-"""A corpus in figures: sources, ledger, packing, splits, steps; and the findings of a check.
+"""Render a corpus in figures: sources, ledger, packing, splits, steps; the checks of verify; and a list of corpora.
 
-    manifest ─inspect─▶ tables          checks of verify ─checks─▶ a list
-
-Nothing that comes from a file is read as markup, and control characters in it are escaped.
+Nothing that comes from a file is interpreted as markup, and its control characters are escaped.
 """
 
 from __future__ import annotations
@@ -14,31 +12,33 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasks.cli.console import grid, heading, indented, single, whole
-from tasks.core.errors import InputMissing
+from tasks.cli.console import grid, heading, indented, plain_table, single, whole
+from tasks.core.error_codes import CODES
 from tasks.core.printable import common_folder, counted, in_bytes, printable
 from tasks.corpus.mixture_table import mixture_table, narrowed
 from tasks.inspection.labels import BATCH_ROWS, BEFORE_MIXTURE, FEW_STEPS, LOST, NOTICED, TRAINED_TURNS
-from tasks.storage.corpus_folder import corpus_folder
-from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts, load_manifest
+from tasks.inspection.manifests import Listing, Overview, Unreadable
+from tasks.inspection.verification import Verification
+from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts
 
 SHOWN_SOURCES = 30
 
 
-def inspect(path: Path, console: Console) -> None:
-    """Show what the corpus of a manifest consists of. Raises PackError, naming what is missing or wrong."""
-    manifest = load_manifest(path)
-    _print_head(manifest, path, console)
+def show_overview(overview: Overview, console: Console) -> None:
+    """Render what the corpus of a manifest consists of."""
+    manifest = overview.content
+    _print_head(overview, console)
     _print_sources(manifest, console)
     print_mixture(manifest.mixture, manifest.config.get("weighting"), console)
     _print_ledger(manifest, console)
     _print_packing(manifest, console)
-    _print_notes(manifest, console)
+    _print_noticed(manifest, console)
 
 
-def _print_head(manifest: Manifest, path: Path, console: Console) -> None:
+def _print_head(overview: Overview, console: Console) -> None:
+    manifest = overview.content
     length = manifest.sequence_length
-    unit = f"rows of {length:,} tokens" if manifest.packing_metadata.enabled else "one conversation a row"
+    unit = f"rows of {length:,} tokens" if manifest.packing_metadata.enabled else "one conversation per row"
     console.print(
         Text.assemble(
             (printable(manifest.name), "bold"),
@@ -48,23 +48,29 @@ def _print_head(manifest: Manifest, path: Path, console: Console) -> None:
     )
     tokenizer, template = manifest.tokenizer, manifest.template
     origin = ", trained on these sources" if tokenizer.trained_here else ""
-    facts = [
-        ("tokenizer", f"{Path(tokenizer.path).name} ({tokenizer.kind}, {tokenizer.vocab_size:,} tokens{origin})"),
-        ("template", template.name),
-        ("trained on", TRAINED_TURNS[manifest.train_on]),
-        ("over-long", str(manifest.config.get("overlong", "?"))),
-    ]
-    try:
-        folder = str(_relative(corpus_folder(manifest, path)))
-    except InputMissing:
-        folder = f"{manifest.corpus} is gone; make the corpus again"
-    facts += [("corpus", folder), ("manifest", str(path))]
+    gone = f"{manifest.corpus} is gone; make the corpus again"
+    print_facts(
+        [
+            ("tokenizer", f"{Path(tokenizer.path).name} ({tokenizer.kind}, {tokenizer.vocab_size:,} tokens{origin})"),
+            ("template", template.name),
+            ("trained on", TRAINED_TURNS[manifest.train_on]),
+            ("overlong", str(manifest.config.get("overlong", "?"))),
+            ("corpus", str(_relative(overview.corpus)) if overview.corpus else gone),
+            ("manifest", str(overview.manifest)),
+        ],
+        template.markers_as_text,
+        console,
+    )
+
+
+def print_facts(facts: Sequence[tuple[str, str]], markers_as_text: Sequence[str], console: Console) -> None:
+    """Print names and values, and below the template which of its markers are not tokens."""
     table = grid(False, False)
     for name, value in facts:
         table.add_row(Text(name, "dim"), printable(value))
-        if name == "template" and template.markers_as_text:
-            markers = " ".join(map(printable, template.markers_as_text))
-            table.add_row("", Text(f"{markers}: no tokens of this tokenizer, written as text", "yellow"))
+        if name == "template" and markers_as_text:
+            markers = " ".join(map(printable, markers_as_text))
+            table.add_row("", Text(f"{markers}: not tokens of this tokenizer, encoded as text", "yellow"))
     indented(console, table)
 
 
@@ -77,7 +83,7 @@ def _print_sources(manifest: Manifest, console: Console) -> None:
     sources = manifest.sources
     folder = common_folder([source.path for source in sources])
     notes = [f"below {printable(folder)}"] * bool(folder)
-    notes += ["trained: in all rows, further copies too"] * bool(manifest.ledger.tokens.repeated)
+    notes += ["trained: in all rows, copies included"] * bool(manifest.ledger.tokens.repeated)
     notes += [BEFORE_MIXTURE] * bool(mixture_table(manifest.mixture, manifest.config.get("weighting")))
     heading(console, "Sources", "; ".join(notes))
     wide = console.width >= 100
@@ -110,8 +116,8 @@ def print_mixture(mixture: Sequence[MixtureFacts], weighting: object, console: C
     lines = narrowed(mixture_table(mixture, weighting), console.width - 2)
     if not lines:
         return
-    heading(console, "Mixture", f"{weighting}, of one pass over the training split")
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    heading(console, "Mixture", f"{weighting}, in one epoch of the training split")
+    table = plain_table()
     for number, name in enumerate(lines[0]):
         table.add_column(name, justify="right" if number else "left", no_wrap=True)
     for line in lines[1:]:
@@ -144,7 +150,7 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
     right = _sum_table("tokens")
     _line(right, "", "encoded", tokens.encoded)
     if tokens.rejected:
-        _detail(right, "besides, of rejected ones", tokens.rejected)
+        _detail(right, "not included: rejected", tokens.rejected)
     _line(right, "+", "separators", tokens.separators)
     if tokens.repeated:
         _line(right, "+", "further copies", tokens.repeated)
@@ -165,7 +171,7 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
         indented(console, left)
         indented(console, right)
     if sum(conversations.rejected.values()):
-        indented(console, single(Text("rejects.jsonl in the corpus names each rejected conversation", "dim")))
+        indented(console, single(Text("rejects.jsonl in the corpus lists each rejected conversation", "dim")))
 
 
 def _sum_table(title: str) -> Table:
@@ -179,7 +185,7 @@ def _line(table: Table, sign: str, label: str, count: int, style: str = "") -> N
 
 
 def _detail(table: Table, label: str, count: int) -> None:
-    """A number that is part of the one above it."""
+    """Add a number that is part of the one above it."""
     table.add_row("", Text(f"  {label}", "dim"), Text(f"{count:,}", "dim"))
 
 
@@ -195,12 +201,12 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
             table.add_row(
                 "efficiency",
                 Text(f"{packing.packing_efficiency:.2f} %", "bold"),
-                Text("of all places hold a token", "dim"),
+                Text("of all positions hold a token", "dim"),
             )
         table.add_row("conversations per row", f"{packing.avg_conversations_per_sequence:.2f}", "")
         indented(console, table)
     heading(console, "Splits")
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    table = plain_table()
     table.add_column("split")
     for name in ("rows", "shards", "size", *(f"steps at {batch}" for batch in BATCH_ROWS)):
         table.add_column(name, justify="right", no_wrap=True)
@@ -212,20 +218,20 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
             Text(printable(name)), f"{split.rows:,}", f"{len(split.shards):,}", in_bytes(size), *steps, style=style
         )
     indented(console, table)
-    console.print(Text("  steps: optimizer steps in one epoch, at so many rows a step", "dim"))
+    console.print(Text("  steps: optimizer steps per epoch, by rows per step", "dim"))
     rows = manifest.splits["train"].rows if "train" in manifest.splits else 0
     epoch = -(-rows // BATCH_ROWS[1])
     if epoch < FEW_STEPS:
         seen = packing.avg_conversations_per_sequence * BATCH_ROWS[1]
-        held = f" Such a step sees about {seen:,.0f} conversations." if packing.enabled else ""
+        held = f" Each step sees about {seen:,.0f} conversations." if packing.enabled else ""
         warning = (
-            f"An epoch at {BATCH_ROWS[1]} rows a step is {counted(epoch, 'step')}, fewer than {FEW_STEPS}.{held} "
-            "Take fewer rows a step, or more epochs."
+            f"An epoch at {BATCH_ROWS[1]} rows per step is {counted(epoch, 'step')}, fewer than {FEW_STEPS}.{held} "
+            "Use fewer rows per step, or more epochs."
         )
         indented(console, single(Text(warning, "yellow")))
 
 
-def _print_notes(manifest: Manifest, console: Console) -> None:
+def _print_noticed(manifest: Manifest, console: Console) -> None:
     noticed = {name: count for name, count in manifest.noticed.items() if count}
     if not noticed:
         return
@@ -237,10 +243,33 @@ def _print_notes(manifest: Manifest, console: Console) -> None:
     indented(console, table)
 
 
-def checks(found: Sequence[tuple[str, str]], path: Path, console: Console) -> None:
-    """Show what `verify` checked: (name, what was found)."""
+def show_checks(verification: Verification, console: Console) -> None:
+    """Render what `verify` checked."""
     table = grid(False, False, False)
-    for name, what in found:
-        table.add_row(Text("✓", "green"), printable(name), printable(what))
+    for check in verification.checks:
+        table.add_row(Text("✓", "green"), printable(check.name), printable(check.found))
     indented(console, table)
-    console.print(Text(f"{printable(str(path))}: all {counted(len(found), 'check')} passed", "bold"), soft_wrap=True)
+    path, count = printable(str(verification.manifest)), counted(len(verification.checks), "check")
+    console.print(Text(f"{path}: all {count} passed", "bold"), soft_wrap=True)
+
+
+def show_list(listing: Listing, console: Console) -> None:
+    """Render all manifests, a line each; those that cannot be read with their error code."""
+    if not listing.manifests:
+        console.print("no manifests; make one with: packcorpus pack CONFIG")
+        return
+    table = plain_table()
+    # Every command finds a manifest by its name; with the folder the table would be too wide for many terminals.
+    table.add_column("manifest", no_wrap=True)
+    for title in ("length", "rows", "efficiency", "finished"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for one in listing.manifests:
+        name = Text(printable(one.path.name))
+        if isinstance(one, Unreadable):
+            meaning = next(code.meaning for code in CODES.values() if code.code == one.error.code)
+            table.add_row(Text.assemble(name, "\n", (f"{one.error.code} {meaning}", "yellow")), "", "", "", "")
+            continue
+        full = "-" if one.packing_efficiency is None else f"{one.packing_efficiency:.2f} %"
+        finished = printable((one.finished or "")[:16].replace("T", " ")) or "-"
+        table.add_row(name, f"{one.sequence_length:,}", f"{one.rows:,}", full, finished)
+    whole(console, table)

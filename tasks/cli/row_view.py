@@ -1,166 +1,133 @@
-"""Rows and conversations of a corpus as text, with what is trained on marked.
+"""Render a row, or a conversation with all of its rows, with the trained tokens marked.
 
-row N              ─┐                                  ┌─▶ a head with its line in the source, and with its number
-number, file:line  ─┴─▶ places ─▶ shard + tokenizer ───┴─▶ ⟦trained on⟧, not trained on, ▐control token▌
+Row, Conversation ─▶ a title per conversation with its source line and number ─▶ ⟦trained⟧, not trained, ▐control▌
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import orjson
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli.token_text import print_conversation_head, print_hanging, print_legend, styled, text_of
+from tasks.cli.token_text import print_hanging, print_legend, print_title, styled, text_of
 from tasks.core.printable import CONTROL, counted, printable
-from tasks.encoders.encoder import Encoder
-from tasks.inspection.lookup import Place, find_row, origin, pieces_in_row, row_number
-from tasks.inspection.rows import encoder_for_row, open_shard, read_row, why_dropped
-from tasks.inspection.token_runs import runs_of
-from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED
+from tasks.inspection.rows import Conversation, Piece, Row
 
-# Rows that are named beside the first one in which a conversation stands.
+# Rows with further copies of a conversation that are listed.
 SHOWN_COPIES = 10
 
 
-def show_row(path: Path, number: int, split: str, ids: bool, console: Console) -> None:
-    """Show row `number` of a split, counted from 0 over all its shards, decoded conversation by conversation.
-
-    Raises UsageError where there is no such row, DataError or InputMissing where a file is not what it was.
-    """
-    manifest, folder = open_shard(path, ids)
-    place, shard, at = find_row(manifest, number, split)
-    rows = manifest.splits[split].rows
+def show_row(row: Row, console: Console) -> None:
+    """Render a row, conversation by conversation."""
     console.print(
-        Text.assemble((f"row {number:,}", "bold"), f" of {rows:,} in {split}", (f"  {shard.path}, row {at:,}", "dim")),
+        Text.assemble(
+            (f"row {row.row:,}", "bold"),
+            f" of {row.rows_of_split:,} in {row.split}",
+            (f"  {row.shard}, row {row.row_of_shard:,}", "dim"),
+        ),
         soft_wrap=True,
     )
-    row = read_row(manifest, folder, shard, at)
-    places = pieces_in_row(manifest, folder, split, place, at)
-    if manifest.format_version == "2.0":
+    if "input_ids" not in row.columns:
         console.print()
-        _print_messages(manifest, "1/1", places[0] if places else None, row, console)
+        _print_messages("1/1", row.conversations[0] | row.columns, console)
         return
-    encoder = encoder_for_row(manifest, folder, row)
-    positions, labels = row["position_ids"], row["labels"]
-    filled = int(row["attention_mask"].sum())
-    starts = np.flatnonzero(positions[:filled] == 0).tolist()
-    trained = int((labels[:filled] != IGNORED).sum())
-    length = manifest.sequence_length
+    length = row.tokens + row.padding
     console.print(
-        f"{counted(len(starts), 'conversation')}, {counted(filled, 'token')} of {length:,}, {trained:,} trained "
-        f"({100 * trained / max(filled, 1):.0f} %), {counted(length - filled, 'pad')}",
+        f"{counted(len(row.conversations), 'conversation')}, {counted(row.tokens, 'token')} of {length:,}, "
+        f"{row.trained:,} trained ({100 * row.trained / max(row.tokens, 1):.0f} %), "
+        f"{counted(row.padding, 'padding token')}",
         soft_wrap=True,
     )
-    print_legend(console, ids)
-    by_start = {place["start"]: place for place in places}
-    for index, (start, end) in enumerate(zip(starts, [*starts[1:], filled], strict=True), 1):
+    print_legend(console, any(_has_tokens(piece) for piece in row.conversations))
+    for number, piece in enumerate(row.conversations, 1):
         console.print()
-        _print_piece(manifest, encoder, f"{index}/{len(starts)}", by_start.get(start), row, start, end, ids, console)
-    if filled < length:
+        _print_piece(f"{number}/{len(row.conversations)}", piece, console)
+    if row.padding:
         console.print()
-        share = f"{100 * (length - filled) / length:.1f} % of the row"
-        console.print(Text.assemble(("━━ ", "dim"), counted(length - filled, "pad"), (f"  {share}", "dim")))
+        share = f"{100 * row.padding / length:.1f} % of the row"
+        console.print(Text.assemble(("━━ ", "dim"), counted(row.padding, "padding token"), (f"  {share}", "dim")))
 
 
-def show_conversation(path: Path, places: Sequence[Place], ids: bool, console: Console) -> None:
-    """Show a conversation by itself: each of its pieces, and all rows where it stands; or why it is in none.
-
-    Raises as show_row does.
-    """
-    manifest, folder = open_shard(path, ids)
-    first = places[0]
-    pieces: dict[int, list[Place]] = {}
-    for place in places:
-        pieces.setdefault(place["first"] or 0, []).append(place)
-    head = Text.assemble((f"conversation {first['number']:,}", "bold"), f"  {origin(manifest, first)}")
+def show_conversation(conversation: Conversation, console: Console) -> None:
+    """Render each piece of a conversation with all of its rows, or the reason it is in none."""
+    first = conversation.pieces[0]
+    pieces: dict[int, list[Piece]] = {}
+    for piece in conversation.pieces:
+        pieces.setdefault(piece["first"] or 0, []).append(piece)
+    title = Text.assemble((f"conversation {first['number']:,}", "bold"), f"  {first['origin']}")
     if len(pieces) > 1:
-        head.append(f"  {len(pieces)} pieces", "dim")
-    if (times := len(places) // len(pieces)) > 1:
-        head.append(f"  packed {times:,} times", "dim")
-    console.print(head, soft_wrap=True)
-    if manifest.format_version == "3.0" and any(place["row"] is not None for place in places):
-        print_legend(console, ids)
-    encoder: Encoder | None = None
-    for place, *others in pieces.values():
+        title.append(f"  {len(pieces)} pieces", "dim")
+    if (times := len(conversation.pieces) // len(pieces)) > 1:
+        title.append(f"  packed {times:,} times", "dim")
+    console.print(title, soft_wrap=True)
+    if any("spans" in piece for piece in conversation.pieces):
+        print_legend(console, any(_has_tokens(piece) for piece in conversation.pieces))
+    for piece, *copies in pieces.values():
         console.print()
-        if place["row"] is None:
-            console.print(Text(f"dropped: {why_dropped(manifest, folder, place)}", "yellow"), soft_wrap=True)
-            file = shlex.quote(printable(manifest.sources[place["source"]].path))
-            line = f"packcorpus inspect {file} --line {place['record']}"
-            console.print(Text(f"what it says: {line}", "dim"), soft_wrap=True)
+        if piece["row"] is None:
+            console.print(Text(f"dropped: {piece['why']}", "yellow"), soft_wrap=True)
+            file, _, record = piece["origin"].rpartition(":")
+            command = f"packcorpus inspect {shlex.quote(file)} --line {record}"
+            console.print(Text(f"its text: {command}", "dim"), soft_wrap=True)
             continue
-        shard = manifest.splits[place["split"]].shards[place["shard"]]
-        row = read_row(manifest, folder, shard, place["row"])
-        label = f"row {row_number(manifest, place):,} of {place['split']}"
-        if manifest.format_version == "2.0":
-            _print_messages(manifest, label, place, row, console)
+        label = f"row {piece['row_of_split']:,} of {piece['split']}"
+        if "spans" in piece:
+            end = piece["start"] + piece["length"]
+            _print_piece(f"{label}, tokens {piece['start']:,} to {end - 1:,}", piece, console)
         else:
-            start, end = place["start"], place["start"] + place["length"]
-            label += f", places {start:,} to {end - 1:,}"
-            encoder = encoder or encoder_for_row(manifest, folder, row)
-            _print_piece(manifest, encoder, label, place, row, start, end, ids, console)
-        if others:
-            print_hanging(console, Text(_also(manifest, others), "dim"))
+            _print_messages(label, piece, console)
+        if copies:
+            print_hanging(console, Text(_also_in(copies), "dim"))
 
 
-def _also(manifest: Manifest, places: Sequence[Place]) -> str:
-    """The rows where further copies of a piece stand."""
-    told = [
-        f"row {row_number(manifest, place):,} of {place['split']}"
-        + (f" from place {place['start']:,}" if manifest.format_version == "3.0" else "")
-        for place in places[:SHOWN_COPIES]
+def _also_in(copies: Sequence[Piece]) -> str:
+    """Name the rows with further copies of a piece."""
+    rows = [
+        f"row {piece['row_of_split']:,} of {piece['split']}"
+        + (f" from token {piece['start']:,}" if "spans" in piece else "")
+        for piece in copies[:SHOWN_COPIES]
     ]
-    more = f" and {len(places) - SHOWN_COPIES:,} more" if len(places) > SHOWN_COPIES else ""
-    return f"also in {', '.join(told)}{more}"
+    more = f" and {len(copies) - SHOWN_COPIES:,} more" if len(copies) > SHOWN_COPIES else ""
+    return f"also in {', '.join(rows)}{more}"
 
 
-def _print_piece(
-    manifest: Manifest,
-    encoder: Encoder,
-    label: str,
-    place: Place | None,
-    row: dict[str, Any],
-    start: int,
-    end: int,
-    ids: bool,
-    console: Console,
-) -> None:
-    """Places `start` to `end` of a row: one conversation, or a piece of one."""
-    tokens, labels = row["input_ids"][start:end], row["labels"][start:end]
-    facts = [counted(end - start, "token"), f"{int((labels != IGNORED).sum()):,} trained"]
-    if place:
-        facts.append(f"#{place['number']:,}")
-        if place["truncated"]:
+def _has_tokens(piece: Piece) -> bool:
+    return any(span.tokens is not None for span in piece.get("spans", ()))
+
+
+def _print_piece(label: str, piece: Piece, console: Console) -> None:
+    """Print a conversation of a packed row, or a piece of one; single tokens with their ids, if it has them."""
+    facts = [counted(piece["length"], "token"), f"{piece['trained']:,} trained"]
+    if piece["number"] is not None:
+        facts.append(f"#{piece['number']:,}")
+        if piece["truncated"]:
             facts.append("truncated")
-        if place["first"] or place.get("pieces", 1) > 1:
-            facts.append(f"piece {place['piece']} of {place['pieces']}, from its token {place['first']:,}")
-    print_conversation_head(console, label, origin(manifest, place), facts)
-    runs = runs_of(encoder, tokens, labels)
-    print_hanging(console, text_of(encoder, runs, boundaries=ids))
-    if ids:
-        print_hanging(console, Text.assemble(("ids ", "dim"), text_of(encoder, runs, as_ids=True)))
+        if piece["first"] or piece.get("pieces", 1) > 1:
+            facts.append(f"piece {piece['piece']} of {piece['pieces']}, from its token {piece['first']:,}")
+    print_title(console, label, piece["origin"], facts)
+    print_hanging(console, text_of(piece["spans"]))
+    if _has_tokens(piece):
+        print_hanging(console, Text.assemble(("ids ", "dim"), text_of(piece["spans"], as_ids=True)))
 
 
-def _print_messages(manifest: Manifest, label: str, place: Place | None, row: dict[str, Any], console: Console) -> None:
+def _print_messages(label: str, piece: Piece, console: Console) -> None:
+    """Print a conversation of format 2.0: its messages, or its text."""
     facts = []
-    if place:
-        facts = [counted(place["length"], "token"), f"{place['trained']:,} trained", f"#{place['number']:,}"]
-    print_conversation_head(console, label, origin(manifest, place), facts)
-    if row["messages"] is None:
-        _print_titled(console, "text", row["text"])
+    if piece["number"] is not None:
+        facts = [counted(piece["length"], "token"), f"{piece['trained']:,} trained", f"#{piece['number']:,}"]
+    print_title(console, label, piece["origin"], facts)
+    if piece["messages"] is None:
+        _print_titled(console, "text", piece["text"])
     else:
-        print_messages(row["messages"], row["tools"], console)
+        print_messages(piece["messages"], piece["tools"], console)
 
 
 def print_messages(messages: Sequence[dict[str, Any]], tools: str | None, console: Console) -> None:
-    """Messages as format 2.0 has them, each under its role."""
+    """Print messages of format 2.0, each under its role."""
     if tools:
         _print_titled(console, "tools", _pretty(tools))
     for message in messages:
@@ -180,7 +147,7 @@ def _print_titled(console: Console, title: str, content: str, indent: int = 2) -
 
 
 def _pretty(text: str) -> str:
-    """JSON text, indented; other text as it is."""
+    """Indent JSON text; return other text as it is."""
     try:
         return orjson.dumps(orjson.loads(text), option=orjson.OPT_INDENT_2).decode()
     except orjson.JSONDecodeError:

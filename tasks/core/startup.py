@@ -25,9 +25,9 @@ def is_over() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# A program that imports this package keeps its own handler.
+# A program that imports this package keeps its own handler. `python -m luigi` is named luigi/__main__.py.
 if (
-    os.path.basename((sys.argv or [""])[0]) in COMMANDS
+    os.path.basename((sys.argv or [""])[0].removesuffix("/__main__.py")) in COMMANDS
     and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 ):
     signal.signal(signal.SIGINT, _end)

@@ -1,10 +1,10 @@
-"""Two manifests → what is another: sources, settings, figures, and the conversations that came or went.
+"""Compare two manifests: sources, settings, figures, and the conversations that were added or removed.
 
     manifest A ┐
                ├─ compare ─▶ Difference
-    manifest B ┘   index.arrow: a conversation is the digest of what it says, wherever and however it is packed
+    manifest B ┘   index.arrow: a conversation is the digest of its content, wherever and however it is packed
 
-So neither an added line, which moves all behind it, nor another tokenizer, template or length lets one come or go.
+An added line moves all lines after it; neither that nor another tokenizer, template, or length adds or removes others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,11 +29,12 @@ from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.manifest import Manifest, SourceFacts, load_manifest
 from tasks.storage.shards import open_index
 
-# Of so many conversations on each side the first tokens are told.
+# Show an excerpt of up to this many conversations per side, and this many tokens of each.
 EXCERPTS, EXCERPT = 100, 48
 
 
-class Change(NamedTuple):
+@dataclass(frozen=True)
+class Change:
     """A setting or figure, before and after."""
 
     name: str
@@ -41,10 +42,11 @@ class Change(NamedTuple):
     after: Any
 
 
-class Moved(NamedTuple):
-    """A conversation that is packed on one side alone: its place there, and the begin of what it says.
+@dataclass(frozen=True)
+class Moved:
+    """A conversation that is packed on one side only: its place there, and the start of its text.
 
-    `why` is the reason for which the other side dropped it, where it did.
+    `why` is the reason the other side dropped it, or "" if it does not have it.
     """
 
     source: str
@@ -53,53 +55,76 @@ class Moved(NamedTuple):
     why: str
 
 
-@dataclass(slots=True)
-class Difference:
-    """Conversations are `compared` where both corpus folders are there."""
+@dataclass(frozen=True)
+class ChangedSource:
+    """A source whose content, or the way it is read, differs."""
+
+    before: SourceFacts
+    after: SourceFacts
+
+
+@dataclass(frozen=True)
+class SourceChanges:
+    """The sources that differ."""
 
     added: list[SourceFacts]
     removed: list[SourceFacts]
-    changed: list[tuple[SourceFacts, SourceFacts]]
+    changed: list[ChangedSource]
+
+
+@dataclass(frozen=True)
+class ConversationChanges:
+    """The conversations of one side only; they are `compared` if both corpus folders exist."""
+
+    compared: bool
+    went: list[Moved]
+    came: list[Moved]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What differs in the manifest `after`. Figures follow from the rest, so they do not count for `same`."""
+
+    before: Path
+    after: Path
+    same: bool
+    sources: SourceChanges
     settings: list[Change]
     figures: list[Change]
-    compared: bool
-    came: list[Moved]
-    went: list[Moved]
-
-    @property
-    def same(self) -> bool:
-        """Whether nothing is another."""
-        return not (self.added or self.removed or self.changed or self.settings or self.came or self.went)
+    conversations: ConversationChanges
 
 
 def compare(before: Path, after: Path) -> Difference:
-    """What is another in the manifest `after`. Raises DataError or InputMissing where one cannot be read."""
+    """Compare two manifests. Raises DataError or InputMissing if one cannot be read."""
     one, other = load_manifest(before), load_manifest(after)
     mine, theirs = ({source.path: source for source in manifest.sources} for manifest in (one, other))
     both = [(mine[name], theirs[name]) for name in mine if name in theirs]
-    found = Difference(
+    sources = SourceChanges(
         added=[source for name, source in theirs.items() if name not in mine],
         removed=[source for name, source in mine.items() if name not in theirs],
-        changed=[pair for pair in both if _read(pair[0]) != _read(pair[1])],
-        settings=list(_settings(one, other)),
-        figures=list(_figures(one, other)),
-        compared=False,
-        came=[],
-        went=[],
+        changed=[ChangedSource(*pair) for pair in both if _content_of(pair[0]) != _content_of(pair[1])],
     )
+    settings = list(_settings(one, other))
+    moved = _compare_conversations((one, before), (other, after))
+    changes = (sources.added, sources.removed, sources.changed, settings, moved.went, moved.came)
+    return Difference(before, after, not any(changes), sources, settings, list(_figures(one, other)), moved)
+
+
+def _compare_conversations(before: tuple[Manifest, Path], after: tuple[Manifest, Path]) -> ConversationChanges:
     try:
-        folders = [corpus_folder(manifest, path) for manifest, path in ((one, before), (other, after))]
+        sides = [_Side(manifest, corpus_folder(manifest, path)) for manifest, path in (before, after)]
     except InputMissing:  # a manifest may be all that is left of a corpus
-        return found
-    before_side, after_side = (_Side(*side) for side in zip((one, other), folders, strict=True))
-    found.compared = True
-    found.went = before_side.moved(_without(before_side.digest, after_side.digest), after_side)
-    found.came = after_side.moved(_without(after_side.digest, before_side.digest), before_side)
-    return found
+        return ConversationChanges(False, [], [])
+    one, other = sides
+    return ConversationChanges(
+        compared=True,
+        went=one.moved(_without(one.digest, other.digest), other),
+        came=other.moved(_without(other.digest, one.digest), one),
+    )
 
 
-def _read(source: SourceFacts) -> tuple[object, ...]:
-    """What of a source decides about its conversations."""
+def _content_of(source: SourceFacts) -> tuple[object, ...]:
+    """Return what determines the conversations of a source."""
     return source.sha256, source.container, source.compression, source.format, tuple(source.columns.items())
 
 
@@ -123,7 +148,7 @@ def _settings(one: Manifest, other: Manifest) -> Iterator[Change]:
 
 
 def _entries(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Iterator[Change]:
-    """What is another in entries of one path, key by key, and entries that are on one side alone."""
+    """Yield what differs in entries of one path, key by key, and entries of one side only."""
     sides = [_by_path(before), _by_path(after)]
     if sides[0] == sides[1] and before != after:
         yield Change("order of sources", *([entry.get("path") for entry in entries] for entries in (before, after)))
@@ -138,7 +163,7 @@ def _entries(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Itera
 
 
 def _by_path(entries: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
-    """Entries by their path, and by their number among those of one path."""
+    """Return entries by their path and their number among the entries of that path."""
     seen: Counter[str] = Counter()
     found = {}
     for entry in entries:
@@ -149,7 +174,7 @@ def _by_path(entries: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, A
 
 
 def _figures(one: Manifest, other: Manifest) -> Iterator[Change]:
-    """All figures of ledger, packing and splits that differ."""
+    """Yield all figures of ledger, packing, and splits that differ."""
     before, after = (dict(_numbers("", _counted(manifest))) for manifest in (one, other))
     for name in before | after:
         if before.get(name) != after.get(name):
@@ -179,8 +204,7 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 class _Side:
-    """The packed conversations of one corpus, in source order: of each its digest, source, record, and where its first
-    piece stands."""
+    """The packed conversations of one corpus, in source order, each with its digest and first place."""
 
     def __init__(self, manifest: Manifest, folder: Path):
         self.manifest = manifest
@@ -190,22 +214,22 @@ class _Side:
             table.validate(full=True)
         placed = table.column("row").is_valid()
         self.dropped = table.select(["digest", "dropped"]).filter(pc.invert(placed))
-        table = table.filter(placed)  # what was dropped stands nowhere
+        table = table.filter(placed)  # dropped conversations have no place
         keys = ("first", "record", "source")
         order = np.lexsort([table.column(name).to_numpy() for name in keys])
         pairs = np.stack([table.column(name).to_numpy()[order] for name in keys[1:]])
-        # Of one that stands in several places, the first.
-        heads = np.append(True, (np.diff(pairs) != 0).any(axis=0))[: len(order)]
-        self.table = table.take(pa.array(order[heads]))
+        # The first place of each.
+        firsts = np.append(True, (np.diff(pairs) != 0).any(axis=0))[: len(order)]
+        self.table = table.take(pa.array(order[firsts]))
         self.digest = self.table.column("digest").to_numpy()
 
     def moved(self, numbers: np.ndarray, other: _Side) -> list[Moved]:
-        """As they are told."""
+        """Describe conversations of this side, given by number, that the other side does not have packed."""
         reasons = other.reasons(self.digest[numbers])
         texts = [""] * len(numbers)
         rows = self.table.take(pa.array(numbers)).to_pylist()
         if self.manifest.format_version == "3.0":
-            with suppress(PackError):  # a shard that is gone is not what was asked about
+            with suppress(PackError):  # the excerpts are optional, and a shard is gone
                 texts = [self._text(row) for row in rows[:EXCERPTS]] + texts[EXCERPTS:]
         return [
             Moved(self.manifest.sources[row["source"]].path, row["record"], text, reasons.get(row["digest"], ""))
@@ -213,17 +237,17 @@ class _Side:
         ]
 
     def reasons(self, digests: np.ndarray) -> dict[int, str]:
-        """Why conversations were dropped here, by their digests; those that were not are left out."""
-        asked = pc.is_in(self.dropped.column("digest"), pa.array(digests, self.dropped.schema.field("digest").type))
-        found = self.dropped.filter(asked)
+        """Return why conversations were dropped here, by digest; those that were not dropped are left out."""
+        wanted = pc.is_in(self.dropped.column("digest"), pa.array(digests, self.dropped.schema.field("digest").type))
+        found = self.dropped.filter(wanted)
         return dict(zip(found.column("digest").to_pylist(), found.column("dropped").to_pylist(), strict=True))
 
     def _text(self, place: dict[str, Any]) -> str:
-        """How a conversation begins."""
+        """Return the start of a conversation, without control tokens."""
         shard = self.manifest.splits[place["split"]].shards[place["shard"]]
         row = read_row(self.manifest, self.folder, shard, place["row"])
-        begin = place["start"]
-        ids = row["input_ids"][begin : begin + min(place["length"], EXCERPT)].tolist()
+        start = place["start"]
+        ids = row["input_ids"][start : start + min(place["length"], EXCERPT)].tolist()
         return self._encoder.decode(id for id in ids if id not in self._encoder.control_strings).strip()
 
     @cached_property
@@ -232,13 +256,12 @@ class _Side:
 
 
 def _without(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """Places in `mine` (digests) of those that are not among `theirs`; of equal ones as many as there are more, the
-    last."""
+    """Return the positions in `mine` (digests) that `theirs` lacks; of equal digests the last ones in excess."""
     order = np.argsort(mine, kind="stable")
     own = mine[order]
-    # How manyth of its equals each is.
-    begins = np.flatnonzero(np.append(True, own[1:] != own[:-1])[: len(own)])
-    nth = np.arange(len(own)) - np.repeat(begins, np.diff(begins, append=len(own)))
+    # The number of each among its equals.
+    starts = np.flatnonzero(np.append(True, own[1:] != own[:-1])[: len(own)])
+    nth = np.arange(len(own)) - np.repeat(starts, np.diff(starts, append=len(own)))
     theirs = np.sort(theirs)
-    there = np.searchsorted(theirs, own, side="right") - np.searchsorted(theirs, own, side="left")
-    return np.sort(order[nth >= there])
+    available = np.searchsorted(theirs, own, side="right") - np.searchsorted(theirs, own, side="left")
+    return np.sort(order[nth >= available])

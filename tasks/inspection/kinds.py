@@ -1,22 +1,42 @@
-"""Decide what kind of file a user asks to inspect."""
+"""Decide what kind of file a path is, and read the figures of a shard."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import InputMissing, UsageError
-from tasks.inspection import kinds
 from tasks.readers.containers import container_of
 from tasks.storage.manifest import Shard, load_manifest
 from tasks.storage.shards import open_shard
 
 
+@dataclass(frozen=True)
+class ShardFigures:
+    """The figures of one shard; in format 2.0 only its place and its rows.
+
+    `fill` is the percentage of positions that hold a token, `least` and `most` are conversations per row.
+    """
+
+    shard: Path
+    manifest: Path
+    split: str
+    first_row: int
+    rows: int
+    tokens: int | None = None
+    trained: int | None = None
+    fill: float | None = None
+    conversations: int | None = None
+    least: int | None = None
+    most: int | None = None
+
+
 def is_shard(path: Path) -> bool:
-    """Whether an Arrow file is one of a corpus, and not a source: its schema says so, or a manifest beside it."""
+    """Return whether an Arrow file is a shard, by its schema or, if that is damaged, by a manifest beside it."""
     if path.suffix != ".arrow" or not path.is_file():
         return False
     try:
@@ -27,8 +47,10 @@ def is_shard(path: Path) -> bool:
 
 
 def row_of_shard(path: Path, row: int) -> tuple[Path, str, int]:
-    """The manifest beside a shard, its split, and the row of the split that is `row` of the shard. Raises UsageError
-    where it has fewer rows, InputMissing where its manifest is gone."""
+    """Return the manifest beside a shard, its split, and the number of its row `row` within the split.
+
+    Raises UsageError if the shard has fewer rows, InputMissing if its manifest is gone.
+    """
     manifest, split, before, shard = _shard_of(path)
     if not 0 <= row < shard.rows:
         raise UsageError("not_in_it", f"--row {row}: {path.name} has {shard.rows:,} rows, from 0")
@@ -36,11 +58,11 @@ def row_of_shard(path: Path, row: int) -> tuple[Path, str, int]:
 
 
 def _shard_of(path: Path) -> tuple[Path, str, int, Shard]:
-    """(manifest, split, number of its first row within the split, shard)"""
+    """Return (manifest, split, number of its first row within the split, shard)."""
     beside = path.parent / "manifest.json"
     if not beside.is_file():
         raise InputMissing(
-            "manifest_missing", f"{path}: is a shard, and no manifest.json lies beside it; put it back into its folder"
+            "manifest_missing", f"{path}: is a shard without a manifest.json beside it; move it back to its folder"
         )
     for name, split in load_manifest(beside).splits.items():
         before = 0
@@ -48,36 +70,33 @@ def _shard_of(path: Path) -> tuple[Path, str, int, Shard]:
             if shard.path == path.name:
                 return beside, name, before, shard
             before += shard.rows
-    raise UsageError("bad_command_line", f"{path}: is no shard of the corpus that it lies in")
+    raise UsageError("bad_command_line", f"{path}: is not a shard of the corpus in its folder")
 
 
-def shard_as_object(path: Path) -> dict[str, Any]:
-    """The figures of a shard, counted in its rows."""
-    beside, split, before, shard = _shard_of(path)
+def shard_figures(path: Path) -> ShardFigures:
+    """Count the figures of a shard in its rows. Raises DataError or InputMissing if it is not as its manifest says."""
+    beside, split, first_row, shard = _shard_of(path)
     manifest = load_manifest(beside)
-    facts: dict[str, Any] = {
-        "shard": str(path), "manifest": str(beside), "split": split, "first_row": before, "rows": shard.rows,
-    }  # fmt: skip
     if manifest.format_version == "2.0":
-        return facts
+        return ShardFigures(path, beside, split, first_row, shard.rows)
     length, tokens, trained = manifest.sequence_length, 0, 0
     counts = [np.zeros(0, np.int64)]
     with open_shard(manifest, path.parent, shard) as batches:
         for batch in batches:
             mask = batch.column("attention_mask").flatten().to_numpy().reshape(-1, length)
-            begins = batch.column("position_ids").flatten().to_numpy().reshape(-1, length) == 0
-            counts.append(np.count_nonzero(begins & (mask == 1), 1))
+            starts = batch.column("position_ids").flatten().to_numpy().reshape(-1, length) == 0
+            counts.append(np.count_nonzero(starts & (mask == 1), 1))
             tokens += int(np.count_nonzero(mask))
             trained += int(np.count_nonzero(batch.column("labels").flatten().to_numpy() >= 0))
     held = np.concatenate(counts)
-    return facts | {
-        "tokens": tokens, "trained": trained, "fill": 100 * tokens / max(shard.rows * length, 1),
-        "conversations": int(held.sum()), "least": int(held.min(initial=length)), "most": int(held.max(initial=0)),
-    }  # fmt: skip
+    return ShardFigures(
+        path, beside, split, first_row, shard.rows, tokens, trained, 100 * tokens / max(shard.rows * length, 1),
+        int(held.sum()), int(held.min(initial=length)), int(held.max(initial=0)),
+    )  # fmt: skip
 
 
 def is_source(path: Path) -> bool:
-    """By its name, and of a .json by how it begins: not a manifest."""
+    """Return whether a file is a source, by its name; a .json is one if it does not start like a manifest."""
     if container_of(path.name) is None or not path.is_file():
         return False
     if path.suffix != ".json":
@@ -92,9 +111,9 @@ Kind = Literal["manifest", "shard", "source", "config"]
 
 
 def kind_of(path: Path) -> Kind:
-    """What a file is, by its name and where that does not tell by how it begins; a manifest where nothing else."""
+    """Return the kind of a file, by its name or, if that is ambiguous, by its first bytes; a manifest otherwise."""
     if path.suffix.lower() in (".yaml", ".yml"):
         return "config"
-    if kinds.is_shard(path):
+    if is_shard(path):
         return "shard"
-    return "source" if kinds.is_source(path) else "manifest"
+    return "source" if is_source(path) else "manifest"

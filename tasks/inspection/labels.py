@@ -1,37 +1,34 @@
-"""Name the figures of a manifest for people."""
+"""Describe the figures of a manifest in words."""
 
 from __future__ import annotations
 
+# Rows per optimizer step for which steps are shown.
 BATCH_ROWS = (8, 32, 64)
 
-
-# Below this a run is over before the learning rate has warmed up and come down again.
+# A shorter run is over before the learning rate has warmed up and decayed.
 FEW_STEPS = 100
 
-
-# Counts of the manifest's `noticed`: what is counted, and what it means.
+# Counts in the manifest's `noticed`: the noun that is counted, and its meaning.
 NOTICED = {
-    "control_text_seen": ("conversation", "with the name of a control token in what is said: encoded as plain text"),
-    "not_round_trip": ("conversation", "with ▁ (U+2581), which this tokenizer takes for a space: decodes to a space"),
-    "unknown_tokens": ("token", "that only stands for the unknown: this tokenizer cannot write these characters"),
-    "unusual_order": ("conversation", "not in the order system, user, assistant, user, …: taken as it is"),
+    "control_text_seen": ("conversation", "with the name of a control token in its text: encoded as plain text"),
+    "not_round_trip": ("conversation", "with ▁ (U+2581), which this tokenizer decodes to a space"),
+    "unknown_tokens": ("token", "that is the unknown token: this tokenizer cannot encode these characters"),
+    "unusual_order": ("conversation", "not in the order system, user, assistant, user, …: kept as it is"),
 }
 
-
+# Why a conversation is in no row, by the reason in the ledger.
 LOST = {
     "too_long": "longer than a row",
     "min_tokens": "fewer tokens than min_tokens",
     "max_tokens": "more tokens than max_tokens",
     "min_turns": "fewer turns than min_turns",
     "max_turns": "more turns than max_turns",
-    "duplicate": "says what another says",
+    "duplicate": "duplicate of another conversation",
     "limit": "over the limit of its source",
-    "weight": "by the weight of its source",
+    "weight": "left out by the weight of its source",
     "no_trained_tokens": "no token to train on",
 }
 
-
-BEFORE_MIXTURE = "share: of the tokens that were read, before the mixture"
-
+BEFORE_MIXTURE = "share: of all tokens read, before the mixture"
 
 TRAINED_TURNS = {"assistant": "assistant turns", "last": "the last assistant turn", "all": "all turns"}

@@ -4,8 +4,8 @@
     source and line (record) ─┼─▶ Place(s) ◀── split, row ◀──┤
     text in a row (search)   ─┘                              └─▶ split, shard, row, start, length
 
-The index is mapped, and of its columns only those are read that are asked about: ten million conversations are looked
-through in a tenth of a second, and none of them becomes an object of Python but those that are found.
+The index is memory-mapped, and only the columns in question are read: ten million conversations are searched in a
+tenth of a second. Only those found become Python objects.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from tasks.storage.corpus_folder import find_listed, listed_file, reading
 from tasks.storage.manifest import Manifest, Shard
 from tasks.storage.shards import open_index, to_dicts
 
-MOST_RECORDS = (1 << 63) - 1  # what the index can hold
+MOST_RECORDS = (1 << 63) - 1  # the largest number in the index
 
 Place = dict[str, Any]
-"""A row of the index (index.INDEX_SCHEMA) with its `number`, from 0. Where the corpus has conversations that were
-split, `pieces` and `piece` (from 1) are added."""
+"""A row of the index (schemas.INDEX_SCHEMA) with its `number`, from 0. If conversations of the corpus were split,
+`pieces` and `piece` (from 1) are added."""
 
 
 def find_row(manifest: Manifest, number: int, split: str) -> tuple[int, Shard, int]:
-    """Number of the shard within its split, the shard, and the row within it."""
+    """Return the number of the shard within its split, the shard, and the row within it. Raises UsageError."""
     if split not in manifest.splits:
         raise UsageError(
             "not_in_it", f"--split {split}: this corpus has {' and '.join(map(printable, manifest.splits))}"
@@ -49,11 +49,11 @@ def find_row(manifest: Manifest, number: int, split: str) -> tuple[int, Shard, i
         if at < shard.rows:
             return place, shard, at
         at -= shard.rows
-    raise DataError("wrong_count", f"the shards of {split} hold fewer rows than the manifest says ({chosen.rows:,})")
+    raise DataError("wrong_count", f"the shards of {split} hold fewer rows than the manifest records ({chosen.rows:,})")
 
 
 def row_number(manifest: Manifest, place: Place) -> int | None:
-    """The row of a place within its split, over all shards, as `--row` takes it; None where it was dropped."""
+    """Return the row of a place within its split, as `--row` takes it, or None if it was dropped."""
     if place["row"] is None:
         return None
     before = manifest.splits[place["split"]].shards[: place["shard"]]
@@ -61,36 +61,36 @@ def row_number(manifest: Manifest, place: Place) -> int | None:
 
 
 def pieces_in_row(manifest: Manifest, folder: Path, split: str, shard: int, row: int) -> list[Place]:
-    """The conversations of a row, in their order within it."""
+    """Return the conversations of a row, in their order within it."""
     found = _search(manifest, folder, {"shard": shard, "row": row})
     return sorted((place for place in found if place["split"] == split), key=lambda place: place["start"])
 
 
 def pieces_of_record(manifest: Manifest, folder: Path, source: int, record: int) -> list[Place]:
-    """The places of a record: its pieces, further copies of them, and all of them in further packings; one place
-    without a row where it was dropped. `source` is its place in the manifest's sources.
+    """Return all places of a record: its pieces, their further copies, and the same in every packed epoch.
 
-    Raises UsageError where it is nowhere.
+    A dropped record has one place without a row. `source` is its position in the manifest's sources. Raises UsageError
+    if the index lacks the record.
     """
     found = _search(manifest, folder, {"source": source, "record": record})
     if not found:
-        raise UsageError("not_in_it", _why_not(manifest, folder, source, record))
+        raise UsageError("not_in_it", _why_missing(manifest, folder, source, record))
     return found
 
 
-def _why_not(manifest: Manifest, folder: Path, source: int, record: int) -> str:
-    """Why a record is no conversation of the corpus: it was rejected, the source ends before, or the line is blank."""
+def _why_missing(manifest: Manifest, folder: Path, source: int, record: int) -> str:
+    """Explain why a record is not in the index: it was rejected, the source is shorter, or the line is blank."""
     facts = manifest.sources[source]
     where = f"{facts.path}:{record}"
     for reject in read_rejects(manifest, folder):
         if reject.get("source") == facts.path and reject.get("line", reject.get("record")) == record:
             return f"{where}: was rejected: {reject['code']} {reject['message']}"
-    unit = "lines that hold one" if container_named(facts.container).numbered_by == "line" else "records"
-    return f"{where}: no conversation of this corpus; the source had {facts.conversations:,} {unit}, counted from 1"
+    unit = "lines with a conversation" if container_named(facts.container).numbered_by == "line" else "records"
+    return f"{where}: is not a conversation of this corpus; the source had {facts.conversations:,} {unit}, from 1"
 
 
 def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
-    """The rejected conversations, as rejects.jsonl has them. Raises DataError or InputMissing."""
+    """Yield the records of rejects.jsonl. Raises DataError or InputMissing."""
     facts = listed_file(manifest, folder, "rejects.jsonl")
     where = find_listed(folder, facts.path, facts.bytes)
     with where.open("rb") as lines:
@@ -101,7 +101,7 @@ def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Place]:
-    """All places of the conversation that stands at `number` in the index. Raises UsageError where it ends earlier."""
+    """Return all places of the conversation at `number` in the index. Raises UsageError if there is no such number."""
     seen = 0
     with open_index(manifest, folder) as reader:
         for batch in reader:
@@ -115,13 +115,13 @@ def pieces_of_number(manifest: Manifest, folder: Path, number: int) -> list[Plac
 
 
 def kept_in_place_of(manifest: Manifest, folder: Path, duplicate: Place) -> Place | None:
-    """The first conversation that says what a duplicate says; None where it was rejected, for what was left of it."""
+    """Return the conversation that was kept instead of a duplicate, or None if that one was rejected later."""
     first = _search(manifest, folder, {"digest": duplicate["digest"]})[0]
     return None if first["dropped"] == "duplicate" else first
 
 
 def giving_all(manifest: Manifest, folder: Path) -> list[str]:
-    """The entries of `sources` of which the mixture took every conversation."""
+    """Return the entries of `sources` from which the mixture took every conversation."""
     left_out: set[int] = set()
     with open_index(manifest, folder) as reader:
         for batch in reader:
@@ -132,9 +132,9 @@ def giving_all(manifest: Manifest, folder: Path) -> list[str]:
 
 
 def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
-    """FILE:LINE → its source's place in the manifest's sources, and the record. FILE may be the end of a path.
+    """Parse FILE:LINE into the position of its source in the manifest and the record. FILE may be the end of a path.
 
-    Raises UsageError where no source, or several, are meant.
+    Raises UsageError if FILE matches no source, or several.
     """
     name, _, line = text.rpartition(":")
     if not name or not line.isdecimal():
@@ -146,20 +146,21 @@ def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
     if len(found) == 1:
         return found[0], int(line) if len(line) < 19 else MOST_RECORDS
     if found:
-        raise UsageError("not_in_it", f"--at {text}: is the end of {len(found)} sources; write more of the path")
+        raise UsageError("not_in_it", f"--at {text}: matches {len(found)} sources; write more of the path")
     known = [*paths, *(PurePosixPath(path).name for path in paths)]
     hint = suggest(name, known) or f"; its sources: {', '.join(paths[:5])}{' …' * (len(paths) > 5)}"
-    raise UsageError("not_in_it", f"--at {text}: no source of this corpus{hint}")
+    raise UsageError("not_in_it", f"--at {text}: is not a source of this corpus{hint}")
 
 
 def origin(manifest: Manifest, place: Place | None) -> str:
+    """Return FILE:LINE of a place."""
     if place is None or not 0 <= place["source"] < len(manifest.sources):
-        return "not in index.arrow (packcorpus verify says what is wrong)"
+        return "not in index.arrow (run packcorpus verify)"
     return f"{printable(manifest.sources[place['source']].path)}:{place['record']}"
 
 
 def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Place]:
-    """All rows of the index with these values."""
+    """Return all rows of the index with these values."""
     found: list[Place] = []
     seen = 0
     with open_index(manifest, folder) as reader:
@@ -182,19 +183,20 @@ def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Pl
 
 
 def _check(manifest: Manifest, place: Place) -> None:
-    """Raises ValueError where the index speaks of what the manifest does not have: a bit of it was flipped."""
+    """Raise ValueError if a place refers to something the manifest does not have: the index is damaged."""
     if not 0 <= place["source"] < len(manifest.sources):
-        raise ValueError(f"it speaks of source {place['source']}")
+        raise ValueError(f"it refers to source {place['source']}")
     if place["row"] is not None:
         if None in (place[name] for name in ("shard", "start", "length", "first", "trained")):
             raise ValueError("a place lacks a number")
         split = manifest.splits.get(place["split"])
         shards = split.shards if split else []
         if not 0 <= place["shard"] < len(shards) or not 0 <= place["row"] < shards[place["shard"]].rows:
-            raise ValueError("it speaks of rows that the manifest does not have")
+            raise ValueError("it refers to rows that the manifest does not have")
 
 
 def _number_pieces(reader: pa.RecordBatchReader, found: list[Place]) -> None:
+    """Add to each place how many pieces its conversation has, and which of them it is."""
     firsts: dict[tuple[int, int], list[int]] = {(place["source"], place["record"]): [] for place in found}
     records = pa.array({record for _, record in firsts}, pa.int64())
     for batch in reader:

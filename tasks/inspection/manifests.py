@@ -1,7 +1,7 @@
-"""What a person names → the file that is meant.
+"""Find the manifest that a user names, and list all manifests of a project.
 
-nothing                              ─▶ the newest in manifests/
-a file, or a folder with one         ─▶ it, where a manifest is wanted and it is none: what it is instead
+nothing                              ─▶ that of the latest run; else the newest in manifests/
+a file, or a folder with one         ─▶ it; if it is something else than a manifest, an error that says what it is
 mix-0123456789ab, mix, 0123456789ab  ─▶ manifests/mix-0123456789ab.json: as `list` shows it, by name, by key
 """
 
@@ -12,8 +12,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.core.suggest import suggest
@@ -21,84 +22,94 @@ from tasks.core.suggest import suggest
 if TYPE_CHECKING:
     from tasks.storage.manifest import Manifest
 
-MANIFESTS = Path("manifests")
-SHORTEST_KEY = 4  # characters of a key that are taken for one
+HERE = Path()
+SHORTEST_KEY = 4  # characters of a key that are accepted for all of it
 LISTED = 5
 
 
-def find_manifest(path: Path | None) -> Path:
-    """The manifest that is meant. Raises InputMissing where there is none, UsageError where several are, and DataError
-    where a file is something else."""
-    found = find_file(path, "")
-    _check_kind(found)
+def manifests_of(root: Path) -> Path:
+    """Return the folder of manifests of a project."""
+    return root / "manifests"
+
+
+def find_manifest(path: Path | None, root: Path = HERE) -> Path:
+    """Return the manifest that `path` names; by name or key, it is in the manifests/ of `root`.
+
+    Raises InputMissing if there is none, UsageError if the name is ambiguous, DataError if the file is something else.
+    """
+    found = find_file(path, root, "manifest")
+    _check_kind(found, root)
     return found
 
 
-def find_file(path: Path | None, wanted: str = "file") -> Path:
-    """The same for a file of any kind. Raises InputMissing, which calls what is missing a `wanted`, or UsageError."""
+def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Path:
+    """Return the file of any kind that `path` names. Raises InputMissing, which names what is `wanted`, or UsageError.
+
+    Without a path it is the manifest of the latest run.
+    """
     if path is None:
-        newest = newest_manifest()
-        if newest is None:
+        latest = latest_manifest(root)
+        if latest is None:
             raise InputMissing(
                 "manifest_missing",
-                f"{MANIFESTS}/ holds no manifest; make one with: luigi --module pipeline PackCorpus --config FILE, or "
-                "name one that lies elsewhere",
+                f"{manifests_of(root)}/ has no manifests; make one with: packcorpus pack CONFIG, or name one elsewhere",
             )
-        return newest
+        return latest
     if os.path.isfile(path):
         return path
     if os.path.isfile(path / "manifest.json"):
         return path / "manifest.json"
-    if named := by_name(str(path)):
+    if named := by_name(str(path), root):
         return named
     if os.path.isdir(path):
-        raise InputMissing("manifest_missing", f"{path}: is no corpus folder (it holds no manifest.json)")
-    stems = [file.stem for file in _manifests()]
-    names = {name: None for stem in stems for name in (stem, stem.rpartition("-")[0])}
-    hint = suggest(path.name.removesuffix(".json"), names, LISTED)
-    if not wanted:
-        raise InputMissing("manifest_missing", f"{path}: no such manifest{hint}")
-    told, ending = f"{path}: no such {wanted}{hint}", path.suffix.lower()
-    if ending in (".yaml", ".yml"):
-        raise InputMissing("config_missing", told)
-    if ending not in ("", ".json"):
-        raise InputMissing("source_missing", told)
-    raise InputMissing("manifest_missing", told)
+        raise InputMissing("manifest_missing", f"{path}: is not a corpus folder (it has no manifest.json)")
+    stems = [file.stem for file in _manifests(root)]
+    names = [name for stem in stems for name in (stem, stem.rpartition("-")[0])]
+    message = f"{path}: no such {wanted}{suggest(path.name.removesuffix('.json'), names, LISTED)}"
+    ending = path.suffix.lower()
+    if wanted != "manifest" and ending in (".yaml", ".yml"):
+        raise InputMissing("config_missing", message)
+    if wanted != "manifest" and ending not in ("", ".json"):
+        raise InputMissing("source_missing", message)
+    raise InputMissing("manifest_missing", message)
 
 
-def find_damaged(path: Path | None) -> Path:
-    """A manifest or corpus folder that may be damaged or half gone. Raises UsageError where none is named."""
+def find_damaged(path: Path | None, root: Path = HERE) -> Path:
+    """Return the manifest or corpus folder that `path` names, which may be damaged or missing in part."""
     if path is None:
-        newest = newest_manifest(tell=False)
-        example = f"; the newest: packcorpus repair {newest}" if newest else ""
-        raise UsageError("bad_command_line", f"repair changes files: name the manifest or corpus folder{example}")
+        return find_file(None, root)
     if os.path.isfile(path):
-        _check_kind(path)
+        _check_kind(path, root)
         return path
-    # Of a published manifest that is gone its corpus may have the other copy.
-    return path if os.path.isdir(path) else by_name(str(path)) or path
+    # If a published manifest is gone, its corpus may have the other copy.
+    return path if os.path.isdir(path) else by_name(str(path), root) or path
 
 
-def newest_manifest(tell: bool = True) -> Path | None:
-    """The newest in manifests/, which is told on standard error."""
-    found = _manifests()
-    if found and tell:
+def latest_manifest(root: Path = HERE) -> Path | None:
+    """Return the manifest of the latest run, or else the newest in manifests/; report on stderr which one it is."""
+    from tasks.storage.corpus_folder import last_manifest
+
+    if last := last_manifest(root):
+        print(f"{last}: from the latest run", file=sys.stderr)
+        return last
+    found = _manifests(root)
+    if found:
         print(f"{found[-1]}: the newest of {len(found)}" if len(found) > 1 else f"{found[-1]}", file=sys.stderr)
     return found[-1] if found else None
 
 
 def complete_manifest(incomplete: str) -> list[str]:
-    """What the shell offers for a manifest: those in manifests/, by path or by name; else folders."""
+    """Return what the shell offers for a manifest: those in manifests/, by path or by name; else folders."""
     return list(_complete(incomplete, os.path.isdir))
 
 
 def complete_file(incomplete: str) -> list[str]:
-    """The same with all files."""
+    """Return what the shell offers for any file."""
     return list(_complete(incomplete, lambda path: True))
 
 
 def _complete(incomplete: str, wanted: Callable[[str], bool]) -> Iterator[str]:
-    paths = sorted(map(str, _manifests()))
+    paths = sorted(map(str, _manifests(HERE)))
     found = [path for path in paths if path.startswith(incomplete)]
     found += [Path(path).stem for path in paths if incomplete and Path(path).stem.startswith(incomplete)]
     others = [path for path in sorted(glob.glob(f"{glob.escape(incomplete)}*")) if wanted(path)]
@@ -107,14 +118,17 @@ def _complete(incomplete: str, wanted: Callable[[str], bool]) -> Iterator[str]:
         yield from (path for path in others if path not in found)
 
 
-def _manifests() -> list[Path]:
-    """Those in manifests/, the newest last."""
-    return sorted(MANIFESTS.glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
+def _manifests(root: Path) -> list[Path]:
+    """Return those in manifests/, the newest last."""
+    return sorted(manifests_of(root).glob("*.json"), key=lambda file: (file.stat().st_mtime_ns, file.name))
 
 
-def by_name(text: str) -> Path | None:
-    """The manifest of this file name, corpus name (the newest of them, which is told) or begin of a key."""
-    found = _manifests()
+def by_name(text: str, root: Path = HERE) -> Path | None:
+    """Return the manifest with this file name, corpus name (the newest, reported on stderr), or prefix of a key.
+
+    Raises UsageError if several keys have the prefix.
+    """
+    found = _manifests(root)
     for path in found:
         if text in (path.name, path.stem):
             return path
@@ -127,67 +141,123 @@ def by_name(text: str) -> Path | None:
         return None
     if len(keyed) > 1:
         names = " and ".join(path.stem for path in keyed[:LISTED])
-        raise UsageError("bad_command_line", f"{text}: is the begin of {len(keyed)} keys: {names}; write more of it")
+        raise UsageError(
+            "bad_command_line", f"{text}: is ambiguous: it matches {len(keyed)} keys ({names}); use a longer prefix"
+        )
     return keyed[0]
 
 
-def _check_kind(path: Path) -> None:
-    """Raises DataError where a file is a config, a shard or a source, by the rules of `inspect`."""
+def _check_kind(path: Path, root: Path) -> None:
+    """Raise DataError if a file is a config, a shard, or a source, by the rules of `inspect`."""
     from tasks.inspection.kinds import kind_of
     from tasks.inspection.sources import corpora_of
 
     kind = kind_of(path)
     if kind == "manifest":
         return
-    advice = f"look at it with: packcorpus inspect {path}"
+    advice = f"run: packcorpus inspect {path}"
     if kind == "config":
         from tasks.config import load_config
 
         made: list[Path] = []
         with suppress(PackError):
-            made = corpora_of(load_config(path), MANIFESTS)
+            made = corpora_of(load_config(path), manifests_of(root))
         advice = (
             f"its corpora: {', '.join(map(str, made))}"
             if made
-            else f"no corpus in {MANIFESTS}/ was made with its settings; make it with: "
-            f"luigi --module pipeline PackCorpus --config {path}"
+            else f"{manifests_of(root)}/ has no corpus with its settings; make it with: packcorpus pack {path}"
         )
     elif kind == "shard" and (beside := path.parent / "manifest.json").is_file():
         advice = f"its manifest: {beside}"
     raise DataError("bad_manifest", f"{path}: is a {kind}, not a manifest; {advice}")
 
 
-class Listed(NamedTuple):
-    """One manifest, or the `problem` with it. `finished`: when its run ended, in UTC; "" where no record says so."""
+@dataclass(frozen=True)
+class Overview:
+    """A manifest and its corpus folder, which is None if it is gone."""
 
-    path: Path
-    manifest: Manifest | None
-    finished: str
-    problem: PackError | None
-
-
-def find_manifests(folder: Path) -> list[Listed]:
-    """Every manifest in `folder`, by name; one that cannot be read is listed with its problem."""
-    return [_read(path) for path in sorted(folder.glob("*.json"))]
+    manifest: Path
+    content: Manifest
+    corpus: Path | None
 
 
-def _read(path: Path) -> Listed:
+def overview(path: Path) -> Overview:
+    """Read a manifest. Raises DataError or InputMissing, naming what is missing or wrong."""
+    from tasks.storage.corpus_folder import corpus_folder
     from tasks.storage.manifest import load_manifest
 
+    manifest = load_manifest(path)
     try:
-        manifest = load_manifest(path)
+        folder = corpus_folder(manifest, path)
+    except InputMissing:
+        return Overview(path, manifest, None)
+    return Overview(path, manifest, folder)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A manifest in a listing. `finished` is when its run ended, in UTC, or None if that is not recorded."""
+
+    path: Path
+    name: str
+    key: str
+    sequence_length: int
+    rows: int
+    packing_efficiency: float | None
+    finished: str | None
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An error, by its code and its message."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A manifest that cannot be read, and why."""
+
+    path: Path
+    error: Problem
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Every manifest of a project, by name."""
+
+    manifests: list[Listed | Unreadable]
+
+
+def list_manifests(root: Path = HERE) -> Listing:
+    """List the manifests in manifests/."""
+    return Listing([_listed(path) for path in sorted(manifests_of(root).glob("*.json"))])
+
+
+def _listed(path: Path) -> Listed | Unreadable:
+    try:
+        found = overview(path)
     except PackError as error:
-        return Listed(path, None, "", error)
-    return Listed(path, manifest, _finished(manifest, path), None)
+        return Unreadable(path, Problem(error.code, str(error)))
+    manifest = found.content
+    return Listed(
+        path,
+        manifest.name,
+        manifest.key,
+        manifest.sequence_length,
+        manifest.packing_metadata.rows,
+        manifest.packing_metadata.packing_efficiency,
+        _finished(found.corpus),
+    )
 
 
-def _finished(manifest: Manifest, path: Path) -> str:
-    from tasks.storage.corpus_folder import corpus_folder
+def _finished(folder: Path | None) -> str | None:
     from tasks.storage.files import read_json
 
     try:
-        record = read_json(corpus_folder(manifest, path) / "run.json")
+        record = read_json(folder / "run.json") if folder else None
     except PackError:
-        return ""
+        return None
     finished = record.get("finished") if isinstance(record, dict) else None
-    return finished if isinstance(finished, str) else ""
+    return finished if isinstance(finished, str) else None

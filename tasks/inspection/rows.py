@@ -1,10 +1,17 @@
-"""Read one row of a corpus with its conversations."""
+"""Read a row, or a conversation with all of its rows, as text.
+
+split, row number        ─row_of_split─▶ Row            ┐
+places from index.arrow  ─conversation─▶ Conversation   ┴─ Pieces: place, source line, and Spans of text
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import counted, printable
@@ -19,100 +26,146 @@ from tasks.inspection.lookup import (
     pieces_in_row,
     row_number,
 )
+from tasks.inspection.token_runs import spans_of
 from tasks.storage.corpus_folder import check_unchanged, corpus_folder
 from tasks.storage.manifest import Manifest, Shard, load_manifest
+from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import read_rows
+
+Piece = dict[str, Any]
+"""A Place with `row_of_split` (the number that --row takes), `origin` (FILE:LINE), and, in a packed corpus, `spans`."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a split. In format 2.0 its columns are one conversation, and there is no padding."""
+
+    manifest: Path
+    split: str
+    row: int
+    shard: str
+    row_of_shard: int
+    columns: dict[str, Any]
+    conversations: list[Piece]
+    rows_of_split: int
+    tokens: int
+    trained: int
+    padding: int
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation: its pieces, each once for every row that contains it, or the reason it is in no row."""
+
+    manifest: Path
+    conversation: int
+    pieces: list[Piece]
+
+
+def row_of_split(path: Path, number: int, split: str, tokens: bool = False) -> Row:
+    """Read row `number` of a split, counted from 0 over all its shards; with `tokens`, split into single tokens.
+
+    Raises UsageError if there is no such row, DataError or InputMissing if a file is missing or damaged.
+    """
+    manifest, folder = _open_corpus(path, tokens)
+    place, shard, at = find_row(manifest, number, split)
+    columns = read_row(manifest, folder, shard, at)
+    places = pieces_in_row(manifest, folder, split, place, at)
+    filled = trained = padding = 0
+    if manifest.format_version == "2.0":
+        # A row that the damaged index lacks is shown all the same.
+        pieces = [place_in_corpus(manifest, places[0] if places else None)]
+    else:
+        encoder = encoder_for_row(manifest, folder, columns)
+        filled = int(columns["attention_mask"].sum())
+        trained = int((columns["labels"][:filled] != IGNORED).sum())
+        padding = manifest.sequence_length - filled
+        by_start = {place["start"]: place for place in places}
+        starts = np.flatnonzero(columns["position_ids"][:filled] == 0).tolist()
+        pieces = []
+        for start, end in zip(starts, [*starts[1:], filled], strict=True):
+            ids, labels = columns["input_ids"][start:end], columns["labels"][start:end]
+            pieces.append(
+                place_in_corpus(manifest, by_start.get(start))
+                | {"start": start, "length": end - start, "trained": int((labels != IGNORED).sum())}
+                | {"spans": spans_of(encoder, ids, labels, tokens)}
+            )
+        columns = {name: values.tolist() for name, values in columns.items()}
+    return Row(
+        path, split, number, shard.path, at, columns, pieces, manifest.splits[split].rows, filled, trained, padding
+    )
+
+
+def conversation(path: Path, places: Sequence[Place], tokens: bool = False) -> Conversation:
+    """Read every piece of a conversation, as row_of_split reads a row."""
+    manifest, folder = _open_corpus(path, tokens)
+    encoder: Encoder | None = None
+    pieces = []
+    for place in places:
+        piece = place_in_corpus(manifest, place)
+        if place["row"] is None:
+            piece["why"] = why_dropped(manifest, folder, place)
+        else:
+            row = read_row(manifest, folder, manifest.splits[place["split"]].shards[place["shard"]], place["row"])
+            if manifest.format_version == "2.0":
+                piece |= row
+            else:
+                inside = slice(place["start"], place["start"] + place["length"])
+                ids, labels = row["input_ids"][inside], row["labels"][inside]
+                encoder = encoder_for_row(manifest, folder, row, encoder)
+                piece |= {"input_ids": ids.tolist(), "labels": labels.tolist(), "text": encoder.decode(ids.tolist())}
+                piece["spans"] = spans_of(encoder, ids, labels, tokens)
+        pieces.append(piece)
+    return Conversation(path, places[0]["number"], pieces)
 
 
 def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
-    """Why a conversation is in no row, with the numbers that decided. Raises DataError or InputMissing."""
+    """Return why a conversation is in no row, with the numbers that decided. Raises DataError or InputMissing."""
     reason, config = place["dropped"], manifest.config
     if reason == "too_long":
-        return f"its {place['length']:,} tokens are more than a row of {manifest.sequence_length:,} (overlong: drop)"
+        return f"its {place['length']:,} tokens exceed a row of {manifest.sequence_length:,} (overlong: drop)"
     if reason in ("min_tokens", "max_tokens", "min_turns", "max_turns"):
         counts = counted(place["length"], "token") if reason.endswith("tokens") else counted(place["turns"], "turn")
         return f"it has {counts}, {reason} is {config.get(reason):,}"
     if reason == "duplicate":
         kept = kept_in_place_of(manifest, folder, place)
         if kept is None:
-            return "it says what one before it says, which was rejected"
-        return f"it says what {origin(manifest, kept)} (#{kept['number']:,}) says"
+            return "duplicate of an earlier conversation, which was rejected"
+        return f"duplicate of {origin(manifest, kept)} (#{kept['number']:,})"
     entry = manifest.mixture[manifest.sources[place["source"]].entry]
     if reason == "limit":
-        return f"it is over the limit of its source ({printable(entry.path)}: {entry.limit or 0:,}), chosen by the seed"
+        return f"over the limit of its source ({printable(entry.path)}: {entry.limit or 0:,}), chosen by the seed"
     if reason == "weight":
         weight = f"{printable(entry.path)}: {entry.weight:g}, weighting: {config.get('weighting')}"
         return f"left out by the weight of its source ({weight}), chosen by the seed"
     return LOST.get(reason, printable(str(reason)))
 
 
-def as_object(path: Path, number: int | None, split: str) -> dict[str, Any]:
-    """The manifest, or row `number` of a split as it stands in its shard, with what index.arrow says of it; for JSON.
-
-    Raises what `show_row` raises.
-    """
-    manifest = load_manifest(path)
-    found: dict[str, Any] = {"manifest": str(path)}
-    if number is None:
-        return found | {"content": manifest.model_dump(mode="json")}
-    folder = corpus_folder(manifest, path)
-    place, shard, at = find_row(manifest, number, split)
-    columns = read_row(manifest, folder, shard, at)
-    pieces = pieces_in_row(manifest, folder, split, place, at)
-    return found | {
-        "split": split,
-        "row": number,
-        "shard": shard.path,
-        "row_of_shard": at,
-        "columns": {
-            name: getattr(values, "tolist", lambda values=values: values)() for name, values in columns.items()
-        },
-        "conversations": [place_as_object(manifest, piece) for piece in pieces],
-    }
-
-
-def conversation_as_object(path: Path, places: Sequence[Place]) -> dict[str, Any]:
-    """A conversation with the tokens and labels of each of its pieces, or its messages; for JSON."""
-    manifest, folder = open_shard(path, False)
-    pieces = []
-    for place in places:
-        found = place_as_object(manifest, place)
-        if place["row"] is None:
-            found["why"] = why_dropped(manifest, folder, place)
-        else:
-            row = read_row(manifest, folder, manifest.splits[place["split"]].shards[place["shard"]], place["row"])
-            if manifest.format_version == "2.0":
-                found |= row
-            else:
-                inside = slice(place["start"], place["start"] + place["length"])
-                found |= {name: row[name][inside].tolist() for name in ("input_ids", "labels")}
-                found["text"] = encoder_for_row(manifest, folder, row).decode(found["input_ids"])
-        pieces.append(found)
-    return {"manifest": str(path), "conversation": places[0]["number"], "pieces": pieces}
-
-
-def place_as_object(manifest: Manifest, place: Place) -> dict[str, Any]:
-    """A place with the row as `--row` takes it, and with its source by name."""
-    return place | {"row_of_split": row_number(manifest, place), "origin": origin(manifest, place)}
+def place_in_corpus(manifest: Manifest, place: Place | None) -> Piece:
+    """Add the row and the source to a place; without a place, the index lacks the conversation."""
+    row = row_number(manifest, place) if place else None
+    return (place or {"number": None}) | {"row_of_split": row, "origin": origin(manifest, place)}
 
 
 def read_row(manifest: Manifest, folder: Path, shard: Shard, at: int) -> dict[str, Any]:
-    """The columns of one row. Raises DataError or InputMissing, also where another row of its shard was damaged."""
+    """Read the columns of one row. Raises DataError or InputMissing, also if another row of its shard is damaged."""
     check_unchanged(folder, shard)
     [(_, row)] = read_rows(manifest, folder, shard, [at])
     return row
 
 
-def open_shard(path: Path, ids: bool) -> tuple[Manifest, Path]:
+def _open_corpus(path: Path, tokens: bool) -> tuple[Manifest, Path]:
     manifest = load_manifest(path)
-    if ids and manifest.format_version == "2.0":
-        raise UsageError("bad_command_line", "--ids: a corpus of format 2.0 holds text, no tokens; leave --ids out")
+    if tokens and manifest.format_version == "2.0":
+        raise UsageError("bad_command_line", "--ids: a corpus of format 2.0 contains text, not tokens; omit --ids")
     return manifest, corpus_folder(manifest, path)
 
 
-def encoder_for_row(manifest: Manifest, folder: Path, row: dict[str, Any]) -> Encoder:
-    """The corpus's own tokenizer, which must have all ids of the row."""
-    encoder = open_tokenizer(manifest, folder)
+def encoder_for_row(manifest: Manifest, folder: Path, row: dict[str, Any], encoder: Encoder | None = None) -> Encoder:
+    """Open the tokenizer of the corpus, unless given. Raises DataError if the row holds ids that it does not have."""
+    encoder = encoder or open_tokenizer(manifest, folder)
     if row["input_ids"].min() < 0 or row["input_ids"].max() >= encoder.vocab_size:
-        raise DataError("bad_row", "the row holds ids that the tokenizer does not have; packcorpus verify says where")
+        raise DataError(
+            "bad_row", "the row holds ids that the tokenizer does not have; run packcorpus verify to locate them"
+        )
     return encoder

@@ -1,8 +1,8 @@
-"""Where a text stands in a corpus: found in the tokens themselves, without decoding them one by one.
+"""Search a corpus for a text, in the tokens themselves and without decoding them one by one; list its rejects.
 
     vocabulary ─token_bytes─▶ bytes of every token ─take(ids of a batch of rows)─▶ the batch as bytes ─find─▶ places
 
-What is found is what a model sees: the text between the tokens of one conversation, over their boundaries.
+The search sees what a model sees: the text of one conversation, across token boundaries.
 """
 
 from __future__ import annotations
@@ -19,22 +19,57 @@ import pyarrow as pa
 from tasks.core.errors import UsageError
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
-from tasks.inspection.lookup import Place, pieces_in_row, read_rejects, row_number
-from tasks.inspection.rows import place_as_object
+from tasks.inspection.lookup import Place, find_row, pieces_in_row, read_rejects, row_number
+from tasks.inspection.rows import Piece, place_in_corpus, read_row
+from tasks.inspection.token_runs import Span, spans_of
 from tasks.storage.corpus_folder import check_unchanged, corpus_folder
 from tasks.storage.manifest import Manifest, Shard, load_manifest
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard, to_dicts
 from tasks.storage.splits import ANEW
 
-# Tokens that are turned to bytes at once: 4 to 5 bytes each.
+# Tokens converted to bytes at a time: 4 to 5 bytes each.
 _TOKENS = 1 << 22
+# Tokens shown on either side of a match.
+AROUND = 16
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The first `limit` conversations that contain a text, and whether there are more.
+
+    Each is a Piece without `spans`, with `trained_on` and, in a packed corpus, an `excerpt`.
+    """
+
+    manifest: Path
+    search: str
+    limit: int
+    conversations: list[Piece]
+    more: bool
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The tokens around a match, and whether the conversation continues before and after them."""
+
+    spans: list[Span]
+    before: bool
+    after: bool
+
+
+@dataclass(frozen=True)
+class Rejects:
+    """How many conversations were rejected for which reason, and the first of them as in rejects.jsonl."""
+
+    manifest: Path
+    counts: dict[str, int]
+    rejects: list[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """A text that was found: the row (within its shard), the conversation's first place in it, the places of the
-    tokens that the text touches, and whether any of these is trained on."""
+    """A match: the row within its shard, the start of the conversation, the first and last token of the match, and
+    whether any of these tokens is trained on."""
 
     split: str
     shard: int
@@ -46,10 +81,13 @@ class Hit:
 
 
 def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None = None) -> Iterator[Hit]:
-    """The conversations that contain `text`, in the order of the rows, each copy once; further packings hold no others.
-    Raises DataError or InputMissing where a file is not what it was, UsageError where there is nothing to look for."""
+    """Yield the conversations that contain `text`, in the order of the rows; copies in one epoch are yielded each.
+
+    Packings of later epochs are skipped, since they hold the same conversations. Raises DataError or InputMissing if a
+    file is missing or damaged, UsageError if the text is empty.
+    """
     if not text:
-        raise UsageError("bad_command_line", "--search: give the text to look for")
+        raise UsageError("bad_command_line", "--search: the text is empty")
     needle = text.encode("utf-8", "replace")
     splits = {name: split for name, split in manifest.splits.items() if not name.startswith(ANEW)}
     shards = [(name, n, shard) for name, split in splits.items() for n, shard in enumerate(split.shards)]
@@ -73,7 +111,7 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
 
 
 def _in_rows(batch: pa.RecordBatch, vocabulary: pa.Array, needle: bytes) -> Iterator[tuple[int, int, int, int, bool]]:
-    """(row, first place of the conversation, first and last place of the text, whether it is trained on)."""
+    """Yield (row, start of the conversation, first and last token of the match, whether it is trained on)."""
     length = batch.schema.field("input_ids").type.list_size
     found = vocabulary.take(batch.column("input_ids").flatten())
     offsets = np.frombuffer(found.buffers()[1], np.int32)[: len(found) + 1]
@@ -83,11 +121,11 @@ def _in_rows(batch: pa.RecordBatch, vocabulary: pa.Array, needle: bytes) -> Iter
     mask = batch.column("attention_mask").flatten().to_numpy()
     at = written.find(needle)
     while at >= 0:
-        # The token that holds the first byte; tokens without bytes have the offset of the next.
+        # The token with the first byte; tokens without bytes have the offset of the next token.
         first = int(np.searchsorted(offsets, at, "right")) - 1
         last = int(np.searchsorted(offsets, at + len(needle), "left")) - 1
         start = first - int(positions[first])
-        if mask[first] and last - start == positions[last]:  # both in one conversation, and not in the padding
+        if mask[first] and last - start == positions[last]:  # in one conversation, and not in the padding
             inside = labels[first : last + 1]
             yield first // length, start % length, first % length, last % length, bool((inside != IGNORED).any())
             later = np.flatnonzero(positions[last + 1 :] == 0)
@@ -108,21 +146,25 @@ def _in_texts(manifest: Manifest, folder: Path, split: str, number: int, shard: 
             at += batch.num_rows
 
 
-def found_as_object(path: Path, text: str, limit: int) -> dict[str, Any]:
-    """The same for JSON."""
+def find_conversations(path: Path, text: str, limit: int) -> SearchResult:
+    """Return the first `limit` conversations that contain `text`. Raises as `search` does."""
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
+    encoder = open_tokenizer(manifest, folder) if manifest.format_version == "3.0" else None
+    hits = _first_copies(manifest, folder, text, encoder)
     found = []
-    for hit, place in islice(find_text(manifest, folder, text), limit):
-        if place:
-            found.append(place_as_object(manifest, place) | {"trained_on": hit.trained})
-    return {"manifest": str(path), "search": text, "limit": limit, "conversations": found}
+    for hit, place in islice(hits, limit):
+        piece = place_in_corpus(manifest, place) | {"trained_on": hit.trained}
+        # A hit that the damaged index does not list still has a row.
+        piece |= {"split": hit.split, "row_of_split": _row_of_split(manifest, hit)}
+        found.append(piece | {"excerpt": _excerpt(manifest, folder, hit, encoder) if encoder else None})
+    return SearchResult(path, text, limit, found, next(hits, None) is not None)
 
 
-def find_text(
-    manifest: Manifest, folder: Path, text: str, encoder: Encoder | None = None
+def _first_copies(
+    manifest: Manifest, folder: Path, text: str, encoder: Encoder | None
 ) -> Iterator[tuple[Hit, Place | None]]:
-    """The first copy of each piece that contains `text`, and what the index says of it."""
+    """Yield the first copy of each piece that contains `text`, with its place in the index."""
     seen = set()
     for hit in search(manifest, folder, text, encoder):
         places = pieces_in_row(manifest, folder, hit.split, hit.shard, hit.row)
@@ -134,12 +176,29 @@ def find_text(
             seen.add(piece)
 
 
-def row_of(manifest: Manifest, hit: Hit) -> int:
+def _excerpt(manifest: Manifest, folder: Path, hit: Hit, encoder: Encoder) -> Excerpt:
+    """Decode the tokens around a match."""
+    _, shard, at = find_row(manifest, _row_of_split(manifest, hit), hit.split)
+    row = read_row(manifest, folder, shard, at)
+    positions = row["position_ids"]
+    end = hit.last + 1
+    while end < len(positions) and positions[end] and end <= hit.last + AROUND and row["attention_mask"][end]:
+        end += 1
+    start = max(hit.start, hit.first - AROUND)
+    return Excerpt(
+        spans_of(encoder, row["input_ids"][start:end], row["labels"][start:end]),
+        before=start > hit.start,
+        after=bool(end < len(positions) and positions[end]),
+    )
+
+
+def _row_of_split(manifest: Manifest, hit: Hit) -> int:
     return int(row_number(manifest, {"split": hit.split, "shard": hit.shard, "row": hit.row}) or 0)
 
 
-def rejects(path: Path) -> Iterator[dict[str, Any]]:
-    """The rejected conversations, as rejects.jsonl has them. Raises DataError or InputMissing."""
+def find_rejects(path: Path, limit: int) -> Rejects:
+    """Return the first `limit` rejected conversations. Raises DataError or InputMissing."""
     manifest = load_manifest(path)
-    folder = corpus_folder(manifest, path)
-    yield from read_rejects(manifest, folder)
+    counts = {reason: n for reason, n in manifest.ledger.conversations.rejected.items() if n}
+    rejects = read_rejects(manifest, corpus_folder(manifest, path)) if counts else iter(())
+    return Rejects(path, counts, list(islice(rejects, limit)))

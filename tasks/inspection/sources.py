@@ -1,8 +1,9 @@
-"""Read records of a source file for inspection."""
+"""Read records of a source file, and the sources of a config."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,34 +20,121 @@ from tasks.sources.model import SourceFile
 from tasks.sources.source_files import look
 from tasks.storage.manifest import load_manifest
 
+SAMPLED = 100  # records at the start of a source from which its figures are computed
 
-def source_as_object(path: Path, line: int | None, text: str | None, limit: int) -> dict[str, Any]:
-    """The same for JSON."""
+
+@dataclass(frozen=True)
+class SourceInfo:
+    """What a source file is, by its name and its first records."""
+
+    name: str
+    format: str
+    container: str
+    compression: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class SourceSample:
+    """Figures of the first records of a source; `messages` is the mean of those that are not rejected."""
+
+    records: int
+    rejected: int
+    messages: float
+
+
+@dataclass(frozen=True)
+class SourceOverview(SourceInfo):
+    """A source file with its first records, each {"record": n, "messages": …} or {"record": n, "rejected": …}."""
+
+    records: list[dict[str, Any]]
+    sample: SourceSample
+
+
+@dataclass(frozen=True)
+class SourceRecords(SourceInfo):
+    """Records of a source: that of one line, or the first `limit` that contain a text, and whether there are more."""
+
+    records: list[dict[str, Any]]
+    search: str | None = None
+    limit: int = 1
+    more: bool = False
+
+
+@dataclass(frozen=True)
+class ConfigOverview:
+    """A config: its settings, its source files, and the manifests in `manifests` that were made from it."""
+
+    config: Path
+    settings: dict[str, Any]
+    sources: list[SourceInfo]
+    made: list[Path]
+    manifests: Path
+
+
+def source_overview(path: Path, limit: int) -> SourceOverview:
+    """Read the first `limit` records of a source. Raises UsageError, InputMissing, DataError or StorageError."""
     file = look(path)
-    found: dict[str, Any] = {name: getattr(file, name) for name in ("name", "format", "container", "bytes")}
-    if line is not None:
-        records = [(line, record_of(file, line))]
-    else:
-        records = list(islice(containing(file, text) if text is not None else records_of(file), limit))
-    return found | {"records": [{"record": number} | record_as_object(record) for number, record in records]}
+    read = list(islice(records_of(file), max(limit, SAMPLED)))
+    first = [record for _, record in read[:SAMPLED]]
+    turns = [len(record.messages) for record in first if isinstance(record, Conversation)]
+    sample = SourceSample(len(first), len(first) - len(turns), sum(turns) / max(len(turns), 1))
+    records = [_record_value(number, record) for number, record in read[:limit]]
+    return SourceOverview(**vars(_facts(file)), records=records, sample=sample)
+
+
+def source_line(path: Path, line: int) -> SourceRecords:
+    """Read the record of a line. Raises as source_overview does, and UsageError if there is no such line."""
+    file = look(path)
+    return SourceRecords(**vars(_facts(file)), records=[_record_value(line, record_of(file, line))])
+
+
+def source_search(path: Path, text: str, limit: int) -> SourceRecords:
+    """Read the first `limit` records that contain a text. Raises as source_overview does."""
+    file = look(path)
+    found = containing(file, text)
+    records = [_record_value(number, record) for number, record in islice(found, limit)]
+    more = next(found, None) is not None
+    return SourceRecords(**vars(_facts(file)), records=records, search=text, limit=limit, more=more)
+
+
+def config_overview(path: Path, manifests: Path) -> ConfigOverview:
+    """Read a config, find its source files, and find the manifests made from it. Raises what load_config raises."""
+    config = load_config(path)
+    sources = [_facts(file) for file in sources_of(config, path.parent)]
+    return ConfigOverview(path, config.settings(), sources, corpora_of(config, manifests), manifests)
+
+
+def _facts(file: SourceFile) -> SourceInfo:
+    return SourceInfo(file.name, file.format, file.container, file.compression, file.bytes)
+
+
+def _record_value(number: int, record: Conversation | Reject) -> dict[str, Any]:
+    if isinstance(record, Reject):
+        code = CODES[record.reason].code
+        return {"record": number, "rejected": record.reason, "code": code, "message": record.message}
+    messages = [as_row(message) for message in record.messages]
+    return {"record": number, "messages": messages, "tools": list(record.tools)}
 
 
 def record_of(file: SourceFile, line: int) -> Conversation | Reject:
-    """The record of a line, or with a number where the file has no lines, both from 1. Raises UsageError where it has
-    fewer. Of plain JSONL the lines before are counted and not read."""
+    """Read the record of a line, or of a number if the container has no lines; both count from 1.
+
+    In plain JSONL the lines before it are counted, not parsed. Raises UsageError if there is no such line.
+    """
     if line < 1:
-        raise UsageError("bad_command_line", f"--line {line}: lines are counted from 1")
+        raise UsageError("bad_command_line", f"--line {line}: lines are numbered from 1")
     start, skipped = container_named(file.container).seek(file, line - 1)
     for number, record in records_of(file, start):
         if number + skipped >= line:
             if number + skipped == line:
                 return record
             raise UsageError("not_in_it", f"{file.name}:{line}: the line is blank")
-    raise UsageError("not_in_it", f"{file.name}:{line}: the file ends before")
+    raise UsageError("not_in_it", f"{file.name}:{line}: the file has fewer lines")
 
 
 def records_of(file: SourceFile, start: int = 0) -> Iterator[tuple[int, Conversation | Reject]]:
-    """Yield (number from 1 at `start`, conversation or Reject)."""
+    """Yield (number from 1 at `start`, the conversation or why it is rejected) of each record."""
     for number, value in RecordReader(container_named(file.container), file, start):
         try:
             yield number + 1, file.conversation(value)
@@ -55,15 +143,16 @@ def records_of(file: SourceFile, start: int = 0) -> Iterator[tuple[int, Conversa
 
 
 def containing(file: SourceFile, text: str) -> Iterator[tuple[int, Conversation | Reject]]:
+    """Yield the numbered conversations that contain a text. Raises UsageError if the text is empty."""
     if not text:
-        raise UsageError("bad_command_line", "--search: give the text to look for")
+        raise UsageError("bad_command_line", "--search: the text is empty")
     for number, record in records_of(file):
-        if isinstance(record, Conversation) and any(text in said for said in _strings(record)):
+        if isinstance(record, Conversation) and any(text in string for string in _strings(record)):
             yield number, record
 
 
 def _strings(conversation: Conversation) -> Iterator[str]:
-    """All that a conversation says."""
+    """Yield every text of a conversation."""
     yield from conversation.tools
     for message in conversation.messages:
         yield from (message.context, message.content)
@@ -71,21 +160,15 @@ def _strings(conversation: Conversation) -> Iterator[str]:
             yield from (call.name, call.arguments)
 
 
-def record_as_object(record: Conversation | Reject) -> dict[str, Any]:
-    if isinstance(record, Reject):
-        return {"rejected": record.reason, "code": CODES[record.reason].code, "message": record.message}
-    return {"messages": [as_row(message) for message in record.messages], "tools": list(record.tools)}
-
-
 def sources_of(config: Config, folder: Path) -> Iterator[SourceFile]:
-    """The files of a config, in their order, not hashed. Raises what `look` raises."""
+    """Yield the files of a config, in order and not hashed. Raises what `look` raises."""
     for source in config.sources:
         for path, name in locate(source.path, folder):
             yield look(path, name, source)
 
 
 def corpora_of(config: Config, manifests: Path) -> list[Path]:
-    """The manifests of this name that have these settings, the newest last. The sources may have changed since."""
+    """Return the manifests with this name and these settings, the newest last. Their sources may have changed since."""
     settings, found = config.settings(), []
     for path in sorted(manifests.glob("*.json"), key=lambda file: file.stat().st_mtime_ns):
         try:
@@ -95,16 +178,3 @@ def corpora_of(config: Config, manifests: Path) -> list[Path]:
         if made["name"] == config.name and all(settings.get(name) == value for name, value in made.items()):
             found.append(path)
     return found
-
-
-def config_as_object(path: Path, manifests: Path) -> dict[str, Any]:
-    """The same for JSON."""
-    config = load_config(path)
-    names = ("name", "format", "container", "compression", "bytes")
-    sources = [{name: getattr(file, name) for name in names} for file in sources_of(config, path.parent)]
-    return {
-        "config": str(path),
-        "settings": config.settings(),
-        "sources": sources,
-        "made": corpora_of(config, manifests),
-    }

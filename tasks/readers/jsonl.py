@@ -14,6 +14,8 @@ from tasks.readers.container import Container, File, Range, Record, RecordReader
 from tasks.readers.lines import CHUNK, TOO_LONG, WINDOW, Read, byte_range, end_of_line, line_blocks, split_at_lines
 from tasks.readers.strict_json import parse_record
 
+SEEK_BLOCK = 1 << 20  # bytes in which line ends are counted at a time
+
 
 class Jsonl(Container):
     name = "jsonl"
@@ -55,7 +57,7 @@ class Jsonl(Container):
             return 0, 0
         left, position = number, 0
         with file.path.open("rb") as lines:
-            while left and (block := lines.read(1 << 20)):
+            while left and (block := lines.read(SEEK_BLOCK)):
                 ends = block.count(b"\n")
                 if ends >= left:
                     at = -1

@@ -9,7 +9,6 @@ import json
 import os
 import re
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from support.commands import BIN, SHARED, command, needs_shared
+from support.inspected import rendered
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
-from tasks.cli import dry_run_view
+from tasks.cli.dry_run_view import show_dry_run
 from tasks.config import Config, load_config
 from tasks.core.errors import DataError
 from tasks.dry_run.dry_run import predict, scaled
 from tasks.dry_run.model import Prediction, steps
+from tasks.inspection.dry_run import step_warnings, summarize
 from tasks.recipe import recipe_of
 from tasks.stages import Plan, run_all
 from tasks.storage.files import read_json
@@ -128,8 +128,7 @@ def test_a_tokenizer_trained_on_everything_equals_the_one_of_the_run(tmp_path: P
     manifest = load_manifest(pack_corpus(recipe))
     found = predicted(config)
     assert figures(found) == figures_of(manifest)
-    printed = dry_run_view.as_object(found, config, [])
-    assert printed["settings"] == load_config(config).model_dump(mode="json"), "it names no tokenizer"
+    assert summarize(found, config, []).settings == load_config(config).model_dump(mode="json"), "it names no tokenizer"
 
 
 # -- a sample is read --------------------------------------------------------------------------------------------------
@@ -232,10 +231,7 @@ HOSTILE = "\x1b[31mred\x1b[0m \x9b1m [bold]no[/bold] :smile: <|im_end|> ⟦train
 
 
 def shown(config: Path, batches: list[int], terminal: bool = False) -> str:
-    file = StringIO()
-    console = Console(file=file, width=100, force_terminal=terminal, markup=False, emoji=False, highlight=False)
-    dry_run_view.show(predicted(config), config, batches, console)
-    return file.getvalue()
+    return rendered(summarize(predicted(config), config, batches), show_dry_run, 100, terminal)
 
 
 def test_a_conversation_of_each_source_is_shown_as_text_with_its_labels(tmp_path: Path) -> None:
@@ -244,8 +240,8 @@ def test_a_conversation_of_each_source_is_shown_as_text_with_its_labels(tmp_path
     page = shown(config, [])
     assert r"\x1b[31mred\x1b[0m \x9b1m [bold]no[/bold] :smile: <|im_end|> \u27e6trained\u27e7" in page
     assert "\x1b" not in page
-    assert page.count("⟦word ") == 1
-    assert " tokens … ⟦" in page, "of a long answer the middle is left out"
+    assert page.count("⟦word ") == 2
+    assert " characters … " in page, "of a long answer the middle is left out"
     assert "━━ chat.jsonl:1  " in page
     on_terminal = shown(config, [], terminal=True)
     assert "\x1b[31mred" not in on_terminal
@@ -258,22 +254,22 @@ def test_steps_for_a_batch_size_and_the_warning_for_few_steps(tmp_path: Path) ->
     count, trained = steps(found, 16)
     assert count == -(-found.rows["train"] // 16)
     assert count * trained == pytest.approx(found.tokens["trained"])
-    warnings = dry_run_view.step_warnings(found, [16])
+    warnings = step_warnings(found, [16])
     assert f"is {count} step" in warnings[0]
     assert "fewer than 100" in warnings[0]
-    [few] = dry_run_view.step_warnings(found, [1])[-1:]
+    [few] = step_warnings(found, [1])[-1:]
     assert "trained tokens, fewer than 1,000" in few
     assert f"{count:,}" in shown(config, [16])
 
 
 def test_advice_for_few_steps_is_feasible(tmp_path: Path) -> None:
     alone = predicted(write_project(tmp_path, conversations(2)))
-    [warning, *_] = dry_run_view.step_warnings(alone, [8])
-    assert warning == "An epoch at 8 rows a step is 1 step, fewer than 100. Only more conversations make more of them."
+    [warning, *_] = step_warnings(alone, [8])
+    assert warning == "An epoch at 8 rows per step is 1 step, fewer than 100. Only more conversations can change that."
     many = predicted(write_project(tmp_path, conversations(300), sequence_length=64))
     assert 200 < many.rows["train"] < 400, "the corpus of this test lacks what it is for"
-    [warning, *_] = dry_run_view.step_warnings(many, [16])
-    assert re.search(r"Take [23] rows a step, or \d epochs\.$", warning), warning
+    [warning, *_] = step_warnings(many, [16])
+    assert re.search(r"Use [23] rows per step, or \d epochs\.$", warning), warning
 
 
 def test_failures_are_printed_first(tmp_path: Path) -> None:
@@ -281,7 +277,7 @@ def test_failures_are_printed_first(tmp_path: Path) -> None:
     failure = "10.00 % of the conversations are rejected"
     assert page.count(failure) == 1
     assert page.index(failure) < page.index("config ") < page.index("Sources")
-    assert "as the run will have it" not in page
+    assert "exact: all data was read" not in page
     assert "Prediction  of a run that does not fail" in page
 
 
@@ -317,9 +313,9 @@ def test_mixture_and_dropped_conversations_are_shown(tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text(json.dumps(conversations(1, seed=1)[0]) + "\n")
     settings = {"sources": mixture(2, 0.5), "min_turns": 3, "epochs": 30}
     page = shown(write_project(tmp_path, conversations(400), **settings), [])
-    assert "by min_turns: 3" in page
+    assert "than min_turns: 3" in page
     assert "in each of 30 epochs" in page
-    assert "Mixture  repeat, of one pass over the training split" in page
+    assert "Mixture  repeat, in one epoch of the training split" in page
     assert "train_epoch" not in page
 
 

@@ -78,49 +78,49 @@ def test_a_conversation_is_shown_once_with_all_its_rows(mixed: Path) -> None:
     assert page.count("━━ ") == len(pieces)
     also = [line for line in page.splitlines() if "also in row" in line]
     assert sum(line.count("row ") for line in also) == len(same) - len(pieces)
-    assert all("of train_epoch_2 from place" in line for line in also)
+    assert all("of train_epoch_2 from token" in line for line in also)
 
 
-def test_what_is_in_no_row_has_a_reason_with_its_numbers(mixed: Path) -> None:
+def test_a_dropped_conversation_has_a_reason_with_its_numbers(mixed: Path) -> None:
     reasons: dict[str, Any] = {}
     for place in index_of(mixed):
         reasons.setdefault(place["dropped"], place)
-    said = {
-        "duplicate": "it says what few.jsonl:",
+    messages = {
+        "duplicate": "duplicate of few.jsonl:",
         "limit": "over the limit of its source (many.jsonl: 30)",
         "weight": "by the weight of its source (many.jsonl: 0.5, weighting: repeat)",
         "max_turns": "it has 4 turns, max_turns is 3",
         "min_tokens": "min_tokens is 12",
     }
-    assert {*said, None} >= reasons.keys() >= {None, "duplicate", "limit", "weight", "max_turns"}
+    assert {*messages, None} >= reasons.keys() >= {None, "duplicate", "limit", "weight", "max_turns"}
     for reason, place in reasons.items():
         if reason:
             at = f"{SOURCES[place['source']]}:{place['record']}"
             page = shown(mixed, width=300, at=at)
-            assert f"dropped: {'' if reason == 'weight' else 'it '}"[:9] in page
-            assert said[reason] in page
+            assert "dropped: " in page
+            assert messages[reason] in page
             assert f"packcorpus inspect {at.replace(':', ' --line ')}" in page
             [piece] = as_object(mixed, at=at)["pieces"]
-            assert said[reason] in piece["why"]
+            assert messages[reason] in piece["why"]
 
 
 def test_a_duplicate_names_the_conversation_that_is_kept(mixed: Path) -> None:
-    """twice.jsonl says what the first five of few.jsonl say, backwards."""
+    """twice.jsonl has the first five conversations of few.jsonl, in reverse order."""
     for line in range(1, 6):
         place = next(p for p in index_of(mixed) if (p["source"], p["record"]) == (2, line))
         if place["dropped"] != "max_turns":
-            assert f"it says what few.jsonl:{6 - line} (#" in shown(mixed, width=300, at=f"twice.jsonl:{line}")
+            assert f"duplicate of few.jsonl:{6 - line} (#" in shown(mixed, width=300, at=f"twice.jsonl:{line}")
 
 
-def test_a_duplicate_of_a_rejected_conversation_says_so(tmp_path: Path) -> None:
-    said = {"messages": [{"role": "user", "content": "at " * 200}, {"role": "assistant", "content": "nine"}]}
+def test_a_duplicate_of_a_rejected_conversation_is_described(tmp_path: Path) -> None:
+    same = {"messages": [{"role": "user", "content": "at " * 200}, {"role": "assistant", "content": "nine"}]}
     settings: dict[str, Any] = {"duplicates": "drop", "max_rejects": 1.0, "sequence_length": 64}
-    path = pack_corpus(make_recipe(tmp_path, [FEW[0], said, said], **settings))
-    assert "it says what one before it says, which was rejected" in shown(path, width=200, at="chat.jsonl:3")
+    path = pack_corpus(make_recipe(tmp_path, [FEW[0], same, same], **settings))
+    assert "duplicate of an earlier conversation, which was rejected" in shown(path, width=200, at="chat.jsonl:3")
 
 
-@pytest.mark.parametrize(("column", "says"), [("source", "source 99"), ("shard", "rows that"), ("row", "rows that")])
-def test_an_index_that_speaks_of_what_there_is_not_is_told(mixed: Path, tmp_path: Path, column: str, says: str) -> None:
+@pytest.mark.parametrize(("column", "message"), [("source", "source 99"), ("shard", "rows that"), ("row", "rows that")])
+def test_an_index_that_refers_to_nothing_is_an_error(mixed: Path, tmp_path: Path, column: str, message: str) -> None:
     shutil.copytree(mixed.parent.parent, tmp_path / "copy")
     path = tmp_path / "copy" / "manifests" / mixed.name
     file = folder_of(path) / "index.arrow"
@@ -131,15 +131,15 @@ def test_an_index_that_speaks_of_what_there_is_not_is_told(mixed: Path, tmp_path
             values = [value if value is None else 99 for value in batch.column(at).to_pylist()]
             out.write_batch(batch.set_column(at, batch.schema.field(at), pa.array(values, batch.schema.field(at).type)))
     assert file.stat().st_size == len(whole)
-    with pytest.raises(PackError, match=rf"index\.arrow: .*speaks of {says}"):
+    with pytest.raises(PackError, match=rf"index\.arrow: .*refers to {message}"):
         shown(path, conversation=0)
 
 
-def test_too_long_for_a_row_says_both_lengths(tmp_path: Path) -> None:
+def test_too_long_for_a_row_names_both_lengths(tmp_path: Path) -> None:
     path = pack_corpus(project(tmp_path, [{"path": "many.jsonl"}], overlong="drop", sequence_length=64))
     place = next(p for p in index_of(path) if p["dropped"])
     page = shown(path, width=300, at=f"many.jsonl:{place['record']}")
-    assert f"dropped: its {place['length']} tokens are more than a row of 64" in page
+    assert f"dropped: its {place['length']} tokens exceed a row of 64" in page
 
 
 def test_text_is_found_once_however_often_it_is_packed(mixed: Path) -> None:
@@ -167,8 +167,8 @@ def test_lengths_count_a_conversation_once(mixed: Path) -> None:
     assert figures.lengths.tolist() == list(lengths.values())
     assert len(index) > 1.5 * len(lengths)
     again = sum(split.rows for name, split in manifest.splits.items() if name.startswith("train_epoch"))
-    assert int(figures.anew.sum()) == again > 0
-    assert len(figures.anew) == len(figures.filled)
+    assert int(figures.repacked.sum()) == again > 0
+    assert len(figures.repacked) == len(figures.filled)
 
 
 @pytest.mark.parametrize("asked", [{"row": 3}, {"conversation": 3}, {"at": "chat.jsonl:4"}])
@@ -197,22 +197,22 @@ def test_no_row_of_a_damaged_shard_is_shown(
     shown(path, row=0)
     for shard in folder_of(path).glob("*-of-*.arrow"):
         flip(shard)
-    mend = re.escape(f"does not have the recorded SHA-256; run: packcorpus repair {folder_of(path)}")
+    repair = re.escape(f"does not have the recorded SHA-256; run: packcorpus repair {folder_of(path)}")
     number = next(number for number, place in enumerate(index_of(path)) if place["row"] is not None)
     asked: dict[str, Any]
     for asked in ({"row": 0}, {"conversation": number}, {"at": f"{name}:1"}, {"search": "a"}):
-        with pytest.raises(DataError, match=mend):
+        with pytest.raises(DataError, match=repair):
             (as_object if for_json else shown)(path, **asked)
 
 
 @pytest.mark.parametrize("kind", ["mixed", "texts"])
 @pytest.mark.usefixtures("believed")
-def test_a_flipped_bit_is_told_and_no_crash(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_flipped_bit_is_an_error_and_not_a_crash(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     path: Path = request.getfixturevalue(kind)
     shutil.copytree(path.parent.parent, tmp_path / "copy")
     path = tmp_path / "copy" / "manifests" / path.name
     name = SOURCES[0] if kind == "mixed" else "chat.jsonl"
-    told = 0
+    errors = 0
     for file in sorted(folder_of(path).glob("*.arrow")):
         whole = file.read_bytes()
         asked: list[dict[str, Any]] = [{"row": 1}, {"conversation": 2}, {"at": f"{name}:1"}, {"search": "ra"}]
@@ -221,16 +221,16 @@ def test_a_flipped_bit_is_told_and_no_crash(kind: str, tmp_path: Path, request: 
             damaged[place // 8] ^= 1 << place % 8
             file.write_bytes(damaged)
             with suppress(PackError):
-                told += 1
+                errors += 1
                 shown(path, **asked[step % len(asked)])
-                told -= 1
+                errors -= 1
         file.write_bytes(whole)
-    assert told
+    assert errors
 
 
 @pytest.mark.usefixtures("believed")
 @pytest.mark.parametrize("asked", [{"row": 0}, {"row": 11}, {"search": "All"}])
-def test_damaged_offsets_of_texts_are_told(texts: Path, tmp_path: Path, asked: dict[str, Any]) -> None:
+def test_damaged_offsets_of_texts_are_errors(texts: Path, tmp_path: Path, asked: dict[str, Any]) -> None:
     shutil.copytree(texts.parent.parent, tmp_path / "copy")
     path = tmp_path / "copy" / "manifests" / texts.name
     for file in folder_of(path).glob("train-*.arrow"):
@@ -238,10 +238,10 @@ def test_damaged_offsets_of_texts_are_told(texts: Path, tmp_path: Path, asked: d
             batch = next(iter(pa.ipc.open_stream(mapped)))
             offsets = batch.column("text").buffers()[1]
             at, size = offsets.address, offsets.size
-            begin = file.read_bytes().find(offsets.to_pybytes())
+            start = file.read_bytes().find(offsets.to_pybytes())
         assert at
         data = bytearray(file.read_bytes())
-        data[begin : begin + size] = b"\xff\xff\xff\x7f" * (size // 4)
+        data[start : start + size] = b"\xff\xff\xff\x7f" * (size // 4)
         file.write_bytes(data)
     with pytest.raises(PackError, match="cannot be read"):
         shown(path, **asked)

@@ -372,7 +372,7 @@ LOADING = startup.INTERRUPTED.decode()
     [
         ("packcorpus", "typer", "import tasks.cli.app", LOADING),
         ("luigi", "numpy", "import pipeline", LOADING),
-        ("packcorpus", "", STOPPED, "E713 interrupted; nothing was changed but what was said\n"),
+        ("packcorpus", "", STOPPED, "E713 interrupted; only the changes reported above were made\n"),
         ("luigi", "", "import pipeline; os.kill(os.getpid(), signal.SIGINT)", SAID),
     ],
 )

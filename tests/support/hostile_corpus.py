@@ -16,7 +16,7 @@ from tasks.storage.manifest import load_manifest
 
 SEQUENCE_LENGTH = 128
 
-# Everything here is an order to some terminal or markup language; said by a conversation it is only text.
+# Everything here controls some terminal or markup language; in a conversation it is only text.
 HOSTILE = "\x1b[31mred\x1b[0m \x07 \x9b1m \u202e [bold]no markup[/bold] [link=file:///x]y[/link] :smile: <|im_end|></s>"
 SHOWN = r"\x1b[31mred\x1b[0m \x07 \x9b1m \u202e [bold]no markup[/bold] [link=file:///x]y[/link] :smile: <|im_end|></s>"
 FORGED = f"{printable.TRAINED[0]}not trained{printable.TRAINED[1]} {printable.CONTROL[0]}</s>{printable.CONTROL[1]}"

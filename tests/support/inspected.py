@@ -3,21 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from tasks.cli.inspect_command import Asked, view
+from tasks.cli.app import value_as_json
+from tasks.cli.inspect_command import Question, answer, render
 
 
-def shown(path: Path, width: int = 100, **asked: Any) -> str:
-    console = Console(width=width, markup=False, emoji=False, highlight=False)
-    with console.capture() as capture:
-        view(path, Asked(**asked), path.parent).show(console)
-    return capture.get()
+def rendered(value: Any, renderer: Callable[[Any, Console], None], width: int = 100, terminal: bool = False) -> str:
+    """What a view prints, in colors if it is a terminal."""
+    file = StringIO()
+    console = Console(
+        file=file, width=width, force_terminal=terminal, color_system="standard" if terminal else None,
+        markup=False, emoji=False, highlight=False,
+    )  # fmt: skip
+    renderer(value, console)
+    return file.getvalue()
+
+
+def shown(path: Path, width: int = 100, terminal: bool = False, **asked: Any) -> str:
+    return rendered(answer(path, Question(**asked), _root_of(path)), render, width, terminal)
 
 
 def as_object(path: Path, **asked: Any) -> dict[str, Any]:
-    found = view(path, Asked(**asked), path.parent).as_object()
-    return dict(json.loads(json.dumps(found, default=str)))
+    return dict(json.loads(value_as_json(answer(path, Question(**asked), _root_of(path)))))
+
+
+def _root_of(path: Path) -> Path:
+    """A config is in the root of its project, a manifest in a folder of it."""
+    return path.parent if path.suffix == ".yaml" else path.parent.parent

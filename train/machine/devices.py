@@ -98,7 +98,9 @@ def check_libraries() -> None:
     missing = [name for name in training_needs() if version_of(name) is None or not _is_found(name)]
     if missing:
         raise PartMissing(
-            "library_missing", f"training needs {', '.join(missing)}, which is not installed; run: make extras"
+            "library_missing",
+            f"training needs {', '.join(missing)}, which is not installed; run: make extras, or "
+            "pip install 'packcorpus[train]'",
         )
 
 

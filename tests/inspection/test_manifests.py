@@ -1,4 +1,4 @@
-"""What a person names: every name that `list` shows leads to its manifest, and what is none is called what it is."""
+"""Names of manifests: every name that `list` shows leads to its manifest, and other files are called what they are."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection.manifests import complete_file, complete_manifest, find_damaged, find_file, find_manifest
+from tasks.storage.corpus_folder import remember_manifest
 from tasks.storage.manifest import load_manifest
 
 
@@ -43,48 +44,49 @@ def test_every_manifest_is_found_by_path_file_stem_and_key(here: Path) -> None:
     assert find_manifest(corpus) == corpus / "manifest.json"
 
 
-def test_of_several_of_one_name_the_newest_is_meant_and_of_keys_none(
+def test_a_name_means_the_newest_and_an_ambiguous_key_is_an_error(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = find_manifest(Path("small"))
     assert found == max(Path("manifests").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     assert capsys.readouterr().err == f"{found}: the newest of 3 named small\n"
     assert find_manifest(Path("other-name")).stem == "other-name-ffff00000000"
-    with pytest.raises(UsageError, match="0123: is the begin of 2 keys: small-0123456789ab and small-0123aaaaaaaa"):
+    with pytest.raises(
+        UsageError, match=r"0123: is ambiguous: it matches 2 keys \(small-0123456789ab and small-0123aaaaaaaa\)"
+    ):
         find_manifest(Path("0123"))
 
 
-def test_what_is_not_there_is_told_without_a_command_that_packs_something_else(here: Path) -> None:
+def test_a_missing_file_is_an_error_that_names_its_kind(here: Path) -> None:
     for name in ("smal-0123456789ab", "nothing"):
-        with pytest.raises(InputMissing) as told:
+        with pytest.raises(InputMissing) as error:
             find_manifest(Path(name))
-        assert "luigi" not in str(told.value)
+        assert "luigi" not in str(error.value)
     for name, code in (("nope.jsonl", "E301"), ("nope.yaml", "E102"), ("nope", "E501")):
         with pytest.raises(InputMissing, match=f"^{name}: no such file") as missing:
             find_file(Path(name))
         assert missing.value.code == code
 
 
-def test_what_is_no_manifest_is_called_what_it_is(here: Path) -> None:
+def test_another_file_is_called_what_it_is(here: Path) -> None:
     with pytest.raises(DataError, match=r"corpus.yaml: is a config, not a manifest; its corpora: manifests/small-"):
         find_manifest(Path("corpus.yaml"))
     with pytest.raises(DataError, match=r"chat.jsonl: is a source, not a manifest"):
         find_damaged(Path("chat.jsonl"))
     Path("README.md").write_text("# Mine\n")
-    with pytest.raises(DataError, match=r"README.md:1:1: is not JSON: .*, so it is not a manifest$") as told:
+    with pytest.raises(DataError, match=r"README.md:1:1: is not JSON: .*, so it is not a manifest$") as error:
         load_manifest(find_manifest(Path("README.md")))
-    assert told.value.code == "E502"
+    assert error.value.code == "E502"
 
 
-def test_repair_wants_a_name_and_says_which(here: Path) -> None:
+def test_repair_takes_a_manifest_that_is_gone(here: Path) -> None:
     newest = max(Path("manifests").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    with pytest.raises(UsageError, match=f"the newest: packcorpus repair {newest}"):
-        find_damaged(None)
+    assert find_damaged(None) == newest
     newest.unlink()  # its corpus has the other copy
     assert find_damaged(newest) == newest
 
 
-def test_shells_are_offered_manifests_where_one_is_wanted(here: Path) -> None:
+def test_shells_complete_manifests(here: Path) -> None:
     assert complete_manifest("small-0123a") == ["small-0123aaaaaaaa"]
     assert complete_manifest("cor") == []
     assert complete_file("cor") == ["corpus.yaml"]
@@ -92,8 +94,45 @@ def test_shells_are_offered_manifests_where_one_is_wanted(here: Path) -> None:
 
 
 @pytest.mark.parametrize("words", [["verify"], ["report"], ["repair"], ["diff", "small"]])
-def test_every_command_says_so(here: Path, words: list[str]) -> None:
+def test_every_command_refuses_another_file(here: Path, words: list[str]) -> None:
     done = command(here, str(BIN / "packcorpus"), *words, "corpus.yaml", "--json")
     error = json.loads(done.stdout)["error"]
     assert (done.returncode, error["code"]) == (DataError.exit_code, "E502")
     assert "is a config, not a manifest" in error["message"]
+
+
+def test_the_manifest_of_the_latest_run_is_the_default(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    newest = max(Path("manifests").iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert find_manifest(None) == newest
+    assert capsys.readouterr().err == f"{newest}: the newest of 4\n"
+    remember_manifest(Path(), "other-name-ffff00000000.json")
+    latest = Path("manifests/other-name-ffff00000000.json")
+    assert find_manifest(None) == find_file(None) == find_damaged(None) == latest
+    assert capsys.readouterr().err == f"{latest}: from the latest run\n" * 3
+    latest.unlink()
+    assert find_manifest(None) == newest
+
+
+def test_names_are_resolved_below_the_root(here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = tmp_path / "project" / "manifests" / "other-name-ffff00000000.json"
+    for root in (here, Path("project")):
+        for find in (find_manifest, find_file, find_damaged):
+            assert find(Path("other-name"), root).samefile(found)
+        assert find_manifest(None, root).parent == root / "manifests"
+    with pytest.raises(InputMissing, match="did you mean other-name"):
+        find_manifest(Path("other-nam"), Path("project"))
+    with pytest.raises(InputMissing, match=r"no such manifest$"):
+        find_manifest(Path("other-name"))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["inspect"], ["inspect", "small"], ["list"], ["verify"], ["verify", "small"], ["diff", "small", "small"],
+     ["report"], ["repair", "small"]],
+)  # fmt: skip
+def test_every_command_takes_a_root(made: Path, tmp_path: Path, words: list[str]) -> None:
+    shutil.copytree(made, tmp_path / "project")
+    done = command(tmp_path, str(BIN / "packcorpus"), *words, "--root", "project", "--json")
+    assert done.returncode == 0, done.stdout
+    assert "project/manifests/small-" in done.stdout

@@ -20,12 +20,12 @@ from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.cli import token_text
-from tasks.cli.inspect_command import Asked, view
+from tasks.cli.inspect_command import Question, answer, render
 from tasks.core.errors import UsageError
 from tasks.core.printable import BOUNDARY
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
-from tasks.inspection import lookup, search, sources
+from tasks.inspection import lookup, search
 from tasks.inspection.kinds import kind_of
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.manifest import FileFacts, Manifest, Split, load_manifest
@@ -44,7 +44,7 @@ def manifest(corpora: dict[str, Path]) -> Path:
     return corpora["whole"]
 
 
-def said(record: dict[str, Any]) -> str:
+def first_message(record: dict[str, Any]) -> str:
     return str(record["messages"][0]["content"])
 
 
@@ -62,7 +62,7 @@ def test_every_line_leads_to_its_row_and_every_row_back(corpora: dict[str, Path]
         number = found["conversation"]
         assert as_object(path, conversation=number) == found
         text = "".join(piece["text"] for piece in found["pieces"])
-        assert said(record) in text
+        assert first_message(record) in text
         for piece in found["pieces"]:
             row = as_object(path, row=piece["row_of_split"], split=piece["split"])
             [back] = [place for place in row["conversations"] if place["start"] == piece["start"]]
@@ -86,24 +86,24 @@ def test_all_pieces_of_a_split_conversation_are_shown_from_any_of_them(corpora: 
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("question", "message"),
     [
         ({"at": "chats.jsonl:1"}, r"did you mean chats\[bold\]\.jsonl"),
         ({"at": "chats[bold].jsonl"}, "expected FILE:LINE"),
         ({"at": "chats[bold].jsonl:8"}, "was rejected: E207 messages"),
-        ({"at": "chats[bold].jsonl:99"}, "no conversation of this corpus"),
+        ({"at": "chats[bold].jsonl:99"}, "is not a conversation of this corpus"),
         ({"conversation": 39}, "has 0 to 38"),
         ({"conversation": -1}, "has 0 to 38"),
-        ({"conversation": 1, "row": 1}, "do not go together"),
+        ({"conversation": 1, "row": 1}, "exclude each other"),
         ({"line": 1}, "is a manifest, which takes"),
-        ({"search": ""}, "give the text"),
-        ({"search": "x", "ids": True}, "--ids goes with"),
-        ({"rejects": True, "split": "train"}, "--split goes with"),
+        ({"search": ""}, "the text is empty"),
+        ({"search": "x", "ids": True}, "--ids requires"),
+        ({"rejects": True, "split": "train"}, "--split requires"),
     ],
 )
-def test_what_cannot_be_shown_is_said(manifest: Path, asked: dict[str, Any], says: str) -> None:
-    with pytest.raises(UsageError, match=says):
-        shown(manifest, **asked)
+def test_a_question_without_an_answer_is_an_error(manifest: Path, question: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        shown(manifest, **question)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_place_is_the_end_of_one_source(
     if found:
         assert lookup.parse_place(facts, text) == found
     else:
-        with pytest.raises(UsageError, match="is the end of 2 sources"):
+        with pytest.raises(UsageError, match="matches 2 sources"):
             lookup.parse_place(facts, text)
 
 
@@ -140,7 +140,7 @@ def test_a_single_row_is_one_row(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def opened(manifest: Path) -> tuple[Manifest, Path, Encoder, list[str]]:
-    """With what each conversation of the corpus says as a model sees it."""
+    """The corpus with the text of each conversation as a model sees it."""
     facts = load_manifest(manifest)
     folder = corpus_folder(facts, manifest)
     texts = [as_object(manifest, conversation=number)["pieces"][0]["text"] for number in range(39)]
@@ -149,7 +149,7 @@ def opened(manifest: Path) -> tuple[Manifest, Path, Encoder, list[str]]:
 
 @settings(max_examples=examples(40), deadline=None)
 @given(st.data())
-def test_what_a_conversation_says_is_found_in_it_and_in_no_other(
+def test_a_text_is_found_in_the_conversations_that_contain_it(
     opened: tuple[Manifest, Path, Encoder, list[str]], data: st.DataObject
 ) -> None:
     facts, folder, encoder, texts = opened
@@ -173,7 +173,7 @@ def test_nothing_is_found_across_two_conversations_or_in_the_padding(
     facts, folder, encoder, texts = opened
     pad = encoder.decode([encoder.pad_id])
     end = texts[0][-20:]
-    for needle in (end + texts[1][:5], pad * 3, "no conversation says this"):
+    for needle in (end + texts[1][:5], pad * 3, "not in any conversation"):
         assert not any(needle in text for text in texts)
         assert not list(search.search(facts, folder, needle, encoder))
 
@@ -182,13 +182,13 @@ def test_nothing_is_found_across_two_conversations_or_in_the_padding(
 def test_hits_are_listed_with_their_places(corpora: dict[str, Path], kind: str) -> None:
     page = shown(corpora[kind], search="What is 1", limit=3)
     assert page.count("━━ chats[bold].jsonl:") == 3
-    assert "the first 3; more with --limit" in page
+    assert "the first 3; use --limit for more" in page
     found = as_object(corpora[kind], search="12 plus 12")["conversations"]
     assert [place["origin"] for place in found] == ["chats[bold].jsonl:13"]
     assert "no conversation contains 'pineapple'" in shown(corpora[kind], search="pineapple")
 
 
-def test_what_is_found_is_shown_as_text(manifest: Path) -> None:
+def test_matches_are_shown_as_text(manifest: Path) -> None:
     for width in (40, 200):
         page = shown(manifest, width, search=HOSTILE[:5])
         assert "\x1b" not in page
@@ -234,7 +234,7 @@ def test_a_source_is_shown_by_line_and_by_text(manifest: Path) -> None:
     for line, record in enumerate(records(), 1):
         if line != REJECTED + 1:
             [found] = as_object(source, line=line)["records"]
-            assert found["messages"][0]["content"] == said(record)
+            assert found["messages"][0]["content"] == first_message(record)
     page = shown(source, 300, line=4)
     assert SHOWN in page
     assert "\x1b" not in page
@@ -242,7 +242,7 @@ def test_a_source_is_shown_by_line_and_by_text(manifest: Path) -> None:
     assert "E207 bad_role" in shown(source, line=REJECTED + 1)
     assert [found["record"] for found in as_object(source, search="日本語")["records"]] == [4]
     assert shown(source, search="日本語", limit=1).endswith("\n1 conversation\n"), "there is no other"
-    assert shown(source, search="a", limit=1).endswith("\nthe first 1; more with --limit\n")
+    assert shown(source, search="a", limit=1).endswith("\nthe first 1; use --limit for more\n")
     for line in (0, 41, 10_000):
         with pytest.raises(UsageError):
             shown(source, line=line)
@@ -259,7 +259,7 @@ def test_lines_are_counted_as_the_corpus_counts_them(
     path.write_text("\n".join(lines) + "\n" * ended)
     monkeypatch = pytest.MonkeyPatch()
     with monkeypatch.context() as patched:
-        patched.setattr(sources, "_BLOCK", data.draw(st.integers(1, 40)))
+        patched.setattr("tasks.readers.jsonl.SEEK_BLOCK", data.draw(st.integers(1, 40)))
         for number, line in enumerate(lines, 1):
             if line:
                 assert as_object(path, line=number)["records"][0]["messages"][0]["content"] == f"n{number - 1}"
@@ -268,28 +268,27 @@ def test_lines_are_counted_as_the_corpus_counts_them(
                     as_object(path, line=number)
 
 
-def test_a_config_names_its_sources_and_what_was_made_of_it(manifest: Path) -> None:
+def test_a_config_lists_its_sources_and_its_corpora(manifest: Path) -> None:
     config = manifest.parent.parent / "corpus.yaml"
-    made = as_object(config) | {}
+    made = as_object(config)
     assert [source["name"] for source in made["sources"]] == ["chats[bold].jsonl"]
-    found = view(config, Asked(), manifest.parent).as_object()
-    assert found["made"] == [manifest]
+    assert made["made"] == [str(manifest)]
     other = config.with_name("other.yaml")
     other.write_text(config.read_text() + "seed: 7\n")
-    assert view(other, Asked(), manifest.parent).as_object()["made"] == []
-    with pytest.raises(UsageError, match="is a config, which takes no such option"):
+    assert as_object(other)["made"] == []
+    with pytest.raises(UsageError, match="is a config, which takes none of these options"):
         shown(config, row=1)
 
 
-def test_the_command_shows_what_it_is_given(manifest: Path) -> None:
-    for words, says in (
+def test_the_command_takes_the_options(manifest: Path) -> None:
+    for words, text in (
         (["--at", "chats[bold].jsonl:4"], SHOWN),
         (["--search", "plus 12 is"], "chats[bold].jsonl:13"),
         (["--rejects"], "E207"),
     ):
         done = packcorpus("inspect", manifest, *words, COLUMNS="300")
         assert done.returncode == 0, done.stderr
-        assert says in done.stdout
+        assert text in done.stdout
         assert "\x1b" not in done.stdout
         assert json.loads(packcorpus("inspect", manifest, *words, "--json").stdout)["manifest"] == str(manifest)
 
@@ -298,7 +297,7 @@ def test_the_command_shows_what_it_is_given(manifest: Path) -> None:
 
 
 def test_boundaries_are_those_of_the_tokens(manifest: Path) -> None:
-    """Every token that is text by itself stands between two marks; a character of several tokens is whole."""
+    """Every token that is text by itself is between two marks; a character of several tokens is whole."""
     plain, cut = (
         shown(manifest, 400, at="chats[bold].jsonl:4"),
         shown(manifest, 400, at="chats[bold].jsonl:4", ids=True),
@@ -328,7 +327,7 @@ def test_wrapped_lines_fit_and_lose_nothing(text: str, width: int) -> None:
 def test_an_exported_page_shows_markup_as_text(manifest: Path) -> None:
     console = Console(record=True, width=300, markup=False, emoji=False, highlight=False, quiet=False, file=None)
     with console.capture():
-        view(manifest, Asked(at="chats[bold].jsonl:4"), manifest.parent).show(console)
+        render(answer(manifest, Question(at="chats[bold].jsonl:4"), manifest.parent.parent), console)
         console.print(Text("<script>alert(1)</script>"))
     page = console.export_svg(title="x")
     assert "<script" not in page
@@ -368,14 +367,14 @@ def test_numbers_count_over_the_batches_of_an_index(manifest: Path, tmp_path: Pa
     assert lookup.pieces_in_row(facts, tmp_path, "validation", 0, 0) == []
 
 
-def test_what_is_not_in_a_corpus_is_told_with_its_reason(manifest: Path) -> None:
+def test_an_error_says_why_something_is_not_in_a_corpus(manifest: Path) -> None:
     total = len(records())
-    for asked, told in (
+    for question, message in (
         ({"at": f"chats[bold].jsonl:{REJECTED + 1}"}, r"was rejected: E2\d\d "),
-        ({"at": "chats[bold].jsonl:99999"}, rf"the source had {total:,} lines that hold one, counted from 1$"),
+        ({"at": "chats[bold].jsonl:99999"}, rf"the source had {total:,} lines with a conversation, from 1$"),
         ({"row": 99_999}, r"^--row 99999: train has [\d,]+ rows, 0 to"),
         ({"conversation": 99_999}, r"the index of this corpus has 0 to"),
     ):
-        with pytest.raises(UsageError, match=told) as error:
-            as_object(manifest, **asked)
+        with pytest.raises(UsageError, match=message) as error:
+            as_object(manifest, **question)
         assert error.value.code == "E108"

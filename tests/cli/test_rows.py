@@ -1,6 +1,6 @@
 """What `packcorpus` prints of a small corpus, made with the real command.
 
-The tests read the printed text as a person does: marks around what is trained on, control characters as text.
+The tests read the text as a person does: marks around trained text, control characters as text.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ import re
 import shutil
 import subprocess
 import sys
-from io import StringIO
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from rich.console import Console
 from support.hostile_corpus import (
     ANSWER,
     REJECTED,
@@ -27,13 +25,15 @@ from support.hostile_corpus import (
     records,
     rows,
 )
+from support.inspected import rendered, shown
 
-from tasks.cli import corpus_view, row_view
+from tasks.cli import corpus_view
 from tasks.config import Config
 from tasks.core import printable
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection import lookup
 from tasks.inspection import rows as rows_module
+from tasks.inspection.manifests import Overview
 from tasks.storage.files import sha256_of
 from tasks.storage.manifest import Manifest, Shard, Split, load_manifest
 from tasks.storage.schemas import row_schema
@@ -54,21 +54,18 @@ def copy(manifest: Path, tmp_path: Path) -> Path:
 def printed(
     path: Path, row: int, split: str = "train", ids: bool = False, terminal: bool = False, width: int = 80
 ) -> str:
-    file = StringIO()
-    console = Console(file=file, width=width, force_terminal=terminal, markup=False, emoji=False, highlight=False)
-    row_view.show_row(path, row, split, ids, console)
-    return file.getvalue()
+    return shown(path, width, terminal, row=row, split=split, ids=ids)
 
 
 def conversations(path: Path) -> dict[int, str]:
-    """What is printed of each conversation, by its line in the source; pieces of one after another."""
+    """The text of each conversation by its source line; the pieces of one are joined."""
     found: dict[int, str] = {}
     for split, row in rows(path):
         for block in printed(path, row, split).split("\n━━ ")[1:]:
             head, _, body = block.partition("\n")
             if line := re.search(r"jsonl:(\d+)  ", head):
                 lines = body.rstrip("\n").split("\n")
-                assert all(text.startswith("  ") for text in lines), "every line of a conversation is moved in"
+                assert all(text.startswith("  ") for text in lines), "every line of a conversation is indented"
                 found[int(line[1])] = found.get(int(line[1]), "") + "\n".join(text[2:] for text in lines)
     return found
 
@@ -87,11 +84,11 @@ def test_every_conversation_is_shown_once_with_its_source_line(manifest: Path) -
 
 def test_trained_runs_are_the_answers_with_their_stop_tokens(manifest: Path) -> None:
     stop = "".join(f"{printable.CONTROL[0]}{token}{printable.CONTROL[1]}" for token in ("<|im_end|>", "</s>"))
-    shown = conversations(manifest)
+    texts = conversations(manifest)
     for line, record in enumerate(records(), 1):
         if line in (6, REJECTED + 1):  # truncated and rejected
             continue
-        assert trained_runs(shown[line]) == [record["messages"][1]["content"] + stop]
+        assert trained_runs(texts[line]) == [record["messages"][1]["content"] + stop]
 
 
 def test_a_truncated_answer_has_no_trained_stop_token(manifest: Path) -> None:
@@ -101,11 +98,11 @@ def test_a_truncated_answer_has_no_trained_stop_token(manifest: Path) -> None:
     assert [page.count("truncated") for page in pages if "jsonl:6 " in page] == [1]
 
 
-def test_orders_to_a_terminal_and_markup_are_shown_as_text(manifest: Path) -> None:
-    shown = conversations(manifest)
-    assert SHOWN in shown[4]
-    assert "⟦" not in shown[5].split("assistant")[0], "what the user says cannot pass for trained text"
-    assert shown[5].count("▐") == len(["<|im_start|>"] * 2 + ["<|im_end|>"] * 2 + ["</s>"])
+def test_escape_sequences_and_markup_are_shown_as_text(manifest: Path) -> None:
+    texts = conversations(manifest)
+    assert SHOWN in texts[4]
+    assert "⟦" not in texts[5].split("assistant")[0], "text of the user cannot look like trained text"
+    assert texts[5].count("▐") == len(["<|im_start|>"] * 2 + ["<|im_end|>"] * 2 + ["</s>"])
     for split, row in rows(manifest):
         on_terminal = printed(manifest, row, split, terminal=True)
         left = re.sub(r"\x1b\[[0-9;]*m", "", on_terminal)
@@ -116,27 +113,27 @@ def test_orders_to_a_terminal_and_markup_are_shown_as_text(manifest: Path) -> No
 @pytest.mark.parametrize(
     "char", ["\x00", "\x08", "\r", "\t", "\x1b", "\x7f", "\x85", "\u200b", "\u2028", "\u2066", "\U000e0041"]
 )
-def test_printable_escapes_what_cannot_be_seen(char: str) -> None:
+def test_printable_escapes_invisible_characters(char: str) -> None:
     assert printable.printable(f"a{char}b") == f"a{char.encode('unicode_escape').decode()}b"
 
 
 @pytest.mark.parametrize(
     "text", ["plain", "two\nlines", "日本語", "نمی\u200cخواهم", "👩\u200d👧", "a\u00a0b", "\\x1b", "[bold]"]
 )
-def test_printable_leaves_what_can_be_seen(text: str) -> None:
+def test_printable_keeps_visible_characters(text: str) -> None:
     assert printable.printable(text) == text
 
 
-def test_symbols_tell_trained_from_untrained_without_colour(manifest: Path) -> None:
+def test_symbols_distinguish_trained_from_untrained_without_color(manifest: Path) -> None:
     for variables in ({}, {"NO_COLOR": "1", "FORCE_COLOR": "1"}):
         done = packcorpus("inspect", manifest, "--row", "0", **variables)
         assert done.returncode == 0, done.stderr
         assert trained_runs(done.stdout)
-        assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", done.stdout), "no colour was asked for"
+        assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", done.stdout), "no color was requested"
     assert "\x1b" not in packcorpus("inspect", manifest, "--row", "0").stdout
 
 
-def test_colour_tells_them_apart_too(manifest: Path) -> None:
+def test_colors_distinguish_them_too(manifest: Path) -> None:
     text = printed(manifest, 0, terminal=True)
     assert re.search(r"\x1b\[1;32m⟦", text)
     assert re.search(r"\x1b\[2m[^\x1b]*user", text)
@@ -157,24 +154,24 @@ def test_ids_are_those_of_the_shard(manifest: Path) -> None:
         table = pa.ipc.open_stream(file).read_all()
     for row in (0, table.num_rows - 1):
         blocks = re.findall(r"^  ids (.*)$", printed(manifest, row, ids=True), re.M)
-        shown = [int(token) for block in blocks for token in re.findall(r"\d+", block)]
+        found = [int(token) for block in blocks for token in re.findall(r"\d+", block)]
         filled = sum(table["attention_mask"][row].as_py())
-        assert shown == table["input_ids"][row].as_py()[:filled]
+        assert found == table["input_ids"][row].as_py()[:filled]
         trained = [int(token) for block in blocks for run in trained_runs(block) for token in run.split()]
         assert trained == [label for label in table["labels"][row].as_py() if label != -100]
 
 
-def test_pads_are_counted(manifest: Path) -> None:
+def test_padding_is_counted(manifest: Path) -> None:
     pads = sum(
         int(count)
         for split, row in rows(manifest)
-        for count in re.findall(r"^━━ (\d+) pads?  ", printed(manifest, row, split), re.M)
+        for count in re.findall(r"^━━ (\d+) padding tokens?  ", printed(manifest, row, split), re.M)
     )
     assert pads == load_manifest(manifest).ledger.tokens.padding > 0
 
 
 def test_rows_are_counted_over_all_shards_and_batches(manifest: Path, tmp_path: Path) -> None:
-    """Row n of five, which lie in two shards of two batches each, has n as its every token."""
+    """Row n of five, in two shards of two batches each, has n as its every token."""
     length = 8
     facts = load_manifest(manifest)
     schema = row_schema(length, facts.key)
@@ -227,7 +224,7 @@ def test_format_2_shows_messages(tmp_path: Path) -> None:
 def test_another_tokenizer_is_refused(copy: Path) -> None:
     model = copy / "tokenizer" / "tokenizer.model"
     model.write_bytes(model.read_bytes()[::-1])
-    with pytest.raises(DataError, match=r"tokenizer\.model: does not have the SHA-256"):
+    with pytest.raises(DataError, match=r"tokenizer\.model: does not have the recorded SHA-256"):
         printed(copy / "manifest.json", 0)
 
 
@@ -235,11 +232,11 @@ def test_another_tokenizer_is_refused(copy: Path) -> None:
 def test_a_shard_of_another_size_is_refused(copy: Path, change: int) -> None:
     shard = next(copy.glob("train-*.arrow"))
     os.truncate(shard, shard.stat().st_size + change)
-    with pytest.raises(DataError, match=f"{shard.name}: holds "):
+    with pytest.raises(DataError, match=f"{shard.name}: has "):
         printed(copy / "manifest.json", 0)
 
 
-def test_a_shard_that_is_no_arrow_is_refused(copy: Path) -> None:
+def test_a_shard_that_is_not_arrow_is_refused(copy: Path) -> None:
     shard = next(copy.glob("train-*.arrow"))
     shard.write_bytes(b"\x01" * shard.stat().st_size)
     with pytest.raises(DataError, match=shard.name):
@@ -253,7 +250,7 @@ def test_a_shard_that_is_gone_is_named(copy: Path) -> None:
         printed(copy / "manifest.json", 0)
 
 
-def test_a_moved_corpus_can_be_looked_at(copy: Path) -> None:
+def test_a_moved_corpus_can_be_inspected(copy: Path) -> None:
     assert trained_runs(printed(copy / "manifest.json", 0))
     done = packcorpus("inspect", copy, COLUMNS="300")
     assert f"manifest    {copy}/manifest.json\n" in done.stdout
@@ -281,12 +278,12 @@ def test_summary_holds_the_figures_of_the_manifest(manifest: Path, width: int) -
     assert "2 conversations with the name of a control token" in words
 
 
-def test_a_marker_that_the_tokenizer_lacks_is_told(manifest: Path) -> None:
+def test_a_marker_that_the_tokenizer_lacks_is_reported(manifest: Path) -> None:
     facts = load_manifest(manifest)
     template = facts.template.model_copy(update={"markers_as_text": ["<|im_start|>"]})
-    file = StringIO()
-    corpus_view._print_head(facts.model_copy(update={"template": template}), manifest, Console(file=file, width=100))
-    assert "<|im_start|>: no tokens of this tokenizer, written as text" in file.getvalue()
+    overview = Overview(manifest, facts.model_copy(update={"template": template}), manifest.parent)
+    page = rendered(overview, corpus_view.show_overview)
+    assert "<|im_start|>: not tokens of this tokenizer, encoded as text" in page
 
 
 # The command
@@ -337,17 +334,16 @@ def test_errors_escape_control_characters(tmp_path: Path) -> None:
     assert "\x1b" not in done.stderr
 
 
-def test_the_newest_manifest_is_taken_and_named(manifest: Path) -> None:
+def test_the_manifest_of_the_latest_run_is_taken_and_named(manifest: Path) -> None:
     root = manifest.parent.parent
-    older = root / "manifests" / "zzz.json"
-    older.write_text("{}")
-    os.utime(older, (1, 1))
+    newer = root / "manifests" / "zzz.json"
+    newer.write_text("{}")
     try:
         done = packcorpus("inspect", cwd=root)
     finally:
-        older.unlink()
+        newer.unlink()
     assert done.returncode == 0, done.stderr
-    assert done.stderr == f"manifests/{manifest.name}: the newest of 2\n"
+    assert done.stderr == f"manifests/{manifest.name}: from the latest run\n"
 
 
 def test_verify_lists_what_it_checked(manifest: Path, copy: Path) -> None:

@@ -1,0 +1,61 @@
+"""Start a run of the pipeline or of the training in place of this process.
+
+    packcorpus pack CONFIG    ─▶ luigi --module pipeline PackCorpus --config CONFIG
+    packcorpus train CORPUS   ─▶ python -m train --manifest MANIFEST
+
+This package imports neither. The new process keeps the terminal, the signals, and the process id; its exit code is
+that of the command.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from tasks.core.error_messages import JSON
+from tasks.inspection.manifests import find_manifest
+
+
+def pack(config: Path, root: Path, options: list[str]) -> NoReturn:
+    """Pack the corpus of a config."""
+    _run("luigi", "--module", "pipeline", "PackCorpus", "--config", str(config), "--root", str(root), *options)
+
+
+def train(arguments: list[str]) -> NoReturn:
+    """Train on a corpus: the first argument, unless it is an option; all others are passed on.
+
+    Raises InputMissing, UsageError, or DataError if there is no such corpus.
+    """
+    words = [word for word in arguments if word != "--json"]
+    if words != arguments:
+        os.environ[JSON] = "1"
+    named = {word.partition("=")[0] for word in words}
+    if words[:1] != ["doctor"] and not named & {"--manifest", "--help", "-h"}:
+        corpus = Path(words.pop(0)) if words and not words[0].startswith("-") else None
+        words = ["--manifest", str(_find_corpus(corpus, _root_of(words))), *words]
+    _run("train", *words)
+
+
+def _root_of(words: list[str]) -> Path:
+    """Return the value of --root, which the training takes as well."""
+    for number, word in enumerate(words):
+        name, _, value = word.partition("=")
+        if name == "--root":
+            return Path(value or "".join(words[number + 1 : number + 2]))
+    return Path()
+
+
+def _find_corpus(corpus: Path | None, root: Path) -> Path:
+    if corpus and any(corpus.glob("*.arrow")):  # a corpus folder, or shards without a manifest
+        return corpus
+    return find_manifest(corpus, root)
+
+
+def _run(module: str, *words: str) -> NoReturn:
+    """Replace this process by `python -m module words`."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # -P keeps the working directory off sys.path: a user's own train.py or pipeline.py must not replace ours.
+    os.execv(sys.executable, [sys.executable, "-P", "-m", module, *words])  # noqa: S606 - no shell is wanted

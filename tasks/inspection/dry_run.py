@@ -1,0 +1,222 @@
+"""Summarize a dry run: the figures of the run as its manifest would have them, and what to know before it starts.
+
+Prediction ─summarize─▶ DryRun
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.core.error_codes import CODES
+from tasks.core.printable import counted
+from tasks.dry_run.model import Prediction, in_a_row, steps
+from tasks.dry_run.model import Source as PredictedSource
+from tasks.inspection.labels import BATCH_ROWS, FEW_STEPS
+from tasks.inspection.token_runs import Span, spans_of
+from tasks.storage.manifest import MixtureFacts
+from tasks.storage.schemas import IGNORED
+
+# With fewer, the gradient is that of a handful of answers. 65,536 tokens per step are usual, a third of them trained.
+FEW_TRAINED = 1000
+# More epochs than this are not suggested to get more steps.
+MOST_EPOCHS = 10
+
+
+@dataclass(frozen=True)
+class Tokenizer:
+    """The tokenizer of the run; one that the run will train is trained on the sample here."""
+
+    name: str
+    kind: str
+    vocab_size: int
+    trained_here: bool
+
+
+@dataclass(frozen=True)
+class Example:
+    """One conversation as the run will render it."""
+
+    place: str
+    tokens: int
+    trained_tokens: int
+    spans: list[Span]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file that was sampled. The figures cover the `stands_for` files like it; `counted` conversations are exact.
+
+    `reach` is the fraction of the file that can be sampled, `whole` whether every record was read.
+    """
+
+    path: str
+    format: str
+    bytes: int
+    looked_at: int
+    reach: float
+    conversations: int
+    counted: bool
+    rejected: int
+    tokens: int
+    trained_tokens: int
+    shown: Example | None
+    stands_for: float
+    whole: bool
+
+
+@dataclass(frozen=True)
+class Rejected:
+    """The rejects of one reason: how many in the sample, how many are expected, and the first of them."""
+
+    code: str
+    reason: str
+    looked_at: int
+    expected: int
+    place: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The optimizer steps of one epoch at a number of rows per step."""
+
+    rows_per_step: int
+    steps: int
+    trained_tokens_per_step: int
+    conversations_per_step: int
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """The result of `packcorpus check`. A manifest has the same names for the figures they share.
+
+    If not `whole`, figures are estimates from a sample. `warnings` starts with the `failures`: reasons the run fails.
+    """
+
+    config: Path
+    settings: dict[str, Any]
+    tokenizer: Tokenizer
+    markers_as_text: list[str]
+    whole: bool
+    files: int
+    bytes: int
+    engine: str
+    sources: list[Source]
+    rejects: list[Rejected]
+    noticed_in_sample: dict[str, int]
+    ledger: dict[str, dict[str, Any]]
+    mixture: list[MixtureFacts]
+    rows: dict[str, int]
+    packing_efficiency: float | None
+    bytes_on_disk: dict[str, int]
+    peak_memory_bytes: int
+    seconds: float
+    workers: int
+    steps: list[Steps]
+    run_fails: bool
+    failures: list[str]
+    warnings: list[str]
+
+
+def summarize(found: Prediction, config_file: Path, batches: list[int]) -> DryRun:
+    """Summarize a prediction, with the steps and their warnings at each of `batches` rows per step."""
+    recipe, encoder = found.recipe, found.encoder
+    trained_here = found.config.tokenizer is None
+    name = "" if trained_here else recipe.tokenizer_files.main.name
+    return DryRun(
+        config=config_file,
+        settings=found.config.model_dump(mode="json"),
+        tokenizer=Tokenizer(name, encoder.kind, encoder.vocab_size, trained_here),
+        markers_as_text=list(recipe.template.markers_as_text),
+        whole=found.whole,
+        files=found.files,
+        bytes=found.bytes,
+        engine=found.engine,
+        sources=[_source(found, source) for source in found.sources],
+        rejects=[
+            Rejected(**asdict(reject) | {"code": CODES[name].code, "reason": name, "expected": round(reject.expected)})
+            for name, reject in sorted(found.rejects.items())
+        ],
+        noticed_in_sample=found.noticed,
+        ledger={
+            "conversations": {
+                "read": round(sum(source.conversations for source in found.sources)),
+                "packed": round(found.packed),
+                "rejected": {reason: round(reject.expected) for reason, reject in found.rejects.items()},
+                "dropped": {reason: round(count) for reason, count in found.dropped.items()},
+                "truncated_or_split": round(found.cut),
+            },
+            "pieces": {"packed": round(found.pieces)},
+            "tokens": {name: round(value) for name, value in found.tokens.items()},
+        },
+        mixture=found.mixture,
+        rows=found.rows,
+        packing_efficiency=None if found.efficiency is None else round(found.efficiency, 4),
+        bytes_on_disk={name: round(value) for name, value in found.disk.items()},
+        peak_memory_bytes=round(found.memory),
+        seconds=round(found.seconds, 1),
+        workers=found.workers,
+        steps=[_steps(found, rows) for rows in batches or BATCH_ROWS],
+        run_fails=found.fails,
+        failures=found.failures,
+        warnings=found.failures + found.warnings + step_warnings(found, batches),
+    )
+
+
+def _source(found: Prediction, source: PredictedSource) -> Source:
+    sample, file, example = source.sample, source.sample.file, None
+    if one := source.shown:
+        labels = one.ids.copy()
+        labels[~one.trained] = IGNORED
+        spans = spans_of(found.encoder, one.ids, labels)
+        example = Example(one.place, len(one.ids), int(one.trained.sum()), spans)
+    return Source(
+        path=file.name,
+        format=file.format,
+        bytes=file.bytes,
+        looked_at=len(sample.records),
+        reach=round(sample.reach, 4),
+        conversations=round(source.conversations),
+        counted=sample.counted,
+        rejected=round(source.rejected),
+        tokens=round(source.tokens),
+        trained_tokens=round(source.trained),
+        shown=example,
+        stands_for=sample.stands_for,
+        whole=sample.whole,
+    )
+
+
+def _steps(found: Prediction, rows: int) -> Steps:
+    count, trained = steps(found, rows)
+    conversations = in_a_row(found) * min(rows, found.rows["train"])
+    return Steps(rows, count, round(trained), round(conversations))
+
+
+def step_warnings(found: Prediction, batches: list[int]) -> list[str]:
+    """Return what speaks against the batches; without any, against the middle one of those that are shown."""
+    warnings = []
+    held = in_a_row(found)
+    for rows in batches or BATCH_ROWS[1:2]:
+        count, trained = steps(found, rows)
+        if 0 < count < FEW_STEPS:
+            alone = math.ceil(held * found.rows["train"] / rows)
+            apart = f" One conversation per row would make {alone:,}." if held > 1.05 and alone > count else ""
+            fewer, epochs = found.rows["train"] // FEW_STEPS, -(-FEW_STEPS // count)
+            ways = [f"{counted(fewer, 'row')} per step"] * (fewer > 0) + [f"{epochs} epochs"] * (epochs <= MOST_EPOCHS)
+            advice = f"Use {', or '.join(ways)}." if ways else "Only more conversations can change that."
+            warnings.append(
+                f"An epoch at {counted(rows, 'row')} per step is {counted(count, 'step')}, fewer than {FEW_STEPS}."
+                f"{apart} {advice}"
+            )
+        if 0 < trained < FEW_TRAINED:
+            more = -(-rows * FEW_TRAINED // max(1, round(trained)))
+            advice = f" Use {more:,} rows per step." if more < found.rows["train"] else ""
+            warnings.append(
+                f"A step of {counted(rows, 'row')} has {trained:,.0f} trained tokens, fewer than {FEW_TRAINED:,}: its "
+                f"gradient is that of a handful of answers.{advice}"
+            )
+    return warnings

@@ -1,0 +1,154 @@
+"""What each view prints. After a change of wording: pytest tests/cli/test_snapshots.py --snapshot-update.
+
+The texts are in __snapshots__; a change of them is read as a diff. They depend neither on the terminal nor on the
+machine: the width is fixed, there are no colors unless requested, and measured figures are replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.hostile_corpus import records
+from support.inspected import rendered, shown
+from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
+from syrupy.assertion import SnapshotAssertion
+from typer.testing import CliRunner
+
+from tasks.cli import corpus_view, diff_view, dry_run_view
+from tasks.cli.app import app
+from tasks.config import load_config
+from tasks.dry_run.dry_run import predict
+from tasks.inspection.diff import compare
+from tasks.inspection.dry_run import summarize
+from tasks.inspection.manifests import list_manifests
+from tasks.inspection.verification import verify_corpus
+
+COMMANDS = [
+    "", "init", "check", "pack", "train", "inspect", "list", "diff", "report", "verify", "repair", "schemas",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three corpora of the same conversations: packed, split, and not packed; and one that cannot be read."""
+    root = tmp_path_factory.mktemp("project")
+    for settings in ({}, {"name": "split", "overlong": "split"}, {"name": "plain", "packing": False}):
+        pack_corpus(make_recipe(root, records(), max_rejects=0.1, validation=0.1, **settings))
+    write_project(root, records(), max_rejects=0.1, validation=0.1)
+    (root / "manifests" / "broken.json").write_text("{}")
+    return root
+
+
+@pytest.fixture
+def manifests(project: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """The manifests by name, in the working directory: so no path depends on the machine."""
+    monkeypatch.chdir(project)
+    return {path.stem.partition("-")[0]: path for path in Path("manifests").glob("*.json")}
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command != "train"])
+def test_help(command: str, snapshot: SnapshotAssertion) -> None:
+    """That of train is the training's own."""
+    result = CliRunner().invoke(app, [*command.split(), "--help"], prog_name="packcorpus", terminal_width=100)
+    assert result.exit_code == 0
+    assert result.stdout == snapshot
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_overview(manifests: dict[str, Path], width: int, snapshot: SnapshotAssertion) -> None:
+    assert shown(manifests["small"], width) == snapshot
+
+
+def test_overview_of_a_corpus_that_is_not_packed(manifests: dict[str, Path], snapshot: SnapshotAssertion) -> None:
+    assert shown(manifests["plain"]) == snapshot
+
+
+@pytest.mark.parametrize("name", ["small", "plain"])
+def test_row(manifests: dict[str, Path], name: str, snapshot: SnapshotAssertion) -> None:
+    assert shown(manifests[name], row=0, split="validation") == snapshot
+
+
+def test_row_in_colors(manifests: dict[str, Path], snapshot: SnapshotAssertion) -> None:
+    assert shown(manifests["small"], width=60, terminal=True, row=0, split="validation") == snapshot
+
+
+def test_row_with_token_ids(manifests: dict[str, Path], snapshot: SnapshotAssertion) -> None:
+    assert shown(manifests["small"], row=0, split="validation", ids=True) == snapshot
+
+
+def test_conversation_in_pieces(manifests: dict[str, Path], snapshot: SnapshotAssertion) -> None:
+    assert shown(manifests["split"], at="chat.jsonl:6") == snapshot
+
+
+@pytest.mark.parametrize("name", ["small", "plain"])
+def test_search(manifests: dict[str, Path], name: str, snapshot: SnapshotAssertion) -> None:
+    pages = [shown(manifests[name], search=text, limit=2) for text in ("plus 12", "is", "pineapple")]
+    assert "\n".join(pages) == snapshot
+
+
+def test_rejects(manifests: dict[str, Path], snapshot: SnapshotAssertion) -> None:
+    assert shown(manifests["small"], rejects=True) == snapshot
+
+
+def test_shard(manifests: dict[str, Path], snapshot: SnapshotAssertion) -> None:
+    pages = [shown(next(Path("data/corpora").glob(f"{name}-*/validation-*"))) for name in ("small", "plain")]
+    assert "\n".join(pages) == snapshot
+
+
+def test_source(manifests: dict[str, Path], snapshot: SnapshotAssertion) -> None:
+    source = Path("chat.jsonl")
+    pages = [shown(source), shown(source, line=8), shown(source, search="plus 12"), shown(source, search="is", limit=1)]
+    assert "\n".join(pages) == snapshot
+
+
+def test_config(manifests: dict[str, Path], snapshot: SnapshotAssertion) -> None:
+    other = Path("other.yaml")
+    other.write_text(Path("corpus.yaml").read_text() + "seed: 7\n")
+    assert shown(Path("corpus.yaml")) + "\n" + shown(other) == snapshot
+
+
+def test_list(manifests: dict[str, Path], snapshot: SnapshotAssertion) -> None:
+    run = next(Path("data/corpora").glob("small-*/run.json"))
+    run.write_text(json.dumps(json.loads(run.read_text()) | {"finished": "2026-03-04T05:06:07+00:00"}))
+    assert rendered(list_manifests(), corpus_view.show_list) == snapshot
+
+
+def test_checks(manifests: dict[str, Path], snapshot: SnapshotAssertion) -> None:
+    page = rendered(verify_corpus(manifests["small"]), corpus_view.show_checks)
+    assert re.sub(r"[\d,]+ bytes", "N bytes", page) == snapshot, "run.json has times in it"
+
+
+def test_difference(manifests: dict[str, Path], tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    assert rendered(compare(manifests["small"], manifests["split"]), diff_view.show_difference) == snapshot
+
+
+def test_difference_of_conversations(manifests: dict[str, Path], tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    other = [*records()[2:], *conversations(3), {"messages": [{"role": "user", "content": "no answer"}]}]
+    after = pack_corpus(make_recipe(tmp_path, other, max_rejects=0.5, validation=0.1, min_turns=2))
+    difference = replace(compare(manifests["small"], after), after=Path("after.json"))
+    assert rendered(difference, diff_view.show_difference) == snapshot
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_dry_run(manifests: dict[str, Path], width: int, snapshot: SnapshotAssertion) -> None:
+    config = Path("corpus.yaml")
+    run = summarize(predict(load_config(config), Path(), Path(), 2), config, [])
+    # Estimated from the speed of this machine.
+    run = replace(run, seconds=65.0, peak_memory_bytes=300_000_000)
+    assert rendered(run, dry_run_view.show_dry_run, width) == snapshot
+
+
+def test_dry_run_of_a_mixture_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshot: SnapshotAssertion
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sources = [{"path": "chat.jsonl", "weight": 2}, {"path": "more.jsonl", "limit": 5, "weight": 0.5}]
+    config = write_project(Path("p"), [*conversations(30), {"messages": 1}], sources=sources, epochs=3, min_turns=3)
+    Path("p/more.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in conversations(12, seed=1, longest=200)))
+    run = summarize(predict(load_config(config), Path("p"), Path("p"), 1), config, [8])
+    run = replace(run, seconds=4.21, peak_memory_bytes=300_000_000)
+    assert rendered(run, dry_run_view.show_dry_run, 100) == snapshot

@@ -1,0 +1,109 @@
+"""`packcorpus pack` and `packcorpus train` start the commands that they stand for."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from support.commands import BIN, command
+from support.small_corpus import conversations, write_project
+from typer.testing import CliRunner
+
+from tasks.cli import start
+from tasks.cli.app import app
+from tasks.core.errors import InputMissing, UsageError
+
+PACKCORPUS = str(BIN / "packcorpus")
+
+
+class _Started(Exception):
+    """Raised in place of the new process."""
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The words of the command that was started, without those of Python."""
+    words: list[str] = []
+
+    def execv(path: str, arguments: list[str]) -> None:
+        assert path == arguments[0] == sys.executable
+        assert arguments[1:3] == ["-P", "-m"]
+        words.extend(arguments[3:])
+        raise _Started
+
+    monkeypatch.setattr(start.os, "execv", execv)
+    monkeypatch.setattr(start, "find_manifest", lambda path, root: root / "manifests" / f"{path or 'latest'}.json")
+    monkeypatch.setenv("PACKCORPUS_JSON", "0")
+    return words
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("pack c.yaml", "luigi --module pipeline PackCorpus --config c.yaml --root ."),
+        (
+            "pack c.yaml --sequence-length 512 --workers 3 --root x --quiet --json",
+            "luigi --module pipeline PackCorpus --config c.yaml --root x"
+            " --sequence-length=512 --workers=3 --quiet --json",
+        ),
+        ("train", "train --manifest manifests/latest.json"),
+        ("train small", "train --manifest manifests/small.json"),
+        ("train small --max-steps 5", "train --manifest manifests/small.json --max-steps 5"),
+        ("train --root=x --max-steps 5", "train --manifest x/manifests/latest.json --root=x --max-steps 5"),
+        ("train small --json --root x", "train --manifest x/manifests/small.json --root x"),
+        ("train --manifest x.json", "train --manifest x.json"),
+        ("train --help", "train --help"),
+        ("train doctor", "train doctor"),
+    ],
+)
+def test_each_command_starts_what_it_stands_for(started: list[str], words: str, expected: str) -> None:
+    result = CliRunner().invoke(app, words.split())
+    assert isinstance(result.exception, _Started), result.output
+    assert started == expected.split()
+    if words.startswith("train"):
+        assert start.os.environ["PACKCORPUS_JSON"] == ("1" if "--json" in words else "0")
+
+
+def test_shards_without_a_manifest_are_passed_on(started: list[str], tmp_path: Path) -> None:
+    (tmp_path / "train-00000-of-00001.arrow").touch()
+    CliRunner().invoke(app, ["train", str(tmp_path)])
+    assert started == ["train", "--manifest", str(tmp_path)]
+
+
+def test_packing_needs_a_config() -> None:
+    error = CliRunner().invoke(app, ["pack"]).exception
+    assert isinstance(error, UsageError)
+    assert "packcorpus init PATH" in str(error)
+
+
+def test_training_needs_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for words in (["train"], ["train", "nope"], ["train", "nope", "--max-steps", "5"]):
+        error = CliRunner().invoke(app, words).exception
+        assert isinstance(error, InputMissing)
+        assert error.reason == "manifest_missing"
+
+
+def test_modules_of_the_user_do_not_replace_ours(tmp_path: Path) -> None:
+    """In a folder with a train.py, a tasks.py, a pipeline.py, and a luigi.py that must not be run."""
+    write_project(tmp_path, conversations(20))
+    for name in ("train", "tasks", "pipeline", "luigi"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a module of the user was run')\n")
+    packed = command(tmp_path, PACKCORPUS, "pack", "corpus.yaml", "--quiet")
+    assert packed.returncode == 0, packed.stderr
+    manifest = packed.stdout.splitlines()[-1]
+    assert (tmp_path / manifest).is_file()
+    verified = command(tmp_path, PACKCORPUS, "verify", "--json")
+    assert verified.returncode == 0, verified.stderr
+    assert json.loads(verified.stdout)["manifest"] == manifest
+    training = command(tmp_path, PACKCORPUS, "train", "--where")
+    assert training.returncode == 0, training.stderr
+    assert training.stdout.startswith("data/adapters/small-")
+    helped = command(tmp_path, PACKCORPUS, "train", "--help")
+    assert helped.returncode == 0
+    assert "--learning-rate" in helped.stdout
+    wrong = command(tmp_path, PACKCORPUS, "pack", "nope.yaml", "--json")
+    assert wrong.returncode == 66
+    assert '"E102"' in wrong.stderr + wrong.stdout
