@@ -191,6 +191,7 @@ def controls_of(row: Row, encoder: Encoder) -> list[str]:
     return [encoder.control_strings[int(number)] for number in row.ids if int(number) in known]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HF)
 @pytest.mark.parametrize("name", ["chatml", "chatml_marked", "llama3", "tools", "joined"])
 def test_the_control_tokens_are_those_that_the_template_writes(name: str, kind: str) -> None:
