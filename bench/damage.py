@@ -6,7 +6,7 @@ corpus ─ one damage ─▶ verify ─▶ refused, the file named?
                     └▶ open_corpus + the rows of every split ─▶ the same            then the file is put back
 
 The corpora are small, so that 10,000 flips take minutes: 3 shards and more in two splits, a reject, a Hugging Face
-tokenizer of several files, a Jinja template; and one of format 2.0. run.json is no part of what is promised.
+tokenizer of several files, a Jinja template; and one of format 2.0. run.json is not covered.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@
 Every fault is one of the real command. Those in system calls are strace's: a first run lists the calls of the main
 thread that touch the project's data, then each is hit in a run of its own (one worker, so that it is in this thread).
 The project is a few hundred conversations with a tokenizer to train, beside another corpus that is finished; "commit"
-is the same with all made but what lies beside the shards. Which moments are hit follows from the seed and the number
-of the case; what is lost is named with both.
+is the same with everything made except the files next to the shards. Which moments are hit follows from the seed and
+the number of the case; what is lost is named with both.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def undisturbed(folder: Path, *configs: str) -> Project:
 
 
 def before_commit(project: Project, folder: Path) -> Project:
-    """The same project where only what lies beside the shards is still to be written."""
+    """Return the same project, in which only the files next to the shards are still to be written."""
     shutil.copytree(project.start, folder)
     for name, content in project.after.items():
         if not name.startswith(("manifests/", "data/corpora/")) or re.search("/(train|validation)-", name):
@@ -217,7 +217,7 @@ def traced(root: Path, *options: str) -> tuple[Done, list[str]]:
     text = log.read_text(errors="replace").replace(f"{root}/", "").replace(str(root), ".")
     lines = [line.split(maxsplit=1) for line in text.splitlines()]
     main = "\n".join(call for thread, call in lines if thread == lines[0][0])
-    # A call that another thread came in between of stands in two lines.
+    # A call that another thread interrupts is on two lines.
     return done, re.sub(r" <unfinished \.\.\.>\n<\.\.\. \w+ resumed>", "", main).splitlines()
 
 
@@ -331,8 +331,8 @@ def interrupt_at_random(project: Project, moments: random.Random, took: float) -
             if re.search(r"^chats: |^E\d{3} |/(pipeline|tasks)/(?!__init__|loading)", done.stderr, re.MULTILINE):
                 require(time.perf_counter() - begin < 30, "an interrupted run did not end soon")
                 require(done.returncode in (0, 75), f"exit code {done.returncode}:\n{done.stderr}")
-                told = [line for line in done.stderr.splitlines() if re.match(r"E\d{3} ", line)]
-                require(len(told) == (done.returncode != 0), f"exit code {done.returncode}, and said:\n{done.stderr}")
+                errors = [line for line in done.stderr.splitlines() if re.match(r"E\d{3} ", line)]
+                require(len(errors) == (done.returncode != 0), f"exit code {done.returncode}, stderr:\n{done.stderr}")
                 require("Traceback" not in done.stderr, done.stderr)
             check_left(project, root, done)
             require(not list(root.rglob("*.tmp")), "a temporary file is left")
@@ -493,7 +493,7 @@ def main() -> int:
         for row, cases in rows.items():
             begin = time.perf_counter()
             chosen = random.Random(options.seed).sample(cases, min(options.most, len(cases)))
-            found = list(pool.map(told, chosen))
+            found = list(pool.map(count_faults, chosen))
             came, lost = sum(result or 0 for result in found), found.count(None)
             seconds = time.perf_counter() - begin
             print(f"| {row} | {came + lost} | {came} | {seconds:.0f} | {options.seed} |", flush=True)
@@ -501,8 +501,8 @@ def main() -> int:
     return min(broken, 1)
 
 
-def told(case: Case) -> int | None:
-    """How many faults came; None where a promise was broken, which is said."""
+def count_faults(case: Case) -> int | None:
+    """Return how many faults were injected, or None, with a message, if a promise was broken."""
     try:
         return survive(case)
     except Lost as lost:

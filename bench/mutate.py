@@ -1,4 +1,4 @@
-"""Mutants of the modules that write, check and mend corpora: how many of them do the tests notice? Prints a table.
+"""Mutants of the modules that write, check, and repair corpora: how many of them do the tests notice? Prints a table.
 
     make mutants         (or: python bench/mutate.py [MODULE …] [--most N] [--seed 0] [--jobs 2])
 
@@ -198,7 +198,7 @@ def _changes(node: Any) -> Iterator[tuple[int, str, Callable[[], None]]]:
 
 
 class Contexts:
-    """Tells coverage which test runs, and remembers how long each took."""
+    """Record for coverage which test runs, and how long each took."""
 
     def __init__(self, measure: coverage.Coverage):
         self.measure = measure

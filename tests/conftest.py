@@ -27,6 +27,7 @@ SLOW = (
     "templates/test_rendering.py",
     "test_corpora.py",
     "test_docs.py",
+    "test_imports.py",
 )
 TRAINING = ("train", "pipeline/test_train_adapter.py", "test_recipes.py")
 

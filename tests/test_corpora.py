@@ -127,8 +127,8 @@ def sharegpt(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
     turns = []
     if tools := json.loads(record.get("tools") or "[]"):
-        told = "Tools that can be called, one JSON schema a line:\n"
-        turns.append(("system", told + "\n".join(compact(tool) for tool in tools)))
+        heading = "Tools that can be called, one JSON schema a line:\n"
+        turns.append(("system", heading + "\n".join(compact(tool) for tool in tools)))
     roles = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
     for message in record["conversations"]:
         text = message["value"]
@@ -277,7 +277,7 @@ def test_rows_are_at_most_those_of_plain_best_fit(real: Real, length: int) -> No
 @needs_shared
 @pytest.mark.parametrize("length", LENGTHS)
 def test_an_independent_count_finds_every_conversation(real: Real, length: int) -> None:
-    """Each stands in one place, reads as its source says, and is trained on its answers and their stops alone."""
+    """Each is in one place, reads as in its source, and trains on its answers and their stops alone."""
     corpus, expected, model = real.corpora[length], real_runs(), mistral()
     index, facts = corpus.index(), corpus.facts
     conversations = list(zip(index["source"].tolist(), index["record"].tolist(), strict=True))

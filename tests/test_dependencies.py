@@ -1,4 +1,4 @@
-"""What is installed: bounded in pyproject.toml, pinned in constraints.txt, with digests for CI in requirements.lock."""
+"""Dependencies: bounded in pyproject.toml, pinned in constraints.txt, with digests for CI in requirements.lock."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def requirements() -> list[Requirement]:
     return [Requirement(line) for line in lines if not line.startswith("packcorpus[")]
 
 
-def test_every_requirement_is_bounded_and_its_pin_lies_within() -> None:
+def test_every_requirement_is_bounded_and_includes_its_pin() -> None:
     for requirement in requirements():
         assert {bound.operator for bound in requirement.specifier} == {">=", "<"}, requirement
         assert PINNED[canonicalize_name(requirement.name)] in requirement.specifier, requirement
 
 
 def test_the_lock_has_a_digest_for_every_pin() -> None:
-    """`make lock` writes it anew."""
+    """`make lock` writes it."""
     lock = (ROOT / "requirements.lock").read_text()
     locked = {}
     for entry in re.split(r"\n(?=\S)", lock.strip()):

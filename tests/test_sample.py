@@ -245,7 +245,7 @@ def test_programs_run_and_give_the_results_shown(records: dict[str, Rows]) -> No
     for rows in records.values():
         for row in rows:
             scope: dict[str, Any] = {}
-            # By order of appearance: a function comes before its examples. In a tree, replies may stand in any order.
+            # By order of appearance: a function comes before its examples. In a tree, replies may come in any order.
             blocks = [b for text in strings(row) for b in re.findall(r"```python\n(.*?)```", text, re.S)]
             for block in sorted(blocks, key=lambda b: b.startswith(">>>")):
                 if not block.startswith(">>>"):

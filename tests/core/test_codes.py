@@ -40,7 +40,7 @@ def raised() -> Iterator[tuple[str, str, ast.expr]]:
                     yield path.stem, node.func.id, node.args[0]
 
 
-def test_every_error_is_in_the_catalogue_with_the_exit_code_of_its_class() -> None:
+def test_every_error_is_listed_with_the_exit_code_of_its_class() -> None:
     for file, name, reason in raised():
         if not isinstance(reason, ast.Constant):
             assert file in PASSED_ON, f"{file}.py: {name}({ast.unparse(reason)}, …)"
@@ -61,7 +61,7 @@ def test_every_code_is_raised_somewhere() -> None:
     assert set(CODES) <= literals, sorted(set(CODES) - literals)
 
 
-def test_codes_are_one_for_each_reason_and_say_cause_and_fix() -> None:
+def test_each_reason_has_one_code_with_a_cause_and_a_fix() -> None:
     assert Counter(code.code for code in CODES.values()).most_common(1)[0][1] == 1
     assert [code.code for code in CODES.values()] == sorted(code.code for code in CODES.values())
     for code in CODES.values():
@@ -73,7 +73,7 @@ def test_codes_are_one_for_each_reason_and_say_cause_and_fix() -> None:
         assert "|" not in "".join(map(str, code))
 
 
-def test_the_document_is_what_the_catalogue_gives() -> None:
+def test_the_document_is_current() -> None:
     assert (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8") == table(), "make schemas"
 
 
@@ -84,7 +84,7 @@ def test_the_codes_that_were_published_stay() -> None:
 
 
 @given(st.sampled_from(sorted(CODES)), st.text(min_size=1))
-def test_a_message_is_told_behind_its_code_and_as_one_line_of_json(reason: str, message: str) -> None:
+def test_a_message_follows_its_code_and_is_one_line_of_json(reason: str, message: str) -> None:
     error = DataError(reason, message, place="a\udcff")
     first, *_, last = as_text(error).split("\n")
     assert first.startswith(f"{CODES[reason].code} error: ")
@@ -97,17 +97,17 @@ def test_a_message_is_told_behind_its_code_and_as_one_line_of_json(reason: str, 
     assert (again.reason, str(again), again.facts) == (reason, message, error.facts)
 
 
-def test_who_interrupts_a_run_is_told_of_no_error() -> None:
+def test_an_interrupt_is_not_reported_as_an_error() -> None:
     assert as_text(Interrupted("interrupted", "stopped")) == "E713 stopped"
 
 
-def test_what_nobody_foresaw_is_one_line_that_says_where() -> None:
+def test_an_unexpected_error_is_one_line_with_its_place() -> None:
     try:
         [][3]
     except IndexError as error:
-        told = foreseen(error)
-    assert isinstance(told, Bug)
-    assert str(told).startswith("IndexError: list index out of range (test_codes.py:")
+        found = foreseen(error)
+    assert isinstance(found, Bug)
+    assert str(found).startswith("IndexError: list index out of range (test_codes.py:")
     known = UsageError("bad_setting", "x")
     assert foreseen(known) is known
     assert foreseen(ValueError("SchemaError: Error building `x`: KeyboardInterrupt: ")).exit_code == 75
@@ -139,22 +139,22 @@ def test_rejects_that_stop_a_run_are_a_line_for_each_code(tmp_path: Path) -> Non
     assert done.stderr.count("fix the data") == 1
     [listed] = (tmp_path / "data" / "plans").glob("*/rejects.jsonl")
     assert [json.loads(line)["code"] for line in listed.read_text().splitlines()] == ["E207"] * 25
-    told = luigi(tmp_path, "--config", "corpus.yaml", PACKCORPUS_JSON="1")
-    [line] = [line for line in told.stderr.splitlines() if line.startswith('{"error"')]
+    as_json_lines = luigi(tmp_path, "--config", "corpus.yaml", PACKCORPUS_JSON="1")
+    [line] = [line for line in as_json_lines.stderr.splitlines() if line.startswith('{"error"')]
     error = json.loads(line)["error"]
     assert (error["code"], error["exit_code"], len(error["rejects"])) == ("E251", 65, 20)
     assert error["rejects"][0]["place"] == "chats.jsonl:41"
 
 
-def test_a_run_that_succeeds_says_the_first_reject_of_each_reason(tmp_path: Path) -> None:
+def test_a_successful_run_shows_the_first_reject_of_each_reason(tmp_path: Path) -> None:
     project(tmp_path, good=40, bad=3, max_rejects=0.5)
     done = luigi(tmp_path, "--config", "corpus.yaml")
     assert done.returncode == 0, done.stderr
     assert "  E207 bad_role, 3: chats.jsonl:41 messages[0].role" in done.stderr
     for words in (["verify"], ["inspect"], ["inspect", "--row", "0"], ["repair", done.stdout.split()[-1]]):
-        told = command(tmp_path, str(BIN / "packcorpus"), *words, "--json")
-        assert told.returncode == 0, told.stderr
-        assert json.loads(told.stdout)["manifest"]
+        shown = command(tmp_path, str(BIN / "packcorpus"), *words, "--json")
+        assert shown.returncode == 0, shown.stderr
+        assert json.loads(shown.stdout)["manifest"]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_a_run_that_succeeds_says_the_first_reject_of_each_reason(tmp_path: Path
     [
         (["--workers", "two"], "E101 error: --workers: invalid literal", 64),
         (["--sequence-length", "0"], "E104 error: ", 64),
-        (["--workers", "0"], "E101 error: --workers 0: at least 1 has to do the work", 64),
+        (["--workers", "0"], "E101 error: --workers 0: must be at least 1", 64),
         (["--config", "nope.yaml"], "E102 error: nope.yaml", 66),
     ],
 )
@@ -182,7 +182,7 @@ def test_an_unknown_task_is_refused_without_a_traceback(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_packcorpus_tells_a_mistake_in_one_form(tmp_path: Path) -> None:
+def test_packcorpus_reports_a_mistake_in_one_form(tmp_path: Path) -> None:
     tool = str(BIN / "packcorpus")
     assert command(tmp_path, tool, "verify", "a", "b").stderr.startswith("E101 error: Got unexpected extra argument")
     missing = command(tmp_path, tool, "verify", "nope.json", "--json")

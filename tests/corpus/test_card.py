@@ -1,4 +1,4 @@
-"""The dataset card: made of the manifest alone, found by `load_dataset`, checked and mended like every other file."""
+"""The dataset card: made from the manifest alone, found by `load_dataset`, verified and repaired like all files."""
 
 from __future__ import annotations
 
@@ -152,15 +152,15 @@ def test_packings_and_a_mixture_stand_in_the_card_and_each_packing_is_a_split(
 
 
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
-def test_a_damaged_card_is_refused_and_mended_from_the_manifest(tmp_path: Path, damage: Any) -> None:
+def test_a_damaged_card_is_refused_and_restored_from_the_manifest(tmp_path: Path, damage: Any) -> None:
     path = pack_small(tmp_path)
     card = folder_of(path) / CARD
     whole = card.read_bytes()
     damage(card)
     with pytest.raises(Exception, match=CARD):
         verify(path)
-    (mended,) = repair(path)
-    assert (mended.path, mended.source) == (card, "the manifest")
+    (restored,) = repair(path)
+    assert (restored.path, restored.source) == (card, "the manifest")
     assert card.read_bytes() == whole
     assert verify(path)
 

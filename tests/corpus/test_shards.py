@@ -34,7 +34,7 @@ Placed = tuple[int, int, int, int, int, int, bool]  # the columns of PLAN_SCHEMA
 
 @st.composite
 def shard_plans(draw: st.DrawFn) -> tuple[list[list[Tokens]], list[Placed], int, int]:
-    """Token files, the plan of a shard, its rows and their length. Some conversations stand in pieces."""
+    """Token files, the plan of a shard, its rows and their length. Some conversations are in pieces."""
     length = draw(st.integers(8, 24))
     parts = draw(st.lists(st.lists(tokens_of(3 * length), max_size=4), min_size=1, max_size=3))
     pieces: list[tuple[int, int, int, int, bool]] = []

@@ -38,7 +38,7 @@ FEW = settings(max_examples=examples(60), deadline=None)
 
 
 def written_as_text(encoder: Encoder, ids: Any) -> bool:
-    """Whether no id is a control token; the unknown token stands for a character and is none."""
+    """Return whether no ID is a control token. The unknown token represents a character and does not count."""
     return not {int(i) for i in ids} & (set(encoder.controls.values()) - {encoder.unk_id})
 
 

@@ -47,6 +47,7 @@ def index_of(path: Path) -> list[dict[str, Any]]:
     return list(pa.ipc.open_stream((folder_of(path) / "index.arrow").read_bytes()).read_all().to_pylist())
 
 
+@pytest.mark.slow
 def test_every_place_of_a_conversation_is_found_and_leads_to_its_row(mixed: Path) -> None:
     places = defaultdict(list)
     for number, place in enumerate(index_of(mixed)):

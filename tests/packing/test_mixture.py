@@ -1,4 +1,4 @@
-"""Mixtures, limits, filters and duplicates on small corpora of text: who is packed, how often, and what is said."""
+"""Mixtures, limits, filters, and duplicates on small corpora: who is packed, how often, and the messages."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_the_source_that_limits_the_others_is_named(tmp_path: Path) -> None:
     assert "a and b are used in full and limit the others" in limited_by(["a", "b"], 1, 1)
 
 
-def test_a_share_of_what_was_read_is_told_from_one_of_a_pass(tmp_path: Path) -> None:
+def test_a_share_of_the_sample_differs_from_a_share_of_a_pass(tmp_path: Path) -> None:
     remark = "share: of the tokens that were read, before the mixture"
     for number, sources in enumerate(([{"path": "few.jsonl", "weight": 2}], [{"path": "few.jsonl"}])):
         recipe = project(tmp_path / str(number), sources)

@@ -1,4 +1,4 @@
-"""Over-long conversations: what is kept stands in order, what is lost is counted, nothing else changes."""
+"""Overlong conversations: kept pieces are in order, lost tokens are counted, and nothing else changes."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def pieces_by_conversation(result: Result, count: int) -> list[list[tuple[int, i
     """(first, taken, closed, trained) of every piece."""
     found: list[list[tuple[int, int, bool, int]]] = [[] for _ in range(count)]
     p = result.pieces
-    assert (np.diff(p.conversation) >= 0).all(), "pieces must stand in source order"
+    assert (np.diff(p.conversation) >= 0).all(), "pieces must be in source order"
     for owner, *columns in zip(p.conversation, p.first, p.taken, p.closed, result.trained, strict=True):
         found[int(owner)].append((int(columns[0]), int(columns[1]), bool(columns[2]), int(columns[3])))
     return found

@@ -1,4 +1,4 @@
-"""Placing: each piece in one row of one shard, each row in one order for ever, each epoch with other rows."""
+"""Placing: each piece in one row of one shard, each row in a fixed order, each epoch with other rows."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def check(placed: Placed, lengths: list[int], held_out: list[bool], settings: Co
     for (shard, row, start), length, validation in zip(stands_of(placed), lengths, held_out, strict=True):
         assert (shard >= shards["train"]) == validation, "in a shard of the other split"
         rows.setdefault((shard, row), []).append((start, length))
-    for stands in rows.values():
+    for places in rows.values():
         end = 0
-        for start, length in sorted(stands):
+        for start, length in sorted(places):
             assert start == end, "a gap or an overlap"
             end += length
         assert end <= settings.sequence_length or not settings.packing
-        assert len(stands) == 1 or settings.packing
+        assert len(places) == 1 or settings.packing
     counts = np.diff(placed.edges).tolist()
     assert len(counts) == sum(shards.values())
     assert sorted(rows) == [(shard, row) for shard, count in enumerate(counts) for row in range(count)]

@@ -69,7 +69,7 @@ def hash_of(*numbers: int) -> int:
 
 @contextmanager
 def recipe_of(sources: Sequence[Sequence[PartInput]], /, **values: Any) -> Iterator[Recipe]:
-    """A recipe whose token files lie where the plan looks for them. A source is a list of parts."""
+    """Return a recipe whose token files are where the plan expects them. A source is a list of parts."""
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         (root / "any.model").write_bytes(b"never opened here")

@@ -1,4 +1,4 @@
-"""Chance that is the same for ever: permutations, and orders of contents."""
+"""Seeded permutations and orders of contents, which never change."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Content stays content: whatever a conversation says, in whatever field, with every tokenizer and every template.
 
-    seed ─▶ conversations full of control strings, whole, cut, split over neighbouring fields ─▶ rows
+    seed ─▶ conversations full of control strings, whole, cut, split over neighboring fields ─▶ rows
         └─▶ the same conversations, saying x in every field ──────────────────────────────────▶ rows
 
 The control tokens of a row are those of the row that says x, at the places of the template's spans; labels are those
@@ -52,7 +52,7 @@ def open_template(name: str, kind: str, train_on: TrainOn) -> Template:
     return JinjaTemplate(name, JINJA[name], open_kind(kind), train_on, "2026-01-01")
 
 
-# Stand in questions and answers, to be found again in what is trained on.
+# Marks in questions and answers, to be found again among the trained tokens.
 QUESTION, ANSWER = "QzQ", "ZqZ"
 
 
@@ -67,7 +67,7 @@ OTHER = (
 )  # fmt: skip
 
 
-def neighbours(rng: random.Random, kind: str, count: int) -> list[str]:
+def neighbors(rng: random.Random, kind: str, count: int) -> list[str]:
     """Texts of fields that follow one another: what one begins of a control string, the next may complete."""
     strings = control_strings(kind)
     space = SPACE if kind in LOSSLESS else SPACE[:6]
@@ -130,7 +130,7 @@ def conversation(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
 
 
 def instruction(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
-    """A record of the format `alpaca`, whose input stands beside its instruction."""
+    """A record of the format `alpaca`, with an input next to its instruction."""
     system = {"system": "S" + next(texts)} if rng.random() < 0.5 else {}
     history = {"history": [[next(texts), ANSWER + next(texts)]]} if rng.random() < 0.5 else {}
     said = {"instruction": next(texts), "input": next(texts), "output": ANSWER + next(texts)}
@@ -148,7 +148,7 @@ def check_batch(kind: str, name: str, seed: int, count: int = BATCH) -> int:
     template = open_template(name, kind, train_on)
     make, format = rng.choice(((conversation, "messages"), (conversation, "messages"), (instruction, "alpaca")))
     forms = [rng.getrandbits(64) for _ in range(count)]
-    given_records = [make(random.Random(form), iter(neighbours(rng, kind, 40))) for form in forms]
+    given_records = [make(random.Random(form), iter(neighbors(rng, kind, 40))) for form in forms]
     rows, _ = tokenize(given_records, encoder, template, train_on, format)
     harmless = [make(random.Random(forms[row.record]), repeat("x")) for row in rows]
     plain, _ = tokenize(harmless, encoder, template, train_on, format)

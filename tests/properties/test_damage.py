@@ -30,7 +30,7 @@ from tasks.verification.verify import verify
 SEED = 1
 
 # What a manifest says and nothing in its corpus can contradict: whoever can make its digest again can edit these, and
-# `verify --rebuild` alone notices. They are told to people; no row depends on them.
+# `verify --rebuild` alone notices. They inform people; no row depends on them.
 SAID_ONCE = {
     "tokenizer.engine", "tokenizer.parity.texts", "tokenizer.parity.bytes", "tokenizer.parity.differs",
     "tokenizer.parity.reason", "sources.0.bytes", "ledger.conversations.split", "ledger.pieces.dropped",
@@ -40,7 +40,7 @@ SAID_ONCE = {
 }  # fmt: skip
 
 # What the loader does not look at: no row that it gives depends on it. verify counts it again.
-TOLD_TO_PEOPLE = (
+INFORMATION = (
     "sources.", "mixture.", "ledger.", "noticed.", "packing_metadata.", "splits.", "tokenizer.", "config.",
     "template.leading_space",
 )  # fmt: skip
@@ -67,7 +67,7 @@ def test_what_an_edited_manifest_whose_digest_was_made_again_can_say(tally: Tall
     lines = [line.split(", ") for line in tally.let_in]
     assert {value.partition(":")[0] for *_, value in lines if value.endswith("verify")} == SAID_ONCE
     for value in {value.partition(":")[0] for *_, value in lines if value.endswith("loader")}:
-        assert value.startswith(TOLD_TO_PEOPLE), value
+        assert value.startswith(INFORMATION), value
         assert "sha256" not in value
 
 

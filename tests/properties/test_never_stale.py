@@ -133,8 +133,8 @@ def test_a_field_that_is_declared_to_have_no_effect_has_none(
         assert made.corpus_key == first.corpus_key
         found = {path.name: path.read_bytes() for path in [pack_corpus(made), *made.corpus_folder.glob("*.*")]}
         # The manifest says which engine encoded; no other file knows.
-        told = {"run.json", *({first.published.name, "manifest.json"} if field == "engine" else ())}
-        assert {name for name in whole if whole[name] != found[name]} <= told
+        changing = {"run.json", *({first.published.name, "manifest.json"} if field == "engine" else ())}
+        assert {name for name in whole if whole[name] != found[name]} <= changing
         assert whole.keys() == found.keys()
 
 
@@ -213,7 +213,7 @@ def test_every_bit_of_source_tokenizer_and_template_changes_the_key(flipped: Pat
         return
     finally:
         file.write_bytes(original)
-    assert [one == other for one, other in zip(before, after, strict=True)] == [False] * 3, "a stale artefact is found"
+    assert [one == other for one, other in zip(before, after, strict=True)] == [False] * 3, "a stale artifact is used"
 
 
 def keys(folder: Path) -> list[Any]:

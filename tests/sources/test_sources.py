@@ -465,6 +465,7 @@ def test_a_long_line_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
         assert peak < 100 << 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["a.jsonl.gz", "a.jsonl.zst"])
 def test_a_file_that_unpacks_to_200_times_its_size_is_refused_beyond_64_mib(name: str, tmp_path: Path) -> None:
     pack = gzip.compress if name.endswith("gz") else zstandard.compress
@@ -664,6 +665,7 @@ def test_an_array_read_in_blocks_equals_one_read_as_a_whole(
         assert found[0] == found[1]
 
 
+@pytest.mark.slow
 def test_a_large_array_is_not_held_as_a_whole(tmp_path: Path) -> None:
     data = json.dumps(MESSAGES * 40, indent=1).encode()
     path = write(tmp_path / "a.json", data)

@@ -44,7 +44,7 @@ def shards_of(path: Path, split: str = "train") -> list[Path]:
 
 
 def sign(path: Path, change: Callable[[dict[str, Any]], None] = lambda values: None) -> None:
-    """Write a manifest anew, `change` made: it says of every file what is there now, and nobody edited it."""
+    """Write a manifest again after `change`, with the present size and digest of every file and a valid digest."""
     folder, values = folder_of(path), Manifest.model_validate_json(path.read_bytes()).model_dump()
     change(values)
     for entry in (*(shard for split in values["splits"].values() for shard in split["shards"]), *values["files"]):

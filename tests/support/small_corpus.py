@@ -80,7 +80,7 @@ Tokens = tuple[list[int], bool]  # ids, as ~id where untrained; whether the last
 
 @st.composite
 def tokens_of(draw: st.DrawFn, longest: int = 40) -> Tokens:
-    """One conversation as it stands in a token file: the first token is untrained, another one is trained."""
+    """Draw a conversation of a token file: its first token is untrained, another one is trained."""
     size = draw(st.integers(2, longest))
     ids = draw(st.lists(st.integers(3, 99), min_size=size, max_size=size))
     trained = draw(st.lists(st.booleans(), min_size=size, max_size=size))

@@ -416,7 +416,7 @@ def tokenize(
     )
     if isinstance(template, str):
         template = BuiltIn(template, encoder, config.train_on)
-    # What is written here need not outlive a power cut, and fsync would be most of the time.
+    # These files do not have to survive a power cut, and fsync would take most of the time.
     with tempfile.TemporaryDirectory(dir=folder()) as name, mock.patch("os.fsync"):
         place = Path(name)
         lines = [json.dumps(record, ensure_ascii=False) for record in records]
@@ -478,7 +478,7 @@ def check_row(row: Row, spans: Sequence[Span], encoder: Encoder) -> None:
 
 
 def read_rows(token_file: Path) -> list[Row]:
-    """The rows of a token file, tokens and labels told apart."""
+    """Return the rows of a token file, with separate tokens and labels."""
     files = TokenFiles([token_file])
     table = files.tables[0]
     rows = []

@@ -191,6 +191,7 @@ def controls_of(row: Row, encoder: Encoder) -> list[str]:
     return [encoder.control_strings[int(number)] for number in row.ids if int(number) in known]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", HF)
 @pytest.mark.parametrize("name", ["chatml", "chatml_marked", "llama3", "tools", "joined"])
 def test_the_control_tokens_are_those_that_the_template_writes(name: str, kind: str) -> None:
@@ -215,7 +216,7 @@ def test_the_control_tokens_are_those_that_the_template_writes(name: str, kind: 
 
 
 @pytest.mark.parametrize("space", ["", " ", "\n"])
-def test_a_control_string_that_the_template_joins_from_neighbouring_fields_is_text(space: str) -> None:
+def test_a_control_string_that_the_template_joins_from_adjacent_fields_is_text(space: str) -> None:
     encoder = open_kind("hf_byte_level")
     template = jinja(
         "<|im_start|>{% for m in messages %}{{ m.name | trim }}{{ m.content | trim }}{{ m.tool_call_id }}{% endfor %}"

@@ -87,19 +87,19 @@ def test_a_hostile_template_ends_with_one_message(
     monkeypatch.setattr(tasks.templates.jinja_sandbox, "SECONDS", 0.2)  # which the system takes for 1
     before = children()
     start = os.times()
-    told: Exception | None = None
+    raised: Exception | None = None
     try:
         render(source)
     except (PackError, Reject) as found:
-        told = found if isinstance(found, PackError) else found.with_traceback(None)
-    if error is None or told is None:
-        assert told is error is None
+        raised = found if isinstance(found, PackError) else found.with_traceback(None)
+    if error is None or raised is None:
+        assert raised is error is None
     else:
-        assert isinstance(told, error)
-        assert problem in str(told)
-        assert len(str(told)) < 1200
-        if isinstance(told, PackError):
-            assert str(told).startswith("template odd.jinja: ")
+        assert isinstance(raised, error)
+        assert problem in str(raised)
+        assert len(str(raised)) < 1200
+        if isinstance(raised, PackError):
+            assert str(raised).startswith("template odd.jinja: ")
     assert sum(os.times()[:4]) - sum(start[:4]) < 3
     assert children() == before, "the process that rendered is still there"
 
@@ -113,7 +113,7 @@ def test_a_renderer_goes_on_after_what_it_could_not_do() -> None:
         assert renderer.render(MESSAGES, None, False, [0], False) == Rendering("ab", [], [[0, 1]], None)
 
 
-def test_a_child_that_is_killed_is_told_of_and_replaced() -> None:
+def test_a_child_that_is_killed_is_reported_and_replaced() -> None:
     renderer = open_renderer(SAY)
     os.kill(renderer._child, signal.SIGSEGV)
     with pytest.raises(DataError, match=r"odd\.jinja: killed the process that rendered it \(SIGSEGV\)"):

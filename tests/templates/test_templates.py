@@ -155,8 +155,8 @@ def test_the_templates_are_all_here() -> None:
 def test_alpaca_without_a_system_message_says_what_to_do() -> None:
     conversation = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
     spans = spans_of("alpaca", conversation, open_kind("sp_bpe_chatml"))
-    told = "<s>Below is a task. Write a response that fulfils it.\n\n### Instruction:\n2+2?\n\n### Response:\n4</s>"
-    assert "".join(span.text for span in spans) == told
+    expected = "<s>Below is a task. Write a response that fulfils it.\n\n### Instruction:\n2+2?\n\n### Response:\n4</s>"
+    assert "".join(span.text for span in spans) == expected
 
 
 def test_training_on_all_takes_the_frame_of_a_trained_turn_and_nothing_of_one_of_weight_0() -> None:
@@ -291,10 +291,10 @@ def test_before_each_answer_stands_the_prompt_and_nothing_of_what_follows(templa
             flags = trained_turns(conversation, "assistant")
             builder = BuiltIn(template, encoder, "assistant")
             spans = builder.spans(conversation, flags)
-            told = builder.spans(replace(conversation, messages=conversation.messages[:k]), flags[:k])
+            prefix = builder.spans(replace(conversation, messages=conversation.messages[:k]), flags[:k])
             last = max(i for i, span in enumerate(spans) if not span.trained)
             asked_for = "".join(span.text for span in spans[: last + 1])
-            assert asked_for == "".join(span.text for span in told) + GENERATION_PROMPT[template]
+            assert asked_for == "".join(span.text for span in prefix) + GENERATION_PROMPT[template]
 
     check()
 

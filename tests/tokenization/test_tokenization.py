@@ -376,6 +376,7 @@ def test_a_source_that_changed_since_it_was_hashed_stops_the_run(tmp_path: Path)
     assert not (tmp_path / "receipt.json").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [" " * 1_000_000, "a" * 1_000_000, "</s>" * 100_000])
 @pytest.mark.parametrize("kind", ["sp_bpe_chatml", "hf_byte_level", "hf_unigram"])
 def test_a_megabyte_of_one_character_is_tokens_like_any_other(kind: str, content: str) -> None:

@@ -119,6 +119,7 @@ def copy(made: dict[str, Path], tmp_path: Path) -> Copy:
 # -- what comes back -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kept", ["plans and sources", "plans", "sources"])
 def test_all_files_come_back_at_once(kind: str, kept: str, made: dict[str, Path], tmp_path: Path) -> None:
@@ -546,6 +547,7 @@ def test_an_earlier_corpus_differs_only_in_its_texts_after_rebuilding(copy: Copy
         rebuild(copy.path)
 
 
+@pytest.mark.slow
 def test_the_commands(copy: Copy, tmp_path: Path) -> None:
     tool = str(BIN / "packcorpus")
     manifest = str(copy.path.relative_to(copy.root))

@@ -176,6 +176,7 @@ def test_signing_what_is_unchanged_is_accepted(kind: str, made: dict[str, Path],
     verify(copy.path)
 
 
+@pytest.mark.slow
 def test_a_shard_without_rows_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 100)
     for kind, values in KINDS.items():
@@ -535,6 +536,7 @@ def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
         yield path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_number_of_the_manifest_is_counted_again(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
     t = copy_of(made, kind, tmp_path)
