@@ -162,7 +162,7 @@ def test_a_run_that_succeeds_says_the_first_reject_of_each_reason(tmp_path: Path
     [
         (["--workers", "two"], "E101 error: --workers: invalid literal", 64),
         (["--sequence-length", "0"], "E104 error: ", 64),
-        (["--workers", "0"], "E101 error: --workers 0: at least 1 has to do the work", 64),
+        (["--workers", "0"], "E101 error: --workers 0: must be at least 1", 64),
         (["--config", "nope.yaml"], "E102 error: nope.yaml", 66),
     ],
 )

@@ -167,8 +167,8 @@ def test_lengths_count_a_conversation_once(mixed: Path) -> None:
     assert figures.lengths.tolist() == list(lengths.values())
     assert len(index) > 1.5 * len(lengths)
     again = sum(split.rows for name, split in manifest.splits.items() if name.startswith("train_epoch"))
-    assert int(figures.anew.sum()) == again > 0
-    assert len(figures.anew) == len(figures.filled)
+    assert int(figures.repacked.sum()) == again > 0
+    assert len(figures.repacked) == len(figures.filled)
 
 
 @pytest.mark.parametrize("asked", [{"row": 3}, {"conversation": 3}, {"at": "chat.jsonl:4"}])
