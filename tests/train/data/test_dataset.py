@@ -239,7 +239,7 @@ def test_every_flipped_bit_is_detected(copy: Path, load: str) -> None:
             damaged[place] ^= 1 << source.randrange(8)
             shard.write_bytes(damaged)
             message = rejected(corpus, load)
-            assert f"{shard}: does not have the SHA-256" in message
+            assert f"{shard}: does not have the recorded SHA-256" in message
             assert "run: packcorpus repair" in message
             assert str(shard) in rejected(copy, load), f"bit flipped in byte {place}"
         shard.write_bytes(whole)
