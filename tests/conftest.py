@@ -24,6 +24,7 @@ SLOW = (
     "pipeline",
     "properties",
     "readers/test_bounded.py",
+    "report",
     "templates/test_rendering.py",
     "test_corpora.py",
     "test_docs.py",

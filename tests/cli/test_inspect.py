@@ -51,6 +51,7 @@ def first_message(record: dict[str, Any]) -> str:
 # From a conversation to its row and back
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SETTINGS)
 def test_every_line_leads_to_its_row_and_every_row_back(corpora: dict[str, Path], kind: str) -> None:
     path = corpora[kind]

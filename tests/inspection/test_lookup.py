@@ -206,6 +206,7 @@ def test_no_row_of_a_damaged_shard_is_shown(
             (as_object if for_json else shown)(path, **asked)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["mixed", "texts"])
 @pytest.mark.usefixtures("believed")
 def test_a_flipped_bit_is_an_error_and_not_a_crash(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:

@@ -21,6 +21,7 @@ from tasks.core.errors import DataError
 from tasks.core.printable import aligned
 from tasks.corpus.mixture_table import limited_by, mixture_table, narrowed
 from tasks.dry_run.dry_run import predict
+from tasks.inspection.labels import BEFORE_MIXTURE
 from tasks.inspection.lookup import giving_all
 from tasks.packing import mixture
 from tasks.packing.pieces import Pieces
@@ -282,7 +283,7 @@ def test_the_source_that_limits_the_others_is_named(tmp_path: Path) -> None:
 
 
 def test_a_share_of_the_sample_differs_from_a_share_of_a_pass(tmp_path: Path) -> None:
-    remark = "share: of the tokens that were read, before the mixture"
+    remark = BEFORE_MIXTURE
     for number, sources in enumerate(([{"path": "few.jsonl", "weight": 2}], [{"path": "few.jsonl"}])):
         recipe = project(tmp_path / str(number), sources)
         packed(recipe)

@@ -563,6 +563,7 @@ TOUCHING = """[...document.querySelectorAll('figure svg')].flatMap(svg => {
 })"""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["truncate", "whole"])
 def test_a_browser_makes_no_requests_and_logs_no_errors(browser: Any, written: dict[str, Path], kind: str) -> None:
     address = written[kind].resolve().as_uri()

@@ -117,12 +117,13 @@ def part_of(place: Path, content: list[bytes], format: Format) -> Part:
     return Part(file, 0, stat.st_size, "")
 
 
+@pytest.mark.slow  # it must have met every template
 @pytest.mark.parametrize("format", FORMATS, ids=[format.name for format in FORMATS])
 def test_both_ways_write_the_same_token_file(format: Format, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)
     seen = Counter[str]()
 
-    @settings(FEW, max_examples=examples(200))
+    @settings(FEW, max_examples=200)
     @given(lines(format), st.sampled_from(list(BUILT_IN)), st.sampled_from(TRAIN_ON), st.sampled_from(BUILT))
     def check(content: list[bytes], template: str, train_on: TrainOn, kind: str) -> None:
         part, encoder = part_of(tmp_path, content, format), open_kind(kind)
