@@ -157,12 +157,11 @@ class RunGuard:
                 counters.put(exit_code=failed.exit_code)
             elif str(failed) not in self.reported:
                 self.reported.add(str(failed))
-                before, checksum = counters.of_run("exit_code"), float(crc32(str(failed).encode()))
+                checksum = float(crc32(str(failed).encode()))
                 # A full disk refuses every worker, each another file: the first message is enough. The same holds for
                 # a source that changed and has many parts.
-                repeats = (
-                    checksum == counters.of_run("last_error") or before == failed.exit_code == StorageError.exit_code
-                )
+                is_full_disk = counters.of_run("exit_code") == failed.exit_code == StorageError.exit_code
+                repeats = is_full_disk or checksum == counters.of_run("last_error")
                 counters.put(exit_code=failed.exit_code, last_error=checksum)
                 if not repeats:
                     display.write(told(failed))

@@ -103,8 +103,8 @@ class Config(BaseModel):
     )
     engine: Literal["auto", "gigatoken", "reference"] = Field(
         "auto",
-        description="Encoder. auto: gigatoken, if it equals the reference on texts of this corpus; gigatoken: the same, "
-        "but an error if it cannot read the tokenizer; reference: the tokenizer's own library.",
+        description="Encoder. auto: gigatoken, if it equals the reference on texts of this corpus; gigatoken: same, "
+        "or an error if it cannot read the tokenizer; reference: the tokenizer's own library.",
     )
     part_size: int = Field(64 << 20, ge=1 << 10, description="Bytes of a source file that one task reads.")
     plan_group: int = Field(
@@ -144,8 +144,8 @@ class Config(BaseModel):
             for number, source in enumerate(self.sources):
                 if source.weight > 1:
                     raise ValueError(
-                        f"sources[{number}].weight: {source.weight:g} is above 1, all of {source.path}; weighting: subsample "
-                        "keeps a share of a source, weighting: repeat packs it more than once"
+                        f"sources[{number}].weight: {source.weight:g} is above 1, all of {source.path}; weighting: "
+                        "subsample keeps a share of a source, weighting: repeat packs it more than once"
                     )
         return self
 

@@ -30,8 +30,8 @@ from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
 from tasks.templates.jinja_template import JinjaTemplate
 from tasks.templates.spans import Template
 
-# About 100 MB per shard: a task costs 60 ms besides its work (fork, page faults, Luigi, syncs), and shards of 25 MB made
-# a corpus of 250 MB take a tenth longer. A smaller corpus has two shards, so that two workers can write it.
+# About 100 MB per shard: a task costs 60 ms besides its work (fork, page faults, Luigi, syncs), and shards of 25 MB
+# made a corpus of 250 MB take a tenth longer. A smaller corpus has two shards, so that two workers can write it.
 SOURCE_BYTES_PER_SHARD = 32 << 20
 
 

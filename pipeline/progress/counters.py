@@ -105,12 +105,8 @@ def seconds(kind: str) -> np.ndarray:
 def span(kind: str) -> float:
     """Return the seconds from the start of the first task of a kind to the end of the last, or until now."""
     started = each(kind, "started")
-    started_tasks = started > 0
-    return (
-        float((started + seconds(kind))[started_tasks].max() - started[started_tasks].min())
-        if started_tasks.any()
-        else 0.0
-    )
+    ran = started > 0
+    return float((started + seconds(kind))[ran].max() - started[ran].min()) if ran.any() else 0.0
 
 
 def elapsed() -> float:

@@ -36,8 +36,8 @@ class Work:
     """The counters of a run; arrays have one item per part or shard, in the order of their tasks.
 
     `size` of each part in bytes of plain text, `share` of it that is read, `seconds_at_share` (elapsed) and `cpu` (CPU
-    seconds) of it when that share was reported, `seconds` until now. Parts that were cached have the share 1 and took no
-    time; `tokens_found` is about how many tokens they hold. `copies` is how often a token is written.
+    seconds) of it when that share was reported, `seconds` until now. Cached parts have the share 1 and took no time;
+    `tokens_found` is about how many tokens they hold. `copies` is how often a token is written.
     """
 
     workers: int
