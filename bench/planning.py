@@ -32,7 +32,7 @@ from tasks.recipe import Recipe
 from tasks.sources.model import Part, SourceFile
 from tasks.storage.files import digest_of, to_json, write_bytes
 from tasks.storage.paths import Layout
-from tasks.storage.schemas import SCHEMA
+from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.tokenization.token_batch import NOTICED
 
 PART = 200_000
@@ -50,7 +50,7 @@ def write_part(recipe: Recipe, part: Part, number: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     random = np.random.default_rng(number)
     total = 0
-    with pa.OSFile(str(path), "w") as file, pa.ipc.new_file(file, SCHEMA) as writer:
+    with pa.OSFile(str(path), "w") as file, pa.ipc.new_file(file, TOKENS_SCHEMA) as writer:
         for top in range(0, PART, BATCH):
             count = min(BATCH, PART - top)
             lengths = (4 + np.exp(random.normal(2.9, 0.7, count))).astype(np.int64).clip(max=LENGTH)
@@ -68,8 +68,8 @@ def write_part(recipe: Recipe, part: Part, number: int) -> None:
                 "separator": np.ones(count, bool),
                 "tokens": pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)),
             }
-            arrays = [pa.array(columns[name]) if name != "tokens" else columns[name] for name in SCHEMA.names]
-            writer.write_batch(pa.record_batch(arrays, schema=SCHEMA))
+            arrays = [pa.array(columns[name]) if name != "tokens" else columns[name] for name in TOKENS_SCHEMA.names]
+            writer.write_batch(pa.record_batch(arrays, schema=TOKENS_SCHEMA))
     counts = {"conversations": PART, "records": PART, "accepted": PART, "tokens": total, "rejects": []}
     receipt = counts | dict.fromkeys(NOTICED, 0) | {"xxh3": digest_of(path, "xxh3")}
     write_bytes(recipe.layout.token_receipt(key), to_json(receipt))

@@ -17,4 +17,4 @@ __all__ = ["PackCorpus", "PlanPacking", "TokenizePart", "TrainAdapter", "TrainTo
 
 settings.apply()
 guard.install()
-startup.is_over()
+startup.restore_interrupt()

@@ -12,7 +12,7 @@ import luigi.parameter
 from luigi.parameter import ParameterException
 from luigi.task_register import TaskClassException
 
-from tasks.core.error_messages import foreseen
+from tasks.core.error_messages import to_pack_error
 from tasks.core.errors import PackError, UsageError
 from tasks.core.suggest import suggest
 
@@ -26,7 +26,7 @@ def as_pack_error(error: Exception) -> PackError:
     if parsing:
         message = f"--{parsing[1].replace('_', '-')}: {error.__cause__}"
     elif not isinstance(error, (ParameterException, TaskClassException)) and not _is_from_parameter(error):
-        return foreseen(error)
+        return to_pack_error(error)
     return UsageError("bad_command_line", f"{message}; {HELP}")
 
 

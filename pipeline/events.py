@@ -23,11 +23,11 @@ from pipeline.run_guard import guard
 from tasks.core.errors import Busy
 from tasks.core.printable import aligned, counted, duration
 from tasks.core.process import peak_memory
-from tasks.corpus.mixture_table import limited_by, mixture_table, narrowed
+from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
 from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
 from tasks.stages import Progress
-from tasks.storage.corpus_folder import remember_manifest, report_beside
+from tasks.storage.corpus_folder import default_report_path, remember_manifest
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.tokenization.engine_check import Verdict
 
@@ -158,7 +158,7 @@ def planned(task: luigi.Task, receipt: dict[str, Any]) -> None:
 def published(task: luigi.Task, manifest: Path) -> None:
     """Link the task on luigid's page to the report, or to the manifest."""
     _status(task, f"the manifest is {manifest}", 1.0)
-    report = report_beside(_corpus_folder(task))
+    report = default_report_path(_corpus_folder(task))
     with suppress(Exception):
         task.set_tracking_url((report if report.is_file() else manifest).resolve().as_uri())
 
@@ -222,16 +222,18 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
 
 def _print_mixture(manifest: Manifest, folder: Path) -> None:
     weighting = manifest.config.get("weighting")
-    table = narrowed(mixture_table(manifest.mixture, weighting), display.room())
+    table = fit_to_width(mixture_table(manifest.mixture, weighting), display.room())
     if table:
         display.show(f"mixture ({weighting}), in one pass over the training split:")
     for line in aligned(table):
         display.show(line)
     left_out = manifest.ledger.conversations.dropped.get("weight", 0)
     if weighting == "token_share" and left_out:
-        from tasks.inspection.lookup import giving_all
+        from tasks.inspection.lookup import sources_taken_whole
 
-        if limited := limited_by(giving_all(manifest, folder), left_out, manifest.ledger.conversations.packed):
+        if limited := explain_limits(
+            sources_taken_whole(manifest, folder), left_out, manifest.ledger.conversations.packed
+        ):
             display.show(limited)
 
 
@@ -244,7 +246,7 @@ def _on_discovered(task: luigi.Task, dependency: luigi.Task) -> None:
     if kind in counters.STAGES and _sent.first("display started"):
         counters.put(copies=dependency.recipe.copies)
         display.start(dependency.recipe.config.name, luigi.interface.core().workers)
-    if kind in counters.STAGES and counters.know(dependency.task_id, kind) and kind == "TokenizePart":
+    if kind in counters.STAGES and counters.register(dependency.task_id, kind) and kind == "TokenizePart":
         counters.put(dependency.task_id, size=dependency.size)
 
 

@@ -36,7 +36,7 @@ from luigi.worker import TaskProcess
 
 from pipeline.command_line_errors import as_pack_error, with_pack_errors
 from pipeline.progress import counters, display
-from tasks.core.error_messages import DEBUG, foreseen, is_on, told
+from tasks.core.error_messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.errors import Interrupted, PackError, StorageError
 
 STOP = (signal.SIGINT, signal.SIGTERM)
@@ -152,7 +152,7 @@ class RunGuard:
         try:
             yield
         except Exception as error:
-            failed = foreseen(error)
+            failed = to_pack_error(error)
             if not str(failed):  # reported by another process
                 counters.put(exit_code=failed.exit_code)
             elif str(failed) not in self.reported:
@@ -164,13 +164,13 @@ class RunGuard:
                 repeats = is_full_disk or checksum == counters.of_run("last_error")
                 counters.put(exit_code=failed.exit_code, last_error=checksum)
                 if not repeats:
-                    display.write(told(failed))
+                    display.write(format_error(failed))
             raise failed from error.__cause__ if failed is error else error
 
     @staticmethod
     def report(error: PackError) -> None:
         """Print an error, and exit with its code when Luigi ends."""
-        display.write(told(error))
+        display.write(format_error(error))
         counters.put(exit_code=error.exit_code)
 
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -20,7 +20,7 @@ from tasks.sources.model import Source
 from tasks.storage.keys import KEY_NAMES
 
 # Settings that cannot change the output: they are neither in the corpus key nor in the manifest.
-WITHOUT_EFFECT = {"part_size", "engine"}
+NOT_IN_KEY = {"part_size", "engine"}
 
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
@@ -151,7 +151,7 @@ class Config(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         """Return every setting that affects the output, in the order of the fields."""
-        return self.model_dump(exclude=WITHOUT_EFFECT)
+        return self.model_dump(exclude=NOT_IN_KEY)
 
 
 def path_in(folder: Path, named: str) -> Path:

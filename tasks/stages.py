@@ -19,7 +19,7 @@ from tasks.core.errors import Busy, PackError
 from tasks.corpus.publish import publish_corpus, write_planned_shard
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
-from tasks.storage.files import digest_of, lock, read_json, sync_folder, to_json, write_bytes
+from tasks.storage.files import acquire_lock, digest_of, read_json, sync_folder, to_json, write_bytes
 from tasks.storage.manifest import load_manifest
 from tasks.tokenization import engine_check
 from tasks.tokenization.tokenize_part import tokenize_part
@@ -132,7 +132,7 @@ class Plan(Stage):
         return all(stage.is_done() for stage in self.requires())
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
-        engine_check.forget()  # nothing is left to encode for this corpus; another one loads its encoder again
+        engine_check.release_encoders()  # nothing is left to encode for this corpus; another one loads its own
         return make_plan(self.recipe, self.recipe.plan_folder)
 
 
@@ -231,7 +231,7 @@ def run_all(target: Stage, progress: Progress = SILENT, check_content: bool = Fa
 def claim(recipe: Recipe) -> None:
     """Make sure that no other run makes this corpus at the same time, before workers are forked. Raises Busy."""
     path = recipe.layout.lock(recipe.config.name, recipe.corpus_key)
-    if not lock(path):
+    if not acquire_lock(path):
         raise Busy("busy", f"{recipe.corpus_folder}: another run is making this corpus; wait for it, then run again")
 
 

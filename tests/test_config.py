@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.config import WITHOUT_EFFECT, Config, load_config
+from tasks.config import NOT_IN_KEY, Config, load_config
 from tasks.core.errors import InputMissing, PackError, UsageError
 from tasks.sources.model import Source
 
@@ -66,9 +66,9 @@ def refusal(folder: Path, text: str | bytes) -> str:
 def test_defaults_are_filled_in(tmp_path: Path) -> None:
     config = load(tmp_path, "sources: [{path: x.jsonl}]\n")
     assert config.model_dump() == DEFAULTS
-    assert config.settings() == {key: value for key, value in DEFAULTS.items() if key not in WITHOUT_EFFECT}
-    assert list(config.settings()) == [field for field in Config.model_fields if field not in WITHOUT_EFFECT]
-    assert set(Config.model_fields) >= WITHOUT_EFFECT, "a setting that is gone is still listed"
+    assert config.settings() == {key: value for key, value in DEFAULTS.items() if key not in NOT_IN_KEY}
+    assert list(config.settings()) == [field for field in Config.model_fields if field not in NOT_IN_KEY]
+    assert set(Config.model_fields) >= NOT_IN_KEY, "a setting that is gone is still listed"
     assert all(field.description for model in (Config, Source) for field in model.model_fields.values())
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from tasks.config import WITHOUT_EFFECT, Config
+from tasks.config import NOT_IN_KEY, Config
 from tasks.conversations.model import Conversation, Message, ToolCall
 from tasks.core.errors import InputMissing, PackError, UsageError
 from tasks.encoders.encoder import Encoded, Encoder
@@ -25,7 +25,7 @@ from tasks.sources.model import Source
 from tasks.sources.parts import find_parts
 from tasks.storage.keys import VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
-from tasks.storage.schemas import SCHEMA
+from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.templates import built_in
 from tasks.templates.built_in import BUILT_IN, BuiltIn
 from tasks.templates.spans import trained_turns
@@ -96,7 +96,7 @@ SOMETIMES: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def test_every_setting_is_decided_on() -> None:
-    assert {*CHANGES, *SOMETIMES} == set(Config.model_fields) - WITHOUT_EFFECT - {"name"}
+    assert {*CHANGES, *SOMETIMES} == set(Config.model_fields) - NOT_IN_KEY - {"name"}
 
 
 @pytest.mark.parametrize("field", SOMETIMES)
@@ -130,7 +130,7 @@ def test_a_changed_setting_changes_the_corpus_key(field: str, tmp_path: Path) ->
 
 def test_what_cannot_change_the_output_changes_no_key(tmp_path: Path) -> None:
     before = recipe(tmp_path / "here")
-    assert {"part_size", "engine"} == WITHOUT_EFFECT
+    assert {"part_size", "engine"} == NOT_IN_KEY
     parted = recipe(tmp_path / "here", part_size=1024)
     assert len(parted.parts) > 1
     assert parted.corpus_key == before.corpus_key
@@ -428,7 +428,7 @@ def test_golden_tokens(tmp_path: Path) -> None:
         )
         with pa.memory_map(str(path)) as file:
             rows = pa.ipc.open_file(file).read_all().to_pylist()
-        assert list(rows[0])[: len(SCHEMA)] == SCHEMA.names
+        assert list(rows[0])[: len(TOKENS_SCHEMA)] == TOKENS_SCHEMA.names
         assert [row["record"] for row in rows] == [1, 2]
         assert [(record, code) for record, code, _ in receipt["rejects"]] == [(3, "bad_json")]
         counted = {name: value for name, value in receipt.items() if name not in NOT_COUNTED}

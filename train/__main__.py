@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, get_args, get_origin
 
-from tasks.core.error_messages import DEBUG, foreseen, is_on, told
+from tasks.core.error_messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.errors import Interrupted, UsageError
 from train.machine.signals import SignalGuard, is_rank
 
@@ -93,12 +93,12 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
     except Exception as error:
         if "--debug" in arguments or is_on(DEBUG):
             traceback.print_exc()
-        failed = foreseen(error)
+        failed = to_pack_error(error)
         guard.leave(failed.exit_code)
         rank = os.environ.get("RANK", "0")
         failed.facts |= {"rank": int(rank)} if rank != "0" else {}
         if str(failed) and not (isinstance(failed, Interrupted) and is_rank()):
-            print(told(failed), file=sys.stderr)
+            print(format_error(failed), file=sys.stderr)
         return failed.exit_code
     guard.leave(0)
     return 0

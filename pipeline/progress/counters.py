@@ -53,7 +53,7 @@ def begin() -> None:
     put(started=time.time())
 
 
-def know(task: str, kind: str) -> bool:
+def register(task: str, kind: str) -> bool:
     """Assign a row to a task; return False if it has one. For the parent, before it forks the task's process."""
     if task in _rows or FIRST + len(_rows) == _ROWS:
         return False

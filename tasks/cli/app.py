@@ -30,7 +30,7 @@ from typing import Annotated, Any
 import typer
 
 from tasks.core.error_codes import DATA
-from tasks.core.error_messages import DEBUG, JSON, as_json, as_text, foreseen, is_on
+from tasks.core.error_messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
 from tasks.core.errors import Interrupted, UsageError
 from tasks.inspection.manifests import (
     complete_file,
@@ -432,7 +432,7 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     arguments = sys.argv[1:]
-    startup.is_over()
+    startup.restore_interrupt()
     try:
         code = app(standalone_mode=False)
         if code != _INTERRUPTED:
@@ -447,7 +447,7 @@ def main() -> None:
         if "--debug" in arguments or is_on(DEBUG):
             raise
         failure = error
-    reported = foreseen(failure)
+    reported = to_pack_error(failure)
     if "--json" in arguments or is_on(JSON):
         print(as_json(reported))
     else:

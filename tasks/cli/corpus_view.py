@@ -15,8 +15,8 @@ from rich.text import Text
 from tasks.cli.console import grid, heading, indented, plain_table, single, whole
 from tasks.core.error_codes import CODES
 from tasks.core.printable import common_folder, counted, in_bytes, printable
-from tasks.corpus.mixture_table import mixture_table, narrowed
-from tasks.inspection.labels import BATCH_ROWS, BEFORE_MIXTURE, FEW_STEPS, LOST, NOTICED, TRAINED_TURNS
+from tasks.corpus.mixture_table import fit_to_width, mixture_table
+from tasks.inspection.labels import BATCH_ROWS, DROPPED, FEW_STEPS, NOTICED, SHARE_NOTE, TRAINED_TURNS
 from tasks.inspection.manifests import Listing, Overview, Unreadable
 from tasks.inspection.verification import Verification
 from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts
@@ -84,7 +84,7 @@ def _print_sources(manifest: Manifest, console: Console) -> None:
     folder = common_folder([source.path for source in sources])
     notes = [f"below {printable(folder)}"] * bool(folder)
     notes += ["trained: in all rows, copies included"] * bool(manifest.ledger.tokens.repeated)
-    notes += [BEFORE_MIXTURE] * bool(mixture_table(manifest.mixture, manifest.config.get("weighting")))
+    notes += [SHARE_NOTE] * bool(mixture_table(manifest.mixture, manifest.config.get("weighting")))
     heading(console, "Sources", "; ".join(notes))
     wide = console.width >= 100
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim", footer_style="bold")
@@ -113,7 +113,7 @@ def _print_sources(manifest: Manifest, console: Console) -> None:
 
 
 def print_mixture(mixture: Sequence[MixtureFacts], weighting: object, console: Console) -> None:
-    lines = narrowed(mixture_table(mixture, weighting), console.width - 2)
+    lines = fit_to_width(mixture_table(mixture, weighting), console.width - 2)
     if not lines:
         return
     heading(console, "Mixture", f"{weighting}, in one epoch of the training split")
@@ -138,7 +138,7 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
         _line(left, "−", title, sum(lost.values()))
         for reason, count in lost.items():
             if count:
-                _detail(left, LOST.get(reason, printable(reason)), count)
+                _detail(left, DROPPED.get(reason, printable(reason)), count)
     _line(left, "=", "packed", conversations.packed, "bold")
     for title, count in (("truncated", conversations.truncated), ("split", conversations.split)):
         if count:

@@ -12,7 +12,7 @@ from rich.text import Text
 from tasks.cli.console import grid, heading, indented, plain_table, whole
 from tasks.core.printable import common_folder, counted, printable
 from tasks.inspection.diff import Change, ConversationChanges, Difference, SourceChanges
-from tasks.inspection.labels import LOST
+from tasks.inspection.labels import DROPPED
 
 SHOWN = 20  # conversations, settings or figures
 CUT = 72  # characters of a value or text
@@ -107,7 +107,7 @@ def _named_as_inspect(change: Change) -> list[Change]:
     if name in WORDS:
         return [Change(WORDS[name], before, after)] * bool(WORDS[name])
     group, _, last = name.rpartition(".")
-    words = LOST.get(last) or last.replace("_", " ") * (group != "rows" and group != "shards") or last
+    words = DROPPED.get(last) or last.replace("_", " ") * (group != "rows" and group != "shards") or last
     return [Change(f"{WORDS[group]} {words}" if group in WORDS else name, before, after)]
 
 
@@ -143,7 +143,7 @@ def _print_conversations(found: ConversationChanges, console: Console) -> None:
         for one in moved[:SHOWN]:
             text = Text()
             if one.why:
-                text.append(f"dropped {when}: {LOST.get(one.why, printable(one.why))}", "yellow")
+                text.append(f"dropped {when}: {DROPPED.get(one.why, printable(one.why))}", "yellow")
                 text.append(" · " * bool(one.text), "dim")
             text.append(_cut(one.text), "dim")
             table.add_row(Text(sign, color), printable(f"{one.source}:{one.record}"), text)

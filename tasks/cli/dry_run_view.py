@@ -13,7 +13,7 @@ from tasks.cli.token_text import print_hanging, print_legend, print_title, text_
 from tasks.core.printable import common_folder, counted, duration, in_bytes, printable
 from tasks.corpus.mixture_table import mixture_table
 from tasks.inspection.dry_run import DryRun
-from tasks.inspection.labels import BEFORE_MIXTURE, LOST, NOTICED, TRAINED_TURNS
+from tasks.inspection.labels import DROPPED, NOTICED, SHARE_NOTE, TRAINED_TURNS
 from tasks.inspection.token_runs import Span
 
 SHOWN_CONVERSATIONS = 12
@@ -65,7 +65,7 @@ def _print_sources(run: DryRun, console: Console) -> None:
     folder = common_folder([source.path for source in run.sources])
     notes = [f"below {printable(folder)}"] * bool(folder)
     wide = console.width >= 120
-    notes += [BEFORE_MIXTURE] * (wide and bool(mixture_table(run.mixture, run.settings["weighting"])))
+    notes += [SHARE_NOTE] * (wide and bool(mixture_table(run.mixture, run.settings["weighting"])))
     heading(console, "Sources", "; ".join(notes))
     table = plain_table()
     table.add_column("file", overflow="fold")
@@ -189,7 +189,7 @@ def _print_figures(run: DryRun, console: Console) -> None:
 def _reason(run: DryRun, reason: str) -> str:
     """Describe why conversations are dropped."""
     setting = run.settings.get(reason)
-    return f"{LOST.get(reason, reason)}{f': {setting:,}' if isinstance(setting, int) else ''}"
+    return f"{DROPPED.get(reason, reason)}{f': {setting:,}' if isinstance(setting, int) else ''}"
 
 
 def _print_steps(run: DryRun, console: Console) -> None:

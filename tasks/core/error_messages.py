@@ -49,12 +49,12 @@ def as_json(error: PackError) -> str:
     return json.dumps({"error": values | error.facts}, default=str)
 
 
-def told(error: PackError) -> str:
+def format_error(error: PackError) -> str:
     """Return the error as JSON or text, as PACKCORPUS_JSON selects."""
     return as_json(error) if is_on(JSON) else as_text(error)
 
 
-def foreseen(error: Exception) -> PackError:
+def to_pack_error(error: Exception) -> PackError:
     """Return a PackError as it is; convert any other exception to one, with its type, message, and place."""
     if isinstance(error, PackError):
         return error

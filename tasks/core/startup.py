@@ -19,7 +19,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     os._exit(75)
 
 
-def is_over() -> None:
+def restore_interrupt() -> None:
     """Let Ctrl-C raise KeyboardInterrupt again."""
     if signal.getsignal(signal.SIGINT) is _end:
         signal.signal(signal.SIGINT, signal.default_int_handler)

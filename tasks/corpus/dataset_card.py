@@ -18,7 +18,7 @@ import yaml
 from tasks.core.printable import counted, printable
 from tasks.corpus.mixture_table import mixture_table
 from tasks.storage.manifest import Manifest, SourceFacts
-from tasks.storage.splits import ANEW
+from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 
 CARD = "README.md"
 
@@ -188,7 +188,7 @@ dataset = load_dataset("path/to/this/folder")
 
 def _packings(manifest: Manifest) -> str:
     """Explain how to train on several packings; empty if there is only one."""
-    repacked = [name for name in manifest.splits if name.startswith(ANEW)]
+    repacked = [name for name in manifest.splits if name.startswith(TRAIN_EPOCH_PREFIX)]
     if not repacked:
         return ""
     names = ", ".join(f"`{name}`" for name in repacked)

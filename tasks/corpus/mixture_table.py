@@ -31,7 +31,7 @@ def mixture_table(mixture: Sequence[MixtureFacts], weighting: object) -> list[li
     return [titles, *lines]
 
 
-def narrowed(table: list[list[str]], width: int) -> list[list[str]]:
+def fit_to_width(table: list[list[str]], width: int) -> list[list[str]]:
     """Fit the table to `width` characters, with two spaces between columns.
 
     Columns without information are removed. If the table is still too wide, the share of all tokens is removed (that of
@@ -70,7 +70,7 @@ def _shortened(name: str, room: int) -> str:
     return name if len(name) <= room else f"{name[: room - 1 - half]}…{name[-half:]}"
 
 
-def limited_by(giving_all: Sequence[str], left_out: float, packed: float) -> str:
+def explain_limits(giving_all: Sequence[str], left_out: float, packed: float) -> str:
     """Explain which sources limit a mixture by token_share.
 
     These are the sources that are used in full. Returns "" if no conversation is left out.

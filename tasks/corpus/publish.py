@@ -40,7 +40,7 @@ def write_planned_shard(
         return write_shard(path, plan, rows, tokens, encoder, length, key)
 
 
-def copies_beside(recipe: Recipe) -> dict[str, bytes]:
+def files_beside(recipe: Recipe) -> dict[str, bytes]:
     """Return the contents of the files next to the shards, by name."""
     copies = {name: (recipe.plan_folder / name).read_bytes() for name in ("index.arrow", "rejects.jsonl")}
     copies |= {f"tokenizer/{file.name}": file.read_bytes() for file in recipe.tokenizer_files.files}
@@ -57,7 +57,7 @@ def publish_corpus(recipe: Recipe, shards: list[dict[str, Any]], run_record: dic
     folder = recipe.corpus_folder
     plan = read_json(recipe.plan_folder / "plan.json")
     files = []
-    for name, content in copies_beside(recipe).items():
+    for name, content in files_beside(recipe).items():
         # Record the checksum of the content, not of the file: the latter would vouch for a damaged copy.
         files.append({"path": name} | write_bytes(folder / name, content))
     # `repair` finds the sources by this.

@@ -35,8 +35,8 @@ from tasks.dry_run.find_tokenizer import tokenizer_near
 from tasks.dry_run.model import Prediction, about
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
-from tasks.readers.containers import container_of
-from tasks.sources.locate import locate
+from tasks.readers.containers import container_by_extension
+from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.sample_files import sample_files
 from tasks.sources.source_files import find_files
@@ -170,7 +170,7 @@ def _entries(path: Path, left_out: list[str], skipped: list[str]) -> Iterator[En
     outputs = Layout(Path()).outputs()
     for part in _known(path, left_out, skipped):
         entries = []
-        for file, _ in locate(str(part), Path()):
+        for file, _ in find_paths(str(part), Path()):
             if any(file.resolve().is_relative_to(output) for output in outputs):
                 raise UsageError("own_output", f"{part}: is an output of packcorpus, not a source")
             entries.append(_entry(file))
@@ -208,7 +208,7 @@ def _known(path: Path, left_out: list[str], skipped: list[str]) -> Iterator[Path
         return
     names = _names(path)
     saved = any(os.path.basename(name) in ("state.json", "dataset_dict.json") for name in names)
-    if saved or all(map(container_of, names)):
+    if saved or all(map(container_by_extension, names)):
         yield path
     else:
         yield from _globs(path, names, left_out)
@@ -224,8 +224,8 @@ def _names(path: Path) -> list[str]:
 
 
 def _globs(path: Path, names: list[str], left_out: list[str]) -> Iterator[Path]:
-    known = [name for name in names if container_of(name)]
-    left_out += [name for name in names if not container_of(name)]
+    known = [name for name in names if container_by_extension(name)]
+    left_out += [name for name in names if not container_by_extension(name)]
     deep = "**/" if any(os.sep in name for name in known) else ""
     for extension in sorted({re.sub(r"^.*?(\.[^.]+(\.(gz|zst))?)$", r"\1", name) for name in known}):
         yield Path(f"{glob.escape(str(path))}/{deep}*{extension}")

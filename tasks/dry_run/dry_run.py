@@ -24,7 +24,7 @@ import numpy as np
 from tasks.config import Config
 from tasks.core.errors import Reject
 from tasks.dry_run.expected_mixture import Shares, entries_of, shares
-from tasks.dry_run.model import Packed, Prediction, Rejects, SampleTokens, Shown, Source
+from tasks.dry_run.model import Example, Packed, Prediction, Rejects, SampleTokens, Source
 from tasks.dry_run.resources import estimate_costs
 from tasks.dry_run.sample_tokens import encodes_equally, fast_encoder, thinned, tokenize_sample, train_on_sample
 from tasks.dry_run.warnings import find_failures, find_warnings
@@ -39,7 +39,7 @@ from tasks.sources.sample_files import sample_files
 from tasks.sources.source_files import find_files
 from tasks.storage.manifest import MixtureFacts
 from tasks.storage.paths import Layout
-from tasks.storage.schemas import DROPS, REJECTED, why
+from tasks.storage.schemas import DROP_REASONS, REJECTED, drop_code
 from tasks.storage.splits import SPLITS, split_names
 from tasks.storage.token_files import TokenColumns
 from tasks.templates.jinja_template import JinjaTemplate
@@ -132,7 +132,7 @@ class Selection:
     tokens: TokenColumns
     weights: np.ndarray  # float64[conversations], how many conversations each represents
     pieces: Pieces
-    why: np.ndarray  # uint8[conversations], Accepted.why before the mixture
+    reason: np.ndarray  # uint8[conversations], Accepted.reason before the mixture
     shares: Shares
 
     @property
@@ -152,22 +152,22 @@ def _select(sampled: list[SampleTokens], recipe: Recipe, whole: bool) -> Selecti
     weights = [each.sample.weights[record[slice(*inside)]] for each, inside in zip(sampled, edges, strict=True)]
     represents = np.concatenate([np.empty(0), *weights])
     pieces = select_pieces(tokens, recipe, is_sample=not whole)
-    before = pieces.accepted.why.copy()
+    before = pieces.accepted.reason.copy()
     chosen = shares(pieces, tokens, recipe, None if whole else represents)
     return Selection(recipe, tokens, represents, pieces, before, chosen)
 
 
 def _is_too_long(selection: Selection) -> np.ndarray:
     """Return which conversations the overlong policy was applied to, bool[conversations]."""
-    reached = np.isin(selection.why, (0, why("too_long"), REJECTED))
+    reached = np.isin(selection.reason, (0, drop_code("too_long"), REJECTED))
     return reached & (selection.pieces.accepted.length > selection.recipe.config.sequence_length)
 
 
 def _dropped(selection: Selection) -> dict[str, float]:
     """Count the dropped conversations by reason."""
     weights, chosen = selection.weights, selection.shares
-    dropped = {reason: float(weights[selection.why == why(reason)].sum()) for reason in DROPS}
-    dropped["limit"] = float(((selection.why == 0) - chosen.within) @ weights)
+    dropped = {reason: float(weights[selection.reason == drop_code(reason)].sum()) for reason in DROP_REASONS}
+    dropped["limit"] = float(((selection.reason == 0) - chosen.within) @ weights)
     dropped["weight"] = float((chosen.within - chosen.packed) @ weights)
     return {reason: count for reason, count in dropped.items() if count >= 0.5 or reason == "too_long"}
 
@@ -194,7 +194,7 @@ def _count_rejects(sampled: list[SampleTokens], selection: Selection) -> tuple[d
     late = Reject("no_trained_tokens", message)
     for each, inside in zip(sampled, selection.parts, strict=True):
         records = selection.tokens.column("record", inside.start, inside.stop)
-        for record in records[selection.why[inside] == REJECTED].tolist():
+        for record in records[selection.reason[inside] == REJECTED].tolist():
             rejects.setdefault(late.reason, Rejects()).add(each.sample, record, late)
             cut_off.add(each.sample, record, late)
     return rejects, cut_off
@@ -210,16 +210,16 @@ def _sources(sampled: list[SampleTokens], selection: Selection, packed: Packed) 
         if inside.start < inside.stop:
             first = selection.tokens.column("record", inside.start, inside.start + 1)[0]
             values = selection.tokens.tokens(inside.start)
-            shown = Shown(sample.records[first].place, values ^ (values >> 31), values >= 0)
+            shown = Example(sample.records[first].place, values ^ (values >> 31), values >= 0)
         rejected = sum(float(sample.weights[record]) for record, _ in each.rejects)
-        rejected += float(selection.weights[inside][selection.why[inside] == REJECTED].sum())
+        rejected += float(selection.weights[inside][selection.reason[inside] == REJECTED].sum())
         found.append(Source(sample, sample.expected, rejected, encoded, trained, shown))
     return found
 
 
 def _encoded(selection: Selection) -> list[float]:
     """Return the encoded tokens of each file, without separators and rejected conversations."""
-    encoded = selection.pieces.accepted.encoded(slice(None)) * (selection.why != REJECTED)
+    encoded = selection.pieces.accepted.encoded(slice(None)) * (selection.reason != REJECTED)
     return [float(encoded[inside] @ selection.weights[inside]) for inside in selection.parts]
 
 

@@ -15,7 +15,7 @@ from tasks.core.errors import DataError
 from tasks.packing.mixture import is_mixed, mix
 from tasks.packing.pieces import Pieces
 from tasks.recipe import Recipe
-from tasks.storage.schemas import why
+from tasks.storage.schemas import drop_code
 from tasks.storage.token_files import TokenColumns
 
 
@@ -34,16 +34,16 @@ class Shares:
 
 def exact_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Shares:
     """Decide as a run does. Raises DataError or UsageError as `mix` does."""
-    mixed, reasons = mix(pieces, tokens, recipe), pieces.accepted.why
+    mixed, reasons = mix(pieces, tokens, recipe), pieces.accepted.reason
     packed = (reasons == 0).astype(np.float64)
     copies = packed if mixed.copies is None else mixed.copies * packed
-    return Shares(packed + (reasons == why("weight")), packed, copies)
+    return Shares(packed + (reasons == drop_code("weight")), packed, copies)
 
 
 def expected_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, weights: np.ndarray) -> Shares:
     """Estimate shares from conversations that represent `weights` (float64) conversations each."""
     config, accepted = recipe.config, pieces.accepted
-    within = (accepted.why == 0).astype(np.float64)
+    within = (accepted.reason == 0).astype(np.float64)
     if not is_mixed(config):
         return Shares(within, within, within)
     entries = entries_of(pieces, recipe)
@@ -70,11 +70,11 @@ def shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, weights: np.nda
     """Return the shares; `weights` is None if the sample is everything."""
     if weights is not None:
         return expected_shares(pieces, tokens, recipe, weights)
-    reasons = pieces.accepted.why.copy()
+    reasons = pieces.accepted.reason.copy()
     try:
         return exact_shares(pieces, tokens, recipe)
     except DataError:  # a source is empty; the shares of the others can be estimated
-        pieces.accepted.why[:] = reasons
+        pieces.accepted.reason[:] = reasons
         return expected_shares(pieces, tokens, recipe, np.ones(len(reasons)))
 
 

@@ -28,7 +28,7 @@ class SampleTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class Example:
     """One conversation as tokens: ids int32, trained bool. `place` is its file and line."""
 
     place: str
@@ -45,7 +45,7 @@ class Source:
     rejected: float
     tokens: float
     trained: float
-    shown: Shown | None
+    shown: Example | None
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ def about(count: float, found: Prediction) -> str:
     return f"{count:,.0f}" if found.whole else f"about {count:,.0f}"
 
 
-def in_a_row(found: Prediction) -> float:
+def conversations_per_row(found: Prediction) -> float:
     """Return the mean number of conversations (or pieces of them) per row."""
     return found.pieces / max(sum(found.rows.values()), 1)
 

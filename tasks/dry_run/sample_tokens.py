@@ -22,7 +22,7 @@ from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
 from tasks.recipe import Recipe
 from tasks.sources.sample import Sample
-from tasks.storage.schemas import SCHEMA, WHOLE_SCHEMA
+from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
 from tasks.tokenization.engine_check import HARD, LONGEST, difference
 from tasks.tokenization.prepare import Preparer, texts_of
 from tasks.tokenization.token_batch import COUNTS, NOTICED, Batch
@@ -94,7 +94,7 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
     """Tokenize the sample of one file as a run does."""
     config, file = recipe.config, sample.file
     rejects: list[tuple[int, Reject]] = []
-    schema = SCHEMA if config.packing else WHOLE_SCHEMA
+    schema = TOKENS_SCHEMA if config.packing else TOKENS_AND_TEXT_SCHEMA
     receipt: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     preparer = Preparer(file, recipe.template, encoder, config.train_on, config.packing)
     texts = [np.empty(0, np.int64)]

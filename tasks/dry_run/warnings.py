@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tasks.corpus.mixture_table import limited_by
+from tasks.corpus.mixture_table import explain_limits
 from tasks.dry_run.model import Prediction, about
-from tasks.packing.rejects import advice
+from tasks.packing.rejects import suggest_settings
 
 
 def find_failures(found: Prediction) -> list[str]:
@@ -18,7 +18,7 @@ def find_failures(found: Prediction) -> list[str]:
         failures.append(
             f"The run will fail: {100 * rejected / read:.2f} % of the conversations are rejected, but max_rejects "
             f"allows {100 * config.max_rejects:.2f} %. Rejects shows the first of each reason; "
-            f"{advice(rejected, cut_off, read)}"
+            f"{suggest_settings(rejected, cut_off, read)}"
         )
     if config.overlong == "error" and found.too_long:
         failures.append(
@@ -38,7 +38,7 @@ def find_failures(found: Prediction) -> list[str]:
 def find_warnings(found: Prediction) -> list[str]:
     """Return what a user may want to change or to know."""
     warnings: list[str] = []
-    if limited := limited_by(found.giving_all, found.dropped.get("weight", 0.0), found.packed):
+    if limited := explain_limits(found.giving_all, found.dropped.get("weight", 0.0), found.packed):
         warnings.append(limited)
     if found.config.duplicates == "drop" and not found.whole:
         warnings.append("duplicates: drop: duplicates are only found within the sample; the run may drop more")

@@ -12,7 +12,7 @@ from typing import Any
 
 from tasks.core.error_codes import CODES
 from tasks.core.printable import counted
-from tasks.dry_run.model import Prediction, in_a_row, steps
+from tasks.dry_run.model import Prediction, conversations_per_row, steps
 from tasks.dry_run.model import Source as PredictedSource
 from tasks.inspection.labels import BATCH_ROWS, FEW_STEPS
 from tasks.inspection.token_runs import Span, spans_of
@@ -192,14 +192,14 @@ def _source(found: Prediction, source: PredictedSource) -> Source:
 
 def _steps(found: Prediction, rows: int) -> Steps:
     count, trained = steps(found, rows)
-    conversations = in_a_row(found) * min(rows, found.rows["train"])
+    conversations = conversations_per_row(found) * min(rows, found.rows["train"])
     return Steps(rows, count, round(trained), round(conversations))
 
 
 def step_warnings(found: Prediction, batches: list[int]) -> list[str]:
     """Return what speaks against the batches; without any, against the middle one of those that are shown."""
     warnings = []
-    held = in_a_row(found)
+    held = conversations_per_row(found)
     for rows in batches or BATCH_ROWS[1:2]:
         count, trained = steps(found, rows)
         if 0 < count < FEW_STEPS:

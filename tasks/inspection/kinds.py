@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import InputMissing, UsageError
-from tasks.readers.containers import container_of
+from tasks.readers.containers import container_by_extension
 from tasks.storage.manifest import Shard, load_manifest
 from tasks.storage.shards import open_shard
 
@@ -97,7 +97,7 @@ def shard_figures(path: Path) -> ShardFigures:
 
 def is_source(path: Path) -> bool:
     """Return whether a file is a source, by its name; a .json is one if it does not start like a manifest."""
-    if container_of(path.name) is None or not path.is_file():
+    if container_by_extension(path.name) is None or not path.is_file():
         return False
     if path.suffix != ".json":
         return True

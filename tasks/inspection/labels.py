@@ -17,7 +17,7 @@ NOTICED = {
 }
 
 # Why a conversation is in no row, by the reason in the ledger.
-LOST = {
+DROPPED = {
     "too_long": "longer than a row",
     "min_tokens": "fewer tokens than min_tokens",
     "max_tokens": "more tokens than max_tokens",
@@ -29,6 +29,6 @@ LOST = {
     "no_trained_tokens": "no token to train on",
 }
 
-BEFORE_MIXTURE = "share: of all tokens read, before the mixture"
+SHARE_NOTE = "share: of all tokens read, before the mixture"
 
 TRAINED_TURNS = {"assistant": "assistant turns", "last": "the last assistant turn", "all": "all turns"}

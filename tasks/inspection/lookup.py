@@ -120,7 +120,7 @@ def kept_in_place_of(manifest: Manifest, folder: Path, duplicate: Place) -> Plac
     return None if first["dropped"] == "duplicate" else first
 
 
-def giving_all(manifest: Manifest, folder: Path) -> list[str]:
+def sources_taken_whole(manifest: Manifest, folder: Path) -> list[str]:
     """Return the entries of `sources` from which the mixture took every conversation."""
     left_out: set[int] = set()
     with open_index(manifest, folder) as reader:

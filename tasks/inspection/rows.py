@@ -17,7 +17,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import counted, printable
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
-from tasks.inspection.labels import LOST
+from tasks.inspection.labels import DROPPED
 from tasks.inspection.lookup import (
     Place,
     find_row,
@@ -138,7 +138,7 @@ def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:
     if reason == "weight":
         weight = f"{printable(entry.path)}: {entry.weight:g}, weighting: {config.get('weighting')}"
         return f"left out by the weight of its source ({weight}), chosen by the seed"
-    return LOST.get(reason, printable(str(reason)))
+    return DROPPED.get(reason, printable(str(reason)))
 
 
 def place_in_corpus(manifest: Manifest, place: Place | None) -> Piece:

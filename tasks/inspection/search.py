@@ -26,7 +26,7 @@ from tasks.storage.corpus_folder import check_unchanged, corpus_folder
 from tasks.storage.manifest import Manifest, Shard, load_manifest
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard, to_dicts
-from tasks.storage.splits import ANEW
+from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 
 # Tokens converted to bytes at a time: 4 to 5 bytes each.
 _TOKENS = 1 << 22
@@ -89,7 +89,7 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
     if not text:
         raise UsageError("bad_command_line", "--search: the text is empty")
     needle = text.encode("utf-8", "replace")
-    splits = {name: split for name, split in manifest.splits.items() if not name.startswith(ANEW)}
+    splits = {name: split for name, split in manifest.splits.items() if not name.startswith(TRAIN_EPOCH_PREFIX)}
     shards = [(name, n, shard) for name, split in splits.items() for n, shard in enumerate(split.shards)]
     if manifest.format_version == "2.0":
         for split, number, shard in shards:

@@ -15,9 +15,9 @@ from tasks.core.error_codes import CODES
 from tasks.core.errors import PackError, Reject, UsageError
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import container_named
-from tasks.sources.locate import locate
+from tasks.sources.locate import find_paths
 from tasks.sources.model import SourceFile
-from tasks.sources.source_files import look
+from tasks.sources.source_files import identify_file
 from tasks.storage.manifest import load_manifest
 
 SAMPLED = 100  # records at the start of a source from which its figures are computed
@@ -74,7 +74,7 @@ class ConfigOverview:
 
 def source_overview(path: Path, limit: int) -> SourceOverview:
     """Read the first `limit` records of a source. Raises UsageError, InputMissing, DataError or StorageError."""
-    file = look(path)
+    file = identify_file(path)
     read = list(islice(records_of(file), max(limit, SAMPLED)))
     first = [record for _, record in read[:SAMPLED]]
     turns = [len(record.messages) for record in first if isinstance(record, Conversation)]
@@ -85,13 +85,13 @@ def source_overview(path: Path, limit: int) -> SourceOverview:
 
 def source_line(path: Path, line: int) -> SourceRecords:
     """Read the record of a line. Raises as source_overview does, and UsageError if there is no such line."""
-    file = look(path)
+    file = identify_file(path)
     return SourceRecords(**vars(_facts(file)), records=[_record_value(line, record_of(file, line))])
 
 
 def source_search(path: Path, text: str, limit: int) -> SourceRecords:
     """Read the first `limit` records that contain a text. Raises as source_overview does."""
-    file = look(path)
+    file = identify_file(path)
     found = containing(file, text)
     records = [_record_value(number, record) for number, record in islice(found, limit)]
     more = next(found, None) is not None
@@ -161,10 +161,10 @@ def _strings(conversation: Conversation) -> Iterator[str]:
 
 
 def sources_of(config: Config, folder: Path) -> Iterator[SourceFile]:
-    """Yield the files of a config, in order and not hashed. Raises what `look` raises."""
+    """Yield the files of a config, in order and not hashed. Raises what `identify_file` raises."""
     for source in config.sources:
-        for path, name in locate(source.path, folder):
-            yield look(path, name, source)
+        for path, name in find_paths(source.path, folder):
+            yield identify_file(path, name, source)
 
 
 def corpora_of(config: Config, manifests: Path) -> list[Path]:

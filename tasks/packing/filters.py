@@ -1,6 +1,6 @@
 """Drop conversations by length, number of turns, or duplicate content.
 
-    Accepted ─min_tokens, max_tokens, min_turns, max_turns─▶ ─duplicates: drop─▶ Accepted.why
+    Accepted ─min_tokens, max_tokens, min_turns, max_turns─▶ ─duplicates: drop─▶ Accepted.reason
 
 Nothing here depends on the sequence length, so every sequence length keeps the same conversations.
 """
@@ -11,21 +11,21 @@ import numpy as np
 
 from tasks.config import Config
 from tasks.packing.pieces import Accepted
-from tasks.storage.schemas import why
+from tasks.storage.schemas import drop_code
 from tasks.storage.token_files import TokenColumns
 
 
 def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Config) -> None:
-    """Set `accepted.why` of conversations that are too short, too long, or duplicates."""
+    """Set `accepted.reason` of conversations that are too short, too long, or duplicates."""
     for name in ("tokens", "turns"):
         least, most = getattr(config, f"min_{name}"), getattr(config, f"max_{name}")
         if least is None and most is None:
             continue
         values = accepted.length if name == "tokens" else tokens.column("turns")
         if least is not None:
-            accepted.why[(values < least) & (accepted.why == 0)] = why(f"min_{name}")
+            accepted.reason[(values < least) & (accepted.reason == 0)] = drop_code(f"min_{name}")
         if most is not None:
-            accepted.why[(values > most) & (accepted.why == 0)] = why(f"max_{name}")
+            accepted.reason[(values > most) & (accepted.reason == 0)] = drop_code(f"max_{name}")
     if config.duplicates == "drop":
         _drop_duplicates(accepted, tokens)
 
@@ -38,6 +38,6 @@ def _drop_duplicates(accepted: Accepted, tokens: TokenColumns) -> None:
     """
     digests = tokens.column("digest")
     order = np.lexsort((accepted.length, digests))  # stable: equal contents stay in source order
-    order = order[accepted.why[order] == 0]
+    order = order[accepted.reason[order] == 0]
     same = (digests[order[1:]] == digests[order[:-1]]) & (accepted.length[order[1:]] == accepted.length[order[:-1]])
-    accepted.why[order[1:][same]] = why("duplicate")
+    accepted.reason[order[1:][same]] = drop_code("duplicate")

@@ -21,7 +21,7 @@ from tasks.packing.placement import Placed
 from tasks.recipe import Recipe
 from tasks.storage.arrow import strings, to_arrow
 from tasks.storage.files import atomic_file
-from tasks.storage.schemas import DROPS, INDEX_SCHEMA, REJECTED
+from tasks.storage.schemas import DROP_REASONS, INDEX_SCHEMA, REJECTED
 from tasks.storage.splits import split_names
 from tasks.storage.token_files import TokenColumns
 
@@ -44,7 +44,7 @@ class IndexWriter:
         for first in range(0, count if with_dropped else 0, _BATCH):
             last = min(first + _BATCH, count)
             bottom = bisect_left(range(pieces.once), last, top, key=pieces.conversation)
-            reason = pieces.accepted.why[first:last]
+            reason = pieces.accepted.reason[first:last]
             dropped = np.flatnonzero((reason > 0) & (reason != REJECTED)).astype(np.int32) + np.int32(first)
             self._write(slice(top, bottom), dropped, pieces, placed)
             top = bottom
@@ -76,7 +76,7 @@ class IndexWriter:
         split, of_split = self._split_of(shard, placed)
         none = np.zeros(len(dropped), np.int32)
         truncated = of.closed & (self._recipe.config.overlong == "truncate")
-        reason = to_arrow((accepted.why[conversation] - np.uint8(1)).astype(np.int8), ~is_dropped)
+        reason = to_arrow((accepted.reason[conversation] - np.uint8(1)).astype(np.int8), ~is_dropped)
         columns = [
             to_arrow(self._sources[accepted.part(conversation)]),
             to_arrow(record + 1),
@@ -92,7 +92,7 @@ class IndexWriter:
             column(of.closed, none),
             to_arrow(turns),
             to_arrow(digest),
-            names(reason, DROPS),
+            names(reason, DROP_REASONS),
         ]
         self._out.write_batch(pa.record_batch(columns, INDEX_SCHEMA))
 

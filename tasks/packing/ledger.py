@@ -17,7 +17,7 @@ from tasks.packing.placement import Placed
 from tasks.packing.rejects import Rejected
 from tasks.recipe import Recipe
 from tasks.storage.manifest import Ledger
-from tasks.storage.schemas import DROPS, REJECTED
+from tasks.storage.schemas import DROP_REASONS, REJECTED
 from tasks.storage.token_files import TokenColumns
 
 
@@ -65,7 +65,7 @@ def tally(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Tally:
 
 
 @dataclass(slots=True)
-class Lost:
+class Losses:
     """What conversations lost that are not packed as they are.
 
     Tokens do not include separators.
@@ -80,22 +80,22 @@ class Lost:
     tokens_rejected: int = 0
 
 
-def count_lost(pieces: Pieces, config: Config) -> Lost:
+def count_losses(pieces: Pieces, config: Config) -> Losses:
     """Count what limits, filters, and the overlong policy removed.
 
     A conversation counts once, however often it is packed.
     """
     accepted = pieces.accepted
-    lost, ends = Lost({}), np.zeros(REJECTED + 1, np.int64)
+    lost, ends = Losses({}), np.zeros(REJECTED + 1, np.int64)
     for top in range(0, len(accepted.length), CHUNK):
         chunk = slice(top, top + CHUNK)
-        encoded, why = accepted.encoded(chunk), accepted.why[chunk]
-        ends += np.bincount(why, minlength=len(ends))
-        lost.tokens_rejected += int(encoded[why == REJECTED].sum())
-        lost.tokens_dropped += int(encoded[(why > 0) & (why != REJECTED)].sum())
-    dropped = dict(zip(DROPS, ends[1:].tolist(), strict=False))
+        encoded, reasons = accepted.encoded(chunk), accepted.reason[chunk]
+        ends += np.bincount(reasons, minlength=len(ends))
+        lost.tokens_rejected += int(encoded[reasons == REJECTED].sum())
+        lost.tokens_dropped += int(encoded[(reasons > 0) & (reasons != REJECTED)].sum())
+    dropped = dict(zip(DROP_REASONS, ends[1:].tolist(), strict=False))
     lost.dropped = {reason: count for reason, count in dropped.items() if count or reason == "too_long"}
-    stays = accepted.why[pieces.cut_of] == 0
+    stays = accepted.reason[pieces.cut_of] == 0
     of, (first, taken, closed, _) = pieces.cut_of[stays], pieces.cuts[stays].T
     cut = np.unique(of)
     separators = accepted.separator[of] & (first + taken == accepted.length[of])
@@ -109,7 +109,7 @@ def count_lost(pieces: Pieces, config: Config) -> Lost:
 
 
 def make_ledger(
-    receipts: list[dict[str, Any]], pieces: Pieces, sums: Tally, lost: Lost, rejects: list[Rejected], places: int
+    receipts: list[dict[str, Any]], pieces: Pieces, sums: Tally, lost: Losses, rejects: list[Rejected], places: int
 ) -> Ledger:
     """Build the manifest's ledger.
 
@@ -120,7 +120,7 @@ def make_ledger(
     values = {
         "conversations": {
             "read": sum(receipt["conversations"] for receipt in receipts),
-            "packed": int(np.count_nonzero(pieces.accepted.why == 0)),
+            "packed": int(np.count_nonzero(pieces.accepted.reason == 0)),
             "rejected": dict(sorted(Counter(reject.reason for reject in rejects).items())),
             "dropped": lost.dropped,
             "truncated": lost.truncated,
@@ -174,7 +174,7 @@ def source_facts(recipe: Recipe, receipts: list[dict[str, Any]], pieces: Pieces,
     found = []
     for index, file in enumerate(recipe.files):
         own = [receipt for receipt, number in zip(receipts, numbers, strict=True) if number == index]
-        late = np.flatnonzero(accepted.why[edges[index] : edges[index + 1]] == REJECTED) + edges[index]
+        late = np.flatnonzero(accepted.reason[edges[index] : edges[index + 1]] == REJECTED) + edges[index]
         read = sum(receipt["conversations"] for receipt in own)
         taken = sum(receipt["accepted"] for receipt in own) - len(late)
         tokens = sum(receipt["tokens"] for receipt in own) - int(accepted.encoded(late).sum())
@@ -205,7 +205,7 @@ def mixture_facts(recipe: Recipe, pieces: Pieces, sums: Tally) -> list[dict[str,
     ]
     for number, file in enumerate(recipe.files):
         inside = slice(edges[number], edges[number + 1])
-        chosen = (accepted.why[inside] == 0) & ~accepted.held_out[inside]
+        chosen = (accepted.reason[inside] == 0) & ~accepted.held_out[inside]
         fact, count = facts[file.entry], int(np.count_nonzero(chosen))
         fact["conversations"] += count
         fact["copies"] += count if pieces.copies is None else int(pieces.copies[inside][chosen].sum(dtype=np.int64))

@@ -20,7 +20,7 @@ from tasks.packing.pieces import Pieces
 from tasks.packing.placement import hold_out_at_least_one
 from tasks.packing.seeded_order import order_of_contents
 from tasks.recipe import Recipe
-from tasks.storage.schemas import why
+from tasks.storage.schemas import drop_code
 from tasks.storage.token_files import TokenColumns
 
 MOST_PIECES = (1 << 31) - 1
@@ -29,7 +29,7 @@ MOST_PIECES = (1 << 31) - 1
 def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
     """Select pieces by limit and weight, and add further copies.
 
-    Sets `accepted.why` of the conversations left out.
+    Sets `accepted.reason` of the conversations left out.
 
     Raises DataError if a source has no conversation left to share (token_share), UsageError if there are too many
     copies.
@@ -39,7 +39,7 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
         return pieces
     orders = _orders(pieces, tokens, recipe)
     # A limit may have left all conversations in one split.
-    hold_out_at_least_one(accepted.held_out, accepted.why == 0, lambda: tokens.column("digest"), config.validation)
+    hold_out_at_least_one(accepted.held_out, accepted.reason == 0, lambda: tokens.column("digest"), config.validation)
     counts = _token_shares(orders, pieces, tokens, config) if config.weighting == "token_share" else {}
     copies = np.zeros(len(accepted.length), np.uint16)
     for entry, order in orders.items():
@@ -52,7 +52,7 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
         if rest:
             copies[train[: _share(rest, len(train))]] += 1
             copies[validation[: _share(rest, len(validation))]] = 1
-    accepted.why[(accepted.why == 0) & (copies == 0)] = why("weight")
+    accepted.reason[(accepted.reason == 0) & (copies == 0)] = drop_code("weight")
     return _copied(pieces, copies)
 
 
@@ -68,9 +68,9 @@ def _orders(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> dict[int, n
         numbers = list(parts)
         first, last = int(accepted.edges[numbers[0]]), int(accepted.edges[numbers[-1] + 1])
         order = order_of_contents(tokens.column("digest", first, last), config.seed).astype(np.int32) + first
-        order = order[accepted.why[order] == 0]
+        order = order[accepted.reason[order] == 0]
         limit = config.sources[entry].limit or len(order)
-        accepted.why[order[limit:]] = why("limit")
+        accepted.reason[order[limit:]] = drop_code("limit")
         found[entry] = order[:limit]
     return found
 

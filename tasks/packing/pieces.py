@@ -1,6 +1,6 @@
 """Represent what is placed in rows: conversations, and pieces of overlong ones.
 
-    Accepted (one column per attribute) ─cut_overlong─▶ Pieces; `why` is set if a conversation is not packed
+    Accepted (one column per attribute) ─cut_overlong─▶ Pieces; `reason` is set if a conversation is not packed
 
 A conversation that fits in a row is one piece. The `overlong` setting decides about the others: truncate keeps the
 first piece, split keeps every piece with a trained token, drop keeps none, error stops the run.
@@ -20,7 +20,7 @@ import numpy as np
 
 from tasks.core.errors import DataError
 from tasks.recipe import Recipe
-from tasks.storage.schemas import REJECTED, why
+from tasks.storage.schemas import REJECTED, drop_code
 from tasks.storage.token_files import TokenColumns
 
 CHUNK = 1 << 18  # conversations or pieces processed at a time
@@ -34,7 +34,7 @@ class Accepted:
     length: np.ndarray  # int32, tokens, including the separator
     separator: np.ndarray  # bool
     held_out: np.ndarray  # bool
-    why: np.ndarray  # uint8, reason why it is not packed; 0 if it is packed
+    reason: np.ndarray  # uint8, reason why it is not packed; 0 if it is packed
 
     def part(self, conversations: np.ndarray) -> np.ndarray:
         """Return the part of each conversation, int64."""
@@ -149,17 +149,17 @@ class Pieces:
 def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pieces:
     """Apply the overlong policy and return the pieces of the remaining conversations.
 
-    Sets `accepted.why` to REJECTED if no trained token is left. Without packing, a row is a whole conversation, and
+    Sets `accepted.reason` to REJECTED if no trained token is left. Without packing, a row is a whole conversation, and
     overlong conversations are kept intact: the trainer that tokenizes them cuts them. Raises DataError if the policy
     is error and a conversation is overlong.
     """
     config = recipe.config
-    stays = accepted.why == 0
+    stays = accepted.reason == 0
     is_long = stays & (accepted.length > config.sequence_length)
     if config.overlong == "error" and is_long.any():
         raise DataError("too_long_conversation", _too_long(accepted, is_long, tokens, recipe))
     if config.overlong == "drop":
-        accepted.why[is_long] = why("too_long")
+        accepted.reason[is_long] = drop_code("too_long")
     elif not config.packing:
         is_long[:] = False
     # The first token is never trained, so an answer at the very start may leave nothing to train on; so may an
@@ -167,18 +167,18 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
     for top in range(0, len(stays), CHUNK):
         chunk = slice(top, min(top + CHUNK, len(stays)))
         untrained = tokens.column("trained", chunk.start, chunk.stop) == 0
-        accepted.why[chunk][stays[chunk] & ~is_long[chunk] & untrained] = REJECTED
+        accepted.reason[chunk][stays[chunk] & ~is_long[chunk] & untrained] = REJECTED
     owners, cuts = array("i"), array("i")
     for conversation in np.flatnonzero(is_long).tolist() if config.overlong in ("truncate", "split") else ():
         found = cut_conversation(tokens.tokens(conversation), config.sequence_length, config.overlong == "split")
         kept = [cut for cut in found if cut.trained]
         if not kept:
-            accepted.why[conversation] = REJECTED
+            accepted.reason[conversation] = REJECTED
         owners.extend([conversation] * len(kept))
         for cut in kept:
             cuts.extend(cut)
     cut_of = np.array(owners, np.int32)
-    of = whole = indexes_where((accepted.why == 0) & ~is_long)
+    of = whole = indexes_where((accepted.reason == 0) & ~is_long)
     if len(cut_of):
         of = np.insert(whole, np.searchsorted(whole, cut_of), len(accepted.length) + np.arange(len(cut_of)))
     return Pieces(accepted, of.astype(np.int32, copy=False), len(of), cut_of, np.array(cuts, np.int32).reshape(-1, 4))

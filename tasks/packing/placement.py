@@ -65,7 +65,7 @@ def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dic
     return _joined(placed, row, start)
 
 
-def place_anew(
+def repack(
     lengths: np.ndarray, of: np.ndarray, companions: Companions, config: Config, epoch: int, split: str, shards: int
 ) -> Placed:
     """Pack the pieces of the training split (Pieces.of) again, for epoch 2 or later."""

@@ -28,10 +28,10 @@ from tasks.core.errors import DataError, StorageError
 from tasks.packing import bin_packing
 from tasks.packing.filters import filter_conversations
 from tasks.packing.index_writer import index_writer
-from tasks.packing.ledger import Lost, count_lost, make_ledger, mixture_facts, packing_metadata, source_facts, tally
+from tasks.packing.ledger import Losses, count_losses, make_ledger, mixture_facts, packing_metadata, source_facts, tally
 from tasks.packing.mixture import mix
 from tasks.packing.pieces import CHUNK, Accepted, Pieces, cut_overlong
-from tasks.packing.placement import Placed, hold_out_at_least_one, place, place_anew
+from tasks.packing.placement import Placed, hold_out_at_least_one, place, repack
 from tasks.packing.rejects import Rejected, check_rejects, write_rejects
 from tasks.packing.row_companions import Companions
 from tasks.recipe import Recipe
@@ -39,7 +39,7 @@ from tasks.sources.model import Part
 from tasks.storage.arrow import to_arrow
 from tasks.storage.files import atomic_file, digest_of, read_json, sha256_of, to_json, write_bytes
 from tasks.storage.schemas import PLAN_SCHEMA, REJECTED
-from tasks.storage.splits import ANEW
+from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 from tasks.storage.token_files import TokenColumns
 from tasks.tokenization.token_batch import NOTICED
 
@@ -69,10 +69,10 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     rejects = _rejects(receipts, bases, accepted, tokens, recipe)
     write_rejects(folder / "rejects.jsonl", rejects, recipe)
     read = sum(receipt["conversations"] for receipt in receipts)
-    cut_off = int(np.count_nonzero(accepted.why == REJECTED))
+    cut_off = int(np.count_nonzero(accepted.reason == REJECTED))
     check_rejects(rejects, cut_off, read, recipe, folder / "rejects.jsonl")
     pieces = mix(pieces, tokens, recipe)
-    lost = count_lost(pieces, config)
+    lost = count_losses(pieces, config)
     _check_left(pieces, lost, read, len(rejects), recipe)
     sums = tally(pieces, tokens, recipe)
     placed = _write_blocks(folder, pieces, tokens, recipe)
@@ -116,7 +116,7 @@ def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False)
     filter_conversations(accepted, tokens, config)
     pieces = cut_overlong(accepted, tokens, recipe)
     if not is_sample:
-        stays = accepted.why == 0
+        stays = accepted.reason == 0
         hold_out_at_least_one(accepted.held_out, stays, lambda: tokens.column("digest"), config.validation)
     return pieces
 
@@ -135,7 +135,7 @@ def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
         length=length,
         separator=tokens.column("separator"),
         held_out=held_out,
-        why=np.zeros(len(length), np.uint8),
+        reason=np.zeros(len(length), np.uint8),
     )
 
 
@@ -156,7 +156,7 @@ def _rejects(
         for part, receipt in enumerate(receipts)
         for record, code, text in receipt["rejects"]
     ]
-    late = np.flatnonzero(accepted.why == REJECTED)
+    late = np.flatnonzero(accepted.reason == REJECTED)
     parts = accepted.part(late)
     for part in np.unique(parts).tolist():
         first, last = int(accepted.edges[part]), int(accepted.edges[part + 1])
@@ -165,15 +165,15 @@ def _rejects(
     return sorted(found, key=lambda reject: (reject.part, reject.record))
 
 
-def _check_left(pieces: Pieces, lost: Lost, read: int, rejected: int, recipe: Recipe) -> None:
+def _check_left(pieces: Pieces, lost: Losses, read: int, rejected: int, recipe: Recipe) -> None:
     """Raise DataError if no conversation is left to train on.
 
     The error lists what removed the conversations.
     """
     config, accepted = recipe.config, pieces.accepted
-    if ((accepted.why == 0) & ~accepted.held_out).any():
+    if ((accepted.reason == 0) & ~accepted.held_out).any():
         return
-    held_out = int(np.count_nonzero(accepted.why == 0))
+    held_out = int(np.count_nonzero(accepted.reason == 0))
     counts = [f"{read:,} read", f"{rejected:,} rejected"]
     for reason, count in lost.dropped.items():
         setting = getattr(config, reason, None)
@@ -197,12 +197,12 @@ def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Re
         index_writer(folder / "index.arrow", tokens, recipe) as index,
     ):
         for epoch in range(1, config.epochs + 1):
-            split = "train" if epoch == 1 else f"{ANEW}{epoch}"
+            split = "train" if epoch == 1 else f"{TRAIN_EPOCH_PREFIX}{epoch}"
             if epoch == 1:
                 placed = place(pieces.lengths(), pieces.held_out(), config, recipe.shards)
             else:
                 shards = recipe.shards[split]
-                placed = place_anew(pieces.lengths(), pieces.of, companions, config, epoch, split, shards)
+                placed = repack(pieces.lengths(), pieces.of, companions, config, epoch, split, shards)
             _write_plan(plan, pieces, placed)
             index.write(pieces, placed, with_dropped=epoch == 1)
             if config.epochs > 1:

@@ -58,13 +58,13 @@ def check_rejects(rejects: list[Rejected], cut_off: int, read: int, recipe: Reci
         f"{len(rejects):,} of {read:,} conversations were rejected ({100 * len(rejects) / read:.2f} %), max_rejects "
         f"allows {100 * limit:.2f} %{_template(rejects, recipe)}\n"
         + "\n".join(shown)
-        + f"\nall are listed in {path}\n{advice(len(rejects), cut_off, read)}",
+        + f"\nall are listed in {path}\n{suggest_settings(len(rejects), cut_off, read)}",
         rejects=first,
         all_rejects=str(path),
     )
 
 
-def advice(rejected: float, cut_off: float, read: float) -> str:
+def suggest_settings(rejected: float, cut_off: float, read: float) -> str:
     """Suggest settings that fix too many rejects: `rejected` of `read` conversations.
 
     `cut_off` of the rejects have no trained token left because the row is too short.

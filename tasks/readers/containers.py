@@ -28,7 +28,7 @@ def container_named(name: str) -> Container:
     return _BY_NAME[name]
 
 
-def container_of(name: str) -> tuple[Container, str] | None:
+def container_by_extension(name: str) -> tuple[Container, str] | None:
     """Return (container, compression) by the extensions of a file name, or None if it has no known extension.
 
     The compression is "" for an uncompressed file.

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tasks.storage.manifest import Manifest
 from tasks.storage.shards import open_index
-from tasks.storage.splits import ANEW
+from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 
 COLUMNS = ["source", "record", "split", "shard", "row", "start", "length", "trained", "truncated"]
 
@@ -59,7 +59,7 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
                 raise ValueError("it refers to tokens beyond the end of a row")
         return Figures(
             lengths=_lengths(index),
-            repacked=np.repeat([name.startswith(ANEW) for name in manifest.splits], rows_of_splits),
+            repacked=np.repeat([name.startswith(TRAIN_EPOCH_PREFIX) for name in manifest.splits], rows_of_splits),
             filled=filled,
             conversations=pieces,
             source=placed["source"].to_numpy()[order],

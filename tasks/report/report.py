@@ -24,14 +24,14 @@ from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PartMissing, StorageError
 from tasks.core.printable import common_folder, counted, printable
 from tasks.corpus.mixture_table import mixture_table
-from tasks.inspection.labels import BATCH_ROWS, FEW_STEPS, LOST, NOTICED, TRAINED_TURNS
+from tasks.inspection.labels import BATCH_ROWS, DROPPED, FEW_STEPS, NOTICED, TRAINED_TURNS
 from tasks.inspection.lookup import read_rejects
 from tasks.report.figures import Figures, read_figures
 from tasks.report.rows import HUES, samples
-from tasks.storage.corpus_folder import corpus_folder, refuse, report_beside, wrong_files
+from tasks.storage.corpus_folder import changed_files, corpus_folder, default_report_path, raise_all
 from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts, load_manifest
-from tasks.storage.splits import ANEW
+from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 
 MOST_BYTES = 500_000
 ROWS = 20
@@ -51,7 +51,7 @@ def write_report(path: Path, output: Path | None) -> tuple[Path, int]:
     """
     manifest = load_manifest(path)
     folder = corpus_folder(manifest, path)
-    output = output or report_beside(folder)
+    output = output or default_report_path(folder)
     if output.resolve().is_relative_to(folder.resolve()):
         raise DataError(
             "foreign_file",
@@ -61,7 +61,7 @@ def write_report(path: Path, output: Path | None) -> tuple[Path, int]:
         raise StorageError(
             "cannot_write", f"{output}: folder {output.parent} does not exist; create it, or choose another path"
         )
-    refuse(wrong_files(folder, manifest.listed()), folder)  # damaged text must not be shown as data
+    raise_all(changed_files(folder, manifest.listed()), folder)  # damaged text must not be shown as data
     page = next(page for page in _pages(manifest, folder) if len(page) <= MOST_BYTES)
     return output, write_bytes(output, page)["bytes"]
 
@@ -117,13 +117,15 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
     conversations = manifest.ledger.conversations
     rejected, dropped = sum(conversations.rejected.values()), sum(conversations.dropped.values())
     steps, token_steps = _conversation_steps(manifest), _token_steps(manifest)
-    first = [name for name, split in manifest.splits.items() if split.rows and not name.startswith(ANEW)]
+    first = [name for name, split in manifest.splits.items() if split.rows and not name.startswith(TRAIN_EPOCH_PREFIX)]
     return {
         "manifest": manifest,
         "packed": packed,
         "conversation_steps": steps,
         "token_steps": token_steps,
-        "packings": 1 + len(manifest.splits) - len([name for name in manifest.splits if not name.startswith(ANEW)]),
+        "packings": 1
+        + len(manifest.splits)
+        - len([name for name in manifest.splits if not name.startswith(TRAIN_EPOCH_PREFIX)]),
         "first_splits": " and ".join(first),
         "mixture": mixture_table(manifest.mixture, manifest.config.get("weighting")),
         "by_entry": _is_mixed(manifest),
@@ -177,7 +179,7 @@ def _conversation_steps(manifest: Manifest) -> list[Step]:
     steps = [Step("read", ledger.read, []), Step("accepted", left, [("rejected", ledger.read - left)])]
     known = {reason for _, reasons in DROPPING for reason in reasons}
     for name, reasons in (*DROPPING, ("remaining", tuple(sorted(ledger.dropped.keys() - known)))):
-        gone = [(LOST.get(reason, reason), ledger.dropped.get(reason, 0)) for reason in reasons]
+        gone = [(DROPPED.get(reason, reason), ledger.dropped.get(reason, 0)) for reason in reasons]
         if lost := sum(count for _, count in gone):
             left -= lost
             steps.append(Step(name, left, gone))

@@ -11,7 +11,7 @@ from pathlib import Path
 from tasks.conversations.formats import detect
 from tasks.core.errors import DataError
 from tasks.readers.container import RecordReader
-from tasks.readers.containers import container_named, container_of
+from tasks.readers.containers import container_by_extension, container_named
 from tasks.readers.lines import BOM, CHUNK
 from tasks.sources.explain import explain_unknown_format, explain_wide_encoding, wide_encoding
 from tasks.sources.model import Source, SourceFile
@@ -21,7 +21,7 @@ _FIRST = 100  # records that are read to find the format
 
 def identify(path: Path, name: str, source: Source, stat: os.stat_result) -> SourceFile:
     """Return the file with its container and format, not hashed yet. Raises DataError if either cannot be found."""
-    known = container_of(name)
+    known = container_by_extension(name)
     assert known is not None, f"the extension of {name} is checked before"
     container, compression = known
     if not stat.st_size:

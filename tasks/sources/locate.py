@@ -18,10 +18,10 @@ import orjson
 
 from tasks.core.errors import DataError, InputMissing
 from tasks.core.suggest import suggest
-from tasks.readers.containers import COMPRESSIONS, EXTENSIONS, container_of
+from tasks.readers.containers import COMPRESSIONS, EXTENSIONS, container_by_extension
 
 
-def locate(pattern: str, folder: Path) -> list[tuple[Path, str]]:
+def find_paths(pattern: str, folder: Path) -> list[tuple[Path, str]]:
     """Return (absolute path, name) of each file that `pattern` matches.
 
     The pattern is a file, glob, or folder, relative to `folder`, or starts with `~`. The files of a glob or folder are
@@ -114,7 +114,7 @@ def _json_field(path: Path, name: str, key: str) -> list[object]:
 
 
 def _check_extensions(names: Sequence[str], requested: str) -> None:
-    unknown = [name for name in names if container_of(name) is None]
+    unknown = [name for name in names if container_by_extension(name) is None]
     if unknown:
         known = f"known are {' '.join(EXTENSIONS)}, text files also with {' or '.join(COMPRESSIONS)}"
         if len(names) == 1 and unknown[0] == requested:

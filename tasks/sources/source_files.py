@@ -11,10 +11,10 @@ from tasks.conversations.formats import COLUMNS
 from tasks.core.errors import StorageError, UsageError
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
-from tasks.readers.containers import EXTENSIONS, container_of
+from tasks.readers.containers import EXTENSIONS, container_by_extension
 from tasks.sources.explain import as_yaml
 from tasks.sources.identify import identify
-from tasks.sources.locate import locate
+from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
 
 
@@ -28,7 +28,7 @@ def find_files(sources: Sequence[Source], folder: Path, outputs: Sequence[Path] 
     for entry, source in enumerate(sources):
         _check_source(source)
         try:
-            for path, name in locate(source.path, folder):
+            for path, name in find_paths(source.path, folder):
                 if any(path.resolve().is_relative_to(output) for output in outputs):
                     raise UsageError(
                         "own_output", f"{name}: is an output of packcorpus, not a source; narrow the path {source.path}"
@@ -50,13 +50,13 @@ def find_files(sources: Sequence[Source], folder: Path, outputs: Sequence[Path] 
     return list(found.values())
 
 
-def look(path: Path, name: str = "", source: Source | None = None) -> SourceFile:
+def identify_file(path: Path, name: str = "", source: Source | None = None) -> SourceFile:
     """Identify one file as `find_files` does.
 
     Raises UsageError, InputMissing, DataError, or StorageError; the message names the file.
     """
     name = name or str(path)
-    if container_of(name) is None:
+    if container_by_extension(name) is None:
         raise UsageError("bad_setting", f"{name}: unknown extension; known are {' '.join(EXTENSIONS)}")
     try:
         return identify(path, name, source or Source(path=name), path.stat())

@@ -75,7 +75,7 @@ def last_manifest(root: Path) -> Path | None:
         return None
 
 
-def report_beside(folder: Path) -> Path:
+def default_report_path(folder: Path) -> Path:
     """Return the default path of the report: next to the corpus folder, which contains listed files only."""
     return folder.with_name(f"{folder.name}.html")
 
@@ -146,7 +146,7 @@ def _digest(where: Path, _inode: int, _changed: int) -> str:
         return sha256_of(where)
 
 
-def wrong_files(folder: Path, files: Sequence[Shard | FileFacts]) -> list[PackError]:
+def changed_files(folder: Path, files: Sequence[Shard | FileFacts]) -> list[PackError]:
     """Return the error of `check_listed` for each file that differs, in their order. Reads several files at a time."""
 
     def wrong(file: Shard | FileFacts) -> PackError | None:
@@ -172,7 +172,7 @@ def foreign_files(manifest: Manifest, folder: Path) -> list[PackError]:
     ]
 
 
-def refuse(wrong: Sequence[PackError], folder: Path) -> None:
+def raise_all(wrong: Sequence[PackError], folder: Path) -> None:
     """Raise the only error, or one that names them all, with the reason of the first."""
     if len(wrong) < 2:
         for error in wrong:

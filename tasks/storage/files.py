@@ -124,7 +124,7 @@ def _open_locked(temporary: Path) -> IO[bytes]:
 _locks: dict[Path, IO[bytes]] = {}
 
 
-def lock(path: Path) -> bool:
+def acquire_lock(path: Path) -> bool:
     """Lock `path` until this process and every child forked from it has ended.
 
     Returns False if another process holds the lock, and True if this process already does. Raises StorageError if the

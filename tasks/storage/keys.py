@@ -30,7 +30,7 @@ FORMAT_VERSION = {True: "3.0", False: "2.0"}  # by config.packing
 
 # Settings that locate or name something: the corpus key contains the digest of the content, and no byte of a shard
 # depends on the name.
-BY_CONTENT = ("name", "sources", "tokenizer", "template")
+KEYED_BY_CONTENT = ("name", "sources", "tokenizer", "template")
 
 
 # Settings that were renamed, with the name that they keep in the key, so that the key of a corpus stays the same.
@@ -56,7 +56,7 @@ def corpus_key(
     `settings` are those that affect the output. A source is its digest, container, compression, format, and columns;
     `entries` has the index of its entry in the config's `sources`. `tokenizer` and `template` are digests.
     """
-    content = {KEY_NAMES.get(name, name): value for name, value in settings.items() if name not in BY_CONTENT}
+    content = {KEY_NAMES.get(name, name): value for name, value in settings.items() if name not in KEYED_BY_CONTENT}
     content |= {"format_version": FORMAT_VERSION[settings.get("packing") is not False], "sources": sources}
     if mixture := _mixture(settings, entries):
         content["mixture"] = mixture

@@ -26,15 +26,15 @@ INDEX_SCHEMA = pa.schema(
 
 
 # Reasons why an accepted conversation is in no row: names in the ledger and in the index.
-DROPS = ("too_long", "min_tokens", "max_tokens", "min_turns", "max_turns", "duplicate", "limit", "weight")
+DROP_REASONS = ("too_long", "min_tokens", "max_tokens", "min_turns", "max_turns", "duplicate", "limit", "weight")
 
 
 REJECTED = 255  # in Accepted.why: no trained token is left
 
 
-def why(reason: str) -> int:
+def drop_code(reason: str) -> int:
     """Return the number in Accepted.why for a reason of DROPS; 0 is a conversation that stays."""
-    return DROPS.index(reason) + 1
+    return DROP_REASONS.index(reason) + 1
 
 
 IGNORED = -100
@@ -102,7 +102,7 @@ def conversation_schema(sequence_length: int, key: str) -> pa.Schema:
     return pa.schema(fields, metadata(sequence_length, key, "2.0"))
 
 
-SCHEMA = pa.schema(
+TOKENS_SCHEMA = pa.schema(
     [
         ("record", pa.int64()),
         ("digest", pa.uint64()),
@@ -114,4 +114,6 @@ SCHEMA = pa.schema(
 )
 
 
-WHOLE_SCHEMA = pa.schema([*SCHEMA, *(pa.field(name, pa.large_string()) for name in ("messages", "tools", "text"))])
+TOKENS_AND_TEXT_SCHEMA = pa.schema(
+    [*TOKENS_SCHEMA, *(pa.field(name, pa.large_string()) for name in ("messages", "tools", "text"))]
+)

@@ -5,9 +5,9 @@ from __future__ import annotations
 SPLITS = ("train", "validation")
 
 
-ANEW = "train_epoch_"  # and the number of an epoch: a split with the conversations of train in other rows
+TRAIN_EPOCH_PREFIX = "train_epoch_"  # and the number of an epoch: a split with the conversations of train in other rows
 
 
 def split_names(epochs: int) -> tuple[str, ...]:
     """Return all splits in the order of their shards. The training split is repacked for each epoch after the first."""
-    return (*SPLITS, *(f"{ANEW}{epoch}" for epoch in range(2, epochs + 1)))
+    return (*SPLITS, *(f"{TRAIN_EPOCH_PREFIX}{epoch}" for epoch in range(2, epochs + 1)))

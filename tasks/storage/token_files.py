@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from tasks.core.errors import StorageError
 from tasks.storage.arrow import to_numpy
-from tasks.storage.schemas import SCHEMA
+from tasks.storage.schemas import TOKENS_SCHEMA
 
 
 class TokenFiles:
@@ -42,7 +42,7 @@ class TokenFiles:
             in_memory = isinstance(path, pa.Buffer)
             source = pa.BufferReader(path) if in_memory else pa.memory_map(str(path)) if path else None
             base = source.read_buffer(1).address if source else 0
-            table = pa.ipc.open_file(source).read_all() if source else SCHEMA.empty_table()
+            table = pa.ipc.open_file(source).read_all() if source else TOKENS_SCHEMA.empty_table()
             chunks = table.column("tokens").chunks
             edges = np.cumsum([0, *map(len, chunks)]).tolist()
             views = [(to_numpy(c.offsets), to_numpy(c.values), c.values.buffers()[1].address - base) for c in chunks]

@@ -119,7 +119,7 @@ def _gigatoken(reference: Encoder) -> GigatokenEncoder:
     return GigatokenEncoder(reference)
 
 
-def forget() -> None:
+def release_encoders() -> None:
     """Give back the memory of encoders that are needed no more, some 40 MB."""
     _gigatoken.cache_clear()
 

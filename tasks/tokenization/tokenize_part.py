@@ -20,7 +20,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.sources.model import Part
 from tasks.sources.parts import place_of, read_part
 from tasks.storage.files import atomic_file, to_json, write_bytes
-from tasks.storage.schemas import SCHEMA, WHOLE_SCHEMA
+from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
 from tasks.templates.spans import Template
 from tasks.tokenization.prepare import Preparer
 from tasks.tokenization.token_batch import COUNTS, Batch
@@ -42,7 +42,7 @@ def tokenize_part(
     """
     receipt: dict[str, Any] = dict.fromkeys(("conversations", *COUNTS), 0)
     rejects: list[list[Any]] = []
-    schema = SCHEMA if config.packing else WHOLE_SCHEMA
+    schema = TOKENS_SCHEMA if config.packing else TOKENS_AND_TEXT_SCHEMA
     preparer = Preparer(part.file, template, encoder, config.train_on, config.packing)
     reader = read_part(part, config.max_record_bytes, preparer.decode)
     with atomic_file(token_file, "xxh3") as out, _rare_collections():

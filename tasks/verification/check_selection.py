@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from tasks.core.errors import DataError
 from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import DROPS
+from tasks.storage.schemas import DROP_REASONS
 
 Conversations = dict[str, np.ndarray]
 
@@ -63,7 +63,7 @@ def conversations_of(index: pa.Table) -> Conversations:
         "copies_held_out": total(split == 1) // np.maximum(1, total(once)),
         "places": total(length * in_train),
         "trained": total(trained * in_train),
-        "reason": _numbers(index["dropped"], DROPS)[order][heads],
+        "reason": _numbers(index["dropped"], DROP_REASONS)[order][heads],
     }
 
 
@@ -89,7 +89,7 @@ def check_choice(manifest: Manifest, folder: Path, index: pa.Table, seen: Conver
         for bound, outside in ((f"min_{name}", np.less), (f"max_{name}", np.greater)):
             limit = settings.get(bound)
             is_outside = np.zeros(len(reason), bool) if limit is None else outside(values, limit)
-            require((reason != DROPS.index(bound)) | is_outside, f"was dropped by {bound}, but is within it")
+            require((reason != DROP_REASONS.index(bound)) | is_outside, f"was dropped by {bound}, but is within it")
             # The index does not have all tokens of a truncated conversation.
             checked = whole if name == "tokens" else seen["placed"]
             require(~(checked & is_outside), f"is packed, but {bound} is {limit}")
@@ -111,7 +111,7 @@ def _check_entry(
             raise DataError("bad_index", f"{where}: sources[{entry}]: {what}")
 
     limit, weight = source.get("limit"), source.get("weight", 1)
-    over, unweighted = (own & (seen["reason"] == DROPS.index(name)) for name in ("limit", "weight"))
+    over, unweighted = (own & (seen["reason"] == DROP_REASONS.index(name)) for name in ("limit", "weight"))
     placed = own & seen["placed"]
     chosen = np.count_nonzero(placed | unweighted)
     require(limit is None or chosen <= limit, f"{chosen:,} are taken, but limit is {limit}")

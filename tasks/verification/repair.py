@@ -27,13 +27,13 @@ import pyarrow as pa
 from tasks.config import path_in
 from tasks.core.errors import Busy, DataError, InputMissing, PackError
 from tasks.corpus.dataset_card import CARD, dataset_card
-from tasks.corpus.publish import copies_beside, write_planned_shard
+from tasks.corpus.publish import files_beside, write_planned_shard
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.tokenizer_files import find_tokenizer
 from tasks.recipe import Recipe
 from tasks.stages import Plan, has_artifact, run_all
-from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, refuse
-from tasks.storage.files import CHUNK, atomic_file, lock, read_json, sha256_of, write_bytes
+from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, raise_all
+from tasks.storage.files import CHUNK, acquire_lock, atomic_file, read_json, sha256_of, write_bytes
 from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, without_repair_hint
 from tasks.storage.paths import Layout
 from tasks.verification.rebuild import config_for, has_other_texts, other_texts, recipe_for
@@ -42,7 +42,7 @@ Content = Path | bytes
 Listed = Shard | FileFacts
 
 
-class Mended(NamedTuple):
+class RestoredFile(NamedTuple):
     """A file that was restored, what was wrong with it, and where its bytes came from."""
 
     path: Path
@@ -50,7 +50,7 @@ class Mended(NamedTuple):
     source: str
 
 
-def repair(path: Path, config_file: Path | None = None) -> Iterator[Mended]:
+def repair(path: Path, config_file: Path | None = None) -> Iterator[RestoredFile]:
     """Restore the corpus of a manifest (the file, or the corpus folder) and yield each file that was restored.
 
     Raises Busy while a run makes this corpus, and DataError, InputMissing, or UsageError with the reason if a file
@@ -62,17 +62,17 @@ def repair(path: Path, config_file: Path | None = None) -> Iterator[Mended]:
     home = folder.resolve()
     root = home.parents[2] if home.parts[-3:] == Path(manifest.corpus).parts else Path.cwd()
     layout = Layout(root)
-    if (root / "data").is_dir() and not lock(layout.lock(manifest.name, manifest.key)):
+    if (root / "data").is_dir() and not acquire_lock(layout.lock(manifest.name, manifest.key)):
         raise Busy("busy", f"{folder}: a run is making this corpus; wait for it, then repair")
     damaged = [(file, damage) for file in _tokenizer_first(manifest) if (damage := _damage(folder, file))]
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         origins = _Origins(manifest, folder, layout, config_file, Path(scratch))
         for file, damage in damaged:
-            yield Mended(folder / file.path, damage, _restore(folder / file.path, file, origins))
+            yield RestoredFile(folder / file.path, damage, _restore(folder / file.path, file, origins))
     for copy, damage in found.wrong.items():
         write_bytes(copy, found.content)
-        yield Mended(copy, damage, "the other copy")
-    refuse(foreign_files(manifest, folder), folder)
+        yield RestoredFile(copy, damage, "the other copy")
+    raise_all(foreign_files(manifest, folder), folder)
 
 
 # -- damage ----------------------------------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class _Origins:
 
     def _content(self, recipe: Recipe, file: Listed) -> Content:
         if file.path not in self._shards:
-            return copies_beside(recipe)[file.path]
+            return files_beside(recipe)[file.path]
         return self._shard(file, recipe.plan_folder, recipe.layout, [recipe.tokens_key(part) for part in recipe.parts])
 
     def _shard(self, file: Listed, plan_folder: Path, layout: Layout, keys: list[str]) -> Path:

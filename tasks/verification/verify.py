@@ -15,7 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tasks.core.errors import DataError, PackError
-from tasks.storage.corpus_folder import check_copies, corpus_folder, foreign_files, refuse, wrong_files
+from tasks.storage.corpus_folder import changed_files, check_copies, corpus_folder, foreign_files, raise_all
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.shards import open_index
 from tasks.verification.check_ledger import check_beside, check_recorded_ledger
@@ -72,9 +72,9 @@ def _check_files(path: Path, manifest: Manifest, folder: Path) -> str:
             raise
         wrong.append(error)
     listed = manifest.listed()
-    wrong += wrong_files(folder, listed)
+    wrong += changed_files(folder, listed)
     wrong += foreign_files(manifest, folder)
-    refuse(wrong, folder)
+    raise_all(wrong, folder)
     return f"{len(listed):,} files, {sum(file.bytes for file in listed):,} bytes"
 
 

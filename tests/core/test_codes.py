@@ -18,7 +18,7 @@ from support.commands import BIN, ROOT, command, luigi
 from pipeline.training import TrainingFailed
 from tasks.core import errors
 from tasks.core.error_codes import CODES, EXITS, GROUPS, table
-from tasks.core.error_messages import as_json, as_text, foreseen
+from tasks.core.error_messages import as_json, as_text, to_pack_error
 from tasks.core.errors import Bug, DataError, Interrupted, PackError, Reject, UsageError
 from train.machine.launch import RankFailed
 
@@ -105,13 +105,13 @@ def test_an_unexpected_error_is_one_line_with_its_place() -> None:
     try:
         [][3]
     except IndexError as error:
-        found = foreseen(error)
+        found = to_pack_error(error)
     assert isinstance(found, Bug)
     assert str(found).startswith("IndexError: list index out of range (test_codes.py:")
     known = UsageError("bad_setting", "x")
-    assert foreseen(known) is known
-    assert foreseen(ValueError("SchemaError: Error building `x`: KeyboardInterrupt: ")).exit_code == 75
-    assert foreseen(OSError(28, "No space left on device", "/x")).exit_code == 74
+    assert to_pack_error(known) is known
+    assert to_pack_error(ValueError("SchemaError: Error building `x`: KeyboardInterrupt: ")).exit_code == 75
+    assert to_pack_error(OSError(28, "No space left on device", "/x")).exit_code == 74
 
 
 # -- the commands ----------------------------------------------------------------------------------------------------

@@ -19,15 +19,15 @@ from support.small_corpus import pack_corpus, write_project
 
 from tasks.core.errors import DataError
 from tasks.core.printable import aligned
-from tasks.corpus.mixture_table import limited_by, mixture_table, narrowed
+from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
 from tasks.dry_run.dry_run import predict
-from tasks.inspection.labels import BEFORE_MIXTURE
-from tasks.inspection.lookup import giving_all
+from tasks.inspection.labels import SHARE_NOTE
+from tasks.inspection.lookup import sources_taken_whole
 from tasks.packing import mixture
 from tasks.packing.pieces import Pieces
 from tasks.recipe import Recipe, resolve
 from tasks.storage.manifest import Manifest, MixtureFacts, load_manifest
-from tasks.storage.schemas import why
+from tasks.storage.schemas import drop_code
 from tasks.verification.rebuild import rebuild
 from tasks.verification.verify import verify
 
@@ -146,7 +146,7 @@ def test_verify_counts_copies_and_limits_again(
 
     def halved(pieces: Pieces, *rest: Any) -> dict[int, np.ndarray]:
         found = orders(pieces, *rest)
-        pieces.accepted.why[found[1][6:]] = why("limit")
+        pieces.accepted.reason[found[1][6:]] = drop_code("limit")
         return found | {1: found[1][:6]}
 
     monkeypatch.setattr(mixture, "_copied", otherwise)
@@ -247,20 +247,20 @@ LONG_NAME = "chats/llamafactory_glaive_toolcall_en_demo.json"
 def test_a_table_of_a_mixture_fits_a_terminal(tmp_path: Path) -> None:
     mixture = [facts("chats/a.jsonl"), facts(LONG_NAME, weight=0.25)]
     table = mixture_table(mixture, "token_share")
-    wide = narrowed(table, 10_000)
+    wide = fit_to_width(table, 10_000)
     assert wide[0] == ["source", "weight", "packed", "tokens", "%", "trained", "%"]
     assert wide[2][0] == "llamafactory_glaive_toolcall_en_demo.json"
-    narrow = narrowed(table, 78)
+    narrow = fit_to_width(table, 78)
     assert max(map(len, aligned(narrow))) == 78
     assert narrow[2][0].startswith("llamafactory")
     assert narrow[2][0].endswith("demo.json")
     assert len(narrow[0]) == 7
     everything = [facts(LONG_NAME, limit=123_456, copies=18_000, tokens=10**8, trained_tokens=10**8) for _ in range(2)]
-    shown = narrowed(mixture_table(everything, "repeat"), 78)
+    shown = fit_to_width(mixture_table(everything, "repeat"), 78)
     assert shown[0] == ["source", "limit", "packed", "copies", "tokens", "trained", "%"]
     assert max(map(len, aligned(shown))) <= 78
     assert len(mixture_table(everything, "repeat")[0]) == 9, "a page and a card have all columns"
-    assert narrowed([], 78) == []
+    assert fit_to_width([], 78) == []
 
 
 def test_the_source_that_limits_the_others_is_named(tmp_path: Path) -> None:
@@ -271,19 +271,19 @@ def test_the_source_that_limits_the_others_is_named(tmp_path: Path) -> None:
     share = round(100 * left_out / manifest.ledger.conversations.read)
     assert share > 50
     said = f"few.jsonl is used in full and limits the others (token_share): {share} % of the conversations are "
-    assert giving_all(manifest, recipe.corpus_folder) == ["few.jsonl"]
-    assert said in limited_by(["few.jsonl"], left_out, manifest.ledger.conversations.packed)
+    assert sources_taken_whole(manifest, recipe.corpus_folder) == ["few.jsonl"]
+    assert said in explain_limits(["few.jsonl"], left_out, manifest.ledger.conversations.packed)
     [warning] = predict(recipe.config, tmp_path, tmp_path).warnings
     assert warning.startswith(said)
     shown = luigi(tmp_path, "--config", "corpus.yaml").stderr
     assert "mixture (token_share), in one pass over the training split:\nsource" in shown
     assert said in shown
-    assert limited_by(["a", "b"], 0, 7) == limited_by([], 7, 7) == ""
-    assert "a and b are used in full and limit the others" in limited_by(["a", "b"], 1, 1)
+    assert explain_limits(["a", "b"], 0, 7) == explain_limits([], 7, 7) == ""
+    assert "a and b are used in full and limit the others" in explain_limits(["a", "b"], 1, 1)
 
 
 def test_a_share_of_the_sample_differs_from_a_share_of_a_pass(tmp_path: Path) -> None:
-    remark = BEFORE_MIXTURE
+    remark = SHARE_NOTE
     for number, sources in enumerate(([{"path": "few.jsonl", "weight": 2}], [{"path": "few.jsonl"}])):
         recipe = project(tmp_path / str(number), sources)
         packed(recipe)

@@ -17,7 +17,7 @@ from support.small_corpus import Tokens, token_file, tokens_of
 
 from tasks.config import Config
 from tasks.core.errors import DataError
-from tasks.packing.ledger import Lost, count_lost
+from tasks.packing.ledger import Losses, count_losses
 from tasks.packing.pieces import Accepted, Columns, cut_overlong
 from tasks.sources.model import Source
 from tasks.storage.schemas import REJECTED
@@ -27,7 +27,7 @@ from tasks.storage.token_files import TokenColumns
 class Result(NamedTuple):
     pieces: Columns
     trained: np.ndarray
-    lost: Lost
+    lost: Losses
     late: list[int]
     accepted: Accepted
 
@@ -48,14 +48,18 @@ def cut(rows: list[Tokens], parts: int = 1, **values: Any) -> Result:
             length=tokens.column("length"),
             separator=np.array([separator for _, separator in rows], bool),
             held_out=np.zeros(len(rows), bool),
-            why=np.zeros(len(rows), np.uint8),
+            reason=np.zeros(len(rows), np.uint8),
         )
         file = SimpleNamespace(name="chats.jsonl")
         recipe: Any = SimpleNamespace(config=config, parts=[SimpleNamespace(file=file)] * parts)
         pieces = cut_overlong(accepted, tokens, recipe)
-        late = np.flatnonzero(accepted.why == REJECTED).tolist()
+        late = np.flatnonzero(accepted.reason == REJECTED).tolist()
         return Result(
-            pieces.columns(slice(None)), pieces.trained(slice(None), tokens), count_lost(pieces, config), late, accepted
+            pieces.columns(slice(None)),
+            pieces.trained(slice(None), tokens),
+            count_losses(pieces, config),
+            late,
+            accepted,
         )
 
 
@@ -145,7 +149,7 @@ def test_exactly_a_row_is_not_over_long() -> None:
     for overlong in ("truncate", "drop", "split", "error"):
         result = cut([fits], overlong=overlong, sequence_length=8)
         assert result.pieces.length.tolist() == [8]
-        assert result.lost == Lost({"too_long": 0})
+        assert result.lost == Losses({"too_long": 0})
     result = cut([over], overlong="truncate", sequence_length=8)
     assert result.pieces.taken.tolist() == [7]
     assert result.pieces.closed.tolist() == [True]
@@ -156,7 +160,7 @@ def test_nothing_trained_within_the_row_is_rejected_late() -> None:
     rows: list[Tokens] = [([~5] * 9 + [6], False), ([~5, 6], False), ([~5] * 20 + [6], True)]
     result = cut(rows, overlong="truncate", sequence_length=8)
     assert result.late == [0, 2]
-    assert result.lost == Lost({"too_long": 0}, tokens_rejected=10 + 20)
+    assert result.lost == Losses({"too_long": 0}, tokens_rejected=10 + 20)
     assert result.pieces.conversation.tolist() == [1]
 
 
@@ -166,7 +170,7 @@ def test_a_conversation_without_a_trained_token_never_makes_a_row() -> None:
         result = cut(rows, overlong=overlong, sequence_length=8)
         assert result.pieces.conversation.tolist() == [0]
         assert result.late == [1, 2]
-        assert result.lost == Lost({"too_long": 0}, tokens_rejected=2 + 20)
+        assert result.lost == Losses({"too_long": 0}, tokens_rejected=2 + 20)
 
 
 def test_error_names_the_first_and_says_what_to_do() -> None:
@@ -184,10 +188,10 @@ def test_without_packing_a_row_is_a_whole_conversation() -> None:
     rows: list[Tokens] = [([~5, *[6] * 30], True), ([~5, 6], False)]
     result = cut(rows, packing=False, overlong="truncate", sequence_length=8)
     assert result.pieces.length.tolist() == [31, 2]
-    assert result.lost == Lost({"too_long": 0})
+    assert result.lost == Losses({"too_long": 0})
     result = cut(rows, packing=False, overlong="drop", sequence_length=8)
     assert result.pieces.length.tolist() == [2]
-    assert result.lost == Lost({"too_long": 1}, tokens_dropped=30)
+    assert result.lost == Losses({"too_long": 1}, tokens_dropped=30)
 
 
 def test_no_conversations() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.profiles import examples
 
 from tasks.config import Config
-from tasks.packing.placement import Placed, hold_out_at_least_one, place, place_anew
+from tasks.packing.placement import Placed, hold_out_at_least_one, place, repack
 from tasks.packing.row_companions import Companions
 from tasks.sources.model import Source
 from tasks.storage.splits import SPLITS
@@ -123,7 +123,7 @@ def test_an_epoch_has_all_pieces_in_as_many_rows_and_parts_who_can_be_parted(len
     first = place(sizes, np.zeros(len(lengths), bool), settings, shards)
     companions = Companions()
     companions.remember(first.row, of, first.rows)
-    second = place_anew(sizes, of, companions, settings, 2, "train_epoch_2", 2)
+    second = repack(sizes, of, companions, settings, 2, "train_epoch_2", 2)
     splits, bounds = {"train": second.rows, "validation": 0}, [*second.lower_bounds, (0, "")]
     as_first = Placed(second.row, second.start, second.edges, splits, bounds)
     check(as_first, lengths, [False] * len(lengths), settings, shards)
@@ -141,7 +141,7 @@ def test_real_lengths_meet_again_in_next_to_no_row() -> None:
     for epoch in range(2, 6):
         companions.remember(placed.row, of, placed.rows)
         seen |= sets_of(placed, of)
-        placed = place_anew(lengths, of, companions, settings, epoch, f"train_epoch_{epoch}", 1)
+        placed = repack(lengths, of, companions, settings, epoch, f"train_epoch_{epoch}", 1)
         found = sets_of(placed, of)
         assert len(found.keys() & seen.keys()) <= 0.05 * len(found)
 

@@ -33,7 +33,7 @@ def forked(work: Callable[[], None]) -> int:
 
 def test_the_parent_sees_the_sum_of_what_its_children_counted() -> None:
     for number in range(50):
-        assert counters.know(f"part {number}", "TokenizePart")
+        assert counters.register(f"part {number}", "TokenizePart")
     children = [
         forked(lambda number=number: counters.put(f"part {number}", conversations=number, done=1))
         for number in range(50)
@@ -53,7 +53,7 @@ def test_who_is_killed_while_it_counts_holds_up_nobody() -> None:
             counters.put(task, conversations=1, tokens=2, rejected=3)
 
     for number in range(20):
-        counters.know(f"part {number}", "TokenizePart")
+        counters.register(f"part {number}", "TokenizePart")
         child = forked(lambda task=f"part {number}": count_for_ever(task))
         deadline = time.monotonic() + 60
         while not counters.of_task(f"part {number}", "tokens"):
@@ -67,7 +67,7 @@ def test_who_is_killed_while_it_counts_holds_up_nobody() -> None:
 
 
 def test_a_second_attempt_counts_once_and_keeps_its_size() -> None:
-    counters.know("part", "TokenizePart")
+    counters.register("part", "TokenizePart")
     counters.put("part", size=1000)
     for _ in range(2):
         counters.restart("part")
@@ -77,8 +77,8 @@ def test_a_second_attempt_counts_once_and_keeps_its_size() -> None:
 
 
 def test_a_task_is_known_once_and_one_that_is_not_known_is_still_counted() -> None:
-    assert counters.know("part", "TokenizePart")
-    assert not counters.know("part", "TokenizePart")
+    assert counters.register("part", "TokenizePart")
+    assert not counters.register("part", "TokenizePart")
     counters.put("another", conversations=3)
     assert counters.total("conversations") == 3
     counters.begin()
@@ -86,8 +86,8 @@ def test_a_task_is_known_once_and_one_that_is_not_known_is_still_counted() -> No
 
 
 def test_seconds_go_on_until_a_task_is_done() -> None:
-    counters.know("a", "TokenizePart")
-    counters.know("b", "TokenizePart")
+    counters.register("a", "TokenizePart")
+    counters.register("b", "TokenizePart")
     assert counters.seconds("TokenizePart").tolist() == [0, 0]
     counters.restart("a")
     counters.put("a", started=time.time() - 5)
@@ -98,7 +98,7 @@ def test_seconds_go_on_until_a_task_is_done() -> None:
 
 
 def test_the_record_of_a_run_sums_its_stages() -> None:
-    counters.know("part", "TokenizePart")
+    counters.register("part", "TokenizePart")
     counters.put("part", seconds=2, cpu=1, conversations=10, tokens=100, peak=5e12)
     counters.put(started=time.time() - 4)
     record = counters.run_record()

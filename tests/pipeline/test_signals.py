@@ -24,7 +24,7 @@ from pipeline.graph import PackCorpus
 from pipeline.progress import counters
 from pipeline.run_guard import guard
 from tasks.core import startup
-from tasks.core.error_messages import told
+from tasks.core.error_messages import format_error
 from tasks.core.errors import Interrupted
 
 fork = multiprocessing.get_context("fork")
@@ -66,19 +66,19 @@ def test_a_child_that_has_ended_its_work_is_not_stopped_while_it_tells_luigi(
     number: signal.Signals, fails: bool
 ) -> None:
     """Or else it may hold the lock of Luigi's queue for ever, and the other children wait for it."""
-    told = fork.SimpleQueue()
+    format_error = fork.SimpleQueue()
 
     class Queue:
         def put(self, news: tuple[object, ...]) -> None:
             press(number)
-            told.put(news[1])
+            format_error.put(news[1])
 
     reporter = SimpleNamespace(**dict.fromkeys(TaskProcess.forward_reporter_attributes))
     child = TaskProcess(Task(fails=fails), "worker", Queue(), reporter, use_multiprocessing=True)
     child.start()
     child.join(60)
     assert child.exitcode == 0
-    assert told.get() == ("FAILED" if fails else "DONE")
+    assert format_error.get() == ("FAILED" if fails else "DONE")
 
 
 @pytest.mark.parametrize("number", STOP)
@@ -391,7 +391,7 @@ def test_who_imports_the_package_keeps_ctrl_c() -> None:
 
 
 def test_what_is_said_while_modules_load_has_the_form_of_the_others() -> None:
-    assert told(Interrupted("interrupted", "interrupted; nothing was started")) + "\n" == LOADING
+    assert format_error(Interrupted("interrupted", "interrupted; nothing was started")) + "\n" == LOADING
     assert Interrupted.exit_code == 75
 
 

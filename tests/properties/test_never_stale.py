@@ -19,11 +19,11 @@ from support.small_corpus import conversations, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
 from tasks import recipe as recipe_module
-from tasks.config import WITHOUT_EFFECT, Config
+from tasks.config import NOT_IN_KEY, Config
 from tasks.core.errors import PackError
 from tasks.recipe import Recipe, resolve
 from tasks.sources.model import Source
-from tasks.storage.keys import BY_CONTENT
+from tasks.storage.keys import KEYED_BY_CONTENT
 from tasks.storage.manifest import load_manifest
 
 RECORDS = conversations(60, longest=6)
@@ -106,8 +106,8 @@ def shard_bytes(made: Recipe) -> list[bytes]:
 
 def test_every_field_has_a_case() -> None:
     assert {*OTHER, *NAMED, *NO_EFFECT} == {*Config.model_fields}
-    assert {*NAMED} == {*BY_CONTENT}
-    assert {*NO_EFFECT} == WITHOUT_EFFECT
+    assert {*NAMED} == {*KEYED_BY_CONTENT}
+    assert {*NO_EFFECT} == NOT_IN_KEY
     assert {*Source.model_fields} == SOURCE
 
 

@@ -12,7 +12,7 @@ from support.containers import WRITERS
 from tasks.core.errors import DataError
 from tasks.inspection.sources import record_of
 from tasks.readers.container import BLOCK, Container, RecordReader
-from tasks.readers.containers import CONTAINERS, container_named, container_of
+from tasks.readers.containers import CONTAINERS, container_by_extension, container_named
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.parts import find_parts, place_of, read_part
 from tasks.sources.sample_files import sample_files
@@ -35,7 +35,7 @@ def test_names_and_extensions_are_unique() -> None:
     for container in CONTAINERS:
         assert container_named(container.name) is container
         for extension in container.extensions:
-            assert container_of(f"a.b{extension.upper()}") == (container, "")
+            assert container_by_extension(f"a.b{extension.upper()}") == (container, "")
 
 
 @each_container

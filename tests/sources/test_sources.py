@@ -39,7 +39,7 @@ from tasks.core.errors import DataError, InputMissing, PackError, Reject, Storag
 from tasks.readers import json_array, lines, strict_json
 from tasks.readers.compression import BOMB_BYTES
 from tasks.readers.container import RecordReader
-from tasks.readers.containers import container_named, container_of
+from tasks.readers.containers import container_by_extension, container_named
 from tasks.readers.lines import CHUNK
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.parts import find_parts, place_of, read_part
@@ -544,7 +544,7 @@ def test_utf16_is_refused_with_a_command_that_converts_it(tmp_path: Path, name: 
         subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
         [made] = tmp_path.glob("*.utf8.*")
         assert made.read_bytes() == GOOD
-        assert container_of(made.name)
+        assert container_by_extension(made.name)
 
 
 @pytest.mark.parametrize(

@@ -310,30 +310,30 @@ def test_a_file_that_cannot_be_locked_is_not_left(tmp_path: Path, monkeypatch: p
     with pytest.raises(StorageError, match="file: cannot be written: No locks available"):
         write_bytes(tmp_path / "file", b"")
     with pytest.raises(StorageError, match=r"a\.lock: cannot be written: No locks available"):
-        files.lock(tmp_path / "a.lock")
+        files.acquire_lock(tmp_path / "a.lock")
     assert [path.name for path in tmp_path.iterdir()] == ["a.lock"]
     assert len(os.listdir("/proc/self/fd")) == len(before)
 
 
 def test_a_folder_at_the_path_of_a_lock(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="cannot be written: Is a directory"):
-        files.lock(tmp_path)
+        files.acquire_lock(tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match=r"a\.lock: cannot be written: "):
-        files.lock(tmp_path / "file" / "a.lock")
+        files.acquire_lock(tmp_path / "file" / "a.lock")
 
 
 def test_a_lock_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "new" / "a.lock"
-    assert files.lock(path.with_name("b.lock"))
+    assert files.acquire_lock(path.with_name("b.lock"))
     with path.open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         before = os.listdir("/proc/self/fd")
-        assert not files.lock(path)
+        assert not files.acquire_lock(path)
         assert len(os.listdir("/proc/self/fd")) == len(before)
-    assert files.lock(path)
+    assert files.acquire_lock(path)
     monkeypatch.chdir(tmp_path)
-    assert files.lock(Path("new/a.lock")), "this process has it"
+    assert files.acquire_lock(Path("new/a.lock")), "this process has it"
     with path.open("ab") as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
 

@@ -22,7 +22,7 @@ from support.tokenizer_kinds import kind_path
 from tasks.recipe import Recipe, resolve
 from tasks.stages import Progress, Publish, run_all
 from tasks.storage.files import digest_of, to_json, write_bytes
-from tasks.storage.schemas import SCHEMA
+from tasks.storage.schemas import TOKENS_SCHEMA
 
 EOS, PAD = 2, 0
 
@@ -103,7 +103,7 @@ def token_file(
     """Write a token file, in record batches of `batch` rows, and return its receipt (without rejects)."""
     records, digests, turns = records or range(len(rows)), digests or range(len(rows)), turns or [2] * len(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with pa.OSFile(str(path), "w") as file, pa.ipc.new_file(file, SCHEMA) as writer:
+    with pa.OSFile(str(path), "w") as file, pa.ipc.new_file(file, TOKENS_SCHEMA) as writer:
         for top in range(0, len(rows), batch):
             some = rows[top : top + batch]
             columns = [
@@ -114,7 +114,7 @@ def token_file(
                 pa.array([separator for _, separator in some], pa.bool_()),
                 pa.array([values for values, _ in some], pa.large_list(pa.int32())),
             ]
-            writer.write_batch(pa.record_batch(columns, schema=SCHEMA))
+            writer.write_batch(pa.record_batch(columns, schema=TOKENS_SCHEMA))
     tokens = sum(len(values) - separator for values, separator in rows)
     counts = {"conversations": len(rows), "records": len(rows), "accepted": len(rows), "tokens": tokens}
     return {**counts, "rejects": [], "xxh3": digest_of(path, "xxh3")}

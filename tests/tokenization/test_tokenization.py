@@ -32,7 +32,7 @@ from tasks.conversations.model import content_digest, whole_text
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.sources.model import Part, Source
 from tasks.sources.parts import find_parts
-from tasks.storage.schemas import SCHEMA, WHOLE_SCHEMA
+from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
 from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
 from tasks.templates.jinja_template import JinjaTemplate
@@ -258,7 +258,7 @@ def test_a_token_and_its_label_are_one_number(tmp_path: Path) -> None:
     ids = (values ^ (values >> 31)).tolist()
     assert encoder.decode(ids) == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|></s>"
     assert encoder.decode(values[values >= 0].tolist()) == "4<|im_end|></s>"
-    assert files.tables[0].schema == SCHEMA
+    assert files.tables[0].schema == TOKENS_SCHEMA
     conversation = read_record(GOOD, "messages")
     assert files.tables[0].column("digest").to_pylist() == [content_digest(whole_text(conversation).encode())]
     assert len(files.tables[1]) == 0
@@ -274,7 +274,7 @@ def test_without_packing_the_messages_and_the_text_are_kept(tmp_path: Path) -> N
     }
     run(tmp_path, part_of(tmp_path, [line_of(record), line_of(GOOD)]), packing=False)
     table = TokenFiles([tmp_path / "tokens.arrow"]).tables[0]
-    assert table.schema == WHOLE_SCHEMA
+    assert table.schema == TOKENS_AND_TEXT_SCHEMA
     messages, tools, text = (table.column(name).to_pylist() for name in ("messages", "tools", "text"))
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x":1}'}}
     assert json.loads(messages[0]) == [

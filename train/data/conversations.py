@@ -35,7 +35,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.packing.pieces import cut_conversation
 from tasks.storage.corpus_folder import check_listed
 from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import IGNORED, SCHEMA
+from tasks.storage.schemas import IGNORED, TOKENS_SCHEMA
 from tasks.storage.shards import open_index, open_shard, shard_schema
 from tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
 from tasks.templates.jinja_template import JinjaTemplate
@@ -106,7 +106,7 @@ def _tokenize(
         rows = pa.Table.from_batches(record_batches, shard_schema(manifest))
     values, lengths, trained = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
     for batch in _batches(path, rows, manifest, encoder, template):
-        encoded = batch.encode(SCHEMA)
+        encoded = batch.encode(TOKENS_SCHEMA)
         tokens = encoded.column("tokens")
         values.append(tokens.flatten().to_numpy())
         lengths.append(pc.list_value_length(tokens).to_numpy())

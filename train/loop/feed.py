@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tasks.storage.splits import ANEW
+from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 from train.config import TrainingConfig
 from train.data.corpus import PACKED, Corpus
 from train.data.dataset import PackedDataset, Passes
@@ -32,7 +32,7 @@ class PackedFeed:
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         self.isolated = corpus.isolated
         # Opening all packings now checks their digests before the first step, rather than hours later.
-        packings = [name for name in corpus.splits if name == "train" or name.startswith(ANEW)]
+        packings = [name for name in corpus.splits if name == "train" or name.startswith(TRAIN_EPOCH_PREFIX)]
         same = [name for name in packings if corpus.rows(name) == corpus.rows("train")]
         self.passes = Passes([PackedDataset(corpus, name, config.load) for name in same])
         self.train = self.passes.packings[0]

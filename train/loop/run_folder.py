@@ -21,7 +21,7 @@ from typing import Any
 import orjson
 
 from tasks.core.errors import Busy, DataError, UsageError
-from tasks.storage.files import lock, read_json, to_json, write_bytes
+from tasks.storage.files import acquire_lock, read_json, to_json, write_bytes
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
 
@@ -97,7 +97,7 @@ class RunFolder:
 
     def claim(self) -> None:
         """Lock the folder until this process ends. Raises Busy if it is locked."""
-        if not lock(self.path / LOCK):
+        if not acquire_lock(self.path / LOCK):
             raise Busy("busy", f"{self.path}: another run is using this folder; wait until it ends, then retry")
 
     def choices(self) -> Choices | None:

@@ -16,7 +16,7 @@ import signal
 import sys
 from types import FrameType
 
-from tasks.core.error_messages import told
+from tasks.core.error_messages import format_error
 from tasks.core.errors import Interrupted
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
@@ -48,7 +48,9 @@ class SignalGuard:
             return
         self._is_ending = True
         if not is_rank():
-            line = told(Interrupted("interrupted", "interrupted outside the steps; run the same command to resume"))
+            line = format_error(
+                Interrupted("interrupted", "interrupted outside the steps; run the same command to resume")
+            )
             os.write(2, f"{line}\n".encode())  # print fails if it was itself interrupted
         os._exit(Interrupted.exit_code)
 
