@@ -73,11 +73,12 @@ quick: .venv/.test  ## run the quick tests in parallel: under a minute on two co
 test: .venv/.test  ## run all tests in parallel, also without Chromium, strace, and ../shared
 	$(PYTEST) -m "" --hypothesis-profile=ci --durations=5
 
-check: .venv/.test  ## lint, types, layers, documentation, and all tests: what CI runs
+check: .venv/.test  ## lint, types, layers, words, documentation, and all tests: what CI runs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python bench/words.py
 	$(MAKE) docs
 	$(MAKE) test
 
