@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from tasks.conversations.formats import FORMAT_OF
-from tasks.conversations.model import Conversation, content_digest, turns_of, usual_order, whole_text
+from tasks.conversations.model import Conversation, PlainRecord, content_digest, turns_of, usual_order, whole_text
 from tasks.conversations.openai import tools_json, turns_json
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
@@ -37,9 +37,11 @@ class Preparer:
 
     def prepare(self, record: object) -> Prepared:
         """Raises Reject, and PackError if the run cannot continue."""
-        if plain := self._plain.of(record):
+        plain = record if isinstance(record, PlainRecord) else self._plain.of(record)
+        if plain:
             names, contents = plain.turns()
-            if (frame := self._frames.of_names(names)) and (prepared := fill(frame, contents)):
+            frame = self._frames[names]
+            if frame and (prepared := fill(frame, contents)):
                 return prepared
         return self._prepare_with_care(as_dict(record))
 
@@ -74,7 +76,8 @@ def prepare_spans(conversation: Conversation, spans: list[Span], encoder: Encode
         turns=turns_of(roles),
     )
     whole = whole_text(conversation)
-    return Prepared(shape, segments.texts, whole.split("\0"), content_digest(whole.encode()))
+    characters = sum(map(len, segments.texts)) + len(segments.texts) - 1
+    return Prepared(shape, segments.texts, characters, whole.split("\0"), content_digest(whole.encode()))
 
 
 def texts_of(record: object, file: SourceFile, template: Template, encoder: Encoder, train_on: TrainOn) -> list[str]:
