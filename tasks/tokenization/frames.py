@@ -26,7 +26,7 @@ from tasks.templates.built_in import BuiltIn
 from tasks.templates.spans import Template, TrainOn, trained_turns
 from tasks.tokenization.segments import segments_of
 
-# The number of frames kept. Conversations of more shapes (roles, and which turns are trained on) have no frame.
+# The maximum number of frames. Conversations of more shapes (roles, and which turns are trained on) have no frame.
 MOST_FRAMES = 1024
 
 # Stands for the content of a turn, which never contains NUL. A template that strips contents strips the white space.
@@ -66,15 +66,15 @@ class Prepared(Struct, gc=False):
 
 
 class Frames(dict[tuple[str, ...], Frame | None]):
-    """The frame for turns with these roles, or None if there is none; rendered when it is first asked for.
+    """Frames by the names of the roles; None for roles without a frame. A frame is rendered on first use.
 
-    `roles` are our names of the roles in records.
+    `roles` maps the names in records to ours.
     """
 
     def __init__(self, template: Template, encoder: Encoder, train_on: TrainOn, roles: Mapping[str, str]):
         self._template, self._encoder, self._train_on, self._roles = template, encoder, train_on, roles
         # Other templates can do anything; and with `has_space`, the content decides about a space.
-        self._known = isinstance(template, BuiltIn) and not encoder.has_space
+        self.known = isinstance(template, BuiltIn) and not encoder.has_space
         self._by_shape: dict[tuple[tuple[str, ...], tuple[bool, ...]], Frame | None] = {}
 
     def __missing__(self, names: tuple[str, ...]) -> Frame | None:
@@ -99,7 +99,7 @@ class Frames(dict[tuple[str, ...], Frame | None]):
     def _of_roles(self, roles: tuple[str, ...], trained: tuple[bool, ...]) -> Frame | None:
         shape = (roles, trained)
         if shape not in self._by_shape:
-            if not self._known or len(self._by_shape) >= MOST_FRAMES:
+            if not self.known or len(self._by_shape) >= MOST_FRAMES:
                 return None
             self._by_shape[shape] = self._render(*shape)
         return self._by_shape[shape]

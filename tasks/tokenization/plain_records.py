@@ -1,9 +1,9 @@
-"""Read records that hold turns and nothing else, by the type that their format declares for them.
+"""Decode records that contain turns and nothing else, by the type that their format declares.
 
     b'{"messages": [{"role": "user", "content": "2+2?"}]}'    a line ─decode─▶ Plain(messages=[Turn("user", "2+2?")])
     {"prompt": "6 × 7?", "completion": "42", "system": None}  a row  ─of─────▶ Plain(prompt="6 × 7?", completion="42")
 
-msgspec checks a record against the type (`Format.plain`) while it decodes it. A record that does not fit is decoded
+msgspec checks a record against the type (`Format.plain`) while decoding it. A record that does not fit is decoded
 with care, which defines what a record means.
 """
 
@@ -23,10 +23,10 @@ IGNORED = ("id", "source", "category")
 
 
 class PlainRecords:
-    """The plain records of one format. If `mapped`, the records have other keys than the format, and none is plain."""
+    """The plain records of a format. For "" no record is plain."""
 
-    def __init__(self, format: str, mapped: bool = False):
-        self._plain = None if mapped else FORMAT_OF[format].plain
+    def __init__(self, format: str):
+        self._plain = FORMAT_OF[format].plain if format else None
         # Of JSON, only declared keys: msgspec does not check the values of others.
         self._decode = self._plain and Decoder(_strict(self._plain)).decode
 

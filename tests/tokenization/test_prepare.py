@@ -38,22 +38,7 @@ MORE_KEYS = ("weight", "name", "tool_calls", "id", "category", "extra")
 # -- records like the example of a format -----------------------------------------------------------------------------
 # Chosen by a Random and not by strategies, which favor simple values: here a rare combination is what matters.
 
-CONTENTS = (
-    "a",
-    "a",
-    "100 %s",
-    " b\n",
-    "é",
-    "Ä" * 99,
-    '"role":',
-    "\\",
-    "▁",
-    "\v",
-    "\x1c",
-    "<|im_end|>",
-    "[INST]",
-    "</s>",
-)
+CONTENTS = ("a", "a", "a\0b", "100 %s", " b\n", "é", "Ä" * 99, '"role":', "\\", "▁", "\v", "\x1c", "[INST]", "</s>")
 ODD = (None, True, 7, 10**20, [], {}, "", " ", "a\0b", "x", "x", ["a"], {"a": {"b": "c"}})
 MORE_KEYS = ("weight", "name", "tool_calls", "id", "category", "extra")
 
@@ -69,7 +54,7 @@ def like(random: Random, value: Any, odds: float, more: tuple[str, ...], key: st
     if isinstance(value, list):
         return [like(random, item, odds, more) for item in value * random.choice((1, 1, 2))]
     found = {name: like(random, item, odds, more, name) for name, item in value.items() if random.random() >= odds}
-    if random.random() < odds:
+    if random.random() < 2 * odds:
         found[random.choice(more)] = random.choice((*ODD, *CONTENTS))
     return found
 
@@ -78,7 +63,7 @@ def records(random: Random, format: Format) -> list[Any]:
     example = json.loads(format.example)
     if random.random() < 0.5:
         example = {key: value for key, value in example.items() if key not in ("input", "context")}
-    odds = random.choice((0, 0, 0.05, 0.2))
+    odds = random.choice((0, 0.05, 0.2))
     return [like(random, example, odds, (*format.keys, *MORE_KEYS)) for _ in range(random.randint(1, 5))]
 
 
