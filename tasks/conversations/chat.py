@@ -25,7 +25,7 @@ SHAREGPT_ROLE_NAMES = {
 
 
 def messages_of(value: object, where: str, roles: Mapping[str, str]) -> list[Message]:
-    """A list of {role, content, …} or {from, value, …}; `where` is its place in the record."""
+    """Read a list of {role, content, …} or {from, value, …}; `where` is its place in the record."""
     messages = []
     for index, item in enumerate(list_of(value, where)):
         if type(item) is not dict:
@@ -49,7 +49,7 @@ def messages_of(value: object, where: str, roles: Mapping[str, str]) -> list[Mes
 
 
 def _message(item: dict[str, object], role: str, content_key: str, where: str) -> Message:
-    """One message that has more than a role and a string."""
+    """Read a message that has more than a role and a string."""
     tool_calls = _tool_calls(item, where)
     content = item.get(content_key)
     text = ""
@@ -58,7 +58,7 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
     elif not tool_calls:
         if content_key not in item:
             missing(item, content_key, where)
-        raise Reject("bad_content", f"{where}.{content_key} is null; that is allowed only beside tool_calls")
+        raise Reject("bad_content", f"{where}.{content_key} is null; that is allowed only with tool_calls")
     if role == "function_call":
         role = "assistant"
         calls = _sharegpt_calls(text)
@@ -84,7 +84,7 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
 
 
 def _content(value: object, where: str) -> str:
-    """A string, or a list of text parts, which are joined."""
+    """Read a string, or join a list of text parts."""
     if isinstance(value, str):
         return text_of(value, where)
     if not isinstance(value, list):
@@ -103,7 +103,7 @@ def _content(value: object, where: str) -> str:
 
 
 def _tool_calls(item: dict[str, object], where: str) -> tuple[ToolCall, ...]:
-    """`tool_calls`, and the older `function_call`."""
+    """Read `tool_calls` and the older `function_call`."""
     calls = []
     value = item.get("tool_calls")
     if value is not None:
@@ -130,7 +130,7 @@ def _tool_calls(item: dict[str, object], where: str) -> tuple[ToolCall, ...]:
 
 
 def _tool_call(function: object, where: str, call_id: str | None) -> ToolCall:
-    """{"name": …, "arguments": JSON text or object}. No arguments, or empty ones, are {}."""
+    """Read {"name": …, "arguments": JSON text or object}. Missing or empty arguments are {}."""
     if not isinstance(function, dict):
         raise Reject("bad_tool_call", f"{where}: expected an object, found {kind(function)}")
     name, arguments = function.get("name"), function.get("arguments")
@@ -150,7 +150,7 @@ def _tool_call(function: object, where: str, call_id: str | None) -> ToolCall:
 
 
 def _sharegpt_calls(value: str) -> tuple[ToolCall, ...]:
-    """The calls in the value of a function_call turn; none where it is not the JSON of a call or of a list of calls."""
+    """Read the calls in the value of a function_call turn; none if it is not the JSON of one call or of a list."""
     try:
         calls = parsed(value, "", "")
         return tuple(_tool_call(call, "", None) for call in (calls if isinstance(calls, list) else [calls]))
@@ -159,7 +159,7 @@ def _sharegpt_calls(value: str) -> tuple[ToolCall, ...]:
 
 
 def tools_of(record: dict[str, object]) -> tuple[str, ...]:
-    """`tools`: a list of schemas, or the JSON text of such a list; each schema as JSON text."""
+    """Read `tools`, a list of schemas or the JSON text of such a list; return each schema as JSON text."""
     value = record.get("tools")
     if value is None or value == "":
         return ()

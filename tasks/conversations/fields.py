@@ -1,9 +1,7 @@
-"""One value of a record → the value, checked, or `Reject` with its place in the record.
+"""Check single values of a record. A wrong value raises Reject with its place in the record::
 
-A value that is wrong comes out as an error that names its place::
-
-    text_of({"from": 5}["from"], "conversations", 2, "from")
-        → Reject("bad_type", "conversations[2].from: expected a string, found a number")
+text_of({"from": 5}["from"], "conversations", 2, "from")
+    → Reject("bad_type", "conversations[2].from: expected a string, found a number")
 """
 
 from __future__ import annotations
@@ -18,13 +16,15 @@ from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 from tasks.readers.strict_json import big_integer, duplicate_key, is_exact
 
-# orjson writes a datetime as a string; here it is an error like every other value that JSON does not have
+# orjson writes a datetime as a string; here it is an error, like every value that JSON does not have
 _STRICT = orjson.OPT_PASSTHROUGH_DATETIME
 
 
 def text_of(value: object, where: str, index: int = -1, key: str = "") -> str:
-    """`value` if it is a string that can be encoded. The place is `where`, or `where[index].key`, put together only
-    for an error."""
+    """Return `value` if it is a string that can be encoded, else raise Reject.
+
+    The place is `where`, or `where[index].key`, which is joined only for an error.
+    """
     if type(value) is str:
         if "\0" not in value:
             if value.isascii():
@@ -75,7 +75,7 @@ def list_of(value: object, where: str) -> list[object]:
 
 
 def json_of(value: object, where: str, code: str) -> str:
-    """Compact JSON text of `value`, its keys in their order."""
+    """Return `value` as compact JSON text, its keys in their order."""
     try:
         return orjson.dumps(value, option=_STRICT).decode()
     except orjson.JSONEncodeError as error:
@@ -83,7 +83,7 @@ def json_of(value: object, where: str, code: str) -> str:
 
 
 def parsed(text: str, where: str, code: str) -> object:
-    """The value of a JSON text within a record."""
+    """Return the value of a JSON text within a record."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:

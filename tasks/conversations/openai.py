@@ -10,7 +10,7 @@ from tasks.conversations.model import Conversation, Message, full_text
 
 
 def turns_json(conversation: Conversation) -> str:
-    """The messages as format 2.0 has them; null for the format `text`, which has no turns."""
+    """Return the messages as JSON for format 2.0; null for the format `text`, which has no turns."""
     plain = conversation.messages[0].role == "text"
     return orjson.dumps(None if plain else [as_row(message) for message in conversation.messages]).decode()
 
@@ -20,7 +20,7 @@ def tools_json(conversation: Conversation) -> str | None:
 
 
 def as_row(message: Any) -> dict[str, Any]:
-    """A message as format 2.0 has it: OpenAI's form, tool arguments as JSON text."""
+    """Return a message for format 2.0: in OpenAI's form, with tool arguments as JSON text."""
     calls = [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in message.tool_calls
@@ -36,7 +36,7 @@ def as_row(message: Any) -> dict[str, Any]:
 
 
 def as_openai(message: Message) -> dict[str, Any]:
-    """The message in OpenAI's form, which chat templates are written for."""
+    """Return a message in OpenAI's form, which chat templates are written for."""
     found: dict[str, Any] = {"role": message.role, "content": full_text(message)}
     if message.name is not None:
         found["name"] = message.name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from msgspec import Struct, field
 
 from tasks.conversations.chat import SHAREGPT_ROLE_NAMES, messages_of, tools_of
@@ -23,13 +25,16 @@ class Turn(Struct, gc=False, forbid_unknown_fields=True):
     value: str
 
 
+_role, _value = attrgetter("role"), attrgetter("value")  # in C: half the time of a comprehension
+
+
 class Plain(PlainRecord, gc=False):
     conversations: list[Turn]
     system: Nothing = None
     tools: Nothing = None
 
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
-        return tuple([turn.role for turn in self.conversations]), [turn.value for turn in self.conversations]
+        return tuple(map(_role, self.conversations)), list(map(_value, self.conversations))
 
 
 SHAREGPT = Format(

@@ -1,11 +1,11 @@
-"""The proof that the fast encoder may be used for a corpus: both encoders, text by text, on texts of this very corpus.
+"""Check that the fast encoder equals the reference encoder on texts of the corpus, before it is used.
 
-    sources ─ a window here and there ─▶ records ─ template ─▶ texts ─┐
-                                            a fixed list of hard ones ┴▶ gigatoken ═ reference ?
+    sources ─ random windows ─▶ records ─ template ─▶ texts ─┐
+                                 a fixed list of hard texts ─┴▶ gigatoken ═ reference ?
                                                                            └▶ data/engines/KEY.json: the verdict
 
-One text that differs, and the reference encodes the whole corpus. What is drawn follows from the sources alone, not
-from parts, workers or time, so the verdict can stand in the manifest. The proof of 25 MB takes 0.4 s and is made once.
+If one text differs, the reference encodes the whole corpus. The choice of texts depends on the sources alone, not on
+parts, workers, or time, so the verdict can be part of the manifest. The check takes 0.4 s for 25 MB and runs once.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ TEXTS = 2000  # compared at least, if the corpus has as many
 BUDGET = 1 << 20  # bytes of sources that are read for them; of smaller sources every text is compared
 MOST_BYTES = 1 << 24  # the budget for sources with few, long texts
 MOST_FILES = 16  # files that are read
-LONGEST = 2048  # characters: of a longer text, as many from a random place
+LONGEST = 2048  # characters; of a longer text, as many from a random place
 
-# Where encoders are known to differ, from each other or from one release to the next.
+# Texts on which encoders are known to differ, from each other or between releases.
 HARD = (
     "", " ", "  ", "   ", "\t", "\n", "\n\n", "\r\n", " \n ", "\n" * 500, " " * 3000, "a" * 3000, "x" + " " * 50 + "y",
     "▁", "▁▁ ", "a ▁b", " ▁", "\0", "a\0b", "\x1b[0m", "\x1c\x1d", "\x7f", "\x80", "\x85", "\u00a0", "\u2028", "\u3000",
@@ -51,9 +51,9 @@ HARD = (
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`engine` is what encodes the corpus; `texts` and `bytes` were compared before; `differs` shows the text that did.
+    """`engine` encodes the corpus. `texts` and `bytes` count what was compared; `differs` is an excerpt that differed.
 
-    `reason` says why gigatoken cannot read this tokenizer.
+    `reason` is why gigatoken cannot read this tokenizer.
     """
 
     engine: str
@@ -64,14 +64,14 @@ class Verdict:
 
 
 def encoder_of(recipe: Recipe) -> Encoder:
-    """What encodes the corpus: gigatoken, proven, or the reference. Raises what `verdict_of` raises."""
+    """Return gigatoken if the check passed, else the reference. Raises what `verdict_of` raises."""
     return _gigatoken(recipe.encoder) if verdict_of(recipe).engine == GigatokenEncoder.engine else recipe.encoder
 
 
 def verdict_of(recipe: Recipe) -> Verdict:
-    """The verdict on record; where there is none, the proof is made and written.
+    """Return the recorded verdict, or run the check and record it.
 
-    Raises UsageError where the config asks for gigatoken and the tokenizer is none that it can read.
+    Raises UsageError if the config asks for gigatoken and it cannot read the tokenizer.
     """
     verdict = known_verdict(recipe)
     if verdict is None:
@@ -80,14 +80,14 @@ def verdict_of(recipe: Recipe) -> Verdict:
     if recipe.config.engine == "gigatoken" and verdict.reason:
         raise UsageError(
             "engine_refused",
-            f"engine: gigatoken: it cannot stand in for {recipe.tokenizer_files.main}: {verdict.reason}; "
-            "leave `engine` out of the config, or name another tokenizer",
+            f"engine: gigatoken: it cannot replace {recipe.tokenizer_files.main}: {verdict.reason}; "
+            "remove `engine` from the config, or name another tokenizer",
         )
     return verdict
 
 
 def known_verdict(recipe: Recipe) -> Verdict | None:
-    """The verdict on record, or that of the config; None where the proof is still to be made."""
+    """Return the recorded verdict, or that of the config; None if the check has not run yet."""
     if recipe.config.engine == "reference":
         return Verdict(recipe.encoder.engine)
     try:
@@ -97,7 +97,7 @@ def known_verdict(recipe: Recipe) -> Verdict | None:
 
 
 def refused(recipe: Recipe) -> bool:
-    """Whether tokens that gigatoken made, perhaps for another corpus, are known not to be good enough for this one."""
+    """Check whether tokens from gigatoken, perhaps made for another corpus, are known to be wrong for this one."""
     if recipe.config.engine == "reference" or not recipe.has_tokenizer:
         return recipe.config.engine == "reference"
     verdict = known_verdict(recipe)
@@ -115,12 +115,12 @@ def _versions() -> dict[str, str]:
 
 @lru_cache(maxsize=2)
 def _gigatoken(reference: Encoder) -> GigatokenEncoder:
-    """Loaded once per process, and not again in a child that is forked from it: the words that it knows go along."""
+    """Load once per process. A forked child inherits the encoder and its cache of words."""
     return GigatokenEncoder(reference)
 
 
 def release_encoders() -> None:
-    """Give back the memory of encoders that are needed no more, some 40 MB."""
+    """Free the memory of encoders that are no longer needed, about 40 MB."""
     _gigatoken.cache_clear()
 
 
@@ -128,8 +128,8 @@ def _prove(recipe: Recipe) -> Verdict:
     reference = recipe.encoder
     try:
         fast = _gigatoken(reference)
-    except Unsupported as why:
-        return Verdict(reference.engine, reason=str(why))
+    except Unsupported as error:
+        return Verdict(reference.engine, reason=str(error))
     texts = [*HARD, *sample(recipe)]
     differs = difference(fast, reference, texts)
     engine = fast.engine if differs is None else reference.engine
@@ -137,18 +137,18 @@ def _prove(recipe: Recipe) -> Verdict:
 
 
 def difference(fast: Encoder, reference: Encoder, texts: Sequence[str]) -> str | None:
-    """The first text that the two encode differently: printable, and of a long one what stands where they part."""
+    """Return an excerpt of the first text that the two encode differently, from shortly before the difference."""
     found, expected = fast.encode(texts), reference.encode(texts)
     if np.array_equal(found.ids, expected.ids) and np.array_equal(found.offsets, expected.offsets):
         return None
     for text in texts:
         theirs, ours = fast.encode([text]).ids.tolist(), reference.encode([text]).ids.tolist()
         if theirs != ours:
-            parted = (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b)
-            same = next(parted, min(len(theirs), len(ours)))
+            differing = (i for i, (a, b) in enumerate(zip(theirs, ours, strict=False)) if a != b)
+            same = next(differing, min(len(theirs), len(ours)))
             place = len(b"".join(map(reference.token_bytes, ours[:same])).decode("utf-8", "ignore"))
             return shown(text[max(0, place - 20) :])
-    return "texts that are encoded together"
+    return "only texts that are encoded together"
 
 
 # -- the sample -------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def sample(recipe: Recipe, at_least: int = TEXTS, budget: int = BUDGET) -> list[
 
 
 def _texts(recipe: Recipe, file: SourceFile, records: list[object]) -> list[str]:
-    """What records give to the encoder; nothing of those that cannot be used."""
+    """Return the texts that are encoded of records; none for those that cannot be used."""
     texts = []
     for record in records:
         with suppress(Reject, PackError):

@@ -1,6 +1,6 @@
 """Render conversations with what a built-in template writes around the contents, which depends on the roles alone.
 
-    roles user, assistant ─of_names─▶ Frame   "<|im_start|>user\n…<|im_end|>\n<|im_start|>assistant\n"   not trained on
+    roles user, assistant ──Frames──▶ Frame   "<|im_start|>user\n…<|im_end|>\n<|im_start|>assistant\n"   not trained on
                                               "…<|im_end|>"                                              trained on
     contents "2+2?", "4"  ─fill─────▶ Prepared: the texts of this conversation
 
@@ -26,7 +26,7 @@ from tasks.templates.built_in import BuiltIn
 from tasks.templates.spans import Template, TrainOn, trained_turns
 from tasks.tokenization.segments import segments_of
 
-# The number of frames kept. Conversations of more shapes (roles, and which turns are trained on) have no frame.
+# The maximum number of frames. Conversations of more shapes (roles, and which turns are trained on) have no frame.
 MOST_FRAMES = 1024
 
 # Stands for the content of a turn, which never contains NUL. A template that strips contents strips the white space.
@@ -50,7 +50,7 @@ class Frame(Shape):
 
     parts: list[str]  # of all texts, joined with NUL: every second one, "", is to be replaced by a content
     texts: int
-    layout: str  # the layout_of these conversations
+    layout: str  # the layout_of these conversations, and NUL
     strips: bool  # the template removes white space around contents
 
 
@@ -59,34 +59,32 @@ class Prepared(Struct, gc=False):
 
     shape: Shape
     texts: list[str]  # to be encoded, in the order of the segments of `shape`
+    characters: int  # to be encoded, and at most one more for each text
     strings: Sequence[str]  # all strings of the conversation
     digest: int  # its content_digest
     row: tuple[str, str | None, str] | None = None  # messages, tools, text: further columns of format 2.0
 
 
-class Frames:
-    """The frames of a template and an encoder, for records whose roles have the names in `roles`."""
+class Frames(dict[tuple[str, ...], Frame | None]):
+    """Frames by the names of the roles; None for roles without a frame. A frame is rendered on first use.
+
+    `roles` maps the names in records to ours.
+    """
 
     def __init__(self, template: Template, encoder: Encoder, train_on: TrainOn, roles: Mapping[str, str]):
         self._template, self._encoder, self._train_on, self._roles = template, encoder, train_on, roles
         # Other templates can do anything; and with `has_space`, the content decides about a space.
-        self._known = isinstance(template, BuiltIn) and not encoder.has_space
-        self._by_names: dict[tuple[str, ...], Frame | None] = {}
+        self.known = isinstance(template, BuiltIn) and not encoder.has_space
         self._by_shape: dict[tuple[tuple[str, ...], tuple[bool, ...]], Frame | None] = {}
 
-    def of_names(self, names: tuple[str, ...]) -> Frame | None:
-        """Return the frame for turns with these roles, as a record names them."""
-        try:
-            return self._by_names[names]
-        except KeyError:
-            pass
+    def __missing__(self, names: tuple[str, ...]) -> Frame | None:
         roles = tuple([self._roles.get(name, "") for name in names])
         frame = None
         if roles and all(roles) and len(roles) <= MOST_FRAMES:
             turns = Conversation(tuple(Message(role, "content") for role in roles))
             frame = self._of_roles(roles, tuple(trained_turns(turns, self._train_on)))
-        if len(self._by_names) < MOST_FRAMES:
-            self._by_names[names] = frame
+        if len(self) < MOST_FRAMES:
+            self[names] = frame
         return frame
 
     def of_conversation(self, conversation: Conversation, trained: Sequence[bool]) -> Frame | None:
@@ -101,7 +99,7 @@ class Frames:
     def _of_roles(self, roles: tuple[str, ...], trained: tuple[bool, ...]) -> Frame | None:
         shape = (roles, trained)
         if shape not in self._by_shape:
-            if not self._known or len(self._by_shape) >= MOST_FRAMES:
+            if not self.known or len(self._by_shape) >= MOST_FRAMES:
                 return None
             self._by_shape[shape] = self._render(*shape)
         return self._by_shape[shape]
@@ -128,7 +126,7 @@ class Frames:
             turns=turns_of(roles),
             parts=list(chain.from_iterable((part, "") for part in between))[:-1],
             texts=len(texts),
-            layout=layout_of(turns),
+            layout=layout_of(turns) + "\0",
             strips=not any("\v" in text for text in texts),
         )
 
@@ -144,11 +142,12 @@ def fill(frame: Frame, contents: list[str]) -> Prepared | None:
             return None
     parts = frame.parts.copy()
     parts[1::2] = map(str.strip, contents) if frame.strips else contents
-    texts = "".join(parts).split("\0")
+    joined = "".join(parts)
+    texts = joined.split("\0")
     if len(texts) > frame.texts:  # a content contains NUL
         return None
     try:
-        digest = content_digest("\0".join((frame.layout, *contents)).encode())
+        digest = content_digest((frame.layout + "\0".join(contents)).encode())
     except UnicodeEncodeError:  # a lone surrogate
         return None
-    return Prepared(frame, texts, contents, digest)
+    return Prepared(frame, texts, len(joined), contents, digest)

@@ -1,4 +1,4 @@
-"""Turn a record into what is encoded of it.
+"""Prepare a record for encoding.
 
     record ─┬─PlainRecords──▶ roles, contents ─Frames──▶ Prepared         nearly every record, 2 µs
             └─read_record──▶ Conversation ─template──▶ spans ─▶ Prepared   any record, 20 µs
@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from tasks.conversations.formats import FORMAT_OF
-from tasks.conversations.model import Conversation, content_digest, turns_of, usual_order, whole_text
+from tasks.conversations.model import Conversation, PlainRecord, content_digest, turns_of, usual_order, whole_text
 from tasks.conversations.openai import tools_json, turns_json
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
@@ -23,23 +23,26 @@ from tasks.tokenization.segments import segments_of
 
 
 class Preparer:
-    """Prepares the records of one source file for one encoder and template.
+    """Prepare the records of one source file for one encoder and template.
 
-    `packing`: whether rows are packed, or else hold one conversation each, with its messages and text.
+    Without `packing`, a row is one conversation, with its messages and text.
     """
 
     def __init__(self, file: SourceFile, template: Template, encoder: Encoder, train_on: TrainOn, packing: bool = True):
         self._file = file
         self._template, self._encoder, self._train_on, self._packing = template, encoder, train_on, packing
         self._frames = Frames(template, encoder, train_on, FORMAT_OF[file.format].roles)
-        self._plain = PlainRecords(file.format, mapped=bool(file.columns) or not packing)
+        # Without frames, plain records would only be converted back. With other keys, none is plain.
+        self._plain = PlainRecords(file.format if packing and self._frames.known and not file.columns else "")
         self.decode = self._plain.decode  # for the reader of the file
 
     def prepare(self, record: object) -> Prepared:
-        """Raises Reject, and PackError if the run cannot continue."""
-        if plain := self._plain.of(record):
+        """Return what is encoded of a record. Raises Reject, and PackError if the run cannot continue."""
+        plain = record if isinstance(record, PlainRecord) else self._plain.of(record)
+        if plain:
             names, contents = plain.turns()
-            if (frame := self._frames.of_names(names)) and (prepared := fill(frame, contents)):
+            frame = self._frames[names]
+            if frame and (prepared := fill(frame, contents)):
                 return prepared
         return self._prepare_with_care(as_dict(record))
 
@@ -47,7 +50,7 @@ class Preparer:
         conversation = self._file.conversation(record)
         trained = trained_turns(conversation, self._train_on)
         if not any(trained):
-            raise Reject("no_trained_tokens", f"no turn of it is trained on (train_on: {self._train_on})")
+            raise Reject("no_trained_tokens", f"none of its turns is trained on (train_on: {self._train_on})")
         if self._packing and (frame := self._frames.of_conversation(conversation, trained)):
             prepared = fill(frame, [message.content for message in conversation.messages])
             if prepared:
@@ -55,7 +58,7 @@ class Preparer:
         spans = self._template.spans(conversation, trained)
         prepared = prepare_spans(conversation, spans, self._encoder)
         if not prepared.shape.trained.any():
-            raise Reject("no_trained_tokens", "the template writes nothing of its answers")
+            raise Reject("no_trained_tokens", "the template writes none of its answers")
         if not self._packing:
             text = "".join(span.text for span in spans)
             prepared.row = (turns_json(conversation), tools_json(conversation), text)
@@ -74,7 +77,8 @@ def prepare_spans(conversation: Conversation, spans: list[Span], encoder: Encode
         turns=turns_of(roles),
     )
     whole = whole_text(conversation)
-    return Prepared(shape, segments.texts, whole.split("\0"), content_digest(whole.encode()))
+    characters = sum(map(len, segments.texts)) + len(segments.texts) - 1
+    return Prepared(shape, segments.texts, characters, whole.split("\0"), content_digest(whole.encode()))
 
 
 def texts_of(record: object, file: SourceFile, template: Template, encoder: Encoder, train_on: TrainOn) -> list[str]:

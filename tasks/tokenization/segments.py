@@ -1,10 +1,10 @@
-"""Conversation → segments: what is encoded by itself, one control token or one text.
+"""Split a conversation into segments: each is one control token, or one text that is encoded by itself.
 
     "<|im_start|>user\\n" "2+2?" <|im_end|> "\\n" …  ─segments_of─▶  tokens   [TEXT,  7,     TEXT, …]
     spans                                                            trained  [False, False, False, …]
                                                                      texts    ["<|im_start|>user\\n2+2?", "\\n…", …]
 
-Neighbouring spans of text that are alike in being trained are one text.
+Adjacent spans of text are one text if both are trained on, or neither.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tasks.templates.spans import TEXT, Span
 
 
 class Segments(NamedTuple):
-    """`tokens` and `trained` are as long as there are segments, `texts` as there are texts among them."""
+    """`tokens` and `trained` have one item per segment, `texts` one per text among them."""
 
-    tokens: list[int]  # TEXT where a text stands
+    tokens: list[int]  # TEXT for a text
     trained: list[bool]
     texts: list[str]
-    separator: bool  # the last segment is an EOS that was added behind the template's tokens
+    separator: bool  # the last segment is an EOS that was added after the template's tokens
 
 
 def segments_of(spans: Sequence[Span], encoder: Encoder) -> Segments:
-    """The segments of any spans, of which there is at least one."""
+    """Return the segments of spans. Raises Reject if there is no span."""
     tokens: list[int] = []
     flags: list[bool] = []
     texts: list[str] = []
-    pending: list[str] = []  # joined to the text that the last segment stands for
-    behind = "start"
+    pending: list[str] = []  # the parts of the last segment's text
+    after = "start"
     leading = False
 
     def close() -> None:
@@ -46,12 +46,12 @@ def segments_of(spans: Sequence[Span], encoder: Encoder) -> Segments:
             continue
         if pending:
             close()
-            behind = "text"
+            after = "text"
         if span.token == TEXT:
             pending.append(span.text)
-            leading = _has_leading_space(encoder, behind, span.start)
+            leading = _has_leading_space(encoder, after, span.start)
         else:
-            behind = "control"
+            after = "control"
         tokens.append(span.token)
         flags.append(span.trained)
     if pending:
@@ -64,15 +64,15 @@ def segments_of(spans: Sequence[Span], encoder: Encoder) -> Segments:
     return Segments(tokens, flags, texts, separator)
 
 
-def _has_leading_space(encoder: Encoder, behind: str, start: bool) -> bool:
+def _has_leading_space(encoder: Encoder, after: str, start: bool) -> bool:
     rule = encoder.leading_space
-    if behind == "start":
+    if after == "start":
         return rule != "none"
-    return behind == "control" and (rule == "each" or (rule == "template" and start))
+    return after == "control" and (rule == "each" or (rule == "template" and start))
 
 
 def _closing(spans: Sequence[Span]) -> Span:
-    """The last span that is more than white space: what the separator stands behind. Raises Reject where none is."""
+    """Return the last span that is more than white space; the separator follows it. Raises Reject without spans."""
     if not spans:
-        raise Reject("no_trained_tokens", "the template writes nothing of its answers")
+        raise Reject("no_trained_tokens", "the template writes none of its answers")
     return next((span for span in reversed(spans) if span.token != TEXT or span.text.strip()), spans[-1])

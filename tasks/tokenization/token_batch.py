@@ -63,7 +63,6 @@ class Batch:
         self.characters = 0  # to be encoded
         self.records: list[int] = []
         self._conversations: list[Prepared] = []
-        self._texts: list[str] = []
 
     @property
     def is_full(self) -> bool:
@@ -73,17 +72,17 @@ class Batch:
         """Add the conversation of record number `record`."""
         self.records.append(record)
         self._conversations.append(prepared)
-        self._texts += prepared.texts
-        self.characters += sum(map(len, prepared.texts))
+        self.characters += prepared.characters
 
     def encode(self, schema: pa.Schema) -> pa.RecordBatch:
         """Return the whole batch as one record batch of the token file."""
-        holding = self.encoder.holding(self._texts)
-        encoded = self.encoder.encode(self._texts, holding)
+        texts = [text for prepared in self._conversations for text in prepared.texts]
+        holding = self.encoder.holding(texts)
+        encoded = self.encoder.encode(texts, holding)
         shapes = _Shapes([prepared.shape for prepared in self._conversations])
         tokens, trained, segments = shapes.segments()
         values, offsets, counts = _labelled(encoded, tokens, trained, segments)
-        self._notice(encoded, holding, offsets_of(np.diff(offsets_of(tokens == TEXT)[segments])))
+        self._notice(encoded, texts, holding, offsets_of(np.diff(offsets_of(tokens == TEXT)[segments])))
         self.receipt["unusual_order"] += int(np.count_nonzero(~shapes.of_each("usual", bool)))
         self.receipt["accepted"] += len(self.records)
         separators = shapes.of_each("separator", bool)
@@ -101,21 +100,21 @@ class Batch:
             columns += [pa.array(column, pa.large_string()) for column in zip(*rows, strict=True)]
         return pa.record_batch(columns, schema=schema)
 
-    def _notice(self, encoded: Encoded, holding: list[int], texts: np.ndarray) -> None:
+    def _notice(self, encoded: Encoded, texts: list[str], holding: list[int], offsets: np.ndarray) -> None:
         """Count what a user may want to know.
 
-        `holding` are the texts that contain a control string or the like; `texts` are the offsets of the
-        conversations in all texts.
+        `holding` are the numbers of the texts that contain a control string or the like; `offsets` are those of the
+        conversations in `texts`.
         """
         receipt, encoder = self.receipt, self.encoder
         if encoder.unk_id is not None:
             receipt["unknown_tokens"] += int(np.count_nonzero(encoded.ids == encoder.unk_id))
         if encoder.underline_is_space:
-            underlined = np.fromiter(map(str.__contains__, self._texts, repeat("▁")), bool, len(self._texts))
-            receipt["not_round_trip"] += np.unique(np.searchsorted(texts, np.flatnonzero(underlined), "right")).size
+            underlined = np.fromiter(map(str.__contains__, texts, repeat("▁")), bool, len(texts))
+            receipt["not_round_trip"] += np.unique(np.searchsorted(offsets, np.flatnonzero(underlined), "right")).size
         # Only the strings of the conversation count: a marker that the template writes as text is intended. The texts
         # of a frame contain all strings; another template may leave one out.
-        found = set((np.searchsorted(texts, holding, side="right") - 1).tolist())
+        found = set((np.searchsorted(offsets, holding, side="right") - 1).tolist())
         others = [n for n, prepared in enumerate(self._conversations) if not isinstance(prepared.shape, Frame)]
         strings = ["\0".join(self._conversations[n].strings) for n in others]
         found |= {others[n] for n in encoder.holding(strings)}

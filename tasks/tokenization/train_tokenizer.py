@@ -1,8 +1,8 @@
-"""Sources → a SentencePiece BPE model with byte fallback, for a config that names no tokenizer.
+"""Train a SentencePiece BPE model with byte fallback, for a config without a tokenizer.
 
-The same sources give the same bytes: one thread, no sampling, no clock. Text is left as it is (no normalisation, no
-white space removed), digits are split, and every byte has a piece, so that any text decodes to itself. The markers
-of the template become control tokens of the model, and so does nothing else.
+The same sources give the same bytes: one thread, no sampling, no clock. Text is not changed (no normalization, no white
+space removed), digits are split, and every byte has a piece, so that any text decodes to itself. The markers of the
+template become control tokens of the model, and nothing else does.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from tasks.sources.parts import place_of, read_part
 from tasks.storage.files import write_bytes
 from tasks.templates.built_in import MARKERS
 
-# The trainer keeps all of its text in memory; more than this adds nothing to a vocabulary of the sizes allowed.
+# The trainer keeps all text in memory; more does not improve a vocabulary of the sizes allowed.
 MOST_CHARACTERS = 100_000_000
 LONGEST_SENTENCE = 16_384
 
 
 @dataclass(slots=True)
 class Unread:
-    """Records that gave no text: how many, and of the first of them where it is and what it says."""
+    """Count the records without text, and remember the place and the message of the first one."""
 
     count: int = 0
     first: str = ""
-    wrong: str = ""  # what to say where its keys are those of another format than it was to be read as
+    wrong: str = ""  # the message if its keys are those of another format
 
     def add(self, reject: Reject, value: object, file: SourceFile, place: str) -> None:
         self.count += 1
@@ -43,33 +43,33 @@ class Unread:
         if found not in (None, file.format):
             self.wrong = (
                 f"{place}: does not fit format: {file.format} ({reject.message}); its keys are those of {found}: "
-                "leave format: out"
+                "remove format:"
             )
 
 
 def train_tokenizer(parts: tuple[Part, ...], template: str, vocab_size: int, max_record_bytes: int, path: Path) -> None:
-    """Train on what the messages say and write the model. Raises what `train_model` and reading raise."""
+    """Train on the contents of all messages and write the model. Raises what `train_model` and reading raise."""
     unread = Unread()
     write_bytes(path, train_model(_sentences(parts, max_record_bytes, unread), template, vocab_size, unread))
 
 
 def train_model(sentences: Iterable[str], template: str, vocab_size: int, unread: Unread) -> bytes:
-    """The model that is trained on `sentences`. `unread` is why there are no more of them.
+    """Return a model trained on `sentences`. `unread` are the records that gave none, for the error message.
 
-    Raises DataError where there is no text or vocab_size is too small for its characters.
+    Raises DataError if there is no text, or if vocab_size is too small for its characters.
     """
     from sentencepiece import SentencePieceTrainer
 
     model = io.BytesIO()
-    said = 0
+    not_blank = 0
     failures: list[BaseException] = []
 
     def counted() -> Iterator[str]:
-        # The trainer turns whatever is raised in here into a RuntimeError.
-        nonlocal said
+        # The trainer turns every exception raised in here into a RuntimeError.
+        nonlocal not_blank
         try:
             for sentence in sentences:
-                said += bool(sentence.strip())
+                not_blank += bool(sentence.strip())
                 yield sentence
         except BaseException as error:
             failures.append(error)
@@ -100,23 +100,23 @@ def train_model(sentences: Iterable[str], template: str, vocab_size: int, unread
     except RuntimeError as error:
         if failures:
             raise failures[0] from None
-        if not said:
+        if not not_blank:
             if unread.wrong:
                 raise DataError("wrong_format", unread.wrong) from None
             first = f" (the first of {unread.count:,} rejects: {unread.first})" if unread.count else ""
             raise DataError(
-                "untrainable_tokenizer", f"the sources hold no text to train a tokenizer on{first}; mend them"
+                "untrainable_tokenizer", f"the sources contain no text to train a tokenizer on{first}; fix them"
             ) from None
         raise DataError(
             "untrainable_tokenizer",
-            f"no tokenizer could be trained on the sources ({' '.join(str(error).split())[-160:]}); raise vocab_size, "
+            f"training a tokenizer on the sources failed ({' '.join(str(error).split())[-160:]}); raise vocab_size, "
             f"which is {vocab_size:,}, or name a tokenizer in the config",
         ) from None
     return model.getvalue()
 
 
 def _sentences(parts: tuple[Part, ...], max_record_bytes: int, unread: Unread) -> Iterator[str]:
-    """What the messages say, in source order, in pieces that the trainer takes. What has no text goes to `unread`."""
+    """Yield the contents of all messages in source order, cut for the trainer. Records without text go to `unread`."""
     left = MOST_CHARACTERS
     for part in parts:
         for record, value in read_part(part, max_record_bytes):
@@ -133,6 +133,6 @@ def _sentences(parts: tuple[Part, ...], max_record_bytes: int, unread: Unread) -
 
 
 def cut_sentence(text: str) -> Iterator[str]:
-    """A text in pieces that the trainer takes."""
+    """Cut a text into lengths that the trainer accepts."""
     for start in range(0, len(text), LONGEST_SENTENCE):
         yield text[start : start + LONGEST_SENTENCE].replace("\0", "")

@@ -335,7 +335,7 @@ BAD: list[tuple[str, object, str, str]] = [
         "messages",
         _message(content=None),
         "bad_content",
-        "messages[1].content is null; that is allowed only beside tool_calls",
+        "messages[1].content is null; that is allowed only with tool_calls",
     ),
     ("messages", _message(content=None, tool_calls=[]), "bad_content", "messages[1].content is null"),
     ("messages", _message(content=5), "bad_content", "messages[1].content: expected a string, found a number"),

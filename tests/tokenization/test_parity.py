@@ -311,9 +311,7 @@ def test_a_tokenizer_that_gigatoken_cannot_read_is_the_references_without_a_word
     events.proven(verdict_of(recipe), recipe.encoder)
     assert capsys.readouterr().err == ""
     asked = make_recipe(tmp_path, conversations(5), tokenizer=str(kind_path(kind)), engine="gigatoken")
-    with pytest.raises(
-        UsageError, match=r"engine: gigatoken: it cannot stand in for .*: (.* is not BPE|not every byte)"
-    ):
+    with pytest.raises(UsageError, match=r"engine: gigatoken: it cannot replace .*: (.* is not BPE|not every byte)"):
         encoder_of(asked)
 
 

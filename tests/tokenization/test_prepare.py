@@ -6,16 +6,16 @@ import json
 import re
 from collections import Counter
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.profiles import examples
-from support.tokenizer_kinds import BUILT, hostile, open_kind, read_rows
+from support.tokenizer_kinds import BUILT, open_kind, read_rows
 
 from tasks.config import Config
-from tasks.conversations.formats import COLUMNS, FORMATS
+from tasks.conversations.formats import FORMATS
 from tasks.conversations.model import Format, PlainRecord
 from tasks.core.errors import Reject
 from tasks.sources.model import Part, Source, SourceFile
@@ -27,76 +27,80 @@ from tasks.tokenization.plain_records import PlainRecords
 from tasks.tokenization.prepare import Preparer
 from tasks.tokenization.tokenize_part import tokenize_part
 
-FEW = settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 PLAIN = [format for format in FORMATS if format.plain]
 TRAIN_ON: tuple[TrainOn, ...] = ("assistant", "all", "last")
 ROLES = ("system", "user", "assistant", "tool", "human", "gpt", "function_call", "prompter", "assistent")
-MORE_KEYS = (*COLUMNS, "id", "category", "weight", "name", "tool_calls", "role", "from", "extra")
+MORE_KEYS = ("weight", "name", "tool_calls", "id", "category", "extra")
 
 
 # -- records like the example of a format -----------------------------------------------------------------------------
+# Chosen by a Random and not by strategies, which favor simple values: here a rare combination is what matters.
 
-odd = st.sampled_from([None, True, 7, 10**20, [], {}, "", " ", "a\0b", ["a"], {"a": {"b": "c"}}])
-contents = st.sampled_from(["a", " b\n", "é", '"role":', "%s", "\\", "{0}", "▁", "\v", "\x1c"]) | hostile(
-    "sp_bpe_chatml"
-)
+CONTENTS = ("a", "a", "a\0b", "100 %s", " b\n", "é", "Ä" * 99, '"role":', "\\", "▁", "\v", "\x1c", "[INST]", "</s>")
+ODD = (None, True, 7, 10**20, [], {}, "", " ", "a\0b", "x", "x", ["a"], {"a": {"b": "c"}})
+MORE_KEYS = ("weight", "name", "tool_calls", "id", "category", "extra")
 
 
-@st.composite
-def like(draw: st.DrawFn, value: Any, odds: int, key: str = "") -> Any:
-    """A value like this one: other strings, more or fewer items, and with `odds` in a hundred something else."""
-
-    def oddly() -> bool:
-        return odds > 0 and draw(st.integers(0, 99)) < odds
-
-    if oddly():
-        return draw(odd | contents)
+def like(random: Random, value: Any, odds: float, more: tuple[str, ...], key: str = "") -> Any:
+    """A value like this one: other strings, more or fewer items, and with a probability of `odds` something else."""
+    if random.random() < odds / 2:
+        return random.choice((*ODD, *CONTENTS))
     if key in ("role", "from"):
-        return draw(st.sampled_from(ROLES)) if oddly() else value
+        return random.choice(ROLES) if random.random() < max(odds, 0.1) else value
     if isinstance(value, str):
-        return draw(contents)
+        return random.choice(CONTENTS)
     if isinstance(value, list):
-        return [draw(like(item, odds)) for item in value * draw(st.sampled_from([1, 1, 2]))]
-    found = {name: draw(like(item, odds, name)) for name, item in value.items() if not oddly()}
-    if oddly():
-        found[draw(st.sampled_from(MORE_KEYS))] = draw(odd | contents)
+        return [like(random, item, odds, more) for item in value * random.choice((1, 1, 2))]
+    found = {name: like(random, item, odds, more, name) for name, item in value.items() if random.random() >= odds}
+    if random.random() < 2 * odds:
+        found[random.choice(more)] = random.choice((*ODD, *CONTENTS))
     return found
 
 
-@st.composite
-def records(draw: st.DrawFn, format: Format) -> list[Any]:
+def records(random: Random, format: Format) -> list[Any]:
     example = json.loads(format.example)
-    if draw(st.booleans()):
+    if random.random() < 0.5:
         example = {key: value for key, value in example.items() if key not in ("input", "context")}
-    return draw(st.lists(like(example, draw(st.sampled_from([0, 0, 5, 20]))), min_size=1, max_size=4))
+    odds = random.choice((0, 0.05, 0.2))
+    return [like(random, example, odds, (*format.keys, *MORE_KEYS)) for _ in range(random.randint(1, 5))]
 
 
-@st.composite
-def lines(draw: st.DrawFn, format: Format) -> list[bytes]:
-    """Records as JSON Lines, one of which a decoder may take for something else."""
-    ascii, separators = draw(st.booleans()), draw(st.sampled_from([(", ", ": "), (",", ":"), (" , ", " : ")]))
-    found = [json.dumps(record, ensure_ascii=ascii, separators=separators) for record in draw(records(format))]
-    return [*map(str.encode, found[1:]), draw(damaged(found[0].encode()))]
+def lines(random: Random, format: Format) -> list[bytes]:
+    """Records as JSON Lines, the first of which is often changed into something a decoder may misread."""
+    ascii, separators = random.random() < 0.5, random.choice(((", ", ": "), (",", ":"), (" , ", " : ")))
+    found = [json.dumps(record, ensure_ascii=ascii, separators=separators) for record in records(random, format)]
+    first, *others = map(str.encode, found)
+    if random.random() < 0.5:
+        first = changed(random, first, (*format.keys, *MORE_KEYS))
+    return [*others[:1], first, *others[1:]]
 
 
-@st.composite
-def damaged(draw: st.DrawFn, line: bytes) -> bytes:
-    at = draw(st.sampled_from([at for at, byte in enumerate(line) if byte in b"{}"] or [0]))
-    behind = draw(st.sampled_from([at + 1 for at, byte in enumerate(line) if byte in b'"'] or [0]))
+def changed(random: Random, line: bytes, more: tuple[str, ...]) -> bytes:
     known = [found.decode() for found in re.findall(rb'"(\w+)"', line)]
-    key = draw(st.sampled_from([*known, *known, *MORE_KEYS]))
-    key = draw(st.sampled_from([key, f"\\u{ord(key[0]):04x}{key[1:]}"]))
-    value = draw(st.sampled_from(['"x"', '"x"', "null", '""', "7", "NaN", "1e999", str(10**25), "[]", '{"b":1,"b":2}']))
+    key = random.choice((*known, *more))
+    key = random.choice((key, key, f"\\u{ord(key[0]):04x}{key[1:]}"))
+    value = random.choice(('"x"', '"x"', "null", '""', "0", "7", "NaN", "1e999", str(10**25), "[]", '{"b":1,"b":2}'))
+    at = random.choice([at for at, byte in enumerate(line) if byte in b"{}"] or [0])
     pair = f'"{key}": {value}'.encode()
-    longer = line[: at + 1] + pair + b"," + line[at + 1 :]
-    if line[at : at + 1] == b"}":
-        longer = line[:at] + b"," + pair + line[at:]
-    inside = draw(st.sampled_from([rb"\u0000", rb"\ud800", b"\xff", rb"\u0022", b"\t"]))
-    end = draw(st.sampled_from([b"\r", b" ", b"}", b"{}", b"\0", b"\x0b"]))
-    ways = [line, longer, longer, longer.replace(b'"a"', rb'"\u0022\u0022\u0022\u0022"')]
-    ways += [line[:behind] + inside + line[behind:], line[:behind], line.replace(b"e", rb"\u0065")]
-    return draw(st.sampled_from([*ways, b"\xef\xbb\xbf" + line, line + end]))
+    longer = (
+        line[:at] + b"," + pair + line[at:]
+        if line[at : at + 1] == b"}"
+        else line[: at + 1] + pair + b"," + line[at + 1 :]
+    )
+    behind = random.choice([at + 1 for at, byte in enumerate(line) if byte in b'"'] or [0])
+    inside = random.choice((rb"\u0000", rb"\ud800", b"\xff", rb"\u0022", b"\t"))
+    end = random.choice((b"\r", b" ", b"}", b"{}", b"\0", b"\x0b"))
+    ways = (
+        longer,
+        longer,
+        longer,
+        longer.replace(b'"a"', rb'"\u0022\u0022\u0022\u0022"'),
+        line.replace(b"e", rb"\u0065"),
+    )
+    ways += (line[:behind] + inside + line[behind:], line[:behind], b"\xef\xbb\xbf" + line, line + end)
+    return random.choice(ways)
 
 
 # -- both ways --------------------------------------------------------------------------------------------------------
@@ -123,9 +127,11 @@ def test_both_ways_write_the_same_token_file(format: Format, tmp_path: Path, mon
     monkeypatch.setattr("os.fsync", lambda _: None)
     seen = Counter[str]()
 
-    @settings(FEW, max_examples=200)
-    @given(lines(format), st.sampled_from(list(BUILT_IN)), st.sampled_from(TRAIN_ON), st.sampled_from(BUILT))
-    def check(content: list[bytes], template: str, train_on: TrainOn, kind: str) -> None:
+    @settings(FEW, max_examples=300)
+    @given(st.randoms(use_true_random=True))
+    def check(random: Random) -> None:
+        content = lines(random, format)
+        template, train_on, kind = random.choice(list(BUILT_IN)), random.choice(TRAIN_ON), random.choice(BUILT)
         part, encoder = part_of(tmp_path, content, format), open_kind(kind)
         config = Config(sources=[Source(path="part.jsonl")], train_on=train_on)
         found = []
@@ -162,17 +168,14 @@ def outcome(preparer: Preparer, record: object) -> Any:
 def test_both_ways_prepare_the_rows_of_a_table_alike(format: Format) -> None:
     ways = Counter[bool]()
 
-    @FEW
-    @given(
-        records(format),
-        st.sampled_from(list(BUILT_IN)),
-        st.sampled_from(TRAIN_ON),
-        st.sampled_from(BUILT),
-    )
-    def check(rows: list[Any], template: str, train_on: TrainOn, kind: str) -> None:
+    @settings(FEW, max_examples=300)
+    @given(st.randoms(use_true_random=True))
+    def check(random: Random) -> None:
+        rows = records(random, format)
+        template, train_on, kind = random.choice(list(BUILT_IN)), random.choice(TRAIN_ON), random.choice(BUILT)
         encoder = open_kind(kind)
         preparer = Preparer(file_of(format), BuiltIn(template, encoder, train_on), encoder, train_on)
-        for row in [*rows, 7, Reject("bad_value", "a row")]:
+        for row in [*rows, 7, {"text": "\udc00"}, Reject("bad_value", "a row")]:
             plain = outcome(preparer, row)
             with pytest.MonkeyPatch.context() as patch:
                 with_care(patch)

@@ -119,7 +119,7 @@ def test_a_format_that_does_not_fit_is_told(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, ['{"messages": [{"role": "user", "content": "x"}]}'] * 2, "sharegpt")
     said = (
         r"chat\.jsonl:1: does not fit format: sharegpt \(conversations is missing; the keys found are: messages\); its "
-        "keys are those of messages: leave format: out$"
+        "keys are those of messages: remove format:$"
     )
     with pytest.raises(DataError, match=said) as error:
         train_tokenizer(parts, "chatml", 400, 1 << 20, tmp_path / "x.model")
@@ -128,7 +128,7 @@ def test_a_format_that_does_not_fit_is_told(tmp_path: Path) -> None:
 
 def test_no_text_is_told_with_the_first_reason(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, ['{"text": ""}'] * 2, "text")
-    with pytest.raises(DataError, match="the sources hold no text to train a tokenizer on"):
+    with pytest.raises(DataError, match="the sources contain no text to train a tokenizer on"):
         train(parts, tmp_path / "x.model")
     parts = parts_of(tmp_path, [{"messages": [{"role": "assistent", "content": "x"}]}] * 3)
     with pytest.raises(DataError, match=r"the first of 3 rejects: chat\.jsonl:1: .*assistent"):
