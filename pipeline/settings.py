@@ -1,4 +1,4 @@
-"""Defaults for Luigi's settings, taken from the project's own luigi.cfg.
+"""Apply the defaults of pipeline/luigi.cfg to Luigi.
 
 Luigi reads luigi.cfg from the working directory only. In any other directory it would try to reach a server for a
 minute, and a failed task would exit with 0. What the user's config sets is left alone.
@@ -15,7 +15,7 @@ from luigi.interface import core
 
 from tasks.core.errors import UsageError
 
-OURS = Path(__file__).resolve().parent.parent / "luigi.cfg"
+OURS = Path(__file__).with_name("luigi.cfg")
 CENTRAL = ("scheduler_host", "scheduler_url", "default_scheduler_host", "default_scheduler_url")
 CENTRAL_OPTIONS = ("--scheduler-host", "--scheduler-port", "--scheduler-url")
 
