@@ -386,7 +386,7 @@ def test_tokens_of_rejected_conversations_are_reported(folder: Path) -> None:
     tokens = orjson.loads((folder / done.stdout.split()[-1]).read_bytes())["ledger"]["tokens"]
     assert tokens["rejected"] > 400
     shown = command(folder, str(BIN / "packcorpus"), "inspect")
-    assert f"besides, of rejected ones {tokens['rejected']:,}" in " ".join(shown.stdout.split())
+    assert f"not included: rejected {tokens['rejected']:,}" in " ".join(shown.stdout.split())
     page = command(folder, str(BIN / "packcorpus"), "report")
     assert page.returncode == 0, page.stderr
     html = Path(folder / page.stdout.split()[-1]).read_text()
