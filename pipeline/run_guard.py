@@ -178,7 +178,7 @@ class RunGuard:
         if issubclass(kind, KeyboardInterrupt):
             self._end_children()
             if counters.of_run("exit_code") != Interrupted.exit_code:  # a training has reported it, with its step
-                self.report(Interrupted("interrupted", "interrupted; the same command goes on from here"))
+                self.report(Interrupted("interrupted", "interrupted; run the same command again to resume"))
             os._exit(Interrupted.exit_code)
         elif is_on(DEBUG) or not isinstance(error, Exception):
             sys.__excepthook__(kind, error, trace)

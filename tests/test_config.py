@@ -1,4 +1,4 @@
-"""The config: defaults, what is refused and how it is said, what reaches the key."""
+"""The config: defaults, refused values and their messages, and the settings that enter the key."""
 
 from __future__ import annotations
 

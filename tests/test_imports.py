@@ -50,7 +50,7 @@ def test_tasks_loads_nothing_heavy() -> None:
 
 
 def test_any_module_of_tasks_can_be_imported_first() -> None:
-    """An import cycle shows only from some of its modules. Libraries stay loaded; tasks is loaded anew each time."""
+    """An import cycle shows only from some of its modules. Libraries stay loaded; tasks is reloaded each time."""
     code = (
         "import importlib, sys, traceback\n"
         "for first in sys.argv[1:]:\n"

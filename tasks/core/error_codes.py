@@ -144,7 +144,7 @@ _ALL = [
          "the data is elsewhere, or was not downloaded", "fix the path in sources"),
     Code("E304", "not_a_file", DATA, "A source is neither a file nor a folder.",
          "a device, a socket, or a broken link", "name the file itself"),
-    Code("E305", "unknown_container", DATA, "The file name does not tell the container.",
+    Code("E305", "unknown_container", DATA, "The file name does not identify the container.",
          "the extension is unknown", "rename the file, or narrow the path"),
     Code("E306", "bad_saved_data", DATA, "A dataset written by `save_to_disk` cannot be read.",
          "it has several splits, or its state.json is damaged", "name one split, or save it again"),

@@ -65,7 +65,7 @@ def aligned(table: list[list[str]]) -> list[str]:
 
 
 def common_folder(paths: Sequence[str]) -> str:
-    """The folder that all paths share, with a slash at its end; "" where there is none."""
+    """The folder that all paths share, with a slash at its end; "" if there is none."""
     folders = [os.path.dirname(path) for path in paths]
     if len(paths) < 2 or len({os.path.isabs(path) for path in paths}) > 1:
         return ""

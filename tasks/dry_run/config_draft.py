@@ -143,7 +143,7 @@ def make_draft(paths: Sequence[Path], output: Path) -> tuple[Draft, str]:
         raise DataError("nothing_to_draft", f"{', '.join(map(str, paths))}: {problem}")
     folder = output.parent
     tokenizer, others = tokenizer_near([file.path.parent for entry in usable for file in entry.files])
-    # Relative to the working directory: the folder of the config need not exist yet.
+    # Relative to the working directory: the folder of the config may not exist yet.
     values: dict[str, Any] = {"sources": [_source(str(entry.path), entry) for entry in usable]}
     if tokenizer:
         values["tokenizer"] = str(tokenizer)

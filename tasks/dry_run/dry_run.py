@@ -173,7 +173,7 @@ def _dropped(selection: Selection) -> dict[str, float]:
 
 
 def _giving_all(selection: Selection) -> list[str]:
-    """Return the entries of `sources` that token_share takes completely, and that limit the others thereby."""
+    """Return the entries of `sources` that token_share takes completely; they limit the others."""
     sources, chosen = selection.recipe.config.sources, selection.shares
     if selection.recipe.config.weighting != "token_share":
         return []

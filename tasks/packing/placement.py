@@ -2,7 +2,7 @@
 
     pieces ─pack─▶ rows ─shuffle─▶ (row, start)
 
-    all pieces ─place─▶ train, validation        pieces of the training split ─place_anew─▶ train_epoch_2, …
+    all pieces ─place─▶ train, validation        pieces of the training split ─repack─▶ train_epoch_2, …
 
 Guarantee for epochs: each contains every piece of the training split, in the same number of rows, and no group of two
 or more pieces shares a row in two epochs, unless no swap with another piece of equal length exists. To achieve this, a

@@ -169,7 +169,7 @@ def _svg(name: str, height: float, draw: Callable[[Any], None]) -> str:
 
     out = io.BytesIO()
     with mpl.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fonts here may lack a glyph; those of the reader need not
+        warnings.simplefilter("ignore")  # fonts here may lack a glyph; those of the reader may have it
         mpl.rcdefaults()
         mpl.rcParams.update(SETTINGS | {"svg.hashsalt": name})
         figure = Figure(figsize=(WIDTH, height), layout="constrained")

@@ -1,4 +1,4 @@
-"""Every record format gives the conversation that it holds, and what is wrong is told by code and place."""
+"""Every record format yields its conversation, and errors are reported by code and position."""
 
 from __future__ import annotations
 

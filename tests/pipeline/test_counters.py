@@ -45,16 +45,16 @@ def test_the_parent_sees_the_sum_of_what_its_children_counted() -> None:
     assert counters.total("conversations", "WriteShard") == 0
 
 
-def test_who_is_killed_while_it_counts_holds_up_nobody() -> None:
-    """With a lock around the counters, every other kill or so would leave it taken for ever."""
+def test_a_process_killed_while_counting_blocks_no_other() -> None:
+    """With a lock around the counters, every other kill or so would leave it held forever."""
 
-    def count_for_ever(task: str) -> None:
+    def count_forever(task: str) -> None:
         while True:
             counters.put(task, conversations=1, tokens=2, rejected=3)
 
     for number in range(20):
         counters.register(f"part {number}", "TokenizePart")
-        child = forked(lambda task=f"part {number}": count_for_ever(task))
+        child = forked(lambda task=f"part {number}": count_forever(task))
         deadline = time.monotonic() + 60
         while not counters.of_task(f"part {number}", "tokens"):
             assert time.monotonic() < deadline, "it does not count"
@@ -76,7 +76,7 @@ def test_a_second_attempt_counts_once_and_keeps_its_size() -> None:
     assert counters.each("TokenizePart", "size").tolist() == [1000]
 
 
-def test_a_task_is_known_once_and_one_that_is_not_known_is_still_counted() -> None:
+def test_a_task_is_registered_once_and_an_unregistered_one_is_still_counted() -> None:
     assert counters.register("part", "TokenizePart")
     assert not counters.register("part", "TokenizePart")
     counters.put("another", conversations=3)
@@ -85,7 +85,7 @@ def test_a_task_is_known_once_and_one_that_is_not_known_is_still_counted() -> No
     assert counters.total("conversations") == 0
 
 
-def test_seconds_go_on_until_a_task_is_done() -> None:
+def test_seconds_increase_until_a_task_is_done() -> None:
     counters.register("a", "TokenizePart")
     counters.register("b", "TokenizePart")
     assert counters.seconds("TokenizePart").tolist() == [0, 0]
@@ -107,8 +107,8 @@ def test_the_record_of_a_run_sums_its_stages() -> None:
     assert record["peak_memory_bytes"] == 5e12
 
 
-def test_what_is_wrong_with_all_parts_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each part has a process of its own, which knows nothing of what another has told."""
+def test_an_error_of_all_parts_is_reported_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each part runs in its own process, which does not know what the others have reported."""
     written: list[str] = []
     monkeypatch.setattr(display, "write", written.append)
     counters.begin()

@@ -88,7 +88,7 @@ def on_screen(folder: Path, *arguments: str, columns: int = 100) -> tuple[list[s
 
 
 @pytest.mark.parametrize("width", [20, 40, 79, 99, 300])
-def test_a_picture_fits_its_terminal_and_leaves_the_cursor_where_it_began(width: int) -> None:
+def test_a_frame_fits_the_terminal_and_restores_the_cursor_position(width: int) -> None:
     drawn = display.frame(state(name=HOSTILE * 3), "live", width)
     screen = Screen()
     screen.write("before\n")
@@ -96,19 +96,19 @@ def test_a_picture_fits_its_terminal_and_leaves_the_cursor_where_it_began(width:
         screen.write(drawn)
     assert (screen.row, screen.column) == (1, 0)
     assert screen.lines[0] == "before"
-    assert len(screen.lines) == 1 + 4, "a head and three stages, once"
+    assert len(screen.lines) == 1 + 4, "a header and three stages, once"
     assert max(cell_len(line) for line in screen.lines) <= width
     if width > 60:
         assert "3/7" in screen.lines[2]
 
 
-def test_a_picture_of_one_line_stays_on_it() -> None:
+def test_a_frame_of_one_line_stays_on_its_line() -> None:
     screen = Screen()
     screen.write("before\n" + 2 * display.frame(state(stages=[]), "live", 80))
     assert (screen.row, screen.lines[0]) == (1, "before")
 
 
-def test_a_picture_that_cannot_be_drawn_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_that_cannot_be_drawn_does_not_stop_the_display(monkeypatch: pytest.MonkeyPatch) -> None:
     """A task may be found between two numbers that are read of all tasks."""
     tries: list[int] = []
     monkeypatch.setitem(display.EVERY, "lines", 0.0)
@@ -124,7 +124,7 @@ def test_a_picture_that_cannot_be_drawn_ends_nothing(monkeypatch: pytest.MonkeyP
     assert not drawing.is_alive()
 
 
-def test_a_name_gives_no_orders() -> None:
+def test_control_characters_in_a_name_are_escaped() -> None:
     for how in ("live", "lines", "json"):
         drawn = display.frame(state(name=HOSTILE), how, 200)
         assert "\x1b[31m" not in drawn
@@ -132,18 +132,18 @@ def test_a_name_gives_no_orders() -> None:
     assert "\\x1b[31m[bold]a[/bold]\\x07<b>&\\u202e" in display.frame(state(name=HOSTILE), "live", 200)
 
 
-def test_a_line_has_the_figures() -> None:
+def test_a_line_shows_all_figures() -> None:
     line = display.frame(state(), "lines", 0)
     assert line == (
         "61.2 s  3 h 25 min left  parts 3/7  shards 0/12  1,234,567 conversations (20,123/s)  2 rejected  "
         "345.68 M tokens (5.04 M/s)  99.98 % full\n"
     )
-    told = json.loads(display.frame(state(), "json", 0))["progress"]
-    assert (told["seconds_left"], told["stages"][0]["done"], told["rejected"]) == (12345.6, 3, 2)
+    progress = json.loads(display.frame(state(), "json", 0))["progress"]
+    assert (progress["seconds_left"], progress["stages"][0]["done"], progress["rejected"]) == (12345.6, 3, 2)
     assert "left" not in display.frame(state(seconds_left=None), "lines", 0)
 
 
-def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_disables_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert re.search(r"\x1b\[[0-9;]*3[0-7]m", display.frame(state(), "live", 100))
     monkeypatch.setenv("NO_COLOR", "1")
     assert not re.search(r"\x1b\[[0-9;]*[34][0-7]m", display.frame(state(), "live", 100))
@@ -153,7 +153,7 @@ def test_no_colour_means_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("workers", "columns"), [("1", 100), ("2", 0)])
-def test_a_terminal_keeps_what_was_said_and_nothing_of_what_was_drawn(folder: Path, workers: str, columns: int) -> None:
+def test_a_terminal_keeps_the_messages_and_no_progress_display(folder: Path, workers: str, columns: int) -> None:
     screen, written = on_screen(folder, "--workers", workers, columns=columns)
     assert "tokens" in written, "something was drawn"
     assert screen[0].startswith("chats: 1 file")
@@ -171,12 +171,12 @@ def test_quiet_and_json_by_option_and_by_environment(folder: Path, option: str, 
     for done in (by_option, by_variable):
         assert done.returncode == 0, done.stderr
         assert re.fullmatch(r"manifests/chats-\w+\.json\n", done.stdout)
-        told = [json.loads(line) for line in done.stderr.splitlines()]
+        messages = [json.loads(line) for line in done.stderr.splitlines()]
         if option == "--quiet":
-            assert not told
+            assert not messages
         else:
-            assert {key for line in told for key in line} <= {"note", "progress", "planned", "done"}
-            [end] = [line["done"] for line in told if "done" in line]
+            assert {key for line in messages for key in line} <= {"note", "progress", "planned", "done"}
+            [end] = [line["done"] for line in messages if "done" in line]
             assert (end["read"], end["packed"], end["rejected"], end["manifest"]) == (400, 400, 0, done.stdout.strip())
     failed = luigi(folder, "--config", "nowhere.yaml", option)
     assert failed.returncode == 66
@@ -213,17 +213,17 @@ def ask(port: int, what: str, **data: str) -> Any:
         return json.load(answer)["response"]
 
 
-def test_luigid_is_told_how_far_a_task_is_and_where_the_manifest_lies(folder: Path, scheduler: int) -> None:
+def test_luigid_shows_the_progress_of_a_task_and_the_path_of_the_manifest(folder: Path, scheduler: int) -> None:
     done = luigi(folder, "--config", "corpus.yaml", "--scheduler-host", "127.0.0.1", "--scheduler-port", str(scheduler))
     assert done.returncode == 0, done.stderr
     tasks = ask(scheduler, "task_list", status="DONE", upstream_status="")
-    said = {
+    statuses = {
         task["name"]: ask(scheduler, "get_task_status_message", task_id=name)["statusMessage"]
         for name, task in tasks.items()
     }
-    assert set(said) == {"TrainTokenizer", "TokenizePart", "PlanPacking", "WriteShard", "PackCorpus"}
-    assert re.match(r"\d+ conversations, 0\.\d\d M tokens", said["TokenizePart"])
-    assert said["PlanPacking"].startswith("planned ")
+    assert set(statuses) == {"TrainTokenizer", "TokenizePart", "PlanPacking", "WriteShard", "PackCorpus"}
+    assert re.match(r"\d+ conversations, 0\.\d\d M tokens", statuses["TokenizePart"])
+    assert statuses["PlanPacking"].startswith("planned ")
     manifest = folder / done.stdout.strip()
     [end] = [task for task in tasks.values() if task["name"] == "PackCorpus"]
     assert end["tracking_url"] == manifest.as_uri()
@@ -235,16 +235,16 @@ def test_luigid_is_told_how_far_a_task_is_and_where_the_manifest_lies(folder: Pa
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "expected"),
     [
         (["--workerz", "2"], "did you mean --workers?"),
         (["--workers", "two"], "--workers: invalid literal"),
         (["--config"], "argument --config: expected one argument"),
     ],
 )
-def test_what_luigi_cannot_read_is_one_message(folder: Path, words: list[str], says: str) -> None:
+def test_invalid_luigi_options_are_reported_in_one_message(folder: Path, words: list[str], expected: str) -> None:
     done = luigi(folder, *words)
     assert done.returncode == 64
     assert done.stderr.startswith("E101 error: ")
-    assert says in done.stderr
+    assert expected in done.stderr
     assert len(done.stderr.splitlines()) == 2

@@ -1,4 +1,4 @@
-"""How long a run still takes, told from its counters: simulated runs whose end is known."""
+"""The time left of a run, estimated from its counters: simulated runs with a known end."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ FIRST_BATCH = 2e6  # bytes
 def simulated(
     sizes: list[float], workers: int, shards: int, slow: float, at: float | None, copies: float = 1.0
 ) -> tuple[Work, float]:
-    """A run over parts of these sizes that costs what is known of it, `slow` times over; as it stands at the moment
-    `at`, with the moment when it ends."""
+    """Simulate a run over parts of these sizes at `slow` times its known cost.
+
+    Returns its state at the time `at` and the time when it ends.
+    """
     size = np.array(sizes)
     free, starts = [0.0] * workers, np.zeros(len(sizes))
     for place in np.argsort(-size, kind="stable"):  # the largest first
@@ -39,16 +41,16 @@ def simulated(
     seconds = np.clip(now - starts, 0, (TASK + size * PACE) * slow)
     first = np.minimum(size, FIRST_BATCH)
     first_seconds = (TASK + first * PACE) * slow
-    told = seconds >= first_seconds
-    share = np.where(told, (seconds / slow - TASK) / (size * PACE), 0)
+    measured = seconds >= first_seconds
+    share = np.where(measured, (seconds / slow - TASK) / (size * PACE), 0)
     shard_seconds = np.clip(now - shard_starts, 0, shard)
     return Work(
         workers=workers,
         size=size,
         share=share,
         seconds=seconds,
-        seconds_at_share=np.where(told, seconds, 0),
-        cpu=np.where(told, seconds / slow, 0),
+        seconds_at_share=np.where(measured, seconds, 0),
+        cpu=np.where(measured, seconds / slow, 0),
         conversations=float((size * share).sum() / CONVERSATION_BYTES),
         tokens=float((size * share).sum() * TOKENS_PER_BYTE),
         tokens_found=0.0,
@@ -69,14 +71,14 @@ def simulated(
     st.floats(0.1, 0.99),
     st.sampled_from([0.3, 1.0, 30.0]),
 )
-def test_after_a_tenth_the_end_is_foretold_within_a_fifth(
+def test_after_a_tenth_the_end_is_estimated_within_a_fifth(
     sizes: list[float], workers: int, shards: int, slow: float, share: float, copies: float
 ) -> None:
     _, end = simulated(sizes, workers, shards, slow, None, copies)
     work, _ = simulated(sizes, workers, shards, slow, share * end, copies)
     left = seconds_left(work)
     if left is None:
-        assert not work.share.any(), "the first batch is enough to tell"
+        assert not work.share.any(), "the first batch is enough for an estimate"
     else:
         assert (share * end + left) / end == pytest.approx(1, abs=0.2)
 
@@ -88,12 +90,12 @@ def test_the_last_long_part_counts_in_full() -> None:
     assert seconds_left(work) == pytest.approx(end - 20, rel=0.1)
 
 
-def test_nothing_is_told_before_something_is_known() -> None:
+def test_there_is_no_estimate_before_the_first_batch() -> None:
     work, _ = simulated([1e8, 1e8], 2, 2, 1.0, 0.01)
     assert seconds_left(work) is None
 
 
-def test_found_token_files_leave_the_plan_and_the_shards() -> None:
+def test_with_cached_token_files_only_the_plan_and_the_shards_remain() -> None:
     work, end = simulated([1e8], 1, 4, 1.0, None)
     nothing = np.zeros(1)
     found = {"seconds": nothing, "seconds_at_share": nothing, "share": nothing + 1, "cpu": nothing}
@@ -102,7 +104,7 @@ def test_found_token_files_leave_the_plan_and_the_shards() -> None:
     assert left == pytest.approx(end - 1e8 * PACE, rel=0.5)
 
 
-def test_the_shards_take_as_much_longer_as_the_parts_did() -> None:
+def test_the_shards_are_slower_by_the_same_factor_as_the_parts() -> None:
     """Where others use the cores, too: nothing is known of a shard yet but what it takes on a core of its own."""
     slow = 5.0
     _, end = simulated([1e9], 1, 8, slow, None)

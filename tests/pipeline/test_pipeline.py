@@ -68,7 +68,7 @@ def test_bare_command_packs_the_sample_and_names_the_manifest_last(tmp_path: Pat
     assert "nothing to do" in again.stderr
 
 
-def test_a_second_run_touches_nothing(folder: Path) -> None:
+def test_a_second_run_is_a_no_op(folder: Path) -> None:
     pack(folder, "--config", "corpus.yaml")
     before = {p: p.stat().st_mtime_ns for p in folder.rglob("*")}
     done = luigi(folder, "--config", "corpus.yaml")
@@ -86,7 +86,7 @@ def test_another_sequence_length_reuses_every_token_file(folder: Path) -> None:
     verify(second)
 
 
-def test_an_appended_line_tokenises_one_part_again(folder: Path) -> None:
+def test_an_appended_line_retokenizes_one_part(folder: Path) -> None:
     set_config(folder, part_size=4096, tokenizer=_a_tokenizer(folder))
     pack(folder, "--config", "corpus.yaml")
     before = token_files(folder)
@@ -102,7 +102,7 @@ def test_an_appended_line_tokenises_one_part_again(folder: Path) -> None:
     verify(manifest)
 
 
-def test_the_largest_part_is_tokenised_first(folder: Path) -> None:
+def test_the_largest_part_is_tokenized_first(folder: Path) -> None:
     for name, count in (("a", 20), ("b", 200), ("c", 90)):
         write_chats(folder / f"{name}.jsonl", count, start=1000)
     set_config(folder, sources="[{path: '?.jsonl'}]", tokenizer=_a_tokenizer(folder))
@@ -123,7 +123,7 @@ def _a_tokenizer(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("change", [{"template": "zephyr"}, {"train_on": "last"}, {"vocab_size": 410}])
-def test_a_changed_template_policy_or_tokenizer_tokenises_all_again(folder: Path, change: dict[str, object]) -> None:
+def test_a_changed_template_policy_or_tokenizer_retokenizes_everything(folder: Path, change: dict[str, object]) -> None:
     pack(folder, "--config", "corpus.yaml")
     before = token_files(folder)
     set_config(folder, **change)
@@ -174,7 +174,7 @@ def test_same_bytes_on_real_data_for_any_workers_and_parts(tmp_path: Path) -> No
     assert found[0] == found[1] == found[2]
 
 
-def test_a_kill_at_any_moment_is_resumed_to_the_same_bytes(
+def test_a_run_killed_at_any_moment_resumes_to_the_same_bytes(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     set_config(folder, part_size=2048)
@@ -226,7 +226,7 @@ FAILURES = {
     "no such source": ({"sources": "[{path: chatz.jsonl}]"}, (), "chatz.jsonl"),
     "no such tokenizer": ({"tokenizer": "nowhere.model"}, (), "no such tokenizer"),
     "no such template": ({"template": "chatlm"}, (), "neither built in"),
-    "over-long": ({"overlong": "error", "sequence_length": 16}, (), "tokens exceed sequence_length 16"),
+    "overlong": ({"overlong": "error", "sequence_length": 16}, (), "tokens exceed sequence_length 16"),
     "all dropped": ({"overlong": "drop", "sequence_length": 8}, (), "no conversation is left to pack"),
     "not a tokenizer": ({"tokenizer": "chats.jsonl"}, (), "not a .model or .json file"),
     "no number": ({}, ("--sequence-length", "1k"), "sequence_length: Input should be a valid integer, found '1k'"),
@@ -237,12 +237,12 @@ FAILURES = {
 
 @pytest.mark.parametrize("case", FAILURES)
 def test_a_failure_is_one_clear_message(folder: Path, case: str) -> None:
-    settings, arguments, says = FAILURES[case]
+    settings, arguments, expected = FAILURES[case]
     set_config(folder, **settings)
     done = luigi(folder, *(arguments if "--config" in arguments else ("--config", "corpus.yaml", *arguments)))
     assert done.returncode not in (0, 70), done.stderr
     assert done.stderr.count("error: ") == 1, done.stderr
-    assert says in done.stderr
+    assert expected in done.stderr
     assert "Traceback" not in done.stderr
     assert not done.stdout
     assert not list(folder.glob("manifests/*"))
@@ -267,7 +267,7 @@ def test_rejects_are_shown_counted_and_limited(folder: Path) -> None:
     assert [orjson.loads(line)["line"] for line in lines] == [301, 302]
 
 
-def test_the_old_corpus_stays_when_the_new_one_fails(folder: Path) -> None:
+def test_a_failed_run_keeps_the_earlier_corpus(folder: Path) -> None:
     manifest = pack(folder, "--config", "corpus.yaml")
     before = corpus_bytes(manifest)
     (folder / "chats.jsonl").write_bytes(b"{}\n")
@@ -276,7 +276,7 @@ def test_the_old_corpus_stays_when_the_new_one_fails(folder: Path) -> None:
     verify(manifest)
 
 
-def test_a_lost_shard_is_made_again(folder: Path) -> None:
+def test_a_missing_shard_is_rebuilt(folder: Path) -> None:
     manifest = pack(folder, "--config", "corpus.yaml")
     before = corpus_bytes(manifest)
     shard = next((folder / "data" / "corpora").rglob("train-*.arrow"))
@@ -284,7 +284,7 @@ def test_a_lost_shard_is_made_again(folder: Path) -> None:
     assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
 
 
-def test_a_corpus_is_published_again_from_its_folder_alone(folder: Path) -> None:
+def test_a_corpus_is_republished_from_its_folder_alone(folder: Path) -> None:
     manifest = pack(folder, "--config", "corpus.yaml")
     before = corpus_bytes(manifest)
     for cache in ("tokens", "plans"):
@@ -293,8 +293,8 @@ def test_a_corpus_is_published_again_from_its_folder_alone(folder: Path) -> None
     assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
 
 
-def test_a_shard_is_made_again_from_other_parts(folder: Path) -> None:
-    """The key of a corpus knows nothing of parts, but a plan speaks of rows of token files."""
+def test_a_shard_is_rebuilt_from_other_parts(folder: Path) -> None:
+    """The key of a corpus does not depend on the parts, but its plan refers to rows of token files."""
     manifest = pack(folder, "--config", "corpus.yaml")
     before = corpus_bytes(manifest)
     set_config(folder, part_size=1024)
@@ -304,7 +304,7 @@ def test_a_shard_is_made_again_from_other_parts(folder: Path) -> None:
     assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
 
 
-def test_the_same_bytes_under_another_name_are_named_so(folder: Path) -> None:
+def test_the_same_bytes_under_another_name_get_that_name(folder: Path) -> None:
     pack(folder, "--config", "corpus.yaml")
     (folder / "chats.jsonl").rename(folder / "talks.jsonl")
     set_config(folder, name="talks", sources="[{path: talks.jsonl}]")
@@ -312,14 +312,14 @@ def test_the_same_bytes_under_another_name_are_named_so(folder: Path) -> None:
     assert [source["path"] for source in facts["sources"]] == ["talks.jsonl"]
 
 
-def test_a_lost_plan_file_is_made_again(folder: Path) -> None:
+def test_a_missing_plan_file_is_rebuilt(folder: Path) -> None:
     before = corpus_bytes(pack(folder, "--config", "corpus.yaml"))
     shutil.rmtree(folder / "data" / "corpora")
     next((folder / "data" / "plans").rglob("index.arrow")).unlink()
     assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
 
 
-def test_a_second_run_at_once_says_that_the_corpus_is_taken(folder: Path) -> None:
+def test_a_concurrent_run_of_the_same_corpus_is_refused(folder: Path) -> None:
     manifest = pack(folder, "--config", "corpus.yaml")
     before = corpus_bytes(manifest)
     shutil.rmtree(folder / "data" / "corpora")
@@ -333,7 +333,7 @@ def test_a_second_run_at_once_says_that_the_corpus_is_taken(folder: Path) -> Non
     assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
 
 
-def test_two_projects_at_once_do_not_meet(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_two_projects_run_at_the_same_time(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = tmp_path_factory.mktemp("other")
     shutil.copytree(folder, other, dirs_exist_ok=True)
     env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
@@ -347,7 +347,7 @@ def test_two_projects_at_once_do_not_meet(folder: Path, tmp_path_factory: pytest
     assert corpus_bytes(folder / found[0][0][0].strip()) == corpus_bytes(other / found[1][0][0].strip())
 
 
-def test_its_own_outputs_are_no_sources(folder: Path) -> None:
+def test_its_own_outputs_are_refused_as_sources(folder: Path) -> None:
     set_config(folder, sources="[{path: '**/*.jsonl'}]")
     pack(folder, "--config", "corpus.yaml")
     done = luigi(folder, "--config", "corpus.yaml")
@@ -356,7 +356,7 @@ def test_its_own_outputs_are_no_sources(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
-def test_ctrl_c_stops_at_once_and_is_resumed(folder: Path, workers: str) -> None:
+def test_ctrl_c_stops_at_once_and_the_run_resumes(folder: Path, workers: str) -> None:
     write_chats(folder / "chats.jsonl", 60_000)
     set_config(folder, part_size=1 << 20)
     env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
@@ -367,17 +367,17 @@ def test_ctrl_c_stops_at_once_and_is_resumed(folder: Path, workers: str) -> None
         assert time.monotonic() < deadline, "no part is done"
         time.sleep(0.05)
     os.killpg(run.pid, signal.SIGINT)
-    _, said = run.communicate(timeout=60)
+    _, errors = run.communicate(timeout=60)
     assert run.returncode == 75
-    assert "interrupted; the same command goes on from here" in said
-    assert "Traceback" not in said
+    assert "interrupted; run the same command again to resume" in errors
+    assert "Traceback" not in errors
     before = token_files(folder)
     verify(pack(folder, "--config", "corpus.yaml"))
     assert before.items() <= token_files(folder).items()
 
 
-def test_tokens_of_rejected_conversations_are_told(folder: Path) -> None:
-    """They are encoded, and then nothing to train on is left of them within a row."""
+def test_tokens_of_rejected_conversations_are_reported(folder: Path) -> None:
+    """They are encoded, but no trained token is left within a row."""
     long = orjson.dumps({"prompt": "and then " * 4000, "completion": "yes"})
     (folder / "long.jsonl").write_bytes(long + b"\n")
     set_config(folder, sources="[chats.jsonl, long.jsonl]", max_rejects=0.5)
@@ -386,16 +386,16 @@ def test_tokens_of_rejected_conversations_are_told(folder: Path) -> None:
     tokens = orjson.loads((folder / done.stdout.split()[-1]).read_bytes())["ledger"]["tokens"]
     assert tokens["rejected"] > 400
     shown = command(folder, str(BIN / "packcorpus"), "inspect")
-    assert f"besides, of rejected ones {tokens['rejected']:,}" in " ".join(shown.stdout.split())
+    assert f"not included: rejected {tokens['rejected']:,}" in " ".join(shown.stdout.split())
     page = command(folder, str(BIN / "packcorpus"), "report")
     assert page.returncode == 0, page.stderr
-    said = Path(folder / page.stdout.split()[-1]).read_text()
-    assert f"of rejected conversations: {tokens['rejected']:,}" in said
-    assert f"{tokens['rejected']:,} of rejected conversations." in said
+    html = Path(folder / page.stdout.split()[-1]).read_text()
+    assert f"in rejected conversations: {tokens['rejected']:,}" in html
+    assert f"{tokens['rejected']:,} of rejected conversations." in html
 
 
 def test_it_works_from_any_folder(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Where there is no luigi.cfg: no server is looked for, and a failure is a failure."""
+    """Without a luigi.cfg no server is contacted, and a failure still sets the exit code."""
     env = {key: value for key, value in os.environ.items() if key != "LUIGI_CONFIG_PATH"}
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config"]
     for config, code in (("corpus.yaml", 0), ("nowhere.yaml", 66)):
@@ -407,9 +407,7 @@ def test_it_works_from_any_folder(folder: Path, tmp_path_factory: pytest.TempPat
         assert len(list(place.glob("manifests/*.json"))) == (code == 0)
 
 
-def test_own_files_with_the_names_of_our_packages_are_not_imported(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_user_files_named_like_our_packages_are_not_imported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A train.py in the working directory is the most common name there is."""
     for name in ("train", "tasks", "pipeline"):
         (folder / f"{name}.py").write_text("raise SystemExit('imported a file of the user')\n")
@@ -430,7 +428,7 @@ def test_the_manifest_of_the_latest_run_is_remembered(folder: Path) -> None:
     assert last_manifest(folder) == first
 
 
-def test_a_source_may_be_a_path_by_itself(folder: Path) -> None:
+def test_sources_may_be_a_single_path(folder: Path) -> None:
     first = pack(folder, "--config", "corpus.yaml")
     set_config(folder, sources="chats.jsonl")
     assert luigi(folder, "--config", "corpus.yaml").stdout.strip() == f"manifests/{first.name}"

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at the worst moments: no process waits for ever, and one message says what happened."""
+"""Ctrl-C and SIGTERM at the worst moments: no process waits forever, and one message reports what happened."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from tasks.core.errors import Interrupted
 
 fork = multiprocessing.get_context("fork")
 STOP = [signal.SIGINT, signal.SIGTERM]
-SAID = "E713 interrupted; the same command goes on from here\n"
+RESUMABLE = "E713 interrupted; run the same command again to resume\n"
 INTERRUPTED = 7  # exit code of a process of these tests in which a KeyboardInterrupt was raised
 
 
 def exit_code(work: Callable[[], object]) -> int | None:
-    """Of a forked process that does the work; -9 where it does not end."""
+    """Return the exit code of a forked process that runs `work`; -9 if it does not end."""
     child = fork.Process(target=work)
     child.start()
     child.join(60)
@@ -62,27 +62,27 @@ class Task(luigi.Task):
 
 @pytest.mark.parametrize("fails", [True, False])
 @pytest.mark.parametrize("number", STOP)
-def test_a_child_that_has_ended_its_work_is_not_stopped_while_it_tells_luigi(
+def test_a_child_that_has_finished_is_not_stopped_while_it_reports_to_luigi(
     number: signal.Signals, fails: bool
 ) -> None:
-    """Or else it may hold the lock of Luigi's queue for ever, and the other children wait for it."""
-    format_error = fork.SimpleQueue()
+    """Otherwise it may hold the lock of Luigi's queue forever, and the other children wait for it."""
+    reported = fork.SimpleQueue()
 
     class Queue:
         def put(self, news: tuple[object, ...]) -> None:
             press(number)
-            format_error.put(news[1])
+            reported.put(news[1])
 
     reporter = SimpleNamespace(**dict.fromkeys(TaskProcess.forward_reporter_attributes))
     child = TaskProcess(Task(fails=fails), "worker", Queue(), reporter, use_multiprocessing=True)
     child.start()
     child.join(60)
     assert child.exitcode == 0
-    assert format_error.get() == ("FAILED" if fails else "DONE")
+    assert reported.get() == ("FAILED" if fails else "DONE")
 
 
 @pytest.mark.parametrize("number", STOP)
-def test_a_child_leaves_in_silence_while_it_works(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_working_child_exits_silently(number: signal.Signals, capfd: pytest.CaptureFixture[str]) -> None:
     def work() -> None:
         with events.stage(PackCorpus()):
             press(number)
@@ -112,14 +112,12 @@ def while_signals_wait() -> None:
 
 
 @pytest.mark.parametrize("work", [in_a_destructor, while_signals_wait])
-def test_a_signal_of_a_child_that_would_go_nowhere_comes_again(
-    work: Callable[[], None], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_signal_lost_in_a_child_is_sent_again(work: Callable[[], None], capfd: pytest.CaptureFixture[str]) -> None:
     assert exit_code(work) == 128 + signal.SIGTERM
     assert capfd.readouterr().err == ""
 
 
-def test_an_interrupt_that_python_drops_at_the_birth_of_a_child_comes_again(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_that_python_drops_at_a_fork_is_sent_again(capfd: pytest.CaptureFixture[str]) -> None:
     due = [os.getpid()]
 
     def interrupted() -> None:
@@ -133,9 +131,7 @@ def test_an_interrupt_that_python_drops_at_the_birth_of_a_child_comes_again(capf
     assert capfd.readouterr().err == ""
 
 
-def test_a_child_that_asks_whether_a_corpus_is_there_stays_a_child(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_child_that_checks_for_a_corpus_stays_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Luigi asks before it trains."""
     (tmp_path / "corpus.yaml").write_text("name: some\nsources: [a.jsonl]\n")
     write_chats(tmp_path / "a.jsonl", 3)
@@ -173,7 +169,7 @@ def noted_by_luigi() -> None:
 
 
 @pytest.mark.parametrize("work", [noted_by_luigi, while_signals_wait, in_a_destructor])
-def test_an_interrupt_of_the_parent_that_would_go_nowhere_comes_again(
+def test_an_interrupt_lost_in_the_parent_is_sent_again(
     work: Callable[[], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted() -> None:
@@ -185,7 +181,7 @@ def test_an_interrupt_of_the_parent_that_would_go_nowhere_comes_again(
     assert capfd.readouterr().err == ""
 
 
-def test_only_the_first_of_several_counts() -> None:
+def test_only_the_first_of_several_signals_counts() -> None:
     def work() -> None:
         with as_parent():
             try:
@@ -198,7 +194,7 @@ def test_only_the_first_of_several_counts() -> None:
     assert exit_code(work) == 3
 
 
-def test_a_signal_counts_again_in_the_next_run_and_when_patience_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_counts_again_in_the_next_run_and_after_the_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> None:
         monkeypatch.setattr(guard, "patience", 0.2)
         with as_parent():
@@ -212,13 +208,13 @@ def test_a_signal_counts_again_in_the_next_run_and_when_patience_is_over(monkeyp
     assert exit_code(work) == INTERRUPTED
 
 
-def test_what_a_program_does_with_signals_is_its_own() -> None:
+def test_signal_handlers_of_the_calling_program_are_kept() -> None:
     def work() -> None:
         heard: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         guard.begin()
-        ignored = exit_code(press)  # nor do its children hear what it ignores
+        ignored = exit_code(press)  # its children ignore it too
         press()
         press(signal.SIGTERM)
         os._exit(0 if heard == [signal.SIGTERM] and ignored == 0 else 1)
@@ -226,7 +222,7 @@ def test_what_a_program_does_with_signals_is_its_own() -> None:
     assert exit_code(work) == 0
 
 
-def test_a_training_gives_back_what_it_hears() -> None:
+def test_training_restores_the_signal_handlers() -> None:
     before = [signal.getsignal(number) for number in STOP]
     training.train((sys.executable, "-c", ""))
     with pytest.raises(training.TrainingFailed, match="exit code 5"):
@@ -234,7 +230,7 @@ def test_a_training_gives_back_what_it_hears() -> None:
     assert [signal.getsignal(number) for number in STOP] == before
 
 
-# Tasks that hear no signal, as one that waits for a lock in C does not. One of them may not be killed.
+# Tasks that block signals, as a task that waits for a lock in C does. One of them may not be killed.
 DEAF = """
 import signal, sys, time
 from pathlib import Path
@@ -271,7 +267,7 @@ luigi.build(tasks, workers=3, local_scheduler=True, log_level="CRITICAL")
 
 
 @pytest.mark.parametrize("times", [1, 4])
-def test_who_does_not_leave_is_killed_but_not_while_it_saves(tmp_path: Path, times: int) -> None:
+def test_a_child_that_does_not_exit_is_killed_unless_it_is_saving(tmp_path: Path, times: int) -> None:
     run = subprocess.Popen(
         [sys.executable, "-c", DEAF, str(tmp_path)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -284,16 +280,16 @@ def test_who_does_not_leave_is_killed_but_not_while_it_saves(tmp_path: Path, tim
             os.killpg(run.pid, signal.SIGINT)
             time.sleep(0.1)
         (tmp_path / "pressed").touch()
-        _, said = run.communicate(timeout=60)
+        _, errors = run.communicate(timeout=60)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
-    assert (run.returncode, said) == (75, SAID)
+    assert (run.returncode, errors) == (75, RESUMABLE)
     assert [path.name for path in tmp_path.glob("* has ended")] == ["2 has ended"]
 
 
 @pytest.mark.parametrize("number", STOP)
-def test_the_parent_alone_is_told(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_to_the_parent_alone_stops_the_run(tmp_path: Path, number: signal.Signals) -> None:
     write_chats(tmp_path / "a.jsonl", 40_000)
     (tmp_path / "corpus.yaml").write_text("name: some\nsources: [a.jsonl]\nvocab_size: 400\npart_size: 1000000\n")
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", "2"]
@@ -304,13 +300,13 @@ def test_the_parent_alone_is_told(tmp_path: Path, number: signal.Signals) -> Non
             assert time.monotonic() < deadline, "no part is done"
             time.sleep(0.02)
         run.send_signal(number)
-        _, said = run.communicate(timeout=60)
+        _, errors = run.communicate(timeout=60)
         assert subprocess.run(["pgrep", "-g", str(run.pid)], check=False, capture_output=True).stdout == b""
     finally:
         with suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
     assert run.returncode == 75
-    assert said.endswith(SAID)
+    assert errors.endswith(RESUMABLE)
     assert not list((tmp_path / "data").rglob("*.tmp"))
 
 
@@ -328,7 +324,7 @@ class Last:
     def __del__(self):
         self.kill(self.process, NUMBER)
 
-sys.late = Last()  # is taken away after all else
+sys.late = Last()  # is deleted after everything else
 if NUMBER == signal.SIGINT:
     thread = threading.Thread(target=lambda: (threading.main_thread().join(), os.kill(os.getpid(), NUMBER)))
     thread.start()
@@ -336,16 +332,16 @@ if NUMBER == signal.SIGINT:
 
 
 @pytest.mark.parametrize("number", STOP)
-def test_when_all_is_said_a_signal_changes_nothing(number: signal.Signals) -> None:
+def test_a_signal_at_interpreter_exit_changes_nothing(number: signal.Signals) -> None:
     words = LATE.replace("NUMBER", f"{number:d}")
     done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-# -- before there is a run --------------------------------------------------------------------------------------------
+# -- before a run starts ----------------------------------------------------------------------------------------------
 
 
-# Python that is interrupted while it imports a library, and makes nothing of an exception there.
+# Python that is interrupted while it imports a library, and that ignores the exception.
 IMPORTING = """
 import os, signal, sys
 sys.argv[:] = ["/usr/bin/COMMAND", "verify", "x"]
@@ -368,29 +364,29 @@ LOADING = startup.INTERRUPTED.decode()
 
 
 @pytest.mark.parametrize(
-    ("command", "library", "words", "said"),
+    ("command", "library", "words", "expected"),
     [
         ("packcorpus", "typer", "import tasks.cli.app", LOADING),
         ("luigi", "numpy", "import pipeline", LOADING),
         ("packcorpus", "", STOPPED, "E713 interrupted; only the changes reported above were made\n"),
-        ("luigi", "", "import pipeline; os.kill(os.getpid(), signal.SIGINT)", SAID),
+        ("luigi", "", "import pipeline; os.kill(os.getpid(), signal.SIGINT)", RESUMABLE),
     ],
 )
-def test_an_interrupt_without_a_run(command: str, library: str, words: str, said: str) -> None:
+def test_an_interrupt_without_a_run(command: str, library: str, words: str, expected: str) -> None:
     importing = IMPORTING.replace("COMMAND", command).replace("LIBRARY", library)
     done = subprocess.run(
         [sys.executable, "-c", importing + words], cwd=ROOT, capture_output=True, text=True, check=False
     )
-    assert (done.returncode, done.stderr) == (75, said)
+    assert (done.returncode, done.stderr) == (75, expected)
 
 
-def test_who_imports_the_package_keeps_ctrl_c() -> None:
+def test_importing_the_package_keeps_ctrl_c() -> None:
     importing = IMPORTING.replace("COMMAND", "notebook").replace("LIBRARY", "numpy")
     words = "try:\n    import pipeline\nexcept ImportError:\n    raise SystemExit(3)"
     assert subprocess.run([sys.executable, "-c", importing + words], cwd=ROOT, check=False).returncode == 3
 
 
-def test_what_is_said_while_modules_load_has_the_form_of_the_others() -> None:
+def test_the_message_while_modules_load_has_the_usual_format() -> None:
     assert format_error(Interrupted("interrupted", "interrupted; nothing was started")) + "\n" == LOADING
     assert Interrupted.exit_code == 75
 

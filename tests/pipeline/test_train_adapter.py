@@ -39,7 +39,7 @@ def words(options: str) -> list[str]:
     return [str(BIN / "luigi"), "--module", "pipeline", "TrainAdapter", "--config", "corpus.yaml", "--options", options]
 
 
-def test_it_packs_trains_and_finds_itself_done(folder: Path) -> None:
+def test_it_packs_and_trains_and_is_a_no_op_afterwards(folder: Path) -> None:
     wanted = words(f"{OPTIONS} --max-steps 3")
     done = command(folder, *wanted)
     assert done.returncode == 0, done.stderr
@@ -52,7 +52,7 @@ def test_it_packs_trains_and_finds_itself_done(folder: Path) -> None:
     assert folder / again.stdout.splitlines()[-1] == record
 
 
-def test_what_training_refuses_fails_the_task_without_a_traceback(folder: Path) -> None:
+def test_an_error_of_training_fails_the_task_without_a_traceback(folder: Path) -> None:
     done = command(folder, *words(f"{OPTIONS} --precision bf16"))
     assert done.returncode == 69, done.stderr
     assert "bf16 has no effect on a CPU" in done.stderr
@@ -62,7 +62,7 @@ def test_what_training_refuses_fails_the_task_without_a_traceback(folder: Path) 
 
 
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, "2"), (signal.SIGTERM, "1"), (signal.SIGTERM, "2")])
-def test_a_signal_leaves_a_checkpoint_from_which_the_same_command_goes_on(
+def test_a_signal_leaves_a_checkpoint_from_which_the_same_command_resumes(
     folder: Path, number: int, workers: str
 ) -> None:
     """Ctrl-C reaches every process, as from a terminal; SIGTERM luigi alone, as from a batch system."""
@@ -72,18 +72,18 @@ def test_a_signal_leaves_a_checkpoint_from_which_the_same_command_goes_on(
         wanted, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stderr
-    said = ""
+    errors = ""
     for line in process.stderr:
-        said += line
+        errors += line
         if line.startswith("step 1/"):
             (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-    assert process.wait(timeout=120) == 75, said
-    assert "stopping after this step, with a checkpoint" in said
-    assert "Traceback" not in said
-    assert "error" not in said
-    assert said.count("E713") == 1
+    assert process.wait(timeout=120) == 75, errors
+    assert "stopping after this step, with a checkpoint" in errors
+    assert "Traceback" not in errors
+    assert "error" not in errors
+    assert errors.count("E713") == 1
     (checkpoint,) = folder.glob("data/adapters/*/checkpoint-*")
-    assert (checkpoint / "complete.json").exists(), said
+    assert (checkpoint / "complete.json").exists(), errors
     with (checkpoint.parent / "run.lock").open() as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no process is left that trains
     if number == signal.SIGINT:
@@ -95,8 +95,10 @@ def test_a_signal_leaves_a_checkpoint_from_which_the_same_command_goes_on(
 
 @pytest.mark.parametrize("seconds", [0.0, 1.5])
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, "2"), (signal.SIGINT, "1"), (signal.SIGTERM, "2")])
-def test_a_signal_before_the_first_step_is_told_once(folder: Path, number: int, workers: str, seconds: float) -> None:
-    """While the new process begins, and while it loads torch."""
+def test_a_signal_before_the_first_step_is_reported_once(
+    folder: Path, number: int, workers: str, seconds: float
+) -> None:
+    """While the new process starts, and while it loads torch."""
     assert luigi(folder, "--config", "corpus.yaml").returncode == 0
     environment = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
     process = subprocess.Popen(
@@ -108,14 +110,14 @@ def test_a_signal_before_the_first_step_is_told_once(folder: Path, number: int, 
         time.sleep(0.005)
     time.sleep(seconds)
     (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
-    said = process.stderr.read()
-    assert process.wait(timeout=120) == 75, said
-    assert said.count("E713") == 1, said
-    assert not any(word in said for word in ("Traceback", "error:", "ignored", "step 1/")), said
+    errors = process.stderr.read()
+    assert process.wait(timeout=120) == 75, errors
+    assert errors.count("E713") == 1, errors
+    assert not any(word in errors for word in ("Traceback", "error:", "ignored", "step 1/")), errors
 
 
 def training_of(pid: int) -> bool:
-    """Whether a run has a process of `python -m train`, the one that asks where its record will lie aside."""
+    """Return whether a run has a `python -m train` process, other than the one that asks for the path of its record."""
     for process in psutil.Process(pid).children(recursive=True):
         with suppress(psutil.Error):
             given = process.cmdline()
@@ -124,7 +126,7 @@ def training_of(pid: int) -> bool:
     return False
 
 
-def test_without_the_extras_it_is_said_what_is_missing(folder: Path) -> None:
+def test_a_missing_extra_is_reported_by_name(folder: Path) -> None:
     (folder / "hidden").mkdir()
     (folder / "hidden" / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     done = command(folder, *words(OPTIONS), PYTHONPATH=f"{folder / 'hidden'}:{os.environ.get('PYTHONPATH', '')}")

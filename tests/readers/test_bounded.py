@@ -126,7 +126,7 @@ REJECTED: dict[str, tuple[str, Callable[[], bytes]]] = {
     "400,000 turns": ("too_many_turns", lambda: turns(400_000)),
     "a role of 5 MB": ("bad_role", lambda: chat("a").replace(b"assistant", b"assistent" * 500_000)),
     "an unknown key of 5 MB": ("missing_key", lambda: b'{"' + b"k" * 5_000_000 + b'": 1}\n'),
-    "2 million messages that are none": ("bad_type", lambda: b'{"messages": [' + b"1," * 2_000_000 + b"1]}\n"),
+    "2 million messages that are numbers": ("bad_type", lambda: b'{"messages": [' + b"1," * 2_000_000 + b"1]}\n"),
     "4 MB of quotes": ("bad_json", lambda: b'"\\' * 2_000_000 + b"\n"),
 }  # fmt: skip
 

@@ -192,7 +192,7 @@ def test_a_path_that_leads_out_is_refused(what: str, inside: str, copied: Corpus
 
 @pytest.mark.parametrize("old", [b"\n", b'": ', b"{", b'"seed": 42'])
 def test_a_reformatted_manifest_is_refused(old: bytes, copied: Corpus) -> None:
-    """White space and keys that are there twice are no part of its digest."""
+    """White space and duplicate keys do not enter its digest."""
     _, path = copied
     new = {b"\n": b" ", b'": ': b'":  ', b"{": b" {", b'"seed": 42': b'"seed": 43, "seed": 42'}[old]
     path.write_bytes(path.read_bytes().replace(old, new, 1))

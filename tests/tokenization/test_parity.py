@@ -36,7 +36,7 @@ JINJA = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + 
 
 
 def encoded_by(recipe: Recipe, place: Path) -> list[str]:
-    """All texts that the encoder is given when the corpus is tokenised."""
+    """Return all texts passed to the encoder when the corpus is tokenized."""
     seen: list[str] = []
 
     class Listening(Fake):
@@ -101,7 +101,7 @@ def erring(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
         ("hf_byte_level", "own.jinja"),
     ],
 )
-def test_of_a_small_corpus_every_text_is_compared_as_the_template_writes_it(
+def test_every_rendered_text_of_a_small_corpus_is_compared(
     kind: str, template: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     texts = hostile(kind).map(lambda text: text.replace("\0", ""))
@@ -124,7 +124,7 @@ def small_sample(recipe: Recipe) -> list[str]:
     return sample(recipe, at_least=60, budget=8_000)
 
 
-def test_of_a_large_corpus_texts_from_the_begin_the_end_and_between_are_compared(tmp_path: Path) -> None:
+def test_texts_from_the_start_middle_and_end_of_a_large_corpus_are_compared(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, conversations(600), part_size=4096)
     assert len(recipe.parts) > 9
     texts, found = encoded_by(recipe, tmp_path), small_sample(recipe)
@@ -137,7 +137,7 @@ def test_of_a_large_corpus_texts_from_the_begin_the_end_and_between_are_compared
     assert max(np.diff(sorted(places))) < 0.5
 
 
-def test_what_is_drawn_follows_from_the_sources_alone(tmp_path: Path) -> None:
+def test_the_sample_depends_on_the_sources_alone(tmp_path: Path) -> None:
     first = small_sample(make_recipe(tmp_path / "a", conversations(300)))
     other = make_recipe(tmp_path / "b", conversations(300), part_size=1024, sequence_length=64, seed=1)
     assert first == small_sample(other)
@@ -145,7 +145,7 @@ def test_what_is_drawn_follows_from_the_sources_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.jsonl.gz", "a.parquet", "a.csv"])
-def test_every_container_is_drawn_from(name: str, tmp_path: Path) -> None:
+def test_every_container_is_sampled(name: str, tmp_path: Path) -> None:
     rows = [{"prompt": f"Ask {i}", "completion": f"Say {i}"} for i in range(400)]
     path = tmp_path / name
     if name.endswith("json"):
@@ -165,7 +165,7 @@ def test_every_container_is_drawn_from(name: str, tmp_path: Path) -> None:
     assert max(asked) > 350
 
 
-def test_of_many_files_the_first_the_last_and_some_are_drawn_from(tmp_path: Path) -> None:
+def test_the_first_the_last_and_some_of_many_files_are_sampled(tmp_path: Path) -> None:
     for number in range(60):
         line = {"prompt": f"Ask {number:02d}", "completion": f"Say {number:02d}"}
         (tmp_path / f"f{number:02d}.jsonl").write_text(json.dumps(line) + "\n")
@@ -176,7 +176,7 @@ def test_of_many_files_the_first_the_last_and_some_are_drawn_from(tmp_path: Path
     assert 8 < len(asked) <= 16
 
 
-def test_of_long_texts_a_piece_is_compared(tmp_path: Path) -> None:
+def test_an_excerpt_of_a_long_text_is_compared(tmp_path: Path) -> None:
     text = " ".join(map(str, range(5000)))
     record = {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": text[::-1]}]}
     found = sample(make_recipe(tmp_path, [record] * 3))
@@ -184,7 +184,7 @@ def test_of_long_texts_a_piece_is_compared(tmp_path: Path) -> None:
     assert any(piece in text for piece in found)
 
 
-def test_what_cannot_be_read_is_left_for_the_task_that_reads_it(tmp_path: Path) -> None:
+def test_unreadable_records_are_left_for_the_task_that_reads_them(tmp_path: Path) -> None:
     lines = [json.dumps(record) for record in conversations(30)]
     lines[3:6] = ["{", "\ufeff[]", '{"messages": [{"role": "user"}]}']
     (tmp_path / "b.jsonl").write_text("\n".join(lines))
@@ -198,7 +198,7 @@ def test_what_cannot_be_read_is_left_for_the_task_that_reads_it(tmp_path: Path) 
 # -- the verdict ------------------------------------------------------------------------------------------------------
 
 
-def test_one_text_that_differs_is_found_and_shown() -> None:
+def test_a_single_differing_text_is_found_and_shown() -> None:
     reference = open_kind("sp_bpe_chatml")
     texts = [*HARD, *(f"number {n}" for n in range(100))]
     assert difference(Fake(reference, lambda text: False), reference, texts) is None
@@ -210,7 +210,7 @@ def test_one_text_that_differs_is_found_and_shown() -> None:
     assert len(shown) < 100
 
 
-def test_the_proof_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_runs_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = make_recipe(tmp_path, conversations(40))
     assert known_verdict(recipe) is None
     verdict = verdict_of(recipe)
@@ -228,7 +228,7 @@ def test_the_proof_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert known_verdict(recipe) is None
 
 
-def test_auto_uses_gigatoken_and_says_so(tmp_path: Path) -> None:
+def test_auto_uses_gigatoken_and_records_it(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, conversations(40))
     assert encoder_of(recipe).engine == "gigatoken"
     facts = load_manifest(pack_corpus(recipe)).tokenizer
@@ -243,7 +243,7 @@ def token_engines(recipe: Recipe) -> set[str]:
     return {orjson.loads(file.read_bytes())["engine"] for file in files}
 
 
-def test_one_difference_and_the_reference_encodes_all(
+def test_after_one_difference_the_reference_encodes_everything(
     tmp_path: Path, erring: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     many = conversations(40)
@@ -267,7 +267,7 @@ def test_one_difference_and_the_reference_encodes_all(
     assert encoder_of(make_recipe(tmp_path / "auto", many, engine="gigatoken")).engine == "sentencepiece", "as auto"
 
 
-def test_tokens_that_gigatoken_made_for_another_corpus_are_made_again_where_it_fails(
+def test_gigatoken_tokens_of_another_corpus_are_redone_if_the_comparison_fails(
     tmp_path: Path, erring: Callable[[str], None]
 ) -> None:
     recipe = make_recipe(tmp_path, conversations(40))
@@ -283,7 +283,7 @@ def test_tokens_that_gigatoken_made_for_another_corpus_are_made_again_where_it_f
     assert not refused(make_recipe(tmp_path, conversations(40), tokenizer=None)), "a tokenizer that is to be trained"
 
 
-def test_a_part_that_gigatoken_tokenised_is_not_done_where_the_reference_is_asked_for(tmp_path: Path) -> None:
+def test_a_part_tokenized_by_gigatoken_is_not_done_if_the_reference_is_requested(tmp_path: Path) -> None:
     for engine, done in (("auto", True), ("reference", False), ("auto", True)):
         recipe = make_recipe(tmp_path, conversations(5), engine=engine)
         if engine == "auto":
@@ -291,7 +291,7 @@ def test_a_part_that_gigatoken_tokenised_is_not_done_where_the_reference_is_aske
         assert TokenizePart(recipe, 0).is_done() is done, engine
 
 
-def test_the_reference_needs_no_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_needs_no_comparison(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_check, "_gigatoken", lru_cache(pytest.fail))
     recipe = make_recipe(tmp_path, conversations(5), engine="reference")
     assert encoder_of(recipe) is recipe.encoder
@@ -301,7 +301,7 @@ def test_the_reference_needs_no_proof(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize(("kind", "engine"), [("sp_unigram", "sentencepiece"), ("hf_unigram", "tokenizers")])
-def test_a_tokenizer_that_gigatoken_cannot_read_is_the_references_without_a_word(
+def test_a_tokenizer_that_gigatoken_cannot_read_silently_uses_the_reference(
     kind: str, engine: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = make_recipe(tmp_path, conversations(5), tokenizer=str(kind_path(kind)))
@@ -324,7 +324,7 @@ def _forget() -> Iterator[None]:
     events._sent.notes.clear()
 
 
-def test_digits_that_are_cut_off_first_are_found_by_the_hard_texts(tmp_path: Path) -> None:
+def test_the_hard_texts_reveal_digits_that_are_split_off_first(tmp_path: Path) -> None:
     """The library cuts digits off before it looks for white space at the end of a piece; gigatoken does not."""
     shutil.copytree(kind_path("hf_byte_level"), tmp_path / "t")
     spec = json.loads((tmp_path / "t" / "tokenizer.json").read_bytes())

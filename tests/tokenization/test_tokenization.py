@@ -146,21 +146,21 @@ def test_an_unusual_order_of_turns_is_kept_and_counted(roles: list[str], unusual
     assert receipt["unusual_order"] == unusual
 
 
-def test_control_text_is_counted_once_a_conversation_wherever_it_stands() -> None:
+def test_control_text_anywhere_is_counted_once_per_conversation() -> None:
     encoder = open_kind("sp_bpe_user_defined")
     messages = GOOD["messages"]
-    told = [
+    with_control_text = [
         {"messages": [messages[0] | {"content": "a</s>b<sep>"}, messages[1]]},
         {"messages": [messages[0], messages[1] | {"content": "</s>"}]},
         {"messages": [messages[0], messages[1] | {"tool_calls": [{"function": {"name": "</s>", "arguments": "{}"}}]}]},
         {"messages": [messages[0], messages[1]], "tools": [{"name": "<s>"}]},
     ]
-    _, receipt = tokenize([*told, GOOD, GOOD], encoder, "llama2")
-    # llama2 writes [INST] as text although this tokenizer has a token of that name: that is no one's attempt.
-    assert receipt["control_text_seen"] == len(told)
+    _, receipt = tokenize([*with_control_text, GOOD, GOOD], encoder, "llama2")
+    # llama2 writes [INST] as text although this tokenizer has a token of that name: that is not an injection attempt.
+    assert receipt["control_text_seen"] == len(with_control_text)
 
 
-def test_text_that_does_not_come_back_is_counted() -> None:
+def test_text_that_does_not_round_trip_is_counted() -> None:
     record = {"messages": [{"role": "user", "content": "a▁b"}, {"role": "assistant", "content": "c"}]}
     for kind, expected in (("sp_bpe_chatml", 1), ("hf_byte_level", 0), ("hf_metaspace", 1), ("hf_legacy", 1)):
         _, receipt = tokenize([record, GOOD], open_kind(kind), "chatml")
@@ -200,7 +200,7 @@ def test_an_eos_is_appended_unless_the_template_ended_with_one(
     assert receipt["tokens"] == len(row.ids) - separator
 
 
-def test_the_separator_behind_an_untrained_turn_is_not_trained() -> None:
+def test_the_separator_after_an_untrained_turn_is_not_trained() -> None:
     record = {"messages": [*GOOD["messages"], {"role": "user", "content": "thanks"}]}
     for kind in BUILT:
         for template in ("chatml", "llama2", "alpaca", "plain"):
@@ -210,7 +210,7 @@ def test_the_separator_behind_an_untrained_turn_is_not_trained() -> None:
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_white_space_behind_the_eos_does_not_hide_it(trained: bool) -> None:
+def test_white_space_after_the_eos_does_not_hide_it(trained: bool) -> None:
     encoder = open_kind("sp_bpe_chatml")
 
     class Ends:
@@ -228,16 +228,16 @@ def test_white_space_behind_the_eos_does_not_hide_it(trained: bool) -> None:
 # -- the token file ---------------------------------------------------------------------------------------------------
 
 
-def test_a_token_file_of_many_batches_is_that_of_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_many_batches_give_the_same_rows_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     part = part_of(tmp_path, [line_of(GOOD), b"[", line_of({"messages": [GOOD["messages"][0]]}), line_of(GOOD)] * 5)
     one = run(tmp_path, part)
     rows = read_rows(tmp_path / "tokens.arrow")
     monkeypatch.setattr(tasks.tokenization.token_batch, "BATCH_CHARACTERS", 1)
-    heard: list[tuple[int, int, int, float]] = []
+    reported: list[tuple[int, int, int, float]] = []
     encoder, config = open_kind("sp_bpe_chatml"), Config(sources=[Source(path="part.jsonl")])
     template = BuiltIn("chatml", encoder, "assistant")
     many = tokenize_part(
-        part, encoder, template, config, tmp_path / "t", tmp_path / "r", lambda *told: heard.append(told)
+        part, encoder, template, config, tmp_path / "t", tmp_path / "r", lambda *counts: reported.append(counts)
     )
     with pa.ipc.open_file(pa.memory_map(str(tmp_path / "t"))) as file:
         assert file.num_record_batches == 10
@@ -246,8 +246,8 @@ def test_a_token_file_of_many_batches_is_that_of_one(monkeypatch: pytest.MonkeyP
         (r.record, r.ids.tolist(), r.trained.tolist()) for r in again
     ]
     assert {name: one[name] for name in (*COUNTS, "rejects")} == {name: many[name] for name in (*COUNTS, "rejects")}
-    assert heard == sorted(heard), "counts so far"
-    assert heard[-1] == (20, 10, many["tokens"], 1.0)
+    assert reported == sorted(reported), "counts so far"
+    assert reported[-1] == (20, 10, many["tokens"], 1.0)
 
 
 def test_a_token_and_its_label_are_one_number(tmp_path: Path) -> None:
@@ -302,7 +302,7 @@ def test_equal_parts_give_equal_bytes(tmp_path: Path) -> None:
 # -- the receipt ------------------------------------------------------------------------------------------------------
 
 
-def test_rejects_carry_their_record_and_what_is_wrong(tmp_path: Path) -> None:
+def test_rejects_have_their_record_and_reason(tmp_path: Path) -> None:
     surrogate = b'{"messages": [{"role": "user", "content": "\\ud800"}]}'
     lines = [
         line_of(GOOD),
@@ -379,7 +379,7 @@ def test_a_source_that_changed_since_it_was_hashed_stops_the_run(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("content", [" " * 1_000_000, "a" * 1_000_000, "</s>" * 100_000])
 @pytest.mark.parametrize("kind", ["sp_bpe_chatml", "hf_byte_level", "hf_unigram"])
-def test_a_megabyte_of_one_character_is_tokens_like_any_other(kind: str, content: str) -> None:
+def test_a_megabyte_of_one_character_is_tokenized(kind: str, content: str) -> None:
     encoder = open_kind(kind)
     record = {"messages": [{"role": "user", "content": content}, {"role": "assistant", "content": "4"}]}
     [row], _ = tokenize(

@@ -82,14 +82,14 @@ def test_the_same_bytes_in_any_part_folder_and_process(model: Path, tmp_path: Pa
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0▁"), max_size=30))
-def test_any_text_comes_back(model: Path, text: str) -> None:
+def test_any_text_round_trips(model: Path, text: str) -> None:
     encoder = open_encoder(find_tokenizer(model))
     ids = encoder.encode([text]).ids
     assert encoder.decode(ids) == text
     assert encoder.unk_id not in ids.tolist()
 
 
-def test_digits_stand_alone_and_every_byte_has_a_piece(model: Path) -> None:
+def test_digits_are_separate_pieces_and_every_byte_has_a_piece(model: Path) -> None:
     processor = SentencePieceProcessor(model_file=str(model))
     pieces = [processor.id_to_piece(i) for i in range(processor.vocab_size())]
     assert {f"<0x{byte:02X}>" for byte in range(256)} <= set(pieces)
@@ -102,7 +102,7 @@ def test_digits_stand_alone_and_every_byte_has_a_piece(model: Path) -> None:
 
 
 @pytest.mark.parametrize("template", [*BUILT_IN, "my.jinja"])
-def test_the_template_s_markers_are_its_control_tokens(template: str, tmp_path: Path) -> None:
+def test_the_markers_of_the_template_are_control_tokens(template: str, tmp_path: Path) -> None:
     train(parts_of(tmp_path, RECORDS), tmp_path / "x.model", template, 450)
     processor = SentencePieceProcessor(model_file=str(tmp_path / "x.model"))
     controls = {processor.id_to_piece(i) for i in range(processor.vocab_size()) if processor.is_control(i)}
@@ -115,18 +115,18 @@ def test_the_template_s_markers_are_its_control_tokens(template: str, tmp_path: 
         )
 
 
-def test_a_format_that_does_not_fit_is_told(tmp_path: Path) -> None:
+def test_a_wrong_format_is_reported(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, ['{"messages": [{"role": "user", "content": "x"}]}'] * 2, "sharegpt")
-    said = (
+    message = (
         r"chat\.jsonl:1: does not fit format: sharegpt \(conversations is missing; the keys found are: messages\); its "
         "keys are those of messages: remove format:$"
     )
-    with pytest.raises(DataError, match=said) as error:
+    with pytest.raises(DataError, match=message) as error:
         train_tokenizer(parts, "chatml", 400, 1 << 20, tmp_path / "x.model")
     assert error.value.reason == "wrong_format"
 
 
-def test_no_text_is_told_with_the_first_reason(tmp_path: Path) -> None:
+def test_sources_without_text_are_reported_with_the_first_reject(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, ['{"text": ""}'] * 2, "text")
     with pytest.raises(DataError, match="the sources contain no text to train a tokenizer on"):
         train(parts, tmp_path / "x.model")
@@ -153,7 +153,7 @@ def test_little_text_gives_a_small_vocabulary(tmp_path: Path) -> None:
     assert encoder.decode(encoder.encode(["hello, wörld"]).ids) == "hello, wörld"
 
 
-def test_what_reading_raises_comes_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_while_reading_are_raised_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = "".join(json.dumps(record) + "\n" for record in conversations(2000)).encode()
     (tmp_path / "chat.jsonl.gz").write_bytes(gzip.compress(lines)[:-100])
     [(_, parts)] = find_parts([Source(path="chat.jsonl.gz", format="messages")], tmp_path, 1 << 20)
@@ -169,7 +169,7 @@ def test_what_reading_raises_comes_through(tmp_path: Path, monkeypatch: pytest.M
         train(tuple(parts), tmp_path / "x.model")
 
 
-def test_only_so_much_text_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_amount_of_text_read_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [{"text": f"word {i} " * 10} for i in range(100)]
     monkeypatch.setattr(trainer_module, "MOST_CHARACTERS", 1000)
     read = list(trainer_module._sentences(parts_of(tmp_path, texts, "text"), 1 << 20, trainer_module.Unread()))

@@ -91,14 +91,14 @@ def test_every_problem_is_reported_with_its_fix(
 
 
 def test_missing_libraries_are_findings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even torch may be missing, so nothing of it may be imported."""
+    """Even torch may be missing, so none of it may be imported."""
     found = devices.version_of
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(
         devices, "version_of", lambda package: {"torch": None, "trl": "0.9.1"}.get(package, found(package))
     )
     for name in ("gpus", "gpu_count", "gpu_sign", "no_nf4_reason", "has_nccl"):
-        monkeypatch.setattr(devices, name, lambda *_: pytest.fail("torch is not there"))
+        monkeypatch.setattr(devices, name, lambda *_: pytest.fail("torch is missing"))
     findings = doctor.examine()
     problems = {finding.topic: finding for finding in findings if finding.level == "problem"}
     assert problems.keys() == {"torch", "trl"}

@@ -64,7 +64,7 @@ def shards_of_8000_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Copy:
-    """A project that may be damaged, and what its corpus was."""
+    """A project that may be damaged, and the original state of its corpus."""
 
     def __init__(self, made: Path, root: Path):
         shutil.copytree(made.parent.parent, root)
@@ -78,7 +78,7 @@ class Copy:
         self.before = self.files()
 
     def files(self) -> dict[Path, tuple[bytes, int, int]]:
-        """Content, inode and time of every file of the corpus, and of both manifests."""
+        """Return content, inode, and time of every file of the corpus, and of both manifests."""
         found = [*sorted(self.folder.rglob("*")), self.path]
         return {p: (p.read_bytes(), p.stat().st_ino, p.stat().st_mtime_ns) for p in found if p.is_file()}
 
@@ -86,16 +86,16 @@ class Copy:
         shutil.rmtree(self.root / "data" / "plans")
 
     def repair(self, *damaged: Path, path: Path | None = None) -> list[str]:
-        """Where each came from; the corpus must be what it was, and only the damaged files written."""
-        mended = list(repair(path or self.path))
-        assert sorted(m.path for m in mended) == sorted(damaged)
+        """Return the origin of each file; the corpus must be as before, with only the damaged files written."""
+        restored = list(repair(path or self.path))
+        assert sorted(m.path for m in restored) == sorted(damaged)
         after = self.files()
         assert {p: content for p, (content, *_) in after.items()} == {p: c for p, (c, *_) in self.before.items()}
         for file, facts in self.before.items():
             assert (after[file] == facts) is (file not in damaged), file
         assert not [p for p in damaged if p.is_symlink()]
         verify(self.path)
-        return [m.source for m in mended]
+        return [m.source for m in restored]
 
     def refused_by(self, check: Callable[[Path], Any], kind: type[PackError]) -> str:
         with pytest.raises(kind) as caught:
@@ -122,7 +122,7 @@ def copy(made: dict[str, Path], tmp_path: Path) -> Copy:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("kept", ["plans and sources", "plans", "sources"])
-def test_all_files_come_back_at_once(kind: str, kept: str, made: dict[str, Path], tmp_path: Path) -> None:
+def test_all_files_are_restored_at_once(kind: str, kept: str, made: dict[str, Path], tmp_path: Path) -> None:
     copy = Copy(made[kind], tmp_path / "copy")
     if kept == "plans":
         (copy.root / "chat.jsonl").unlink()
@@ -139,7 +139,7 @@ def test_all_files_come_back_at_once(kind: str, kept: str, made: dict[str, Path]
 
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
-def test_whatever_is_damaged_comes_back_and_nothing_else_is_touched(seed: int, copy: Copy) -> None:
+def test_all_damage_is_repaired_and_nothing_else_is_written(seed: int, copy: Copy) -> None:
     source = random.Random(seed)
     damaged = source.sample(copy.listed, source.randint(0, 4))
     damaged += source.sample([copy.path, copy.folder / "manifest.json"], source.randint(0, 1))
@@ -153,7 +153,7 @@ def test_whatever_is_damaged_comes_back_and_nothing_else_is_touched(seed: int, c
         copy.before = copy.files()
 
 
-def test_swapped_shards_come_back(copy: Copy) -> None:
+def test_swapped_shards_are_restored(copy: Copy) -> None:
     first, other, _ = (file for file in copy.listed if file.name.startswith("train-0000"))
     first.rename(copy.root / "x")
     other.rename(first)
@@ -161,7 +161,7 @@ def test_swapped_shards_come_back(copy: Copy) -> None:
     copy.repair(first, other)
 
 
-def test_a_corpus_that_was_moved_is_mended_from_the_project_in_the_current_folder(
+def test_a_moved_corpus_is_repaired_from_the_project_in_the_working_directory(
     copy: Copy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moved = tmp_path / "elsewhere" / "moved"
@@ -178,7 +178,7 @@ def test_a_corpus_that_was_moved_is_mended_from_the_project_in_the_current_folde
     assert shard.read_bytes() == (copy.folder / shard.name).read_bytes()
 
 
-def test_a_folder_that_became_a_link_is_a_folder_again(copy: Copy) -> None:
+def test_a_folder_replaced_by_a_link_is_restored(copy: Copy) -> None:
     inside = copy.folder / "tokenizer"
     outside = copy.root / "outside"
     inside.rename(outside)
@@ -189,7 +189,7 @@ def test_a_folder_that_became_a_link_is_a_folder_again(copy: Copy) -> None:
     assert {p: p.stat().st_mtime_ns for p in outside.iterdir()} == kept
 
 
-# -- what it is made from --------------------------------------------------------------------------------------------
+# -- the origin of the bytes -----------------------------------------------------------------------------------------
 
 
 def token_files(copy: Copy) -> dict[Path, int]:
@@ -197,7 +197,7 @@ def token_files(copy: Copy) -> dict[Path, int]:
 
 
 @pytest.mark.parametrize("how", ["flipped", "truncated", "missing"])
-def test_a_token_file_that_is_damaged_too_is_made_again_and_no_other(how: str, copy: Copy) -> None:
+def test_only_a_damaged_token_file_is_rebuilt(how: str, copy: Copy) -> None:
     kept = token_files(copy)
     assert len(kept) > 2
     bad = list(kept)[1]
@@ -211,15 +211,15 @@ def test_a_token_file_that_is_damaged_too_is_made_again_and_no_other(how: str, c
     assert [p for p in kept if after[p] != kept[p]] == [bad]
 
 
-def test_a_plan_that_is_damaged_too_is_not_used(copy: Copy) -> None:
+def test_a_damaged_plan_is_not_used(copy: Copy) -> None:
     [plan] = (copy.root / "data" / "plans").glob("*/plan.arrow")
     flip(plan)
     flip(copy.listed[0])
     assert copy.repair(copy.listed[0]) == ["the sources"]
 
 
-def test_what_is_kept_and_gives_other_bytes_is_not_published(copy: Copy) -> None:
-    """A receipt that lies gives another index: then nothing that was kept is used."""
+def test_cached_files_that_give_other_bytes_are_not_published(copy: Copy) -> None:
+    """A wrong receipt gives another index; then no cached file is used."""
     copy.without_plans()
     for receipt in (copy.root / "data" / "tokens").rglob("*.json"):
         values = orjson.loads(receipt.read_bytes())
@@ -236,8 +236,8 @@ def test_what_is_kept_and_gives_other_bytes_is_not_published(copy: Copy) -> None
     assert copy.repair(index) == ["the sources"]
 
 
-def test_a_plan_that_lies_is_not_published(copy: Copy) -> None:
-    """Its digests are right, and its rows are others."""
+def test_a_wrong_plan_is_not_published(copy: Copy) -> None:
+    """Its checksums are right, but its rows are wrong."""
     [plan] = (copy.root / "data" / "plans").glob("*/plan.json")
     values = orjson.loads(plan.read_bytes())
     values["token_files"].reverse()
@@ -253,7 +253,7 @@ def test_a_plan_that_lies_is_not_published(copy: Copy) -> None:
         assert copy.repair(shard) == ["the sources"]
 
 
-def test_a_copy_in_another_corpus_is_found_though_the_config_is_gone(copy: Copy) -> None:
+def test_a_copy_in_another_corpus_is_found_without_the_config(copy: Copy) -> None:
     shutil.copytree(copy.folder, copy.folder.with_name("other-0123456789ab"))
     (copy.root / "tiny.model").unlink()
     (copy.folder / "run.json").unlink()
@@ -263,10 +263,10 @@ def test_a_copy_in_another_corpus_is_found_though_the_config_is_gone(copy: Copy)
     assert copy.repair(tokenizer) == ["a copy of it"]
 
 
-# -- what cannot be mended -------------------------------------------------------------------------------------------
+# -- what cannot be repaired -----------------------------------------------------------------------------------------
 
 
-def test_sources_that_changed_are_named_and_nothing_is_harmed(copy: Copy) -> None:
+def test_changed_sources_are_named_and_nothing_is_written(copy: Copy) -> None:
     copy.without_plans()
     flip(copy.listed[0])
     source = copy.root / "chat.jsonl"
@@ -285,7 +285,7 @@ def test_sources_that_changed_are_named_and_nothing_is_harmed(copy: Copy) -> Non
     assert "the source chat.jsonl does not exist anymore" in copy.refused(config_file=config)
 
 
-def test_a_tokenizer_or_template_of_today_is_another(made: dict[str, Path], tmp_path: Path) -> None:
+def test_a_changed_tokenizer_or_template_is_named(made: dict[str, Path], tmp_path: Path) -> None:
     copy = Copy(made["jinja"], tmp_path / "copy")
     copy.without_plans()
     flip(copy.listed[0])
@@ -301,14 +301,14 @@ def test_a_tokenizer_or_template_of_today_is_another(made: dict[str, Path], tmp_
         file.write_bytes(content)
 
 
-def test_another_version_cannot_make_it_again(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_cannot_rebuild_it(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     copy.without_plans()
     flip(copy.listed[0])
     monkeypatch.setitem(VERSIONS, "corpus", 99)
     assert "the version of packcorpus, has changed" in copy.refused()
 
 
-def test_without_a_run_record_the_config_is_asked_for(copy: Copy) -> None:
+def test_without_a_run_record_the_config_is_required(copy: Copy) -> None:
     shutil.rmtree(copy.root / "data" / "plans")
     shard = copy.listed[0]
     for record in (b"", b"{}", b'{"made_from": {"folder": "/nowhere", "part_size": 5}}', b'{"made_from": [1]}'):
@@ -323,7 +323,7 @@ def test_without_a_run_record_the_config_is_asked_for(copy: Copy) -> None:
     verify(copy.path)
 
 
-def test_a_tokenizer_that_is_nowhere_is_not_made_up(copy: Copy) -> None:
+def test_a_missing_tokenizer_is_an_error(copy: Copy) -> None:
     (copy.folder / "tokenizer" / "tiny.model").unlink()
     (copy.root / "tiny.model").unlink()
     assert "tiny.model: no such tokenizer" in copy.refused(InputMissing)
@@ -331,7 +331,7 @@ def test_a_tokenizer_that_is_nowhere_is_not_made_up(copy: Copy) -> None:
     assert "name the config with --config FILE" in copy.refused(UsageError)
 
 
-def test_other_bytes_take_nothing_away(copy: Copy) -> None:
+def test_other_bytes_replace_nothing(copy: Copy) -> None:
     inside, outside = copy.folder / "tokenizer", copy.root / "outside"
     inside.rename(outside)
     inside.symlink_to(outside)
@@ -340,7 +340,7 @@ def test_other_bytes_take_nothing_away(copy: Copy) -> None:
     assert inside.is_symlink()
 
 
-def test_what_changes_while_it_is_copied_is_not_published(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_changes_during_the_copy_is_not_published(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     index = copy.folder / "index.arrow"
     right = sha256_of(index)
     flip(index)
@@ -353,7 +353,7 @@ def test_what_changes_while_it_is_copied_is_not_published(copy: Copy, monkeypatc
     assert not list(copy.folder.glob(".*"))
 
 
-def test_a_file_that_cannot_be_read_is_named(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_file_is_named(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> str:
         raise OSError(5, "Input/output error")
 
@@ -361,7 +361,7 @@ def test_a_file_that_cannot_be_read_is_named(copy: Copy, monkeypatch: pytest.Mon
     assert f"{copy.listed[0]}: cannot be read: Input/output error" in copy.refused_by(verify, StorageError)
 
 
-def test_a_folder_in_a_files_place_and_what_does_not_belong_are_left_alone(copy: Copy) -> None:
+def test_a_folder_instead_of_a_file_and_foreign_files_are_left_alone(copy: Copy) -> None:
     index = copy.folder / "index.arrow"
     index.unlink()
     index.mkdir()
@@ -380,7 +380,7 @@ def test_a_folder_in_a_files_place_and_what_does_not_belong_are_left_alone(copy:
     verify(copy.path)
 
 
-def test_a_disk_that_refuses_leaves_all_as_it_was(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_everything_unchanged(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -390,7 +390,7 @@ def test_a_disk_that_refuses_leaves_all_as_it_was(copy: Copy, monkeypatch: pytes
     assert not list(copy.folder.glob(".*"))
 
 
-def test_a_run_at_the_same_corpus_is_waited_for(copy: Copy) -> None:
+def test_repair_is_refused_during_a_run_of_the_same_corpus(copy: Copy) -> None:
     flip(copy.listed[0])
     lock = copy.root / "data" / "plans" / f"{copy.path.stem}.lock"
     code = "import sys, pathlib; from tasks.storage.files import lock; print(lock(pathlib.Path(sys.argv[1]))); input()"
@@ -408,7 +408,7 @@ def test_a_run_at_the_same_corpus_is_waited_for(copy: Copy) -> None:
 @pytest.mark.parametrize("how", ["flipped", "truncated", "extended", "missing", "edited"])
 @pytest.mark.parametrize("which", ["published", "own"])
 @pytest.mark.parametrize("named", ["published", "own"])
-def test_a_manifest_is_mended_from_its_other_copy(which: str, named: str, how: str, copy: Copy) -> None:
+def test_a_manifest_is_restored_from_its_other_copy(which: str, named: str, how: str, copy: Copy) -> None:
     places = {"published": copy.path, "own": copy.folder / "manifest.json"}
     bad = places[which]
     if how == "edited":
@@ -420,14 +420,14 @@ def test_a_manifest_is_mended_from_its_other_copy(which: str, named: str, how: s
     assert sources[-1] == "the other copy"
 
 
-def test_a_manifest_that_became_a_link_is_a_file_again(copy: Copy) -> None:
+def test_a_manifest_replaced_by_a_link_is_restored(copy: Copy) -> None:
     own = copy.folder / "manifest.json"
     own.unlink()
     own.symlink_to(copy.path)
     copy.repair(own)
 
 
-def test_two_manifests_of_which_none_is_whole_or_both_are(copy: Copy) -> None:
+def test_two_damaged_or_two_different_manifests_are_refused(copy: Copy) -> None:
     own = copy.folder / "manifest.json"
     values = orjson.loads(own.read_bytes())
     values["noticed"]["control_text_seen"] += 1
@@ -441,7 +441,7 @@ def test_two_manifests_of_which_none_is_whole_or_both_are(copy: Copy) -> None:
         list(repair(copy.root / "nowhere.json"))
 
 
-def test_a_manifest_that_was_copied_elsewhere_finds_its_corpus(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copied_manifest_finds_its_corpus(copy: Copy, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = copy.root / "elsewhere.json"
     shutil.copy(copy.path, elsewhere)
     flip(copy.listed[0])
@@ -449,18 +449,18 @@ def test_a_manifest_that_was_copied_elsewhere_finds_its_corpus(copy: Copy, monke
     verify(copy.path)
 
 
-# -- made again ------------------------------------------------------------------------------------------------------
+# -- rebuilding ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_corpus_made_again_is_the_same_bytes(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
+def test_a_rebuilt_corpus_has_the_same_bytes(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
     copy = Copy(made[kind], tmp_path / "copy")
     assert rebuild(copy.path).endswith("the same bytes")
     assert rebuild(copy.folder / "manifest.json", copy.root / "corpus.yaml") == rebuild(copy.path)
     assert copy.files() == copy.before
 
 
-def test_a_corpus_that_is_another_when_it_is_made_again_is_told_by_its_first_file(copy: Copy) -> None:
+def test_a_corpus_that_differs_after_rebuilding_is_reported_by_its_first_file(copy: Copy) -> None:
     shard = copy.folder / "train-00001-of-00003.arrow"
     original = shard.read_bytes()
     flip(shard)
@@ -483,7 +483,7 @@ def test_a_corpus_that_is_another_when_it_is_made_again_is_told_by_its_first_fil
 
 
 def as_before_texts_had_a_version(copy: Copy) -> None:
-    """Reject messages and the dataset card in other words, and a manifest as it was then."""
+    """Reword reject messages and the dataset card, and write the manifest of that version."""
     values = orjson.loads(copy.path.read_bytes())
     del values["texts_version"]
     values["config"] = {"licence" if key == "license" else key: value for key, value in values["config"].items()}
@@ -558,13 +558,13 @@ def test_the_commands(copy: Copy, tmp_path: Path) -> None:
     assert advice[:2] == ["packcorpus", "repair"]
     done = command(copy.root, str(BIN / advice[0]), *advice[1:])
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
-    assert done.stdout.startswith(f"mended {copy.listed[0]} (does not have the recorded SHA-256")
+    assert done.stdout.startswith(f"repaired {copy.listed[0]} (does not have the recorded SHA-256")
     done = command(copy.root, tool, "repair", manifest)
-    assert (done.returncode, done.stdout) == (0, "nothing to mend: every file is as it was recorded\n")
+    assert (done.returncode, done.stdout) == (0, "nothing to repair: every file is as recorded\n")
     done = command(copy.root, tool, "verify", "--config", "corpus.yaml", manifest)
-    assert (done.returncode, done.stderr.splitlines()[0]) == (64, "E101 error: --config goes with --rebuild")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (64, "E101 error: --config requires --rebuild")
     done = command(copy.root, tool, "verify", "--rebuild", "--config", "nosuch.yaml", manifest)
-    assert (done.returncode, done.stderr[:12]) == (66, "E102 error: ")  # which says nothing of the corpus
+    assert (done.returncode, done.stderr[:12]) == (66, "E102 error: ")  # which is not a verdict on the corpus
     (copy.root / "chat.jsonl").write_bytes(b'{"messages": []}\n')
     done = command(copy.root, tool, "verify", "--rebuild", manifest)
     assert done.returncode == 104

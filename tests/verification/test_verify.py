@@ -1,6 +1,6 @@
-"""verify: accepts a corpus, and for each invariant refuses one that breaks it and nothing else.
+"""verify accepts a valid corpus, and for each invariant refuses a corpus that breaks only that one.
 
-A corpus is tampered with and its manifest signed anew, so that only the check in question can notice.
+A corpus is tampered with and its manifest re-signed, so that only the check in question can notice.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Tampered:
             writer.write_table(pa.Table.from_pylist(self.index, schema=schema))
 
     def sign(self) -> None:
-        """The manifest says of every file what is there now, and of itself that nobody edited it."""
+        """Update the manifest: the size and checksum of every file as it is now, and its own digest."""
         listed = [shard for split in self.manifest["splits"].values() for shard in split["shards"]]
         for entry in (*listed, *self.manifest["files"]):
             where = self.folder / entry["path"]
@@ -166,7 +166,7 @@ def test_a_corpus_is_accepted(kind: str, made: dict[str, Path], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_signing_what_is_unchanged_is_accepted(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
+def test_re_signing_an_unchanged_corpus_is_accepted(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
     """The tool of these tests breaks nothing by itself."""
     copy = copy_of(made, kind, tmp_path)
     copy.write_index()
@@ -305,7 +305,7 @@ def test_a_row_that_breaks_one_invariant(tamper: Callable[[Tampered], None], sai
     assert message.startswith(f"{truncated.shard}: row 0")
 
 
-def test_a_trained_separator_behind_a_truncated_conversation(truncated: Tampered) -> None:
+def test_a_trained_separator_after_a_truncated_conversation(truncated: Tampered) -> None:
     t = truncated
     piece = next(p for p in t.pieces() if p["truncated"])
     at = piece["row"], piece["start"] + piece["length"] - 1
@@ -315,7 +315,7 @@ def test_a_trained_separator_behind_a_truncated_conversation(truncated: Tampered
     assert "the separator after a truncated conversation is trained on" in t.refused()
 
 
-def test_a_row_more_or_less(truncated: Tampered) -> None:
+def test_an_extra_or_missing_row(truncated: Tampered) -> None:
     t = truncated
     original = dict(t.rows)
     t.rows = {name: values[:-1] for name, values in original.items()}
@@ -345,7 +345,7 @@ def test_a_shard_of_another_corpus_or_schema(truncated: Tampered) -> None:
         assert "does not belong to this corpus (" in t.refused()
 
 
-def test_what_is_no_arrow_file(truncated: Tampered) -> None:
+def test_a_shard_that_is_not_an_arrow_file(truncated: Tampered) -> None:
     t = truncated
     for path in (t.shard, t.folder / "index.arrow", t.folder / "rejects.jsonl"):
         data = path.read_bytes()
@@ -490,7 +490,7 @@ MIXED: list[tuple[Callable[[Tampered], None], str]] = [
 
 
 @pytest.mark.parametrize(("tamper", "said"), MIXED, ids=[tamper.__name__ for tamper, _ in MIXED])
-def test_a_choice_that_the_settings_do_not_make(
+def test_a_choice_that_contradicts_the_settings(
     tamper: Callable[[Tampered], None], said: str, made: dict[str, Path], tmp_path: Path
 ) -> None:
     t = copy_of(made, "mixed", tmp_path)
@@ -521,7 +521,7 @@ def test_rows_of_format_2_are_counted(made: dict[str, Path], tmp_path: Path) -> 
 
 # -- the ledger ------------------------------------------------------------------------------------------------------
 
-# Numbers that nothing in a corpus folder can tell a second time.
+# Numbers that cannot be derived from the rest of a corpus folder.
 NOT_RECOUNTED = {
     "digest", "noticed", "sources.bytes", "ledger.pieces.dropped", "ledger.tokens.rejected",
     "ledger.conversations.split", "tokenizer.parity", "texts_version",
@@ -538,7 +538,7 @@ def numbers(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_number_of_the_manifest_is_counted_again(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
+def test_every_number_of_the_manifest_is_recounted(kind: str, made: dict[str, Path], tmp_path: Path) -> None:
     t = copy_of(made, kind, tmp_path)
     original = orjson.dumps(t.manifest)
     checked = 0
@@ -577,9 +577,7 @@ def test_every_number_of_the_manifest_is_counted_again(kind: str, made: dict[str
         ({"splits.train.rows": 1, "splits.validation.rows": -1}, "rows of train is"),
     ],
 )
-def test_a_ledger_that_closes_and_lies(
-    changes: dict[str, int], said: str, made: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_balanced_but_wrong_ledger(changes: dict[str, int], said: str, made: dict[str, Path], tmp_path: Path) -> None:
     t = copy_of(made, "drop", tmp_path)
     for where, change in changes.items():
         *above, last = where.split(".")
@@ -599,13 +597,13 @@ def test_fewer_rows_than_the_lower_bound(truncated: Tampered) -> None:
     assert "rows are fewer than the lower bound" in truncated.refused()
 
 
-def test_a_split_of_another_name(truncated: Tampered) -> None:
+def test_a_split_with_another_name(truncated: Tampered) -> None:
     truncated.manifest["splits"]["test"] = {"rows": 0, "shards": []}
     truncated.sign()
     assert "splits is recorded as" in truncated.refused()
 
 
-def test_a_conversation_of_no_source(truncated: Tampered) -> None:
+def test_a_conversation_without_a_source(truncated: Tampered) -> None:
     t = truncated
     facts, entry = t.manifest["sources"][0], t.pieces()[0]
     entry["source"] = 9
@@ -694,10 +692,10 @@ def test_swapped_shards(truncated: Tampered) -> None:
     swap(first, other)
     assert str(first) in truncated.refused()
     truncated.sign()
-    assert str(first) in truncated.refused(), "swapped, and the manifest signed anew"
+    assert str(first) in truncated.refused(), "swapped, and the manifest re-signed"
 
 
-def test_what_does_not_belong(truncated: Tampered, tmp_path: Path) -> None:
+def test_files_that_do_not_belong(truncated: Tampered, tmp_path: Path) -> None:
     t = truncated
     extra = t.folder / "train-00009-of-00009.arrow"
     extra.touch()
@@ -721,8 +719,8 @@ def test_a_folder_that_is_a_link(truncated: Tampered, tmp_path: Path) -> None:
     assert "is a symbolic link; a corpus must contain its files" in truncated.refused()
 
 
-def test_all_files_that_are_not_as_they_should_be_are_told_at_once(truncated: Tampered) -> None:
-    """None hides another, and what they hold is not looked at."""
+def test_all_wrong_files_are_reported_at_once(truncated: Tampered) -> None:
+    """None hides another, and their contents are not read."""
     t = truncated
     lost, stray, copy = t.folder / "index.arrow", t.folder / "mine.txt", t.folder / "manifest.json"
     flip(t.shard)
@@ -731,10 +729,10 @@ def test_all_files_that_are_not_as_they_should_be_are_told_at_once(truncated: Ta
     copy.write_bytes(copy.read_bytes().replace(b"small", b"large"))
     with pytest.raises(DataError) as caught:
         verify(t.path)
-    head, *told = str(caught.value).splitlines()
+    head, *reported = str(caught.value).splitlines()
     assert head == (f"{t.folder}: 4 files are not as recorded; run: packcorpus repair {t.folder}")
-    assert told[0].startswith(f"  {copy}: ")
-    assert told[1:] == [
+    assert reported[0].startswith(f"  {copy}: ")
+    assert reported[1:] == [
         f"  {t.shard}: does not have the recorded SHA-256",
         f"  {lost}: is missing",
         f"  {stray}: does not belong to this corpus; move it elsewhere",
@@ -742,17 +740,17 @@ def test_all_files_that_are_not_as_they_should_be_are_told_at_once(truncated: Ta
     assert [file["code"] for file in caught.value.facts["files"]] == ["E503", "E510", "E508", "E511"]
 
 
-def test_of_many_strays_twenty_are_named(truncated: Tampered) -> None:
+def test_twenty_of_many_foreign_files_are_named(truncated: Tampered) -> None:
     for number in range(25):
         (truncated.folder / f"x{number:02}").write_text("")
-    head, *told = truncated.refused().splitlines()
+    head, *reported = truncated.refused().splitlines()
     assert head == f"{truncated.folder}: 25 files are not as recorded"
-    assert len(told) == 21
-    assert told[0] == f"  {truncated.folder}/x00: does not belong to this corpus; move it elsewhere"
-    assert told[-1] == "  … and 5 more"
+    assert len(reported) == 21
+    assert reported[0] == f"  {truncated.folder}/x00: does not belong to this corpus; move it elsewhere"
+    assert reported[-1] == "  … and 5 more"
 
 
-def test_a_folder_that_is_a_link_is_said_of_its_files(truncated: Tampered, tmp_path: Path) -> None:
+def test_a_linked_folder_is_reported_for_its_files(truncated: Tampered, tmp_path: Path) -> None:
     inside = truncated.folder / "tokenizer"
     inside.rename(tmp_path / "outside")
     inside.symlink_to(tmp_path / "outside")
@@ -768,7 +766,7 @@ def test_two_manifests_that_differ(truncated: Tampered) -> None:
 @pytest.mark.parametrize(
     "error", [pa.ArrowNotImplementedError, pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError]
 )
-def test_whatever_goes_wrong_while_a_file_is_read_is_said_of_it(error: type[Exception]) -> None:
+def test_any_error_while_reading_names_the_file(error: type[Exception]) -> None:
     with (
         pytest.raises(DataError, match=r"x\.arrow: cannot be read: .*odd"),
         reading(Path("x.arrow")),

@@ -307,7 +307,7 @@ def free_memory() -> int:
 
 
 def free_disk(path: Path) -> int:
-    """Return the bytes that can be written at `path`, which need not exist."""
+    """Return the bytes that can be written at `path`, which may not exist yet."""
     path = path.absolute()
     while not path.exists():
         path = path.parent
