@@ -504,7 +504,7 @@ BAD: list[tuple[str, object, str, str]] = [
         "found a value of type datetime",
     ),
     ("oasst", {"prompt": "a"}, "bad_type", "prompt: expected an object, found a string"),
-    ("oasst", {"prompt": {"role": "prompter", "text": "a"}}, "empty", "prompt: no reply"),
+    ("oasst", {"prompt": {"role": "prompter", "text": "a"}}, "empty", "prompt: the tree has no reply"),
     ("oasst", _tree("b"), "bad_type", "prompt.replies[0]: expected an object, found a string"),
     (
         "oasst",
