@@ -46,9 +46,16 @@ class PlainAlpaca(PlainRecord, gc=False):
     system: Nothing = None
     history: Nothing = None
 
+    @property
+    def answer(self) -> str | None:
+        return self.response if self.output is None else self.output
+
+    def __post_init__(self) -> None:
+        if self.answer is None:
+            raise ValueError("there is no answer")
+
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
-        answer = self.response if self.output is None else self.output
-        return USER_ASSISTANT, [self.instruction, answer or ""]
+        return USER_ASSISTANT, [self.instruction, self.answer or ""]
 
 
 class PlainDolly(PlainRecord, gc=False):

@@ -119,7 +119,7 @@ class PlainRecord(Struct, gc=False, omit_defaults=True):
     """A record that holds turns and nothing else; subclasses declare its keys and their types (see `Format.plain`)."""
 
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
-        """Return the roles, as the record names them, and the contents; "" for one that is missing."""
+        """Return the roles, as the record names them, and the contents."""
         raise NotImplementedError
 
 
@@ -133,7 +133,8 @@ class Format:
 
     Most records are turns and nothing else, and those are read ten times as fast if `plain` declares them: a record
     that fits this type must mean exactly its `turns()`, whatever other keys it has. So every key that means something
-    is declared, as `Nothing` if it is not a turn. `roles` are our names of the roles in `turns()`.
+    is declared, as `Nothing` if it is not a turn, and a record that lacks a turn does not fit. `roles` are our names of
+    the roles in `turns()`.
     """
 
     name: str

@@ -37,10 +37,16 @@ class Plain(PlainRecord, gc=False):
     system: Nothing = None
     tools: Nothing = None
 
-    def turns(self) -> tuple[tuple[str, ...], list[str]]:
+    def __post_init__(self) -> None:
+        if None in self.pair():
+            raise ValueError("a side is missing")
+
+    def pair(self) -> tuple[str | None, str | None]:
         ask, answer = (self.question, self.answer) if self.prompt is None else (self.prompt, self.completion)
-        answer = self.response if answer is None else answer
-        return ("user", "assistant"), [ask or "", answer or ""]
+        return ask, self.response if answer is None else answer
+
+    def turns(self) -> tuple[tuple[str, ...], list[str]]:
+        return ("user", "assistant"), [text or "" for text in self.pair()]
 
 
 def matches(record: Mapping[str, object]) -> bool:

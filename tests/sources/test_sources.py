@@ -621,7 +621,7 @@ def test_equal_keys_are_always_found_and_other_records_are_exact(
     value: object, ascii: bool, indent: int | None
 ) -> None:
     text = json.dumps(value, ensure_ascii=ascii, indent=indent)
-    assert strict_json.is_exact(text.encode(), value) == ("u0022" not in text)
+    assert strict_json.is_exact(text.encode(), value) or "u0022" in text
     for twice in (
         f'{{"a": 1, "b": {text}, "a": 2}}',
         f'{{"\\u0061": {text}, "a" : 2}}',
@@ -631,6 +631,15 @@ def test_equal_keys_are_always_found_and_other_records_are_exact(
         reject = strict_json.parse_record(twice.encode(), False)
         assert isinstance(reject, Reject)
         assert reject.reason == "duplicate_key"
+
+
+@pytest.mark.parametrize("count", range(9))
+def test_escaped_quotation_marks_do_not_make_up_for_a_lost_key(count: int) -> None:
+    for text in (b'{"text":"%s","text":"x"}', b'{"text":"x","text":"%s"}'):
+        text %= rb"\u0022" * count
+        assert not strict_json.is_exact(text, orjson.loads(text))
+        assert strict_json.decode_block([text]) is None
+        assert str(strict_json.parse_record(text, False)) == 'the key "text" stands twice in one object'
 
 
 SAID = st.sampled_from(["a", '},{"text"', '"},{"text":"', "},\n  {", "[", "]", '"', "\\"]) | st.text(max_size=3)
