@@ -209,7 +209,7 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
     _print_mixture(manifest, Path(path).parent.parent / manifest.corpus)
     lost = {
         "dropped with conversations longer than a row": tokens.dropped * (not further),
-        "cut off conversations longer than a row": tokens.truncated,
+        "cut from conversations longer than a row": tokens.truncated,
         "in conversations that were rejected": tokens.rejected,
     }
     for how, count in lost.items():

@@ -407,7 +407,9 @@ def test_golden_spans(template: str) -> None:
         for conversation in GOLDEN_CONVERSATIONS:
             spans = bound.spans(conversation, trained_turns(conversation, train_on))  # type: ignore[arg-type]
             digest.update(orjson.dumps([list(span) for span in spans]))
-    assert (built_in.VERSION, digest.hexdigest()[:16]) == (1, SPANS[template]), (
+    found = digest.hexdigest()[:16]
+    assert template in SPANS, f'a new template: add "{template}": "{found}" to SPANS'
+    assert (built_in.VERSION, found) == (1, SPANS[template]), (
         f"the spans of {template} changed: raise VERSION in tasks/templates/built_in.py, then this digest"
     )
 

@@ -133,15 +133,20 @@ def check(
     batch_size: Annotated[
         list[int] | None,
         typer.Option(
-            metavar="ROWS", min=1, show_default=False, help="Rows per step, to count steps for; may be repeated."
+            metavar="ROWS",
+            min=1,
+            show_default=False,
+            help="Rows per step; steps are counted for each. May be repeated.",
         ),
     ] = None,
     tokens_per_step: Annotated[
         int | None,
-        typer.Option(metavar="TOKENS", min=1, show_default=False, help="The same in tokens, as in training."),
+        typer.Option(
+            metavar="TOKENS", min=1, show_default=False, help="Tokens per step, as in training. May be repeated."
+        ),
     ] = None,
     workers: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Worker processes of the run, to estimate its time for.")
+        int, typer.Option(metavar="N", min=1, help="Number of worker processes for the time estimate.")
     ] = 2,
     root: RootOption = Path(),
     json_output: JsonOption = False,
@@ -182,7 +187,7 @@ def pack(
         int | None, typer.Option(metavar="N", show_default=False, help="Worker processes. Default: 2.")
     ] = None,
     root: RootOption = Path(),
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print errors only.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors and the manifest path.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print progress and errors as lines of JSON.")] = False,
 ) -> None:
     """Pack the corpus of a config.
@@ -313,7 +318,7 @@ def report(
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
-    """Write a self-contained HTML page on a corpus, to share."""
+    """Write a shareable, self-contained HTML page about a corpus."""
     path = find_manifest(manifest, root)
     from tasks.report.report import write_report
 

@@ -65,7 +65,7 @@ _ALL = [
     Code("E107", "config_exists", USAGE, "A config would overwrite an existing file.",
          "a file with that name exists", "choose another name with --output, or add --force"),
     Code("E108", "not_in_it", USAGE, "The requested item is not in the corpus or the source.",
-         "its number is too large, its name is wrong, or the conversation was rejected",
+         "the number is out of range, the name is unknown, or the conversation was rejected",
          "use a value that the message suggests"),
 
     Code("E201", "not_an_object", DATA, "A record is not a JSON object.",

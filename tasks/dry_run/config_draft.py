@@ -311,8 +311,8 @@ def _lines(draft: Draft, output: Path) -> Iterator[str]:
         folder = output.resolve().parent
         schema = os.path.relpath(SCHEMA, folder) if folder.is_relative_to(root) else SCHEMA
         yield f"# yaml-language-server: $schema={schema}"
-    yield f"# Dry run: packcorpus check --config {_one_line(str(output))}"
-    yield f"# Run:     luigi --module pipeline PackCorpus --config {_one_line(str(output))}"
+    yield f"# Dry run: packcorpus check {_one_line(str(output))}"
+    yield f"# Run:     packcorpus pack {_one_line(str(output))}"
     for name, setting in Config.model_fields.items():
         yield ""
         yield from _comment(setting.description or "")

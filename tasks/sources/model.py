@@ -32,15 +32,15 @@ class Source(BaseModel):
         default="auto", description="Record format; auto finds it from the keys of the first records."
     )
     columns: dict[str, str] = Field(
-        default_factory=dict, description="Our column names → the file's, such as {instruction: frage}."
+        default_factory=dict, description="packcorpus key → key of the file, such as {instruction: frage}."
     )
     weight: float = Field(
-        default=1.0, gt=0, le=1000, allow_inf_nan=False, description="How much of it is trained on; see `weighting`."
+        default=1.0, gt=0, le=1000, allow_inf_nan=False, description="Weight of this source; see `weighting`."
     )
     limit: int | None = Field(
         default=None,
         ge=1,
-        description="At most so many conversations of it are packed: a seeded choice among those left.",
+        description="Maximum number of conversations to pack from this source, selected by the seed.",
     )
 
 

@@ -149,7 +149,7 @@ def test_each_template_writes_and_trains_this(template: str) -> None:
 
 
 def test_the_templates_are_all_here() -> None:
-    assert set(GOLDEN) == set(BUILT_IN) == {"chatml", "llama2", "llama3", "mistral", "zephyr", "alpaca", "plain"}
+    assert set(GOLDEN) == set(BUILT_IN), "add the new template to GOLDEN"
 
 
 def test_alpaca_without_a_system_message_says_what_to_do() -> None:
