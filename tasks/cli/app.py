@@ -136,13 +136,13 @@ def check(
             metavar="ROWS",
             min=1,
             show_default=False,
-            help="Rows per step; steps are counted for each. May be repeated.",
+            help="Rows per step, for the step count; repeatable.",
         ),
     ] = None,
     tokens_per_step: Annotated[
         int | None,
         typer.Option(
-            metavar="TOKENS", min=1, show_default=False, help="Tokens per step, as in training. May be repeated."
+            metavar="TOKENS", min=1, show_default=False, help="Tokens per step, instead of --batch-size."
         ),
     ] = None,
     workers: Annotated[

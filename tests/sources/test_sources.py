@@ -639,7 +639,7 @@ def test_escaped_quotation_marks_do_not_make_up_for_a_lost_key(count: int) -> No
         text %= rb"\u0022" * count
         assert not strict_json.is_exact(text, orjson.loads(text))
         assert strict_json.decode_block([text]) is None
-        assert str(strict_json.parse_record(text, False)) == 'the key "text" stands twice in one object'
+        assert str(strict_json.parse_record(text, False)) == 'duplicate key "text" in an object'
 
 
 SAID = st.sampled_from(["a", '},{"text"', '"},{"text":"', "},\n  {", "[", "]", '"', "\\"]) | st.text(max_size=3)
