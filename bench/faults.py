@@ -98,12 +98,12 @@ def finish(process: subprocess.Popen[str]) -> Done:
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    """All that a run wrote, by path; run.json holds the time, and no two are the same."""
+    """Return all that a run wrote, by path, without the time (run.json) and the name of the latest run."""
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for folder in ("data", "manifests")
         for path in sorted((root / folder).rglob("*"))
-        if path.is_file() and path.name != "run.json"
+        if path.is_file() and path.name not in ("run.json", ".last")
     }
 
 

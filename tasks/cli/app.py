@@ -141,9 +141,7 @@ def check(
     ] = None,
     tokens_per_step: Annotated[
         int | None,
-        typer.Option(
-            metavar="TOKENS", min=1, show_default=False, help="Tokens per step, instead of --batch-size."
-        ),
+        typer.Option(metavar="TOKENS", min=1, show_default=False, help="Tokens per step, instead of --batch-size."),
     ] = None,
     workers: Annotated[
         int, typer.Option(metavar="N", min=1, help="Number of worker processes for the time estimate.")

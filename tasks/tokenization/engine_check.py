@@ -162,7 +162,9 @@ def sample(recipe: Recipe, at_least: int = TEXTS, budget: int = BUDGET) -> list[
     """
     limit = recipe.config.max_record_bytes
     while True:
-        samples = sample_files(recipe.files, budget, limit, most_files=MOST_FILES, skip_unreadable=True)
+        samples = sample_files(
+            recipe.files, budget, limit, most_files=MOST_FILES, stream=4 * BUDGET, skip_unreadable=True
+        )
         draw = random.Random("".join(file.sha256 for file in recipe.files))  # only .random() never changes
         texts: dict[str, None] = {}
         for drawn in samples:

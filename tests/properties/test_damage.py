@@ -21,7 +21,7 @@ import damage
 from damage import Corpus, Tally
 
 from tasks.core.errors import PackError
-from tasks.inspection.rows import as_object
+from tasks.inspection.rows import row_of_split
 from tasks.report.report import write_report
 from tasks.storage.manifest import load_manifest
 from tasks.verification.repair import repair
@@ -41,8 +41,8 @@ SAID_ONCE = {
 
 # What the loader does not look at: no row that it gives depends on it. verify counts it again.
 INFORMATION = (
-    "sources.", "mixture.", "ledger.", "noticed.", "packing_metadata.", "splits.", "tokenizer.", "config.",
-    "template.leading_space",
+    "sources.", "mixture.", "ledger.", "noticed.", "packing_metadata.", "splits.", "texts_version",
+    "tokenizer.", "config.", "template.leading_space",
 )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "verify": (verify, ("*",)),
     "loader": (damage.load, ("*",)),
     "report": (lambda path: write_report(path, path.with_suffix(".html")), ("*.arrow", "rejects.jsonl", "manifest")),
-    "inspect": (lambda path: as_object(path, 0, "train"), ("train-00000-*", "manifest")),
+    "inspect": (lambda path: row_of_split(path, 0, "train"), ("train-00000-*", "manifest")),
 }
 
 

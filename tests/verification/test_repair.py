@@ -393,7 +393,8 @@ def test_a_full_disk_leaves_everything_unchanged(copy: Copy, monkeypatch: pytest
 def test_repair_is_refused_during_a_run_of_the_same_corpus(copy: Copy) -> None:
     flip(copy.listed[0])
     lock = copy.root / "data" / "plans" / f"{copy.path.stem}.lock"
-    code = "import sys, pathlib; from tasks.storage.files import lock; print(lock(pathlib.Path(sys.argv[1]))); input()"
+    code = "import sys; from pathlib import Path; from tasks.storage.files import acquire_lock\n"
+    code += "print(acquire_lock(Path(sys.argv[1]))); input()"
     words = (sys.executable, "-u", "-c", code, str(lock))
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as other:
         assert other.stdout
