@@ -101,7 +101,8 @@ def test_a_hostile_template_ends_with_one_message(
         if isinstance(raised, PackError):
             assert str(raised).startswith("template odd.jinja: ")
     assert sum(os.times()[:4]) - sum(start[:4]) < 3
-    assert children() == before, "the process that rendered is still there"
+    # An earlier test's child may end meanwhile; none may be new.
+    assert children() <= before, "the process that rendered is still there"
 
 
 def test_a_renderer_goes_on_after_what_it_could_not_do() -> None:
