@@ -21,6 +21,9 @@ TESTS = Path(__file__).parent
 QUICK = "not slow and not training"
 # By folder or file: whoever adds a test there marks nothing. Single tests elsewhere are marked where they are.
 SLOW = (
+    "cli/test_inspect.py",
+    "cli/test_rows.py",
+    "dry_run/test_dry_run.py",
     "pipeline",
     "properties",
     "readers/test_bounded.py",

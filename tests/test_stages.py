@@ -162,6 +162,7 @@ def test_a_lost_tokenizer_is_trained_again_though_its_tokens_are_kept(trained: R
     assert corpus_bytes(trained.published) == before
 
 
+@pytest.mark.slow
 def test_stages_run_in_other_processes_and_write_the_same_bytes(trained: Recipe, tmp_path: Path) -> None:
     """They are small values: an open tokenizer stays where it is."""
     before = corpus_bytes(pack_corpus(trained))

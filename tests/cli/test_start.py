@@ -86,6 +86,7 @@ def test_training_needs_a_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert error.reason == "manifest_missing"
 
 
+@pytest.mark.slow
 def test_modules_of_the_user_do_not_replace_ours(tmp_path: Path) -> None:
     """In a folder with a train.py, a tasks.py, a pipeline.py, and a luigi.py that must not be run."""
     write_project(tmp_path, conversations(20))

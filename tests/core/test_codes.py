@@ -127,6 +127,7 @@ def project(folder: Path, good: int, bad: int, max_rejects: float) -> None:
     )
 
 
+@pytest.mark.slow
 def test_rejects_that_stop_a_run_are_a_line_for_each_code(tmp_path: Path) -> None:
     project(tmp_path, good=40, bad=25, max_rejects=0.1)
     done = luigi(tmp_path, "--config", "corpus.yaml")
@@ -146,6 +147,7 @@ def test_rejects_that_stop_a_run_are_a_line_for_each_code(tmp_path: Path) -> Non
     assert error["rejects"][0]["place"] == "chats.jsonl:41"
 
 
+@pytest.mark.slow
 def test_a_successful_run_shows_the_first_reject_of_each_reason(tmp_path: Path) -> None:
     project(tmp_path, good=40, bad=3, max_rejects=0.5)
     done = luigi(tmp_path, "--config", "corpus.yaml")
@@ -192,6 +194,7 @@ def test_packcorpus_reports_a_mistake_in_one_form(tmp_path: Path) -> None:
     assert by_environment.stdout == missing.stdout
 
 
+@pytest.mark.slow
 def test_a_fault_of_the_program_shows_where_only_with_debug(tmp_path: Path) -> None:
     """Stands in for a bug: a module that is imported by the command alone fails."""
     (tmp_path / "sitecustomize.py").write_text("import tasks.verification.verify as module\nmodule.verify = None\n")

@@ -23,6 +23,7 @@ def check_same(model: bytes) -> None:
     assert orjson.loads(ours) == orjson.loads(theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sp_bpe_chatml", "sp_bpe_user_defined", "mistral_v3"])
 def test_real_models(kind: str) -> None:
     check_same(open_kind(kind).model())

@@ -51,6 +51,7 @@ MIXED = [
 ]
 
 
+@pytest.mark.slow
 def test_the_same_bytes_for_every_part_size_and_made_again(tmp_path: Path) -> None:
     found = []
     for part_size in (1 << 10, 5000, 1 << 26):
@@ -282,6 +283,7 @@ def test_the_source_that_limits_the_others_is_named(tmp_path: Path) -> None:
     assert "a and b are used in full and limit the others" in explain_limits(["a", "b"], 1, 1)
 
 
+@pytest.mark.slow
 def test_a_share_of_the_sample_differs_from_a_share_of_a_pass(tmp_path: Path) -> None:
     remark = SHARE_NOTE
     for number, sources in enumerate(([{"path": "few.jsonl", "weight": 2}], [{"path": "few.jsonl"}])):

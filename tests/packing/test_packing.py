@@ -291,6 +291,7 @@ def _digest() -> str:
     return digest.hexdigest()
 
 
+@pytest.mark.slow
 def test_same_plan_in_every_process() -> None:
     """The digest is the plan's: whoever changes it changes every corpus and raises the stage's version."""
     folders = [".", "tests", "tests/packing"]

@@ -171,6 +171,7 @@ def bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="nothing counts the bytes that are read here")
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
 def test_little_of_a_large_file_is_read(tmp_path: Path, name: str) -> None:
@@ -183,6 +184,7 @@ def test_little_of_a_large_file_is_read(tmp_path: Path, name: str) -> None:
     assert sample.total == pytest.approx(20_000, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_long_stream_is_read_in_part_and_its_reach_reported(tmp_path: Path) -> None:
     source = random.Random(1)
     written = [{"instruction": source.randbytes(250).hex(), "output": "b"} for _ in range(20_000)]

@@ -448,6 +448,7 @@ def test_a_line_that_is_too_long(tmp_path: Path, place: int, length: int, end: b
     assert reader.records == 3
 
 
+@pytest.mark.slow
 def test_a_long_line_is_unpacked_in_bounded_memory(tmp_path: Path) -> None:
     size = BOMB_BYTES - 1000
     for name, data in (
@@ -494,6 +495,7 @@ def bombs(folder: Path) -> dict[str, Path]:
     return found
 
 
+@pytest.mark.slow
 def test_a_table_that_is_a_bomb_is_refused_before_it_is_in_memory(tmp_path: Path) -> None:
     for name, path in bombs(tmp_path).items():
         assert path.stat().st_size < 100_000, name

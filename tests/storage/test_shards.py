@@ -170,6 +170,7 @@ def test_an_index_of_other_columns_and_one_that_is_not_listed_are_refused(copy: 
         open_index(bare, folder).__enter__()
 
 
+@pytest.mark.slow
 def test_a_flipped_bit_is_an_error_or_a_row_of_full_length(copy: Path) -> None:
     """No bit that a map without a checksum shows ends in anything but a PackError or rows of the right size."""
     manifest, folder, shard = first_shard(copy)

@@ -61,6 +61,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "tokenizer.model"
 
 
+@pytest.mark.slow
 def test_the_same_bytes_in_any_part_folder_and_process(model: Path, tmp_path: Path) -> None:
     parts = parts_of(tmp_path / "other", RECORDS, part_size=1 << 10)
     assert len(parts) > 5
