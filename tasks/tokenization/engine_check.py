@@ -32,7 +32,7 @@ from tasks.storage.keys import key_of
 from tasks.tokenization.prepare import texts_of
 
 TEXTS = 2000  # compared at least, if the corpus has as many
-BUDGET = 1 << 20  # bytes of sources that are read for them; of smaller sources every text is compared
+BUDGET = 1 << 19  # bytes of sources that are read for them; of smaller sources every text is compared
 MOST_BYTES = 1 << 24  # the budget for sources with few, long texts
 MOST_FILES = 16  # files that are read
 LONGEST = 2048  # characters; of a longer text, as many from a random place
