@@ -31,8 +31,8 @@ from tasks.storage.files import read_json, to_json, write_bytes
 from tasks.storage.keys import key_of
 from tasks.tokenization.prepare import texts_of
 
-TEXTS = 2000  # compared at least, if the corpus has as many
-BUDGET = 1 << 19  # bytes of sources that are read for them; of smaller sources every text is compared
+TEXTS = 1500  # compared at least, if the corpus has as many
+BUDGET = 1 << 20  # bytes of sources that are read for them; of smaller sources every text is compared
 MOST_BYTES = 1 << 24  # the budget for sources with few, long texts
 MOST_FILES = 16  # files that are read
 LONGEST = 2048  # characters; of a longer text, as many from a random place
@@ -173,7 +173,7 @@ def sample(recipe: Recipe, at_least: int = TEXTS, budget: int = BUDGET) -> list[
                 texts[text[start : start + LONGEST]] = None
         if len(texts) >= at_least or budget >= MOST_BYTES or all(drawn.whole for drawn in samples):
             return list(texts)
-        budget *= 4
+        budget = min(MOST_BYTES, budget * max(2, 2 * at_least // max(len(texts), 1)))
 
 
 def _texts(recipe: Recipe, file: SourceFile, records: list[object]) -> list[str]:
