@@ -2,13 +2,12 @@
 
 Its time and memory are limited, its date is fixed, and it has no randomness.
 
-    Renderer.render(messages, tools, turns) ──JSON──▶ forked child: compile once, render, locate turns
-                       Rendering or PackError ◀──JSON── text, marks, turns │ the problem
+    Renderer.render(job) ──JSON──▶ forked child: compile once, render, locate turns
+      Rendering or PackError ◀──JSON── text, marks, samples │ the problem
 
 A template is distributed with a tokenizer, by somebody else, and treated as untrusted data: the operating system limits
-the memory and CPU time of the child that renders it, and the child writes no file and replies in JSON. It is forked
-because importing transformers into a new interpreter takes 0.6 s and a fork 10 ms. The pipe costs 0.05 ms of CPU per
-conversation.
+the memory and CPU time of the child that renders it, and the child writes no file and replies in JSON. A fork takes
+10 ms. The pipe costs 0.05 ms of CPU per conversation.
 
 The child exits with its parent: it reads the end of its pipe or reaches its CPU time limit.
 """
@@ -20,20 +19,23 @@ import gc
 import math
 import multiprocessing
 import os
-import random
+import re
 import resource
 import select
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 
 import orjson
+from jinja2.exceptions import SecurityError, TemplateError
 
-from tasks.core.errors import DataError, PartMissing, Reject
+from tasks.core.errors import DataError, Reject
+from tasks.templates.jinja_environment import ChatTemplate, chat_environment, other_file
+from tasks.templates.locate import Located, NotLocated, Range, locate, prefix_ranges
 
 # Limit of CPU time, which does not depend on the load of the machine. All renderings of one conversation take a
 # millisecond; a template that takes this long loops.
@@ -51,42 +53,38 @@ MOST_WORK = 2_000_000
 
 _TRIAL = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
-Range = tuple[int, int]
+# How turns are located: see `locate`. "others" are the ranges of turns that are not trained on, for train_on: all.
+Method = Literal["auto", "together", "apart", "others"]
 
 
 class Rendering(NamedTuple):
     """A rendered conversation.
 
-    `marks` are the ranges of its {% generation %} blocks, `turns` those of the requested turns. `lost` is the first
-    requested turn that could not be located; the search stops there.
+    `marks` are the ranges of its {% generation %} blocks. `lost` is a turn that could not be located, and why; then
+    there are no samples.
     """
 
     text: str
     marks: list[Range]
-    turns: list[Range]
-    lost: int | None
+    samples: list[Located]
+    lost: tuple[int, str] | None
 
 
 class Renderer:
     """A template compiled in a child process.
 
-    Raises PartMissing or DataError if it cannot be used. The template sees the special tokens `special`, by name, and
-    the date `today`.
+    Raises DataError if it cannot be used. The template sees `constants` (special tokens and options) by name, and the
+    date `today`. `ends` matches a control token.
     """
 
-    def __init__(self, name: str, source: str, special: dict[str, str], today: datetime):
+    def __init__(self, name: str, source: str, constants: Mapping[str, Any], today: datetime, ends: str = r"(?!)"):
         self.name = name
-        self._serve: Callable[[Connection], None] = lambda pipe: _serve(pipe, source, special, today)
+        self._serve: Callable[[Connection], None] = lambda pipe: _serve(pipe, source, constants, today, ends)
         self._owner = 0
         self._end: Any = None
-        try:  # imported before forking, so that every child has it
-            import jinja2.exceptions  # noqa: F401
-            import transformers.utils.chat_template_utils  # noqa: F401
-        except ImportError as error:
-            self._missing(error)
         try:
             self._start()
-            self.render(_TRIAL, None, False, [], False)  # reports an unusable template before any work is done
+            self.render(_TRIAL, None, False, [], "others")  # reports an unusable template before any work is done
         except Reject as reject:  # the template may refuse the trial conversation and still accept others
             if reject.reason == "too_long_text":
                 self.close()
@@ -95,22 +93,22 @@ class Renderer:
             self.close()
             raise
 
-    def render(self, messages: list[Any], tools: Any, marks: bool, turns: list[int], prompt: bool) -> Rendering:
-        """Render one conversation.
+    def render(self, messages: list[Any], tools: Any, marks: bool, turns: list[int], method: Method) -> Rendering:
+        """Render one conversation and locate `turns`, which are numbers of messages.
 
-        `turns` are messages to locate in the text. With `prompt`, a turn starts at the end of the generation prompt.
         Raises Reject if the template refuses this conversation or fails on it, DataError if it must not be used at all.
         """
-        request = orjson.dumps([messages, tools, marks, turns, prompt])
+        request = orjson.dumps([messages, tools, marks, turns, method])
         if len(turns) * (len(messages) + len(request) // 1000) > MOST_WORK:
             raise Reject(
                 "too_many_turns",
                 f"{len(turns):,} turns to locate in {len(messages):,} messages ({len(request):,} bytes) are too many, "
-                "at two renderings per turn; add {% generation %} marks to the template to locate all in one rendering",
+                "at two renderings per turn",
             )
         if self._owner != os.getpid():
             self._start()
-        return Rendering(*self._ask(request))
+        text, found, samples, lost = self._ask(request)
+        return Rendering(text, found, [Located(*sample) for sample in samples], lost)
 
     def close(self) -> None:
         """Kill the child. The next rendering starts another one."""
@@ -183,8 +181,6 @@ class Renderer:
             raise Reject("template_failed", f"the template fails on the conversation: {value}")
         if kind == "long":
             raise Reject("too_long_text", f"the template writes more than {MOST_CHARACTERS:,} characters")
-        if kind == "missing":
-            self._missing(value)
         problem = {
             "invalid": f"not valid Jinja: {value}",
             "includes": f"{value}; a template must be a single file: insert the text of that file",
@@ -192,14 +188,6 @@ class Renderer:
             "memory": f"needs more than {MEMORY >> 20} MiB of memory for one conversation",
         }
         raise DataError("bad_template", f"template {self.name}: {problem[kind]}")
-
-    def _missing(self, error: object) -> NoReturn:
-        raise PartMissing(
-            "library_missing",
-            f"template {self.name}: Jinja templates need transformers ({error}); "
-            "install it with: make extras (or pip install --constraint constraints.txt 'packcorpus[train]'), "
-            "or use a built-in template",
-        ) from None
 
 
 def _end(child: int, pipe: Connection) -> int:
@@ -251,18 +239,19 @@ def _limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _serve(pipe: Connection, source: str, special: dict[str, str], today: datetime) -> None:
+def _serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: datetime, ends: str) -> None:
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    render: Any = None
+    template: ChatTemplate | None = None
+    pattern = re.compile(ends)
     request: Any = None
     while True:
         seconds = math.ceil(time.process_time() + SECONDS)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard < 0 else min(seconds, hard), hard))
         try:
-            if render is None:
-                render, value = _compile(source, special, today), None
+            if template is None:
+                template, value = _compile(source, constants, today), None
             else:
-                value = _rendering(render, *request)
+                value = _rendering(template, pattern, *request)
             reply = orjson.dumps(["done", value])
         except _Problem as problem:
             kind, text = problem.args
@@ -272,7 +261,7 @@ def _serve(pipe: Connection, source: str, special: dict[str, str], today: dateti
         except MemoryError:
             reply = _OUT_OF_MEMORY
         pipe.send_bytes(reply)
-        if render is None:
+        if template is None:
             return
         request = value = reply = None  # type: ignore[assignment]
         try:
@@ -281,43 +270,34 @@ def _serve(pipe: Connection, source: str, special: dict[str, str], today: dateti
             return
 
 
-Render = Callable[[list[Any], Any, bool, bool], tuple[str, list[Range]]]
-
-
-def _compile(source: str, special: dict[str, str], today: datetime) -> Render:
-    """Compile a template with transformers.
-
-    The rendered text therefore equals the one the model sees in use.
-    """
+def _compile(source: str, constants: Mapping[str, Any], today: datetime) -> ChatTemplate:
+    environment = chat_environment(today)
     try:
-        from jinja2 import nodes
-        from jinja2.exceptions import SecurityError, TemplateError
-        from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
-
-        environment = _compile_jinja_template(source).environment
-        other = environment.parse(source).find((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends))
-    except ImportError as error:
-        raise _Problem("missing", str(error)) from None
+        template = ChatTemplate(environment, source, constants)
+        other = other_file(environment, source)
     except MemoryError:
         raise
     except Exception as error:  # from Jinja, or from Python's compiler, which compiles the code that Jinja generates
         raise _Problem("invalid", str(error)) from None
     if other is not None:
-        name = "import" if isinstance(other, nodes.FromImport) else type(other).__name__.lower()
-        raise _Problem("includes", f"line {other.lineno}: {{% {name} %}} reads another file")
-    environment.globals["strftime_now"] = today.strftime
+        raise _Problem("includes", f"line {other[0]}: {{% {other[1]} %}} reads another file")
+    return template
 
-    def render(messages: list[Any], tools: Any, prompt: bool, marks: bool) -> tuple[str, list[Range]]:
-        random.seed(0)  # Jinja has a `random` filter and a `lipsum` function
+
+def _rendering(
+    template: ChatTemplate,
+    ends: re.Pattern[str],
+    messages: list[Any],
+    tools: Any,
+    marked: bool,
+    turns: list[int],
+    method: Method,
+) -> Any:
+    """Render a conversation and locate turns."""
+
+    def render(messages: list[Any], prompt: bool, marked: bool = False) -> tuple[str, list[Range]]:
         try:
-            texts, found = render_jinja_template(
-                [messages],
-                tools=tools,
-                chat_template=source,
-                return_assistant_tokens_mask=marks,
-                add_generation_prompt=prompt,
-                **special,
-            )
+            text, marks = template.render(messages, tools, prompt, marked)
         except SecurityError as error:
             raise _Problem("unsafe", str(error)) from None
         except TemplateError as error:
@@ -326,27 +306,19 @@ def _compile(source: str, special: dict[str, str], today: datetime) -> Render:
             raise
         except Exception as error:  # a template can raise any exception of Python
             raise _Problem("failed", str(error)) from None
-        if len(texts[0]) > MOST_CHARACTERS:
+        if len(text) > MOST_CHARACTERS:
             raise _Problem("long", "")
-        return texts[0], found[0] if found else []
+        return text, marks
 
-    return render
+    def text_of(messages: list[Any], prompt: bool) -> str:
+        return render(messages, prompt)[0]
 
-
-def _rendering(render: Render, messages: list[Any], tools: Any, marks: bool, turns: list[int], prompt: bool) -> Any:
-    """Render a conversation and locate turns.
-
-    A turn is the text between the rendering of the messages before it and the rendering that includes it. Each must
-    be a prefix of the next.
-    """
-    text, found = render(messages, tools, False, marks)
-    located: list[Range] = []
-    lost = None
-    for k in turns:
-        before = render(messages[:k], tools, prompt, False)[0] if k or prompt else ""
-        through = render(messages[: k + 1], tools, False, False)[0] if k + 1 < len(messages) else text
-        if not (through.startswith(before) and text.startswith(through)):
-            lost = k
-            break
-        located.append((len(before), len(through)))
-    return text, found, located, lost
+    whole, marks = render(messages, False, marked)
+    try:
+        if method == "others":
+            samples = [Located(whole, prefix_ranges(text_of, messages, whole, turns), None)]
+        else:
+            samples = locate(text_of, messages, whole, turns, method, ends)
+    except NotLocated as lost:
+        return whole, marks, [], (lost.turn, lost.problem)
+    return whole, marks, samples, None

@@ -1,0 +1,154 @@
+"""Compile a Jinja chat template: the environment that chat templates are written for.
+
+Model cards publish templates for `apply_chat_template` of transformers. This is the same environment, without that
+library: a sandbox that cannot change what it is given, `{% generation %}` blocks, `break` and `continue`, and the same
+filters and functions. A test renders templates with both and compares them. Two functions differ on purpose: the date
+is fixed, and `random` is seeded for every rendering.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import Environment, Template, nodes, pass_eval_context
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+Range = tuple[int, int]
+
+# Names of a message's reasoning. Templates read the first one, gpt-oss the second.
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
+
+
+class Generation(Extension):
+    """The block `{% generation %}`, which marks what the model writes. It records the ranges of a rendering."""
+
+    tags = {"generation"}  # noqa: RUF012 - declared so by Jinja
+
+    def __init__(self, environment: Environment):
+        super().__init__(environment)
+        self._written: list[str] | None = None
+        self._marks: list[Range] = []
+        environment.extend(rendered=self.rendered)
+
+    def parse(self, parser: Parser) -> nodes.CallBlock:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+
+    @pass_eval_context
+    def _mark(self, _: nodes.EvalContext, caller: Callable[[], str]) -> str:
+        text = caller()
+        if self._written is not None:
+            start = sum(map(len, self._written))
+            self._marks.append((start, start + len(text)))
+        return text
+
+    def rendered(self, template: Template, values: Mapping[str, Any], marks: bool) -> tuple[str, list[Range]]:
+        """Return the text of a template and, if asked for, the ranges of its blocks."""
+        with self._recording(marks) as written:
+            for piece in template.generate(**values):
+                written.append(piece)
+            return "".join(written), self._marks
+
+    @contextmanager
+    def _recording(self, marks: bool) -> Iterator[list[str]]:
+        written: list[str] = []
+        self._written, self._marks = (written if marks else None), []
+        try:
+            yield written
+        finally:
+            self._written = None
+
+
+class _SafeNamespace(Namespace):
+    """Jinja's namespace without names that start with an underscore, which lead to Python's internals."""
+
+    def __init__(*args: Any, **values: Any) -> None:  # so that namespace(self=…) works
+        self, *given = args
+        values = dict(*given, **values)
+        for name in values:
+            _refuse_private(name)
+        Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _refuse_private(name)
+        Namespace.__setitem__(self, name, value)
+
+
+class _SafeDict:
+    """The function `dict` without the attributes of Python's type."""
+
+    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
+        return dict(*args, **values)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _refuse_private(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace must not have the attribute {name!r}")
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """Write JSON as transformers does: Jinja's own filter escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def chat_environment(today: datetime) -> Environment:
+    """Return the environment of chat templates, whose date is `today`."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, LoopControlExtension]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals |= {
+        "raise_exception": _raise_exception,
+        "strftime_now": today.strftime,
+        "dict": _SafeDict(),
+        "namespace": _SafeNamespace,
+    }
+    return environment
+
+
+def other_file(environment: Environment, source: str) -> tuple[int, str] | None:
+    """Return the line and name of a statement that reads another file, if there is one."""
+    found = environment.parse(source).find((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends))
+    if found is None:
+        return None
+    return found.lineno, "import" if isinstance(found, nodes.FromImport) else type(found).__name__.lower()
+
+
+class ChatTemplate:
+    """A compiled template. `constants` are the special tokens and options that it sees, by name."""
+
+    def __init__(self, environment: Environment, source: str, constants: Mapping[str, Any]):
+        self._template = environment.from_string(source)
+        self._render = environment.rendered  # type: ignore[attr-defined]
+        self._constants = dict(constants)
+
+    def render(self, messages: list[Any], tools: Any, prompt: bool, marks: bool = False) -> tuple[str, list[Range]]:
+        """Return the rendered text and its `{% generation %}` ranges. `prompt` adds the generation prompt."""
+        random.seed(0)  # Jinja has a `random` filter and a `lipsum` function
+        values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
+        return self._render(self._template, self._constants | values, marks)
+
+
+def with_reasoning_names(message: dict[str, Any]) -> dict[str, Any]:
+    """Give the reasoning of a message every name that templates know it by."""
+    reasoning = next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}

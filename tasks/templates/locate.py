@@ -1,0 +1,179 @@
+"""Locate the trained turns of a conversation in what its model reads and writes at inference.
+
+    prompt of turn k  = the rendering of messages[:k] with the generation prompt    what the model reads
+    answer of turn k  = what the rendering of messages[:k+1] adds to that prompt    what the model writes
+
+    together  [prompt 1 ▓answer 1▓ … prompt 2 ▓answer 2▓]       one sample, if the whole rendering contains them all
+    apart     [prompt 1 ▓answer 1▓] [prompt 2 … ▓answer 2▓]     one sample per turn, each after exactly its prompt
+
+Many templates render a turn differently once another one follows: they leave reasoning out of the history, or write an
+end token only at the very end. Then together would train on a text that the model never sees.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+Range = tuple[int, int]
+Turns = Literal["auto", "together", "apart"]
+Render = Callable[[list[Any], bool], str]  # messages, generation prompt
+
+# The markers around reasoning: <think>, <seed:think>, <mm:think>, [THINK], <|START_THINKING|>, and the like.
+_OPENS = r"<(?P<tag>[\w:]*think(?:ing)?)>|(?P<mistral>\[THINK\])|(?P<cohere><\|START_THINKING\|>)"
+_CLOSES = r"</[\w:]*think(?:ing)?>|\[/THINK\]|<\|END_THINKING\|>"
+_OPEN = re.compile(rf"\s*(?:{_OPENS})\s*")
+_CLOSE = re.compile(rf"\s*(?:{_CLOSES})")
+_EMPTY_BLOCK = re.compile(rf"\s*(?:(?:{_OPENS})?\s*(?:{_CLOSES})|<\|channel>thought\s*<channel\|>)\s*")
+# The start of a marker, in which the renderings of two turns may part.
+_MARKUP = re.compile(r"<[^<>\n]{0,60}\Z|\[[A-Z_/]{0,40}\Z")
+
+
+class Located(NamedTuple):
+    """A sample: a text, the ranges of it that are trained on, and the turn, or None for the whole conversation."""
+
+    text: str
+    ranges: list[Range]
+    turn: int | None
+
+
+class NotLocated(Exception):
+    """Turn `turn` cannot be located: `problem` says how its two renderings differ."""
+
+    def __init__(self, turn: int, problem: str):
+        super().__init__(turn, problem)
+        self.turn, self.problem = turn, problem
+
+
+def locate(
+    render: Render, messages: Sequence[Any], whole: str, trained: Sequence[int], turns: Turns, ends: re.Pattern[str]
+) -> list[Located]:
+    """Return the samples of a conversation.
+
+    `whole` is its rendering, `trained` are the numbers of the trained turns, and `ends` matches a control token. Raises
+    NotLocated.
+    """
+    pairs = []
+    for k in trained:
+        prompt = render(list(messages[:k]), True)
+        alone = whole if k + 1 == len(messages) else render(list(messages[: k + 1]), False)
+        base = "" if alone.startswith(prompt) else render(list(messages[:k]), False)
+        pairs.append((k, prompt, answer_of(k, messages[k], prompt, base, alone, ends)))
+    if turns != "apart":
+        found = [_range_in(whole, prompt, answer, ends) for _, prompt, answer in pairs]
+        different = next((n for n, place in enumerate(found) if place is None), None)
+        if different is None:
+            return [Located(whole, [place for place in found if place], None)]
+        if turns == "together":
+            k, prompt, answer = pairs[different]
+            raise NotLocated(k, _difference(whole, prompt + answer))
+    return [Located(prompt + answer, [(len(prompt), len(prompt) + len(answer))], k) for k, prompt, answer in pairs]
+
+
+def prefix_ranges(render: Render, messages: Sequence[Any], whole: str, turns: Sequence[int]) -> list[Range]:
+    """Return the ranges of turns with everything that the template writes for them. Raises NotLocated.
+
+    The rendering of the messages before a turn must be a prefix of the one through it, and this one of the whole.
+    """
+    ranges = []
+    for k in turns:
+        before = render(list(messages[:k]), False) if k else ""
+        through = render(list(messages[: k + 1]), False) if k + 1 < len(messages) else whole
+        if not through.startswith(before):
+            raise NotLocated(k, _difference(through, before))
+        if not whole.startswith(through):
+            raise NotLocated(k, _difference(whole, through))
+        ranges.append((len(before), len(through)))
+    return ranges
+
+
+def answer_of(turn: int, message: Any, prompt: str, base: str, alone: str, ends: re.Pattern[str]) -> str:
+    """Return what the model writes after `prompt`, from the rendering `alone` that ends with this turn.
+
+    `base` is the prompt without the generation prompt. White space after the last control token is not part of the
+    answer. Raises NotLocated.
+    """
+    if alone.startswith(prompt):
+        answer = alone[len(prompt) :]
+    else:
+        answer = _after_other_text(message, prompt, base, alone, ends)
+        if answer is None:
+            raise NotLocated(turn, _difference(alone, prompt))
+    last = max((match.end() for match in ends.finditer(answer)), default=0)
+    return answer[:last] if last and not answer[last:].strip() else answer
+
+
+def _after_other_text(message: Any, prompt: str, base: str, alone: str, ends: re.Pattern[str]) -> str | None:
+    """Return the answer of a turn whose rendering does not start with its prompt; None if it cannot be told."""
+    same = _common(prompt, alone)
+    rest, written = prompt[same:], alone[same:]
+    reasoning = _reasoning(message)
+    if not rest.strip():
+        return written
+    if reasoning:
+        if written.lstrip().startswith(reasoning):  # the prompt introduces the reasoning
+            return written
+    elif _EMPTY_BLOCK.fullmatch(rest):
+        return written
+    if opened := _OPEN.fullmatch(rest):
+        if _CLOSE.match(written):
+            return None if reasoning else written
+        # The prompt opens the reasoning, and the template leaves it out of the turn. The model writes it all the same.
+        close = "[/THINK]" if opened["mistral"] else "<|END_THINKING|>" if opened["cohere"] else f"</{opened['tag']}>"
+        return f"{reasoning}\n{close}\n\n{written.lstrip()}"
+    header = prompt.removeprefix(base) if base and prompt.startswith(base) else ""
+    if header == rest and not ends.sub("", rest).strip() and _starts_with_content(message, written):
+        return written  # the turn continues the one before it, without the header that the prompt has
+    # An earlier message is written differently if it is the last one: then the answer follows the generation prompt,
+    # or the last control token if there is none.
+    if not header and (last := [match for match in ends.finditer(prompt)]) and last[-1].end() == len(prompt):
+        header = last[-1].group()
+    if ends.search(header) and alone.count(header) == prompt.count(header):
+        return alone[alone.rindex(header) + len(header) :]
+    return None
+
+
+def _starts_with_content(message: Any, written: str) -> bool:
+    content = message.get("content")
+    return bool(isinstance(content, str) and content.strip() and written.lstrip().startswith(content.strip()))
+
+
+def _range_in(whole: str, prompt: str, answer: str, ends: re.Pattern[str]) -> Range | None:
+    """Return the range of an answer in the rendering of the whole conversation; None if it is not the same there."""
+    if not whole.startswith(prompt):
+        return None
+    start = len(prompt)
+    stops = [match.end() for match in ends.finditer(answer)]
+    if whole.startswith(answer, start):
+        stop = start + len(answer)
+        # A turn without an end token of its own ends, for the model, with the token that begins the next turn.
+        following = None if answer and stops and stops[-1] == len(answer) else ends.match(whole, stop)
+        return start, following.end() if following else stop
+    # Tokens that are written at the very end of a conversation only, after the turn's own end token.
+    for before, stop in zip([0, *stops], stops, strict=False):
+        if whole.startswith(answer[:stop], start) and not ends.sub("", answer[stop:]).strip():
+            if answer[before:stop].strip() or before:
+                return start, start + stop
+    return None
+
+
+def _reasoning(message: Any) -> str:
+    return str(message.get("reasoning_content") or "").strip()
+
+
+def _common(one: str, other: str) -> int:
+    """Return the length of the common start of two texts, which does not end within a marker."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one.startswith(other[:middle]) else (low, middle - 1)
+    cut = _MARKUP.search(one, max(0, low - 80), low)
+    return cut.start() if cut else low
+
+
+def _difference(one: str, other: str) -> str:
+    """Describe where the rendering `one` leaves the text that it should start with, `other`."""
+    same = _common(one, other)
+    start = max(0, same - 20)
+    return f"after {one[start:same]!r}, {other[same : same + 40]!r} is expected, but {one[same : same + 40]!r} follows"
