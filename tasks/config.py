@@ -22,6 +22,9 @@ from tasks.storage.keys import KEY_NAMES
 # Settings that cannot change the output: they are neither in the corpus key nor in the manifest.
 NOT_IN_KEY = {"part_size", "engine"}
 
+# Settings that are neither in the corpus key nor in the manifest at their default, so that older corpora keep theirs.
+KEYED_IF_SET = ("turns",)
+
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
 
@@ -56,6 +59,11 @@ class Config(BaseModel):
     )
     sequence_length: int = Field(1024, ge=8, le=1 << 20, description="Tokens in a row.")
     train_on: Literal["assistant", "all", "last"] = Field("assistant", description="Turns that are trained on.")
+    turns: Literal["auto", "together", "apart"] = Field(
+        "auto",
+        description="together: a conversation is one sample; apart: a sample for each trained turn, after the prompt "
+        "that the model will see; auto: together if the template makes both the same, apart otherwise.",
+    )
     overlong: Literal["truncate", "drop", "split", "error"] = Field(
         "truncate", description="Policy for a conversation that is longer than a row."
     )
@@ -151,7 +159,8 @@ class Config(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         """Return every setting that affects the output, in the order of the fields."""
-        return self.model_dump(exclude=NOT_IN_KEY)
+        defaults = {name for name in KEYED_IF_SET if getattr(self, name) == type(self).model_fields[name].default}
+        return self.model_dump(exclude=NOT_IN_KEY | defaults)
 
 
 def path_in(folder: Path, named: str) -> Path:

@@ -134,7 +134,7 @@ class Recipe:
         source, config = self.template_source, self.config
         if source is None:
             return BuiltIn(config.template, self.encoder, config.train_on)
-        return JinjaTemplate(config.template, source, self.encoder, config.train_on, config.template_date)
+        return JinjaTemplate(config.template, source, self.encoder, config.train_on, config.template_date, config.turns)
 
     # Keys
 
@@ -164,7 +164,7 @@ class Recipe:
             "tokenizer": [self.tokenizer_digest, config.eos_token, config.pad_token],
             "template": [self.template_sha256, self.template_source and config.template_date],
             "train_on": config.train_on,
-        }
+        } | ({} if config.turns == "auto" else {"turns": config.turns})
 
     @cached_property
     def texts_key(self) -> str:

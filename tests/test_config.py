@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.config import NOT_IN_KEY, Config, load_config
+from tasks.config import KEYED_IF_SET, NOT_IN_KEY, Config, load_config
 from tasks.core.errors import InputMissing, PackError, UsageError
 from tasks.sources.model import Source
 
@@ -23,6 +23,7 @@ DEFAULTS = {
     "template": "chatml",
     "sequence_length": 1024,
     "train_on": "assistant",
+    "turns": "auto",
     "overlong": "truncate",
     "validation": 0.0,
     "max_rejects": 0.0,
@@ -66,9 +67,11 @@ def refusal(folder: Path, text: str | bytes) -> str:
 def test_defaults_are_filled_in(tmp_path: Path) -> None:
     config = load(tmp_path, "sources: [{path: x.jsonl}]\n")
     assert config.model_dump() == DEFAULTS
-    assert config.settings() == {key: value for key, value in DEFAULTS.items() if key not in NOT_IN_KEY}
-    assert list(config.settings()) == [field for field in Config.model_fields if field not in NOT_IN_KEY]
-    assert set(Config.model_fields) >= NOT_IN_KEY, "a setting that is gone is still listed"
+    unkeyed = {*NOT_IN_KEY, *KEYED_IF_SET}
+    assert config.settings() == {key: value for key, value in DEFAULTS.items() if key not in unkeyed}
+    assert list(config.settings()) == [field for field in Config.model_fields if field not in unkeyed]
+    assert set(Config.model_fields) >= unkeyed, "a setting that is gone is still listed"
+    assert load(tmp_path, "sources: [{path: x.jsonl}]\nturns: apart\n").settings()["turns"] == "apart"
     assert all(field.description for model in (Config, Source) for field in model.model_fields.values())
 
 
@@ -80,6 +83,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "template": "llama2",
         "sequence_length": 8,
         "train_on": "last",
+        "turns": "apart",
         "overlong": "split",
         "validation": 0.5,
         "max_rejects": 1,

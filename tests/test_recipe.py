@@ -67,6 +67,7 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "template": ("llama2", True),
     "sequence_length": (512, False),
     "train_on": ("all", True),
+    "turns": ("apart", True),
     "overlong": ("drop", False),
     "validation": (0.1, False),
     "max_rejects": (0.1, False),

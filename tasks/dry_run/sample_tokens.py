@@ -112,7 +112,8 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
 
         for number, record in enumerate(sample.records):
             try:
-                batch.add(number, preparer.prepare(record.value))
+                for prepared in preparer.prepare(record.value):
+                    batch.add(number, prepared)
             except Reject as reject:
                 rejects.append((number, reject))
             except PackError as error:

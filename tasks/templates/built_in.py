@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from tasks.conversations.model import Conversation
 from tasks.encoders.encoder import Encoder
 from tasks.templates.families import alpaca, chatml, llama2, llama3, mistral, plain, zephyr
-from tasks.templates.spans import Span, TrainOn
+from tasks.templates.spans import Sample, Span, TrainOn
 from tasks.templates.writer import Family, Writer, with_tools
 
 # A part of the digest of every built-in template. Raise it if the spans of any of them change.
@@ -57,6 +57,10 @@ class BuiltIn:
         writer = Writer(self._encoder, self._headers_too, conversation.tools)
         self._family.write(writer, turns if self._family.writes_tools else with_tools(turns, conversation.tools))
         return writer.spans
+
+    def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
+        """Return the conversation as one sample: what is written of a turn does not depend on later turns."""
+        return [Sample(self.spans(conversation, trained))]
 
 
 def plain_text(conversation: Conversation, trained: Sequence[bool], encoder: Encoder) -> list[Span]:

@@ -38,7 +38,7 @@ from tasks.core.errors import DataError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.built_in import plain_text
 from tasks.templates.jinja_sandbox import Renderer, Rendering
-from tasks.templates.spans import TEXT, Span, TrainOn
+from tasks.templates.spans import TEXT, Sample, Span, TrainOn, Turns
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -56,11 +56,12 @@ class JinjaTemplate:
 
     markers_as_text: tuple[str, ...] = ()
 
-    def __init__(self, name: str, source: str, encoder: Encoder, train_on: TrainOn, today: str):
+    def __init__(self, name: str, source: str, encoder: Encoder, train_on: TrainOn, today: str, turns: Turns = "auto"):
         self.name = name
         self._source = source
         self._encoder = encoder
         self._all = train_on == "all"
+        self._turns = turns
         self._marked = _GENERATION.search(source) is not None
         try:
             date = datetime.fromisoformat(today)
@@ -93,6 +94,10 @@ class JinjaTemplate:
         rendering = self._renderer.render(messages, tools, self._marked, *self._turns_to_locate(trained))
         ranges = self._trained_ranges(rendering, [message.role for message in conversation.messages], trained)
         return self._split(rendering.text, ranges, breaker)
+
+    def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
+        """Return the samples of a conversation. Raises what `spans` raises."""
+        return [Sample(self.spans(conversation, trained))]
 
     # Content stays content
 

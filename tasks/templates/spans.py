@@ -9,6 +9,8 @@ from tasks.conversations.model import ROLES, Conversation
 
 TrainOn = Literal["assistant", "all", "last"]
 
+Turns = Literal["auto", "together", "apart"]
+
 TEXT = -1
 
 
@@ -22,6 +24,13 @@ class Span(NamedTuple):
     start: bool = False  # text after a control token that is a string of its own at inference
 
 
+class Sample(NamedTuple):
+    """What a model is trained on at once: a conversation, or one turn of it after its prompt at inference."""
+
+    spans: list[Span]
+    turn: int | None = None  # index of the message that is trained on; None if the sample is the whole conversation
+
+
 class Template(Protocol):
     """The interface that `tokenization` needs of a template, built-in or Jinja."""
 
@@ -30,6 +39,10 @@ class Template(Protocol):
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation. Raises Reject if this template cannot render it."""
+        ...
+
+    def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
+        """Return the samples of a conversation, in the order of its turns. Raises Reject as `spans` does."""
         ...
 
 

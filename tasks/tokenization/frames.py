@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
@@ -42,6 +42,8 @@ class Shape:
     separator: bool  # the last segment is an EOS that was added after the template's tokens
     usual: bool  # the turns are in the usual order
     turns: int  # messages that are not system messages
+    # Index of the message that a sample trains on; -1 if the sample is the whole conversation.
+    turn: int = field(default=-1, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -55,7 +57,7 @@ class Frame(Shape):
 
 
 class Prepared(Struct, gc=False):
-    """A conversation that is ready to be encoded."""
+    """A sample of a conversation, nearly always all of it, that is ready to be encoded."""
 
     shape: Shape
     texts: list[str]  # to be encoded, in the order of the segments of `shape`

@@ -1,7 +1,7 @@
 """Prepare a record for encoding.
 
-    record ─┬─PlainRecords──▶ roles, contents ─Frames──▶ Prepared         nearly every record, 2 µs
-            └─read_record──▶ Conversation ─template──▶ spans ─▶ Prepared   any record, 20 µs
+    record ─┬─PlainRecords──▶ roles, contents ─Frames──▶ Prepared                    nearly every record, 2 µs
+            └─read_record──▶ Conversation ─template──▶ samples ─▶ Prepared of each    any record, 20 µs
 
 The second way defines what a record means. The first one gives the same, or nothing: a property test compares them.
 """
@@ -16,7 +16,7 @@ from tasks.conversations.openai import tools_json, turns_json
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.sources.model import SourceFile
-from tasks.templates.spans import Span, Template, TrainOn, trained_turns
+from tasks.templates.spans import Sample, Span, Template, TrainOn, trained_turns
 from tasks.tokenization.frames import Frames, Prepared, Shape, fill
 from tasks.tokenization.plain_records import PlainRecords, as_dict
 from tasks.tokenization.segments import segments_of
@@ -36,17 +36,20 @@ class Preparer:
         self._plain = PlainRecords(file.format if packing and self._frames.known and not file.columns else "")
         self.decode = self._plain.decode  # for the reader of the file
 
-    def prepare(self, record: object) -> Prepared:
-        """Return what is encoded of a record. Raises Reject, and PackError if the run cannot continue."""
+    def prepare(self, record: object) -> list[Prepared]:
+        """Return what is encoded of a record, one for each of its samples.
+
+        Raises Reject, and PackError if the run cannot continue.
+        """
         plain = record if isinstance(record, PlainRecord) else self._plain.of(record)
         if plain:
             names, contents = plain.turns()
             frame = self._frames[names]
             if frame and (prepared := fill(frame, contents)):
-                return prepared
+                return [prepared]
         return self._prepare_with_care(as_dict(record))
 
-    def _prepare_with_care(self, record: object) -> Prepared:
+    def _prepare_with_care(self, record: object) -> list[Prepared]:
         conversation = self._file.conversation(record)
         trained = trained_turns(conversation, self._train_on)
         if not any(trained):
@@ -54,19 +57,23 @@ class Preparer:
         if self._packing and (frame := self._frames.of_conversation(conversation, trained)):
             prepared = fill(frame, [message.content for message in conversation.messages])
             if prepared:
-                return prepared
-        spans = self._template.spans(conversation, trained)
-        prepared = prepare_spans(conversation, spans, self._encoder)
-        if not prepared.shape.trained.any():
+                return [prepared]
+        found = [self._prepare_sample(conversation, sample) for sample in self._template.samples(conversation, trained)]
+        found = [prepared for prepared in found if prepared.shape.trained.any()]
+        if not found:
             raise Reject("no_trained_tokens", "the template writes none of its answers")
+        return found
+
+    def _prepare_sample(self, conversation: Conversation, sample: Sample) -> Prepared:
+        prepared = prepare_spans(conversation, sample.spans, self._encoder, sample.turn)
         if not self._packing:
-            text = "".join(span.text for span in spans)
+            text = "".join(span.text for span in sample.spans)
             prepared.row = (turns_json(conversation), tools_json(conversation), text)
         return prepared
 
 
-def prepare_spans(conversation: Conversation, spans: list[Span], encoder: Encoder) -> Prepared:
-    """Prepare a conversation that a template has rendered. Raises Reject if there is no span."""
+def prepare_spans(conversation: Conversation, spans: list[Span], encoder: Encoder, turn: int | None = None) -> Prepared:
+    """Prepare a sample that a template has rendered. Raises Reject if there is no span."""
     segments = segments_of(spans, encoder)
     roles = [message.role for message in conversation.messages]
     shape = Shape(
@@ -75,6 +82,7 @@ def prepare_spans(conversation: Conversation, spans: list[Span], encoder: Encode
         separator=segments.separator,
         usual=usual_order(roles),
         turns=turns_of(roles),
+        turn=-1 if turn is None else turn,
     )
     whole = whole_text(conversation)
     characters = sum(map(len, segments.texts)) + len(segments.texts) - 1
@@ -84,4 +92,5 @@ def prepare_spans(conversation: Conversation, spans: list[Span], encoder: Encode
 def texts_of(record: object, file: SourceFile, template: Template, encoder: Encoder, train_on: TrainOn) -> list[str]:
     """Return the texts that are encoded of a record, even if none is trained on. Raises Reject and PackError."""
     conversation = file.conversation(record)
-    return segments_of(template.spans(conversation, trained_turns(conversation, train_on)), encoder).texts
+    samples = template.samples(conversation, trained_turns(conversation, train_on))
+    return [text for sample in samples for text in segments_of(sample.spans, encoder).texts]

@@ -56,7 +56,8 @@ def tokenize_part(
             batch = Batch(encoder, receipt)
             for number, record in reader:
                 try:
-                    batch.add(number, preparer.prepare(record))
+                    for prepared in preparer.prepare(record):
+                        batch.add(number, prepared)
                 except Reject as reject:
                     rejects.append([number, reject.reason, reject.message])
                 except PackError as error:

@@ -58,6 +58,7 @@ def resolved(folder: Path, **changes: Any) -> Recipe:
 OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "sequence_length": (64, {}),
     "train_on": ("all", {}),
+    "turns": ("apart", {}),
     "overlong": ("drop", {}),
     "validation": (0.25, {}),
     "max_rejects": (0.5, {}),

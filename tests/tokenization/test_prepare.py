@@ -156,7 +156,7 @@ def file_of(format: Format, columns: tuple[tuple[str, str], ...] = ()) -> Source
 
 def outcome(preparer: Preparer, record: object) -> Any:
     try:
-        prepared = preparer.prepare(record)
+        [prepared] = preparer.prepare(record)
     except Reject as reject:
         return reject.reason, reject.message
     shape = prepared.shape
@@ -198,13 +198,14 @@ def preparer_of(format: Format, kind: str = "sp_bpe_chatml", **settings: Any) ->
 def is_filled(preparer: Preparer, record: object) -> bool:
     """Whether a record becomes a conversation without being read with care."""
 
-    def fail(*_: object) -> Prepared:
+    def fail(*_: object) -> list[Prepared]:
         raise AssertionError
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Preparer, "_prepare_with_care", fail)
         try:
-            return isinstance(preparer.prepare(record).shape, Frame)
+            [prepared] = preparer.prepare(record)
+            return isinstance(prepared.shape, Frame)
         except AssertionError:
             return False
 
@@ -263,11 +264,12 @@ def test_a_frame_is_rendered_once_and_their_number_is_bounded(monkeypatch: pytes
     monkeypatch.setattr("tasks.tokenization.frames.MOST_FRAMES", 2)
     [messages] = [format for format in FORMATS if format.name == "messages"]
     preparer = preparer_of(messages)
-    first = preparer.prepare(turns("a", "b"))
+    [first] = preparer.prepare(turns("a", "b"))
     assert is_filled(preparer, turns("a"))
     assert not is_filled(preparer, turns("a", "b", "c"))
     monkeypatch.setattr(BuiltIn, "spans", None)
-    assert preparer.prepare(turns("2+2?", "4")).shape is first.shape
+    [other] = preparer.prepare(turns("2+2?", "4"))
+    assert other.shape is first.shape
 
 
 def test_rows_of_a_token_file_are_in_the_order_of_the_records(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
 from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
 from tasks.templates.jinja_template import JinjaTemplate
-from tasks.templates.spans import TEXT, Span, Template, TrainOn, trained_turns
+from tasks.templates.spans import TEXT, Sample, Span, Template, TrainOn, trained_turns
 from tasks.tokenization.tokenize_part import COUNTS, tokenize_part
 
 FEW = settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -220,6 +220,9 @@ def test_white_space_after_the_eos_does_not_hide_it(trained: bool) -> None:
             eos = Span("</s>", encoder.eos_id, trained, "assistant")
             return [Span("a", TEXT, True, "user"), eos, Span(" \n", TEXT, False, "")]
 
+        def samples(self, *_: Any) -> list[Sample]:
+            return [Sample(self.spans())]
+
     [row], _ = tokenize([GOOD], encoder, Ends())
     assert not row.separator
     assert int((row.ids == encoder.eos_id).sum()) == 1
@@ -339,6 +342,9 @@ class Fails:
         if self.calls == 2:
             raise self.error
         return [Span("a", TEXT, True, "user"), Span("b", TEXT, True, "user")]
+
+    def samples(self, *_: Any) -> list[Sample]:
+        return [Sample(self.spans())]
 
 
 @pytest.mark.parametrize(
