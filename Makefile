@@ -89,7 +89,7 @@ bench: .venv/.train  ## pack CONFIG and the same data with TRL, in turns, once a
 	$(BIN)/python bench/preparation.py $(CONFIG) --write docs/benchmarks.md
 	$(BIN)/python bench/preparation.py $(CONFIG) --times 10 --write docs/benchmarks.md
 
-faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about half an hour, needs strace, as root tmpfs
+faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about half an hour; needs strace, and root for the full-disk tests
 	$(BIN)/python bench/faults.py
 	$(BIN)/python bench/damage.py --flips 10000
 

@@ -164,6 +164,13 @@ def test_a_terminal_keeps_the_messages_and_no_progress_display(folder: Path, wor
     assert not any(screen[5:]), screen
 
 
+def test_a_note_is_called_one_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    display.show("note: a")
+    monkeypatch.setenv("PACKCORPUS_JSON", "1")
+    display.show("note: a")
+    assert capsys.readouterr().err.splitlines() == ["note: a", '{"note": "a"}']
+
+
 @pytest.mark.parametrize(("option", "variable"), [("--quiet", "PACKCORPUS_QUIET"), ("--json", "PACKCORPUS_JSON")])
 def test_quiet_and_json_by_option_and_by_environment(folder: Path, option: str, variable: str) -> None:
     by_option = luigi(folder, "--config", "corpus.yaml", option)
