@@ -19,7 +19,7 @@ import pytest
 from rich.cells import cell_len
 from support.commands import BIN, ROOT, luigi, write_chats
 
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(ROOT / "docs"))
 from screenshots import on_terminal
 
 from pipeline.progress import counters, display
