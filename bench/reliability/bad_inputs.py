@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
-from support.bad_inputs import CASES, table
+from properties.bad_inputs import CASES, table
 
 
 def main() -> None:

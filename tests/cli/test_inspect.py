@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from cli.hostile_corpus import HOSTILE, REJECTED, SHOWN, pack, packcorpus, records, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
-from support.hostile_corpus import HOSTILE, REJECTED, SHOWN, pack, packcorpus, records, rows
 from support.inspected import as_object, shown
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
