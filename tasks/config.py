@@ -25,7 +25,7 @@ from tasks.storage.keys import KEY_NAMES
 NOT_IN_KEY = {"part_size", "engine"}
 
 # Settings that are neither in the corpus key nor in the manifest at their default, so that older corpora keep theirs.
-KEYED_IF_SET = ("turns",)
+KEYED_IF_SET = ("turns", "reasoning", "template_options", "default_system")
 
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
@@ -65,6 +65,18 @@ class Config(BaseModel):
         "auto",
         description="together: a conversation is one sample; apart: a sample for each trained turn, after the prompt "
         "that the model will see; auto: together if the template makes both the same, apart otherwise.",
+    )
+    reasoning: Literal["keep", "drop"] = Field(
+        "keep",
+        description="Reasoning of answers (`reasoning_content`, `reasoning`, `thinking`, or <think> at the start). "
+        "keep: the template writes it, or the run fails; drop: it is left out.",
+    )
+    template_options: dict[str, bool | int | float | str | None] = Field(
+        default_factory=dict,
+        description="Variables of a Jinja template, such as {enable_thinking: false}; elsewhere: chat_template_kwargs.",
+    )
+    default_system: str | None = Field(
+        None, min_length=1, description="System message of conversations that have none."
     )
     overlong: Literal["truncate", "drop", "split", "error"] = Field(
         "truncate", description="Policy for a conversation that is longer than a row."
@@ -167,8 +179,13 @@ class Config(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         """Return every setting that affects the output, in the order of the fields."""
-        defaults = {name for name in KEYED_IF_SET if getattr(self, name) == type(self).model_fields[name].default}
-        return self.model_dump(exclude=NOT_IN_KEY | defaults)
+        return self.model_dump(exclude=NOT_IN_KEY | (set(KEYED_IF_SET) - set(self.settings_of_texts())))
+
+    def settings_of_texts(self) -> dict[str, Any]:
+        """Return the settings of KEYED_IF_SET that are not at their default. All of them change texts."""
+        fields = type(self).model_fields
+        values = {name: getattr(self, name) for name in KEYED_IF_SET}
+        return {k: value for k, value in values.items() if value != fields[k].get_default(call_default_factory=True)}
 
 
 def path_in(folder: Path, named: str) -> Path:

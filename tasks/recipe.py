@@ -26,6 +26,7 @@ from tasks.sources.parts import find_parts
 from tasks.storage.keys import VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
 from tasks.storage.splits import split_names
+from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
 from tasks.templates.jinja_template import JinjaTemplate
 from tasks.templates.spans import Template
@@ -133,8 +134,23 @@ class Recipe:
     def template(self) -> Template:
         source, config = self.template_source, self.config
         if source is None:
-            return BuiltIn(config.template, self.encoder, config.train_on)
-        return JinjaTemplate(config.template, source, self.encoder, config.train_on, config.template_date, config.turns)
+            return BuiltIn(config.template, self.encoder, config.train_on, self._adjust)
+        # A row of format 2.0 is a conversation, not a sample of it.
+        turns = config.turns if config.packing else "together"
+        return JinjaTemplate(
+            config.template,
+            source,
+            self.encoder,
+            config.train_on,
+            config.template_date,
+            turns,
+            config.template_options,
+            self._adjust,
+        )
+
+    @property
+    def _adjust(self) -> Adjust:
+        return Adjust(self.config.reasoning == "drop", self.config.default_system)
 
     # Keys
 
@@ -164,7 +180,7 @@ class Recipe:
             "tokenizer": [self.tokenizer_digest, config.eos_token, config.pad_token],
             "template": [self.template_sha256, self.template_source and config.template_date],
             "train_on": config.train_on,
-        } | ({} if config.turns == "auto" else {"turns": config.turns})
+        } | config.settings_of_texts()
 
     @cached_property
     def texts_key(self) -> str:

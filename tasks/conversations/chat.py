@@ -17,6 +17,10 @@ ROLE_NAMES = {
 }
 
 
+# Names of a message's reasoning in published data.
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+
+
 SHAREGPT_ROLE_NAMES = {
     **ROLE_NAMES,
     **{"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"},
@@ -73,6 +77,9 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
         found = repr(weight)[:40] if type(weight) in (int, float) else kind(weight)
         raise Reject("bad_weight", f"{where}.weight is {found}; expected 0 or 1")
     name, call_id = item.get("name"), item.get("tool_call_id")
+    reasoning = _reasoning(item, where)
+    if reasoning and role != "assistant":
+        raise Reject("bad_content", f"{where}: only the assistant has reasoning, not {role}")
     return Message(
         role,
         text,
@@ -80,7 +87,17 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
         tool_calls=tool_calls,
         tool_call_id=None if call_id is None else text_of(call_id, f"{where}.tool_call_id"),
         weight=int(weight),
+        reasoning=reasoning,
     )
+
+
+def _reasoning(item: dict[str, object], where: str) -> str:
+    """Read the reasoning of a message, which may have any of its names; "" if there is none."""
+    found = {key: item[key] for key in REASONING_KEYS if item.get(key) not in (None, "")}
+    texts = {text_of(value, f"{where}.{key}") for key, value in found.items()}
+    if len(texts) > 1:
+        raise Reject("bad_content", f"{where}: {' and '.join(found)} differ; keep one")
+    return texts.pop() if texts else ""
 
 
 def _content(value: object, where: str) -> str:

@@ -24,7 +24,8 @@ class ToolCall:
 class Message:
     """One turn. `role` is one of `ROLES`.
 
-    `context` is what Alpaca calls input and Dolly context: it belongs to `content`, but a template may render it
+    `reasoning` is what the assistant thinks before it answers, if the record has it apart from the content. `context`
+    is what Alpaca calls input and Dolly context: it belongs to `content`, but a template may render it
     separately. A turn of `weight` 0 is never trained on.
 
     Not frozen, although nothing changes a message: frozen, it would take five times as long to create.
@@ -37,6 +38,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     weight: int = 1
+    reasoning: str = ""
 
 
 @dataclass(slots=True)
@@ -80,7 +82,13 @@ def whole_text(conversation: Conversation) -> str:
     """
     strings = []
     for message in conversation.messages:
-        known = (message.content, message.context or None, message.name, message.tool_call_id)
+        known = (
+            message.content,
+            message.context or None,
+            message.name,
+            message.tool_call_id,
+            message.reasoning or None,
+        )
         strings += [text for text in known if text is not None]
         strings += [text for c in message.tool_calls for text in (c.name, c.arguments, c.id) if text is not None]
     return "\0".join((layout_of(conversation), *strings, *conversation.tools))
@@ -90,9 +98,9 @@ def layout_of(conversation: Conversation) -> str:
     """Return which strings follow in `whole_text`: a character per message and per optional string of it."""
     marks = []
     for message in conversation.messages:
-        known = (message.context or None, message.name, message.tool_call_id)
+        known = (message.context or None, message.name, message.tool_call_id, message.reasoning or None)
         marks += [chr(1 + ROLES.index(message.role))]
-        marks += [mark for mark, text in zip("\x06\x07\x08", known, strict=True) if text is not None]
+        marks += [mark for mark, text in zip("\x06\x07\x08\x11", known, strict=True) if text is not None]
         marks += ["\x0e" if call.id is None else "\x0f" for call in message.tool_calls]
     return "".join(marks) + "\x10" * len(conversation.tools)
 

@@ -32,7 +32,7 @@ def as_row(message: Any) -> dict[str, Any]:
         "tool_calls": calls or None,
         "tool_call_id": message.tool_call_id,
         "weight": message.weight,
-    }
+    } | ({"reasoning_content": message.reasoning} if message.reasoning else {})
 
 
 def as_openai(message: Message) -> dict[str, Any]:
@@ -42,6 +42,8 @@ def as_openai(message: Message) -> dict[str, Any]:
         found["name"] = message.name
     if message.tool_call_id is not None:
         found["tool_call_id"] = message.tool_call_id
+    if message.reasoning:
+        found["reasoning_content"] = message.reasoning
     if message.tool_calls:
         found["tool_calls"] = [
             {"type": "function", "function": {"name": call.name, "arguments": _arguments(call.arguments)}}

@@ -18,7 +18,9 @@ import hashlib
 from collections.abc import Sequence
 
 from tasks.conversations.model import Conversation
+from tasks.core.errors import DataError
 from tasks.encoders.encoder import Encoder
+from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.families import alpaca, chatml, llama2, llama3, mistral, plain, zephyr
 from tasks.templates.spans import Sample, Span, TrainOn
 from tasks.templates.writer import Family, Writer, with_tools
@@ -42,8 +44,9 @@ MARKERS = {family.name: family.markers for family in FAMILIES}
 class BuiltIn:
     """A built-in template, bound to a tokenizer."""
 
-    def __init__(self, name: str, encoder: Encoder, train_on: TrainOn):
+    def __init__(self, name: str, encoder: Encoder, train_on: TrainOn, adjust: Adjust = NO_CHANGE):
         self.name = name
+        self.adjust = adjust
         self.markers_as_text = tuple(m for m in BUILT_IN[name].markers if m not in encoder.controls)
         self._family = BUILT_IN[name]
         self._encoder = encoder
@@ -51,8 +54,16 @@ class BuiltIn:
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
         """Return the spans of a conversation; `trained` has one flag per message."""
+        conversation, trained, _ = self.adjust.of(conversation, trained)
         if conversation.messages[0].role == "text":
             return plain_text(conversation, trained, self._encoder)
+        for number, message in enumerate(conversation.messages):
+            if message.reasoning:
+                raise DataError(
+                    "reasoning_not_written",
+                    f"messages[{number}] has reasoning, and the built-in template {self.name} has no place for it; set "
+                    "`reasoning: drop`, or use the model's own template (`template: tokenizer`)",
+                )
         turns = list(zip(conversation.messages, trained, strict=True))
         writer = Writer(self._encoder, self._headers_too, conversation.tools)
         self._family.write(writer, turns if self._family.writes_tools else with_tools(turns, conversation.tools))

@@ -42,7 +42,9 @@ class Generation(Extension):
     def parse(self, parser: Parser) -> nodes.CallBlock:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
+        block = nodes.CallBlock(self.call_method("_mark"), [], [], body)
+        block.set_lineno(line)
+        return block
 
     @pass_eval_context
     def _mark(self, _: nodes.EvalContext, caller: Callable[[], str]) -> str:
@@ -127,7 +129,8 @@ def chat_environment(today: datetime) -> Environment:
 
 def other_file(environment: Environment, source: str) -> tuple[int, str] | None:
     """Return the line and name of a statement that reads another file, if there is one."""
-    found = environment.parse(source).find((nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends))
+    others: Any = (nodes.Include, nodes.Import, nodes.FromImport, nodes.Extends)
+    found: Any = environment.parse(source).find(others)
     if found is None:
         return None
     return found.lineno, "import" if isinstance(found, nodes.FromImport) else type(found).__name__.lower()

@@ -321,4 +321,4 @@ def _rendering(
             samples = locate(text_of, messages, whole, turns, method, ends)
     except NotLocated as lost:
         return whole, marks, [], (lost.turn, lost.problem)
-    return whole, marks, samples, None
+    return whole, marks, [tuple(sample) for sample in samples], None

@@ -2,21 +2,19 @@
 
 The template is the tokenizer's own, or a file.
 
-    messages ─break─▶ messages whose control strings are broken ─render─▶ one text ─split─▶ control tokens and text
+    messages ─break─▶ messages whose control strings are broken ─render─▶ texts ─split─▶ control tokens and text
                                                                   └─locate─▶ which characters are trained on
 
-Templates are rendered by transformers (its sandbox, its filters), so the text equals the one the model sees in use.
+Templates are rendered in the environment that they are written for, so the text equals the one the model sees in use.
 This module adds two things:
 
 - Content stays content. A private character is inserted into every control string that a message contains, and before
   or after every fragment of one that a neighboring field could complete (also if the template strips the white space
   around it). Any control string that is intact after rendering was therefore written by the template. The private
   character is then removed.
-- Trained turns are located. If the template has `{% generation %}` marks, these are used. Otherwise the prefix property
-  is: the rendering of messages[:k] with the generation prompt must be a prefix of the rendering of messages[:k+1],
-  and this one a prefix of the whole; the text between the two is turn k. If that does not hold, the run fails and names
-  the turn, because any guess would produce wrong labels silently. White space after the turn's last control token is
-  not trained.
+- Trained turns are located (see `locate`): after exactly the prompt that the model sees at inference.
+  `{% generation %}` marks are used if the template has them, and must agree. If a turn cannot be located, the run fails
+  and names it, because any guess would produce wrong labels silently.
 """
 
 from __future__ import annotations
@@ -24,20 +22,23 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Any
 
+import numpy as np
 import orjson
 
-from tasks.conversations.model import Conversation
+from tasks.conversations.model import Conversation, Message
 from tasks.conversations.openai import as_openai
 from tasks.core.errors import DataError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
+from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
-from tasks.templates.jinja_sandbox import Renderer, Rendering
+from tasks.templates.jinja_sandbox import Method, Renderer, Rendering
+from tasks.templates.reasoning import ReasoningForm, reasoning_of, with_reasoning
 from tasks.templates.spans import TEXT, Sample, Span, TrainOn, Turns
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -51,13 +52,24 @@ Ranges = list[tuple[int, int]]
 class JinjaTemplate:
     """A Jinja chat template bound to a tokenizer.
 
-    `today` is the date that the template sees, as YYYY-MM-DD.
+    `today` is the date that the template sees, as YYYY-MM-DD; `options` are further variables, such as enable_thinking.
     """
 
     markers_as_text: tuple[str, ...] = ()
 
-    def __init__(self, name: str, source: str, encoder: Encoder, train_on: TrainOn, today: str, turns: Turns = "auto"):
+    def __init__(
+        self,
+        name: str,
+        source: str,
+        encoder: Encoder,
+        train_on: TrainOn,
+        today: str,
+        turns: Turns = "auto",
+        options: Mapping[str, Any] | None = None,
+        adjust: Adjust = NO_CHANGE,
+    ):
         self.name = name
+        self.adjust = adjust
         self._source = source
         self._encoder = encoder
         self._all = train_on == "all"
@@ -74,30 +86,105 @@ class JinjaTemplate:
             )
             if token is not None
         }
-        self._renderer = Renderer(name, source, special, date)
+        self._splits: dict[tuple[str, str], bool] = {}
+        ends = encoder.control_pattern.pattern
+        self._renderer = Renderer(name, source, special | dict(options or {}), date, ends)
 
     def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
-        """Render a conversation and split it into spans.
+        """Return the spans of a conversation that is one sample. Raises what `samples` raises."""
+        [sample] = self.samples(conversation, trained)
+        return sample.spans
+
+    def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
+        """Render a conversation and split each of its samples into spans.
 
         `trained` is true for each message that is trained on. Raises Reject if the conversation cannot be rendered,
         DataError if the template cannot be used.
         """
         if conversation.messages[0].role == "text":
-            return plain_text(conversation, trained, self._encoder)
-        messages: list[Any] = [as_openai(message) for message in conversation.messages]
+            return [Sample(plain_text(conversation, trained, self._encoder))]
+        conversation, trained, added = self.adjust.of(conversation, trained)
+        messages, tools, breaker = self._broken(conversation)
+        if self._all:
+            others = [k for k, flag in enumerate(trained) if not flag]
+            rendering = self._renderer.render(messages, tools, False, others, "others")
+            self._require_located(rendering, conversation, "the rendering of the messages before it")
+            return [Sample(self._split(rendering.text, self._without(rendering), breaker))]
+        turns = [k for k, flag in enumerate(trained) if flag]
+        rendering = self._render(messages, tools, turns, self._turns)
+        if self._turns == "auto" and not self._is_read_alike(rendering, breaker):
+            rendering = self._render(messages, tools, turns, "apart")
+        ranges_of_marks = self._marked_turns(rendering, conversation, trained) if self._marked else None
+        if rendering.lost and ranges_of_marks and self._turns != "apart":
+            return [Sample(self._split(rendering.text, ranges_of_marks, breaker))]
+        self._require_located(rendering, conversation, "its prompt")
+        found = []
+        for text, ranges, turn in rendering.samples:
+            if turn is None and ranges_of_marks is not None:
+                self._require_agreement(ranges, ranges_of_marks, turns)
+                ranges = ranges_of_marks
+            numbers = turns if turn is None else [turn]
+            for k, (start, stop) in zip(numbers, ranges, strict=True):
+                self._require_written(conversation.messages[k], k, text[start:stop].replace(breaker, ""))
+            found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
+        return found
+
+    def _without(self, rendering: Rendering) -> Ranges:
+        """Return the ranges between the located turns, which are all but them."""
+        text, [(_, ranges, _)] = rendering.text, rendering.samples
+        edges = [0, *chain(*((start, self._without_space(text, start, stop)) for start, stop in ranges)), len(text)]
+        return list(zip(edges[::2], edges[1::2], strict=True))
+
+    def _render(self, messages: list[Any], tools: Any, turns: list[int], method: Method) -> Rendering:
+        return self._renderer.render(messages, tools, self._marked, turns, method)
+
+    def _broken(self, conversation: Conversation) -> tuple[list[Any], Any, str]:
+        """Return messages and tools as the template expects them, with broken control strings, and the breaker."""
+        messages = [self._as_expected(message) for message in conversation.messages]
         tools: Any = [orjson.loads(tool) for tool in conversation.tools] or None
         try:
             breaker = self._breaker(messages, tools)
-            messages, tools = self._break(messages, breaker), self._break(tools, breaker)
+            return self._break(messages, breaker), self._break(tools, breaker), breaker
         except (orjson.JSONEncodeError, RecursionError):
             raise Reject("too_deep", "a tool, or the arguments of a tool call, are nested too deeply") from None
-        rendering = self._renderer.render(messages, tools, self._marked, *self._turns_to_locate(trained))
-        ranges = self._trained_ranges(rendering, [message.role for message in conversation.messages], trained)
-        return self._split(rendering.text, ranges, breaker)
 
-    def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
-        """Return the samples of a conversation. Raises what `spans` raises."""
-        return [Sample(self.spans(conversation, trained))]
+    def _as_expected(self, message: Message) -> dict[str, Any]:
+        found = as_openai(message)
+        if message.role == "assistant":
+            found = with_reasoning(found, self._reasoning_form)
+            if message.tool_calls and not found["content"] and self._null_content:
+                found["content"] = None
+        return found
+
+    # How this template reads what templates read differently
+
+    @cached_property
+    def _reasoning_form(self) -> ReasoningForm:
+        """Return how the template reads reasoning: it is rendered with each, and must write it."""
+        for form in (ReasoningForm.FIELD, ReasoningForm.INLINE):
+            if form is ReasoningForm.INLINE and "think" not in self._source:
+                continue  # it would write it as any other content
+            answer = with_reasoning({"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}, form)
+            if "r-e-a-s-o-n" in self._trial(answer):
+                return form
+        # Some prompts open the reasoning, and the template leaves it out of the turn: see `locate`.
+        return ReasoningForm.FIELD if "think" in self._source else ReasoningForm.NONE
+
+    @cached_property
+    def _null_content(self) -> bool:
+        """Return whether the template writes the calls of a message only if its content is null."""
+        call = {"type": "function", "id": "callabcde", "function": {"name": "t-o-o-l", "arguments": {"a": "b"}}}
+        with_text, with_null = (
+            "t-o-o-l" in self._trial({"role": "assistant", "content": content, "tool_calls": [call]})
+            for content in ("", None)
+        )
+        return with_null and not with_text
+
+    def _trial(self, answer: dict[str, Any]) -> str:
+        try:
+            return self._renderer.render([{"role": "user", "content": "a"}, answer], None, False, [], "others").text
+        except Reject:
+            return ""
 
     # Content stays content
 
@@ -167,36 +254,92 @@ class JinjaTemplate:
 
     # Labels
 
-    def _turns_to_locate(self, trained: Sequence[bool]) -> tuple[list[int], bool]:
-        """Return the turns to locate, and whether each starts after the generation prompt."""
-        if self._all:
-            return [k for k, flag in enumerate(trained) if not flag], False
-        return [] if self._marked else [k for k, flag in enumerate(trained) if flag], True
-
-    def _trained_ranges(self, rendering: Rendering, roles: Sequence[str], trained: Sequence[bool]) -> Ranges:
-        text, marks, turns, lost = rendering
-        if lost is not None:
-            prompt = "" if self._all else "with the generation prompt "
-            raise DataError(
-                "turn_not_located",
-                f"template {self.name}: messages[{lost}] ({roles[lost]}) cannot be located: the rendering of "
-                f"messages[:{lost}] {prompt}is not a prefix of that of messages[:{lost + 1}], or the latter is not a "
-                "prefix of the whole; add {% generation %} marks to the template or use a built-in one",
-            )
-        turns = [(start, self._without_space(text, start, stop)) for start, stop in turns]
-        if self._all:
-            edges = [0, *chain(*turns), len(text)]
-            return list(zip(edges[::2], edges[1::2], strict=True))
-        if not self._marked:
-            return turns
-        answers = [k for k, role in enumerate(roles) if role == "assistant"]
-        if len(answers) == len(marks):
-            return [(start, stop) for k, (start, stop) in zip(answers, marks, strict=True) if trained[k]]
+    def _require_located(self, rendering: Rendering, conversation: Conversation, start: str) -> None:
+        if rendering.lost is None:
+            return
+        k, problem = rendering.lost
         raise DataError(
             "turn_not_located",
-            f"template {self.name}: rendered {len(marks)} {{% generation %}} blocks for {len(answers)} assistant turns "
-            f"(messages{answers}); mark every assistant turn, or remove the marks",
+            f"template {self.name}: messages[{k}] ({conversation.messages[k].role}) cannot be located: its rendering "
+            f"does not continue {start}: {problem}",
         )
+
+    def _marked_turns(self, rendering: Rendering, conversation: Conversation, trained: Sequence[bool]) -> Ranges:
+        """Return the ranges of the trained turns by {% generation %} blocks."""
+        answers = [k for k, message in enumerate(conversation.messages) if message.role == "assistant"]
+        if len(answers) == len(rendering.marks):
+            return [(start, stop) for k, (start, stop) in zip(answers, rendering.marks, strict=True) if trained[k]]
+        raise DataError(
+            "turn_not_located",
+            f"template {self.name}: rendered {len(rendering.marks)} {{% generation %}} blocks for {len(answers)} "
+            f"assistant turns (messages{answers}); mark every assistant turn, or remove the marks",
+        )
+
+    def _require_agreement(self, located: Ranges, marked: Ranges, turns: Sequence[int]) -> None:
+        for k, (start, stop), (first, last) in zip(turns, located, marked, strict=True):
+            if first != start or last < stop:
+                raise DataError(
+                    "turn_not_located",
+                    f"template {self.name}: messages[{k}]: its {{% generation %}} block covers characters {first:,} to "
+                    f"{last:,}, but after its prompt the model writes {start:,} to {stop:,}; mark what the model "
+                    "writes, or remove the marks",
+                )
+
+    def _require_written(self, message: Message, k: int, answer: str) -> None:
+        """Check that the template wrote the reasoning and the calls of a turn."""
+        reasoning = reasoning_of(message)
+        if reasoning and "".join(reasoning.split()) not in "".join(answer.split()):
+            raise DataError(
+                "reasoning_not_written",
+                f"template {self.name}: messages[{k}] has reasoning, and the template has no place for it; "
+                "set `reasoning: drop`, or use a template with a place for reasoning",
+            )
+        for call in message.tool_calls:
+            if call.name not in answer:
+                raise Reject(
+                    "calls_not_written",
+                    f"messages[{k}] calls {call.name!r}, and the template {self.name} does not write tool calls",
+                )
+
+    def _is_read_alike(self, rendering: Rendering, breaker: str) -> bool:
+        """Return whether tokens of the prompts do not depend on where a trained turn starts.
+
+        A turn is encoded from its own start, as the model writes it; later prompts are encoded as a whole.
+        """
+        return all(
+            self._splits_at(text[:start].replace(breaker, ""), text[start:stop].replace(breaker, ""))
+            for text, ranges, turn in rendering.samples
+            if turn is None and not rendering.lost
+            for start, stop in ranges[: len(ranges) if text[ranges[-1][1] :].strip() else -1]
+        )
+
+    def _splits_at(self, before: str, after: str) -> bool:
+        """Return whether no token would reach from the one text into the other."""
+        if not before or not after or self._encoder.leading_space != "none":
+            return True
+        control = self._encoder.control_pattern
+        tail = before[max((m.end() for m in control.finditer(before, max(0, len(before) - 64))), default=0) :][-32:]
+        match = control.search(after, 0, 64)
+        head = after[: match.start() if match else 32]
+        if not tail or not head:
+            return True
+        if tail.endswith("\n") and not head[0].isspace() and self._newlines_end_tokens:
+            key = (tail, head[0])
+            if key not in self._splits:
+                self._splits[key] = self._is_split(tail, head[0])
+            return self._splits[key]
+        return self._is_split(tail, head)
+
+    def _is_split(self, tail: str, head: str) -> bool:
+        encoded = self._encoder.encode([tail + head, tail, head])
+        first = encoded.offsets[1]
+        return bool(np.array_equal(encoded.ids[:first], encoded.ids[first:]))
+
+    @cached_property
+    def _newlines_end_tokens(self) -> bool:
+        """Return whether only white space follows a line end within a token: then none reaches into a word after it."""
+        pieces = map(self._encoder.token_bytes, range(self._encoder.vocab_size))
+        return not any(piece.rpartition(b"\n")[2].strip() for piece in pieces if b"\n" in piece)
 
     def _without_space(self, text: str, start: int, stop: int) -> int:
         """Return the end of a turn without white space after its last control token."""

@@ -97,9 +97,10 @@ def answer_of(turn: int, message: Any, prompt: str, base: str, alone: str, ends:
     if alone.startswith(prompt):
         answer = alone[len(prompt) :]
     else:
-        answer = _after_other_text(message, prompt, base, alone, ends)
-        if answer is None:
+        written = _after_other_text(message, prompt, base, alone, ends)
+        if written is None:
             raise NotLocated(turn, _difference(alone, prompt))
+        answer = written
     last = max((match.end() for match in ends.finditer(answer)), default=0)
     return answer[:last] if last and not answer[last:].strip() else answer
 
@@ -127,7 +128,7 @@ def _after_other_text(message: Any, prompt: str, base: str, alone: str, ends: re
         return written  # the turn continues the one before it, without the header that the prompt has
     # An earlier message is written differently if it is the last one: then the answer follows the generation prompt,
     # or the last control token if there is none.
-    if not header and (last := [match for match in ends.finditer(prompt)]) and last[-1].end() == len(prompt):
+    if not header and (last := list(ends.finditer(prompt))) and last[-1].end() == len(prompt):
         header = last[-1].group()
     if ends.search(header) and alone.count(header) == prompt.count(header):
         return alone[alone.rindex(header) + len(header) :]
@@ -152,9 +153,9 @@ def _range_in(whole: str, prompt: str, answer: str, ends: re.Pattern[str]) -> Ra
         return start, following.end() if following else stop
     # Tokens that are written at the very end of a conversation only, after the turn's own end token.
     for before, stop in zip([0, *stops], stops, strict=False):
-        if whole.startswith(answer[:stop], start) and not ends.sub("", answer[stop:]).strip():
-            if answer[before:stop].strip() or before:
-                return start, start + stop
+        only_ends = not ends.sub("", answer[stop:]).strip()
+        if only_ends and whole.startswith(answer[:stop], start) and (before or answer[before:stop].strip()):
+            return start, start + stop
     return None
 
 

@@ -76,7 +76,7 @@ class Frames(dict[tuple[str, ...], Frame | None]):
     def __init__(self, template: Template, encoder: Encoder, train_on: TrainOn, roles: Mapping[str, str]):
         self._template, self._encoder, self._train_on, self._roles = template, encoder, train_on, roles
         # Other templates can do anything; and with `has_space`, the content decides about a space.
-        self.known = isinstance(template, BuiltIn) and not encoder.has_space
+        self.known = isinstance(template, BuiltIn) and not template.adjust.drop_reasoning and not encoder.has_space
         self._by_shape: dict[tuple[tuple[str, ...], tuple[bool, ...]], Frame | None] = {}
 
     def __missing__(self, names: tuple[str, ...]) -> Frame | None:
@@ -94,7 +94,7 @@ class Frames(dict[tuple[str, ...], Frame | None]):
         messages = conversation.messages
         if conversation.tools or len(messages) > MOST_FRAMES:
             return None
-        if any(m.context or m.tool_calls or m.tool_call_id or m.name is not None for m in messages):
+        if any(m.context or m.reasoning or m.tool_calls or m.tool_call_id or m.name is not None for m in messages):
             return None
         return self._of_roles(tuple([message.role for message in messages]), tuple(trained))
 

@@ -37,6 +37,7 @@ from tasks.storage.corpus_folder import check_listed
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED, TOKENS_SCHEMA
 from tasks.storage.shards import open_index, open_shard, shard_schema
+from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
 from tasks.templates.jinja_template import JinjaTemplate
 from tasks.templates.spans import Span, Template, trained_turns
@@ -240,12 +241,13 @@ def _open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Templa
     Raises DataError or InputMissing if it is missing or has changed.
     """
     name, sha256 = manifest.template.name, manifest.template.sha256
+    adjust = Adjust(manifest.config.get("reasoning") == "drop", manifest.config.get("default_system"))
     if name in BUILT_IN:
         if built_in_sha256(name) != sha256:
             raise DataError(
                 "other_versions", f"template {name}: differs from the one that made the corpus: {_OTHER_VERSIONS}"
             )
-        return BuiltIn(name, encoder, manifest.train_on)
+        return BuiltIn(name, encoder, manifest.train_on, adjust)
     listed = next((file for file in manifest.files if file.path == "template.jinja"), None)
     if listed is None or listed.sha256 != sha256:
         raise DataError(
@@ -253,7 +255,8 @@ def _open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Templa
         )
     check_listed(folder, listed)
     source = (folder / listed.path).read_text(encoding="utf-8")
-    return JinjaTemplate(name, source, encoder, manifest.train_on, str(manifest.config["template_date"]))
+    today, options = str(manifest.config["template_date"]), manifest.config.get("template_options")
+    return JinjaTemplate(name, source, encoder, manifest.train_on, today, "together", options, adjust)
 
 
 # -- the tokenizer of SFTTrainer ---------------------------------------------------------------------------------------

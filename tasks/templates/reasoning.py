@@ -1,0 +1,50 @@
+"""Give the reasoning of an answer the form that a template reads.
+
+{"content": "4", "reasoning_content": "2+2"}           field: most templates of reasoning models
+{"content": "<think>\\n2+2\\n</think>\\n\\n4"}             inline: templates that look for it in the content
+"""
+
+from __future__ import annotations
+
+import re
+from enum import Enum
+from typing import Any
+
+from tasks.conversations.model import Message
+from tasks.templates.jinja_environment import with_reasoning_names
+
+_INLINE = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
+
+
+class ReasoningForm(Enum):
+    FIELD = "field"
+    INLINE = "inline"
+    NONE = "none"
+
+
+def reasoning_of(message: Message) -> str:
+    """Return the reasoning of a message, from its field or from the start of its content."""
+    if message.reasoning:
+        return message.reasoning.strip()
+    found = _INLINE.match(message.content) if message.role == "assistant" else None
+    return found[1].strip() if found else ""
+
+
+def without_reasoning(message: Message) -> Message:
+    """Return a message without its reasoning, wherever it is."""
+    content = _INLINE.sub("", message.content, count=1) if _INLINE.match(message.content) else message.content
+    fields = {name: getattr(message, name) for name in message.__slots__}
+    return Message(**fields | {"content": content, "reasoning": ""})
+
+
+def with_reasoning(message: dict[str, Any], form: ReasoningForm) -> dict[str, Any]:
+    """Return a message in OpenAI's form whose reasoning has the form that a template reads."""
+    content = message.get("content") or ""
+    found = _INLINE.match(content)
+    if form is ReasoningForm.FIELD and found and not message.get("reasoning_content"):
+        message = {**message, "content": content[found.end() :], "reasoning_content": found[1].strip()}
+    reasoning = message.get("reasoning_content")
+    if form is ReasoningForm.INLINE and reasoning:
+        message = {key: value for key, value in message.items() if key != "reasoning_content"}
+        return {**message, "content": f"<think>\n{reasoning.strip()}\n</think>\n\n{content}"}
+    return with_reasoning_names(message)
