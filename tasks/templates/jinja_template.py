@@ -43,6 +43,9 @@ from tasks.templates.spans import TEXT, Sample, Span, TrainOn, Turns
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
+# Templates that look for reasoning in the content split it at its end marker, or test for it.
+_READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""")
+
 # Unicode's three areas for private use.
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
@@ -108,7 +111,7 @@ class JinjaTemplate:
         if self._all:
             others = [k for k, flag in enumerate(trained) if not flag]
             rendering = self._renderer.render(messages, tools, False, others, "others")
-            self._require_located(rendering, conversation, "the rendering of the messages before it")
+            self._require_located(rendering, conversation, "the rendering of the messages before it", breaker)
             return [Sample(self._split(rendering.text, self._without(rendering), breaker))]
         turns = [k for k, flag in enumerate(trained) if flag]
         rendering = self._render(messages, tools, turns, self._turns)
@@ -117,7 +120,7 @@ class JinjaTemplate:
         ranges_of_marks = self._marked_turns(rendering, conversation, trained) if self._marked else None
         if rendering.lost and ranges_of_marks and self._turns != "apart":
             return [Sample(self._split(rendering.text, ranges_of_marks, breaker))]
-        self._require_located(rendering, conversation, "its prompt")
+        self._require_located(rendering, conversation, "its prompt", breaker)
         found = []
         for text, ranges, turn in rendering.samples:
             if turn is None and ranges_of_marks is not None:
@@ -162,13 +165,13 @@ class JinjaTemplate:
     def _reasoning_form(self) -> ReasoningForm:
         """Return how the template reads reasoning: it is rendered with each, and must write it."""
         for form in (ReasoningForm.FIELD, ReasoningForm.INLINE):
-            if form is ReasoningForm.INLINE and "think" not in self._source:
+            if form is ReasoningForm.INLINE and not _READS_INLINE.search(self._source):
                 continue  # it would write it as any other content
             answer = with_reasoning({"role": "assistant", "content": "b", "reasoning_content": "r-e-a-s-o-n"}, form)
             if "r-e-a-s-o-n" in self._trial(answer):
                 return form
         # Some prompts open the reasoning, and the template leaves it out of the turn: see `locate`.
-        return ReasoningForm.FIELD if "think" in self._source else ReasoningForm.NONE
+        return ReasoningForm.FIELD if _READS_INLINE.search(self._source) else ReasoningForm.NONE
 
     @cached_property
     def _null_content(self) -> bool:
@@ -254,14 +257,14 @@ class JinjaTemplate:
 
     # Labels
 
-    def _require_located(self, rendering: Rendering, conversation: Conversation, start: str) -> None:
+    def _require_located(self, rendering: Rendering, conversation: Conversation, start: str, breaker: str) -> None:
         if rendering.lost is None:
             return
         k, problem = rendering.lost
         raise DataError(
             "turn_not_located",
             f"template {self.name}: messages[{k}] ({conversation.messages[k].role}) cannot be located: its rendering "
-            f"does not continue {start}: {problem}",
+            f"does not continue {start}: {problem.replace(_escaped(breaker), '')}",
         )
 
     def _marked_turns(self, rendering: Rendering, conversation: Conversation, trained: Sequence[bool]) -> Ranges:

@@ -16,6 +16,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
+from tasks.core.printable import shown
+
 Range = tuple[int, int]
 Turns = Literal["auto", "together", "apart"]
 Render = Callable[[list[Any], bool], str]  # messages, generation prompt
@@ -116,7 +118,7 @@ def _after_other_text(message: Any, prompt: str, base: str, alone: str, ends: re
         if written.lstrip().startswith(reasoning):  # the prompt introduces the reasoning
             return written
     elif _EMPTY_BLOCK.fullmatch(rest):
-        return written
+        return None if _OPEN.match(written) else written
     if opened := _OPEN.fullmatch(rest):
         if _CLOSE.match(written):
             return None if reasoning else written
@@ -177,4 +179,5 @@ def _difference(one: str, other: str) -> str:
     """Describe where the rendering `one` leaves the text that it should start with, `other`."""
     same = _common(one, other)
     start = max(0, same - 20)
-    return f"after {one[start:same]!r}, {other[same : same + 40]!r} is expected, but {one[same : same + 40]!r} follows"
+    before, expected, found = one[start:same], other[same : same + 40], one[same : same + 40]
+    return f"after {shown(before)}, {shown(expected)} is expected, but {shown(found)} follows"

@@ -1,0 +1,96 @@
+"""Chat templates, one for each thing that the templates of published models do to a turn or to its history.
+
+They are written for the tests, with the control tokens of the tokenizer `hf_byte_level`.
+"""
+
+from __future__ import annotations
+
+PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+OPEN_PROMPT = "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+
+# Reasoning stays in the last turn and is left out of the history.
+STRIPPED = (
+    LOOP + "{% if loop.last and m.reasoning_content %}<think>\n{{ m.reasoning_content | trim }}\n</think>\n\n{% endif %}"
+    "{{ m.content.split('</think>')[-1].lstrip('\n') if m.role == 'assistant' else m.content }}<|im_end|>\n"
+    "{% endfor %}" + PROMPT
+)
+# An empty block of reasoning in the last turn only.
+EMPTY_LAST = (
+    LOOP + "{% if loop.last and m.role == 'assistant' %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
+)
+# The prompt opens the reasoning, and no turn has it.
+OPENED = (
+    LOOP + "{{ m.content.split('</think>')[-1].lstrip('\n') if m.role == 'assistant' else m.content }}<|im_end|>\n"
+    "{% endfor %}" + OPEN_PROMPT
+)
+# The prompt has an empty block of reasoning unless the option asks for reasoning; turns have none.
+OPTIONAL = (
+    LOOP + "{% if m.reasoning_content and enable_thinking %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+# Reasoning is read from the content alone.
+INLINE = (
+    LOOP + "{% if m.role == 'assistant' and '</think>' in m.content %}[{{ m.content.split('</think>')[0].split('<think>')"
+    "[-1].strip() }}] {{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
+    "{% endfor %}" + PROMPT
+)
+# A further end token at the very end only.
+END_TWICE = LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT.replace(
+    "{% endif %}", "{% else %}<|eot_id|>{% endif %}"
+)
+# An end token at the very end only: no turn in the history has one.
+END_LAST = (
+    "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}"
+    "{% if loop.last and m.role == 'assistant' %}<|eot_id|>{% else %}\n{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+# No end token: the header of the next turn ends one.
+NO_END = (
+    "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>{% endif %}"
+)
+DEFAULT_SYSTEM = (
+    "{% if messages[0].role != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"
+    + LOOP
+    + "{{ m.content }}<|im_end|>\n{% endfor %}"
+    + PROMPT
+)
+# The system message is part of the last user turn, if that is the last message.
+SYSTEM_IN_LAST = (
+    "{{ bos_token }}{% set text = messages[0].content if messages[0].role == 'system' else '' %}"
+    "{% for m in messages if m.role != 'system' %}{% if m.role == 'user' %}<|start_header_id|>"
+    "{% if loop.last and text %}{{ text }}\n\n{% endif %}{{ m.content }}<|end_header_id|>"
+    "{% else %}{{ m.content }}<|eot_id|>{% endif %}{% endfor %}"
+)
+TRIMMED = (
+    LOOP + "{{ m.content if loop.last else m.content | trim }}<|im_end|>\n{% endfor %}" + PROMPT
+)
+COUNTED = "{{ messages | length }}" + LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
+# The prompt begins the answer: nothing says what the model writes after it.
+INTRODUCED = LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT.replace("assistant\n", "assistant\nI think: ")
+
+MODERN = {
+    "reasoning stripped from history": STRIPPED,
+    "empty block in the last turn": EMPTY_LAST,
+    "prompt opens the reasoning": OPENED,
+    "prompt has an empty block": OPTIONAL,
+    "end token twice at the end": END_TWICE,
+    "end token at the end only": END_LAST,
+    "no end token": NO_END,
+    "default system message": DEFAULT_SYSTEM,
+    "system message in the last user turn": SYSTEM_IN_LAST,
+    "history trimmed": TRIMMED,
+    "messages counted": COUNTED,
+}
+
+# Tools: calls are written if the content is null, or never.
+CALLS_IF_NULL = (
+    LOOP + "{% if m.content is none %}{% for c in m.tool_calls %}<tool_call>{{ c.function.name }} "
+    "{{ c.function.arguments | tojson }}</tool_call>{% endfor %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
+    "{% endfor %}" + PROMPT
+)
+NO_CALLS = LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT

@@ -1,0 +1,202 @@
+"""Trained turns follow exactly the prompt that the model sees at inference, whatever a template does to history."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.modern_templates import (
+    CALLS_IF_NULL,
+    END_LAST,
+    INLINE,
+    INTRODUCED,
+    MODERN,
+    NO_CALLS,
+    NO_END,
+    OPENED,
+    OPTIONAL,
+    STRIPPED,
+)
+from support.profiles import examples
+from support.tokenizer_kinds import open_kind, ordinary, reference, tokenize
+
+from tasks.conversations.formats import read_record
+from tasks.core.errors import DataError, Reject
+from tasks.templates.adjust import Adjust
+from tasks.templates.built_in import BuiltIn
+from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.spans import Sample, Turns, trained_turns
+
+pytest.importorskip("transformers", reason="transformers is the reference and is not installed")
+
+KIND = "hf_byte_level"
+FEW = settings(max_examples=examples(20), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def open_jinja(source: str, turns: Turns = "auto", **settings: Any) -> JinjaTemplate:
+    return JinjaTemplate("test.jinja", source, open_kind(KIND), "assistant", "2026-01-01", turns, **settings)
+
+
+def user(content: str) -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def answer(content: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+TWO = [user("a"), answer("b", reasoning_content="r"), user("c"), answer("d", reasoning_content="s")]
+CALL = {"type": "function", "function": {"name": "find", "arguments": {"x": 1}}}
+
+
+def samples_of(template: Any, messages: list[dict[str, Any]]) -> list[Sample]:
+    conversation = read_record({"messages": messages}, "messages")
+    return template.samples(conversation, trained_turns(conversation, "assistant"))  # type: ignore[no-any-return]
+
+
+def trained(sample: Sample) -> list[str]:
+    """The runs of trained text of a sample."""
+    text = "".join(span.text if span.trained else "\0" for span in sample.spans)
+    return [run for run in text.split("\0") if run]
+
+
+def whole(sample: Sample) -> str:
+    return "".join(span.text for span in sample.spans)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Answers may begin with white space, which tokens could join with the prompt."""
+    text = ordinary(KIND)
+    messages = [{"role": "system", "content": "Q" + draw(text)}] if draw(st.booleans()) else []
+    for _ in range(draw(st.integers(1, 3))):
+        reasoning = {"reasoning_content": "R" + draw(text).strip()} if draw(st.booleans()) else {}
+        messages += [user("Q" + draw(text)), answer(draw(text) + "Z", **reasoning)]
+    return messages
+
+
+@pytest.mark.parametrize("turns", ["auto", "apart"])
+@pytest.mark.parametrize("name", MODERN)
+def test_ids_equal_those_of_the_tokenizer_up_to_each_trained_turn(name: str, turns: Turns) -> None:
+    source, library, encoder = MODERN[name], reference(KIND), open_kind(KIND)
+    keeps = name in ("reasoning stripped from history", "empty block in the last turn", "prompt opens the reasoning")
+    template = open_jinja(source, turns, adjust=Adjust(drop_reasoning=not keeps))
+
+    def render(messages: list[dict[str, Any]], **more: Any) -> Any:
+        return library.apply_chat_template(messages, chat_template=source, return_dict=False, **more)
+
+    @FEW
+    @given(conversations())
+    def check(messages: list[dict[str, Any]]) -> None:
+        if not keeps:
+            messages = [{k: v for k, v in m.items() if k != "reasoning_content"} for m in messages]
+        rows, receipt = tokenize([{"messages": messages}], encoder, template)
+        assert receipt["rejects"] == []
+        answers = [k for k, message in enumerate(messages) if message["role"] == "assistant"]
+        assert len(rows) in ((len(answers),) if turns == "apart" else (1, len(answers)))
+        for number, k in enumerate(answers):
+            prompt = render(messages[:k], tokenize=True, add_generation_prompt=True)
+            row = rows[number] if len(rows) > 1 else rows[0]
+            assert row.ids[: len(prompt)].tolist() == prompt
+            assert row.trained[len(prompt)]
+            assert not row.trained[len(prompt) - 1]
+            # What is trained begins with the answer of this turn, and ends with a stop token.
+            flags = row.trained[len(prompt) :].tolist()
+            stop = len(prompt) + (flags.index(False) if False in flags else len(flags))
+            text = encoder.decode(row.ids[len(prompt) : stop])
+            assert "".join(messages[k]["content"].split()) in "".join(text.split())
+            assert messages[k].get("reasoning_content", "") in text
+            assert int(row.ids[stop - 1]) in encoder.control_strings
+
+    check()
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (STRIPPED, [["<think>\nr\n</think>\n\nb<|im_end|>"], ["<think>\ns\n</think>\n\nd<|im_end|>"]]),
+        (OPENED, [["r\n</think>\n\nb<|im_end|>"], ["s\n</think>\n\nd<|im_end|>"]]),
+        (INLINE, [["[r] b<|im_end|>", "[s] d<|im_end|>"]]),
+    ],
+    ids=["stripped", "opened", "inline"],
+)
+def test_reasoning_reaches_the_template_in_its_own_form_whatever_form_it_has(
+    source: str, expected: list[list[str]]
+) -> None:
+    inline = [user("a"), answer("<think>\nr\n</think>\n\nb"), user("c"), answer("<think>s</think>d")]
+    other = [m | ({"thinking": m["reasoning_content"]} if "reasoning_content" in m else {}) for m in TWO]
+    for message in other:
+        message.pop("reasoning_content", None)
+    for messages in (TWO, inline, other):
+        assert [trained(sample) for sample in samples_of(open_jinja(source), messages)] == expected
+
+
+def test_one_sample_if_the_template_writes_history_as_it_is_read() -> None:
+    plain = [user("a"), answer("b"), user("c"), answer("d")]
+    [sample] = samples_of(open_jinja(STRIPPED), plain)
+    assert (sample.turn, trained(sample)) == (None, ["b<|im_end|>", "d<|im_end|>"])
+    first, second = samples_of(open_jinja(STRIPPED, "apart"), plain)
+    assert (first.turn, trained(first), second.turn, trained(second)) == (1, ["b<|im_end|>"], 3, ["d<|im_end|>"])
+    first, second = samples_of(open_jinja(STRIPPED), TWO)
+    assert "<think>" not in whole(second).partition("<|im_start|>assistant")[2].partition("<|im_end|>")[0]
+
+
+def test_a_turn_without_an_end_token_ends_with_the_token_that_follows() -> None:
+    [sample] = samples_of(open_jinja(NO_END), [user("a"), answer("b"), user("c"), answer("d")])
+    assert trained(sample) == ["b<|start_header_id|>", "d"]  # and the separator, which is trained on too
+    first, second = samples_of(open_jinja(END_LAST), [user("a"), answer("b"), user("c"), answer("d")])
+    assert (trained(first), trained(second)) == (["b<|eot_id|>"], ["d<|eot_id|>"])
+
+
+def test_together_is_refused_if_the_model_would_see_another_history() -> None:
+    with pytest.raises(DataError, match=r'messages\[1\] \(assistant\) cannot be located: .*"<think>'):
+        samples_of(open_jinja(STRIPPED, "together"), TWO)
+
+
+def test_a_prompt_that_no_turn_continues_is_refused_and_says_what_follows_instead() -> None:
+    with pytest.raises(DataError, match=r'messages\[1\] .*"I think: " is expected, but "b<\|im_end\|>'):
+        samples_of(open_jinja(INTRODUCED), [user("a"), answer("b")])
+
+
+def test_reasoning_without_a_place_is_an_error_until_it_is_dropped() -> None:
+    for template in (open_jinja(NO_CALLS), open_jinja(OPTIONAL), BuiltIn("chatml", open_kind(KIND), "assistant")):
+        with pytest.raises(DataError, match=r"messages\[1\].*reasoning|messages\[1\].*cannot be located"):
+            samples_of(template, TWO[:2])
+    drop = Adjust(drop_reasoning=True)
+    for template in (open_jinja(NO_CALLS, adjust=drop), BuiltIn("chatml", open_kind(KIND), "assistant", drop)):
+        for message in (TWO[1], answer("<think>r</think>\n\nb")):
+            [sample] = samples_of(template, [user("a"), message])
+            assert trained(sample) == ["b<|im_end|>"]
+
+
+def test_options_reach_the_template() -> None:
+    [sample] = samples_of(open_jinja(OPTIONAL, options={"enable_thinking": True}), TWO[:2])
+    assert trained(sample) == ["<think>\nr\n</think>\n\nb<|im_end|>"]
+    [sample] = samples_of(open_jinja(OPTIONAL), [user("a"), answer("b")])
+    assert whole(sample) == "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\nb<|im_end|>"
+
+
+def test_the_default_system_message_is_added_where_there_is_none() -> None:
+    adjust = Adjust(default_system="Be brief.")
+    for template in (open_jinja(NO_CALLS, adjust=adjust), BuiltIn("chatml", open_kind(KIND), "assistant", adjust)):
+        [sample] = samples_of(template, [user("a"), answer("b")])
+        assert whole(sample).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na")
+        [sample] = samples_of(template, [{"role": "system", "content": "s"}, user("a"), answer("b")])
+        assert whole(sample).startswith("<|im_start|>system\ns<|im_end|>\n")
+    samples = samples_of(open_jinja(STRIPPED, "apart", adjust=adjust), TWO)
+    assert [sample.turn for sample in samples] == [1, 3], "turns are numbered as in the record"
+
+
+def test_calls_reach_the_template_in_its_own_form_or_are_rejected() -> None:
+    messages = [user("a"), answer("", tool_calls=[CALL]), {"role": "tool", "content": "7"}, answer("b")]
+    [sample] = samples_of(open_jinja(CALLS_IF_NULL), messages)
+    assert trained(sample)[0] == '<tool_call>find {"x": 1}</tool_call><|im_end|>'
+    with pytest.raises(Reject, match=r"messages\[1\] calls 'find'"):
+        samples_of(open_jinja(NO_CALLS), messages)
+
+
+def test_two_names_of_reasoning_must_agree() -> None:
+    with pytest.raises(Reject, match="reasoning_content and thinking differ"):
+        read_record({"messages": [user("a"), answer("b", reasoning_content="r", thinking="s")]}, "messages")
