@@ -255,7 +255,7 @@ def test_steps_for_a_batch_size_and_the_warning_for_few_steps(tmp_path: Path) ->
     assert count == -(-found.rows["train"] // 16)
     assert count * trained == pytest.approx(found.tokens["trained"])
     warnings = step_warnings(found, [16])
-    assert f"is {count} step" in warnings[0]
+    assert f"an epoch has {count} step" in warnings[0]
     assert "fewer than 100" in warnings[0]
     [few] = step_warnings(found, [1])[-1:]
     assert "trained tokens, fewer than 1,000" in few
