@@ -22,7 +22,7 @@ from tasks.core.errors import DataError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.families import alpaca, chatml, llama2, llama3, mistral, plain, zephyr
-from tasks.templates.spans import Sample, Span, TrainOn
+from tasks.templates.spans import Outline, Sample, Span, TrainOn
 from tasks.templates.writer import Family, Writer, with_tools
 
 # A part of the digest of every built-in template. Raise it if the spans of any of them change.
@@ -72,6 +72,12 @@ class BuiltIn:
     def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
         """Return the conversation as one sample: what is written of a turn does not depend on later turns."""
         return [Sample(self.spans(conversation, trained))]
+
+    def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
+        """Return the sample of a conversation of placeholders. See `Family`."""
+        if self.adjust.drop_reasoning:  # it may be in a content
+            return None
+        return Outline(self.samples(conversation, trained))
 
 
 def plain_text(conversation: Conversation, trained: Sequence[bool], encoder: Encoder) -> list[Span]:

@@ -36,6 +36,7 @@ from jinja2.exceptions import SecurityError, TemplateError
 from tasks.core.errors import DataError, Reject
 from tasks.templates.jinja_environment import ChatTemplate, chat_environment, other_file
 from tasks.templates.locate import Located, NotLocated, Range, locate, prefix_ranges
+from tasks.templates.traced import Trace, can_be_traced, prepare_tracing, traced
 
 # Limit of CPU time, which does not depend on the load of the machine. All renderings of one conversation take a
 # millisecond; a template that takes this long loops.
@@ -61,13 +62,14 @@ class Rendering(NamedTuple):
     """A rendered conversation.
 
     `marks` are the ranges of its {% generation %} blocks. `lost` is a turn that could not be located, and why; then
-    there are no samples.
+    there are no samples. `unusual` is the result of a `Trace`, if one was asked for.
     """
 
     text: str
     marks: list[Range]
     samples: list[Located]
     lost: tuple[int, str] | None
+    unusual: list[list[str]] | None = None
 
 
 class Renderer:
@@ -93,12 +95,15 @@ class Renderer:
             self.close()
             raise
 
-    def render(self, messages: list[Any], tools: Any, marks: bool, turns: list[int], method: Method) -> Rendering:
+    def render(
+        self, messages: list[Any], tools: Any, marks: bool, turns: list[int], method: Method, trace: bool = False
+    ) -> Rendering:
         """Render one conversation and locate `turns`, which are numbers of messages.
 
-        Raises Reject if the template refuses this conversation or fails on it, DataError if it must not be used at all.
+        `trace` records what the template does to contents that are placeholders. Raises Reject if the template refuses
+        this conversation or fails on it, DataError if it must not be used at all.
         """
-        request = orjson.dumps([messages, tools, marks, turns, method])
+        request = orjson.dumps([messages, tools, marks, turns, method, trace])
         if len(turns) * (len(messages) + len(request) // 1000) > MOST_WORK:
             raise Reject(
                 "too_many_turns",
@@ -107,8 +112,8 @@ class Renderer:
             )
         if self._owner != os.getpid():
             self._start()
-        text, found, samples, lost = self._ask(request)
-        return Rendering(text, found, [Located(*sample) for sample in samples], lost)
+        text, found, samples, lost, unusual = self._ask(request)
+        return Rendering(text, found, [Located(*sample) for sample in samples], lost, unusual)
 
     def close(self) -> None:
         """Kill the child. The next rendering starts another one."""
@@ -242,6 +247,7 @@ def _limit(kind: int, value: int) -> None:
 def _serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: datetime, ends: str) -> None:
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     template: ChatTemplate | None = None
+    tracing: ChatTemplate | None = None
     pattern = re.compile(ends)
     request: Any = None
     while True:
@@ -250,8 +256,16 @@ def _serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: d
         try:
             if template is None:
                 template, value = _compile(source, constants, today), None
+            elif request.pop():
+                environment = chat_environment(today)
+                prepare_tracing(environment)
+                tracing = tracing or ChatTemplate(environment, source, constants)
+                trace = Trace()
+                request[0] = traced(request[0], trace)
+                value = (*_rendering(tracing, pattern, *request), None)
+                value = (*value[:-1], trace.result() if can_be_traced(environment, source) else None)
             else:
-                value = _rendering(template, pattern, *request)
+                value = (*_rendering(template, pattern, *request), None)
             reply = orjson.dumps(["done", value])
         except _Problem as problem:
             kind, text = problem.args

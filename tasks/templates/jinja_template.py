@@ -39,7 +39,8 @@ from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
 from tasks.templates.jinja_sandbox import Method, Renderer, Rendering
 from tasks.templates.reasoning import ReasoningForm, reasoning_of, with_reasoning
-from tasks.templates.spans import TEXT, Sample, Span, TrainOn, Turns
+from tasks.templates.spans import TEXT, Outline, Sample, Span, TrainOn, Turns
+from tasks.templates.unusual import Unusual
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -50,6 +51,9 @@ _READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 Ranges = list[tuple[int, int]]
+
+# A placeholder, with the white space around it that a template strips.
+_GAP = re.compile("\v?\0\\d+\0\v?")
 
 
 class JinjaTemplate:
@@ -131,6 +135,34 @@ class JinjaTemplate:
                 self._require_written(conversation.messages[k], k, text[start:stop].replace(breaker, ""))
             found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
         return found
+
+    def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
+        """Return the samples of a conversation of placeholders, if the template only writes and tests contents."""
+        if self._all or not all("\0" in message.content for message in conversation.messages):
+            return None
+        conversation, trained, added = self.adjust.of(conversation, trained)
+        messages, tools, breaker = self._broken(conversation)
+        turns = [k for k, flag in enumerate(trained) if flag]
+        rendering = self._renderer.render(messages, tools, self._marked, turns, self._turns, trace=True)
+        if rendering.lost or rendering.unusual is None:
+            return None
+        heads = []
+        for text, ranges, turn in rendering.samples:
+            for start, stop in self._inner(text, ranges) if turn is None else []:
+                tail = self._tail(text[:start].replace(breaker, ""))
+                head = _GAP.match(text, start, stop)
+                if head is None and not self._splits_at(tail, text[start:stop].partition("\0")[0].replace(breaker, "")):
+                    return None
+                if head is not None and tail:
+                    heads.append((int(head.group().strip("\v\0")), tail))
+        marked = self._marked_turns(rendering, conversation, trained) if self._marked else None
+        found = []
+        for text, ranges, turn in rendering.samples:
+            if turn is None and marked is not None:
+                self._require_agreement(ranges, marked, turns)
+                ranges = marked
+            found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
+        return Outline(found, Unusual(rendering.unusual, heads, self._splits_at))
 
     def _without(self, rendering: Rendering) -> Ranges:
         """Return the ranges between the located turns, which are all but them."""
@@ -298,7 +330,7 @@ class JinjaTemplate:
                 "set `reasoning: drop`, or use a template with a place for reasoning",
             )
         for call in message.tool_calls:
-            if call.name not in answer:
+            if "".join(call.name.split()) not in "".join(answer.split()):
                 raise Reject(
                     "calls_not_written",
                     f"messages[{k}] calls {call.name!r}, and the template {self.name} does not write tool calls",
@@ -310,21 +342,29 @@ class JinjaTemplate:
         A turn is encoded from its own start, as the model writes it; later prompts are encoded as a whole.
         """
         return all(
-            self._splits_at(text[:start].replace(breaker, ""), text[start:stop].replace(breaker, ""))
+            self._splits_at(self._tail(text[:start].replace(breaker, "")), text[start:stop].replace(breaker, ""))
             for text, ranges, turn in rendering.samples
-            if turn is None and not rendering.lost
-            for start, stop in ranges[: len(ranges) if text[ranges[-1][1] :].strip() else -1]
+            if turn is None
+            for start, stop in self._inner(text, ranges)
         )
 
-    def _splits_at(self, before: str, after: str) -> bool:
-        """Return whether no token would reach from the one text into the other."""
-        if not before or not after or self._encoder.leading_space != "none":
+    @staticmethod
+    def _inner(text: str, ranges: Ranges) -> Ranges:
+        """Return the ranges that a later prompt contains."""
+        return ranges[:-1]
+
+    def _tail(self, before: str) -> str:
+        """Return the end of a text, from its last control token on."""
+        ends = self._encoder.control_pattern.finditer(before, max(0, len(before) - 64))
+        return before[max((match.end() for match in ends), default=0) :][-32:]
+
+    def _splits_at(self, tail: str, after: str) -> bool:
+        """Return whether no token would reach from the end of one text, its `_tail`, into the text after it."""
+        if not tail or not after or self._encoder.leading_space != "none":
             return True
-        control = self._encoder.control_pattern
-        tail = before[max((m.end() for m in control.finditer(before, max(0, len(before) - 64))), default=0) :][-32:]
-        match = control.search(after, 0, 64)
+        match = self._encoder.control_pattern.search(after, 0, 64)
         head = after[: match.start() if match else 32]
-        if not tail or not head:
+        if not head:
             return True
         if tail.endswith("\n") and not head[0].isspace() and self._newlines_end_tokens:
             key = (tail, head[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, Protocol
 
 from tasks.conversations.model import ROLES, Conversation
@@ -31,6 +31,13 @@ class Sample(NamedTuple):
     turn: int | None = None  # index of the message that is trained on; None if the sample is the whole conversation
 
 
+class Outline(NamedTuple):
+    """Samples whose contents are placeholders, and which contents must not be filled into them."""
+
+    samples: list[Sample]
+    unusual: Callable[[Sequence[str]], bool] | None = None
+
+
 class Template(Protocol):
     """The interface that `tokenization` needs of a template, built-in or Jinja."""
 
@@ -43,6 +50,10 @@ class Template(Protocol):
 
     def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
         """Return the samples of a conversation, in the order of its turns. Raises Reject as `spans` does."""
+        ...
+
+    def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
+        """Return the samples of a conversation of placeholders, if what surrounds them is the same for all contents."""
         ...
 
 

@@ -12,7 +12,7 @@ calls, a blank turn, a name, …) has no frame.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -20,9 +20,8 @@ import numpy as np
 from msgspec import Struct
 
 from tasks.conversations.model import Conversation, Message, content_digest, layout_of, turns_of, usual_order
-from tasks.core.errors import Reject
+from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
-from tasks.templates.built_in import BuiltIn
 from tasks.templates.spans import Template, TrainOn, trained_turns
 from tasks.tokenization.segments import segments_of
 
@@ -54,6 +53,7 @@ class Frame(Shape):
     texts: int
     layout: str  # the layout_of these conversations, and NUL
     strips: bool  # the template removes white space around contents
+    unusual: Callable[[Sequence[str]], bool] | None  # whether the template may write contents differently
 
 
 class Prepared(Struct, gc=False):
@@ -75,8 +75,7 @@ class Frames(dict[tuple[str, ...], Frame | None]):
 
     def __init__(self, template: Template, encoder: Encoder, train_on: TrainOn, roles: Mapping[str, str]):
         self._template, self._encoder, self._train_on, self._roles = template, encoder, train_on, roles
-        # Other templates can do anything; and with `has_space`, the content decides about a space.
-        self.known = isinstance(template, BuiltIn) and not template.adjust.drop_reasoning and not encoder.has_space
+        self.known = not encoder.has_space  # with `has_space`, the content decides about a space
         self._by_shape: dict[tuple[tuple[str, ...], tuple[bool, ...]], Frame | None] = {}
 
     def __missing__(self, names: tuple[str, ...]) -> Frame | None:
@@ -112,13 +111,19 @@ class Frames(dict[tuple[str, ...], Frame | None]):
             return None
         turns = Conversation(tuple(Message(role, f"\v\0{number}\0\v") for number, role in enumerate(roles)))
         try:
-            tokens, flags, texts, separator = segments_of(self._template.spans(turns, trained), self._encoder)
-        except Reject:
+            outline = self._template.outline(turns, trained)
+        except (Reject, DataError):  # the conversations themselves will say why
             return None
-        if True not in flags:
+        if outline is None or len(outline.samples) != 1:
             return None
+        [(spans, turn)] = outline.samples
+        tokens, flags, texts, separator = segments_of(spans, self._encoder)
         gaps = [int(gap.strip("\v\0")) for text in texts for gap in _GAP.findall(text)]
-        assert gaps == list(range(len(roles))), f"{self._template.name}: {roles} becomes {texts}"
+        if True not in flags or gaps != list(range(len(roles))):  # some templates leave a message out
+            return None
+        stripped = sum(text.count("\v") for text in texts)
+        if stripped not in (0, 2 * len(gaps)):  # of some contents only
+            return None
         between = "\0".join(_GAP.sub("\v", text) for text in texts).split("\v")
         return Frame(
             tokens=np.array(tokens, np.int32),
@@ -129,7 +134,9 @@ class Frames(dict[tuple[str, ...], Frame | None]):
             parts=list(chain.from_iterable((part, "") for part in between))[:-1],
             texts=len(texts),
             layout=layout_of(turns) + "\0",
-            strips=not any("\v" in text for text in texts),
+            turn=-1 if turn is None else turn,
+            strips=not stripped,
+            unusual=outline.unusual,
         )
 
 
@@ -142,6 +149,8 @@ def fill(frame: Frame, contents: list[str]) -> Prepared | None:
     for content in contents:
         if not content or content.isspace():
             return None
+    if frame.unusual and frame.unusual(contents):
+        return None
     parts = frame.parts.copy()
     parts[1::2] = map(str.strip, contents) if frame.strips else contents
     joined = "".join(parts)

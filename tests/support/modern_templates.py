@@ -11,7 +11,8 @@ LOOP = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
 
 # Reasoning stays in the last turn and is left out of the history.
 STRIPPED = (
-    LOOP + "{% if loop.last and m.reasoning_content %}<think>\n{{ m.reasoning_content | trim }}\n</think>\n\n{% endif %}"
+    LOOP
+    + "{% if loop.last and m.reasoning_content %}<think>\n{{ m.reasoning_content | trim }}\n</think>\n\n{% endif %}"
     "{{ m.content.split('</think>')[-1].lstrip('\n') if m.role == 'assistant' else m.content }}<|im_end|>\n"
     "{% endfor %}" + PROMPT
 )
@@ -34,13 +35,14 @@ OPTIONAL = (
 )
 # Reasoning is read from the content alone.
 INLINE = (
-    LOOP + "{% if m.role == 'assistant' and '</think>' in m.content %}[{{ m.content.split('</think>')[0].split('<think>')"
-    "[-1].strip() }}] {{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
+    LOOP + "{% if m.role == 'assistant' and '</think>' in m.content %}"
+    "[{{ m.content.split('</think>')[0].split('<think>')[-1].strip() }}] "
+    "{{ m.content.split('</think>')[-1].lstrip('\n') }}{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
     "{% endfor %}" + PROMPT
 )
 # A further end token at the very end only.
-END_TWICE = LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT.replace(
-    "{% endif %}", "{% else %}<|eot_id|>{% endif %}"
+END_TWICE = (
+    LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT.replace("{% endif %}", "{% else %}<|eot_id|>{% endif %}")
 )
 # An end token at the very end only: no turn in the history has one.
 END_LAST = (
@@ -66,9 +68,7 @@ SYSTEM_IN_LAST = (
     "{% if loop.last and text %}{{ text }}\n\n{% endif %}{{ m.content }}<|end_header_id|>"
     "{% else %}{{ m.content }}<|eot_id|>{% endif %}{% endfor %}"
 )
-TRIMMED = (
-    LOOP + "{{ m.content if loop.last else m.content | trim }}<|im_end|>\n{% endfor %}" + PROMPT
-)
+TRIMMED = LOOP + "{{ m.content if loop.last else m.content | trim }}<|im_end|>\n{% endfor %}" + PROMPT
 COUNTED = "{{ messages | length }}" + LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
 # The prompt begins the answer: nothing says what the model writes after it.
 INTRODUCED = LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT.replace("assistant\n", "assistant\nI think: ")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +20,7 @@ from support.jinja_sources import (
     LLAMA3_MARKED,
     TOOLS,
 )
+from support.modern_templates import INTRODUCED
 from support.profiles import examples
 from support.tokenizer_kinds import (
     CHATML_JINJA,
@@ -40,11 +40,11 @@ from support.tokenizer_kinds import (
 
 import tasks.templates.jinja_sandbox
 from tasks.conversations.formats import read_record
-from tasks.core.errors import DataError, PartMissing, Reject, UsageError
+from tasks.core.errors import DataError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.templates.jinja_template import JinjaTemplate
-from tasks.templates.spans import TEXT, Span, TrainOn, trained_turns
+from tasks.templates.spans import TEXT, Span, TrainOn, Turns, trained_turns
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -64,8 +64,10 @@ TEMPLATES = {
 HF = ("hf_byte_level", "hf_metaspace", "hf_legacy")
 
 
-def jinja(source: str, kind: str, train_on: TrainOn = "assistant", today: str = "2026-01-01") -> JinjaTemplate:
-    return JinjaTemplate("test.jinja", source, open_kind(kind), train_on, today)
+def jinja(
+    source: str, kind: str, train_on: TrainOn = "assistant", today: str = "2026-01-01", turns: Turns = "auto"
+) -> JinjaTemplate:
+    return JinjaTemplate("test.jinja", source, open_kind(kind), train_on, today, turns)
 
 
 def spans_of(template: JinjaTemplate, record: dict[str, Any], train_on: TrainOn = "assistant") -> list[Span]:
@@ -197,7 +199,8 @@ def controls_of(row: Row, encoder: Encoder) -> list[str]:
 def test_the_control_tokens_are_those_that_the_template_writes(name: str, kind: str) -> None:
     """They are the same as for a conversation of the same form that says nothing but x."""
     encoder, source = open_kind(kind), {**TEMPLATES, "joined": JOINED}[name]
-    template = jinja(source, kind, "last" if name == "joined" else "assistant")
+    # Apart, an answer that begins with white space would have a sample of its own.
+    template = jinja(source, kind, "last" if name == "joined" else "assistant", turns="together")
     strings = control_strings(kind)
     given_records = [everywhere(text) for text in (*strings, "".join(strings), " ".join(strings))]
     given_records += [everywhere(string[:cut]) for string in strings for cut in range(1, len(string))]
@@ -205,6 +208,9 @@ def test_the_control_tokens_are_those_that_the_template_writes(name: str, kind: 
 
     def check(found: list[dict[str, Any]]) -> None:
         for record in found:
+            for message in record["messages"]:
+                if name not in ("tools", "joined"):  # these write calls
+                    message.pop("tool_calls", None)
             record["messages"][-1]["content"] = record["messages"][-1]["content"] or "x"
         rows, _ = tokenize(found, encoder, template)
         plain, _ = tokenize([harmless(found[row.record]) for row in rows], encoder, template)
@@ -379,18 +385,16 @@ TWO_ANSWERS = {
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
+        (INTRODUCED, r"part\.jsonl:1: .*messages\[1\] \(assistant\) cannot be located"),
         (
-            "{% for m in messages %}<|im_start|>{{ m.role }}\n"
-            "{% if m.role != 'assistant' or loop.last %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
-            "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
-            r"part\.jsonl:1: .*messages\[1\] \(assistant\) cannot be located",
+            CHATML_MARKED.replace("{% generation %}{{ message.content }}", "{{ message.content }}{% generation %}"),
+            "covers characters",
         ),
-        ("{{ messages | length }}" + CHATML_JINJA, r"messages\[1\] \(assistant\) cannot be located"),
         (CHATML_MARKED.replace("== 'assistant'", "== 'tool'"), r"0 \{% generation %\} blocks for 2 assistant turns"),
         ("{{ messages.__class__.__mro__ }}" + CHATML_JINJA, "must not access Python internals"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "after 0.2 s; it loops"),
     ],
-    ids=["rewrites history", "prints a count", "marks other turns", "reaches for Python", "loops"],
+    ids=["begins the answer", "marks too late", "marks other turns", "reaches for Python", "loops"],
 )
 def test_a_template_whose_labels_would_be_wrong_stops_the_run(
     source: str, problem: str, monkeypatch: pytest.MonkeyPatch
@@ -430,34 +434,3 @@ def test_arguments_nested_too_deeply_are_rejected() -> None:
 def test_a_template_that_is_no_jinja_is_named() -> None:
     with pytest.raises(DataError, match=r"test\.jinja: not valid Jinja: .*endfor"):
         jinja("{% for message in messages %}", "hf_byte_level")
-
-
-# -- transformers missing ---------------------------------------------------------------------------------------------
-
-
-def _no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(sys.modules):
-        if name == "transformers" or name.startswith("transformers."):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "transformers", None)
-
-
-def _no_jinja(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "jinja2.exceptions", None)
-
-
-def _old_jinja(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(source: str) -> None:
-        raise ImportError("apply_chat_template requires jinja2>=3.1.6 to be installed")
-
-    monkeypatch.setattr("transformers.utils.chat_template_utils._compile_jinja_template", refuse)
-
-
-@pytest.mark.parametrize("take_away", [_no_transformers, _no_jinja, _old_jinja])
-def test_without_transformers_it_says_what_to_install(
-    take_away: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    encoder = open_kind("hf_byte_level")
-    take_away(monkeypatch)
-    with pytest.raises(PartMissing, match=r"need transformers .*make extras"):
-        JinjaTemplate("test.jinja", CHATML_JINJA, encoder, "assistant", "2026-01-01")

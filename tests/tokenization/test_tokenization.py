@@ -223,6 +223,9 @@ def test_white_space_after_the_eos_does_not_hide_it(trained: bool) -> None:
         def samples(self, *_: Any) -> list[Sample]:
             return [Sample(self.spans())]
 
+        def outline(self, *_: Any) -> None:
+            return None
+
     [row], _ = tokenize([GOOD], encoder, Ends())
     assert not row.separator
     assert int((row.ids == encoder.eos_id).sum()) == 1
@@ -345,6 +348,9 @@ class Fails:
 
     def samples(self, *_: Any) -> list[Sample]:
         return [Sample(self.spans())]
+
+    def outline(self, *_: Any) -> None:
+        return None
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,36 @@
+"""Find the contents that must not be filled into the rendering of placeholders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+# Inline reasoning is given to the template in another form.
+_REASONING = "<think>"
+
+
+class Unusual:
+    """Contents that a template treats differently, by what `Trace` recorded.
+
+    `heads` are the contents that a later prompt has after a text, with the end of that text: `splits` tells whether a
+    token could reach from one into the other.
+    """
+
+    def __init__(self, tests: list[list[str]], heads: list[tuple[int, str]], splits: Callable[[str, str], bool]):
+        needles, starts, ends = tests
+        self._needles = tuple(dict.fromkeys((_REASONING, *needles)))
+        self._starts, self._ends = frozenset(starts), frozenset(ends)
+        self._heads, self._splits = tuple(heads), splits
+
+    def __call__(self, contents: Sequence[str]) -> bool:
+        """Return whether one of the contents, none of which is blank, is unusual."""
+        for needle in self._needles:
+            for content in contents:
+                if needle in content:
+                    return True
+        if self._starts and any(content[0] in self._starts for content in contents):
+            return True
+        if self._ends and any(content[-1] in self._ends for content in contents):
+            return True
+        return any(
+            contents[number][0].isspace() or not self._splits(tail, contents[number]) for number, tail in self._heads
+        )
