@@ -152,8 +152,8 @@ class Traced(str):
         self._close()
         return str.__len__(self)
 
-    __iter__ = __getitem__ = __mod__ = __rmod__ = __mul__ = __rmul__ = __format__ = _other  # type: ignore
-    __lt__ = __le__ = __gt__ = __ge__ = _other  # type: ignore[assignment]
+    __iter__ = __getitem__ = __mod__ = __rmod__ = __mul__ = __rmul__ = __format__ = _other
+    __lt__ = __le__ = __gt__ = __ge__ = _other
 
 
 _RECORDED = {
@@ -181,7 +181,7 @@ def prepare_tracing(environment: Environment) -> None:
     """Make an environment keep traces where it joins texts. It changes Jinja itself: for a child process only."""
     environment.concat = _joined  # type: ignore[method-assign]
     environment.filters |= {"safe": lambda value: value, "join": _join}
-    jinja2.runtime.str_join = _joined
+    jinja2.runtime.str_join = _joined  # type: ignore[assignment]
 
 
 def can_be_traced(environment: Environment, source: str) -> bool:

@@ -49,7 +49,7 @@ EXAMPLES, CONVERSATIONS = 5, 125
 def open_template(name: str, kind: str, train_on: TrainOn) -> Template:
     if name in BUILT_IN:
         return BuiltIn(name, open_kind(kind), train_on)
-    return JinjaTemplate(name, JINJA[name], open_kind(kind), train_on, "2026-01-01")
+    return JinjaTemplate(name, JINJA[name], open_kind(kind), train_on, "2026-01-01", "together")
 
 
 # Marks in questions and answers, to be found again among the trained tokens.

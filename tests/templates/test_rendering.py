@@ -32,7 +32,7 @@ def open_renderer(source: str) -> Renderer:
 
 
 def render(source: str) -> Rendering:
-    return open_renderer(source).render(MESSAGES, None, False, [], False)
+    return open_renderer(source).render(MESSAGES, None, False, [], "others")
 
 
 def children() -> set[int]:
@@ -112,16 +112,16 @@ def test_a_renderer_goes_on_after_what_it_could_not_do() -> None:
     renderer = open_renderer(source)
     for _ in range(2):
         with pytest.raises(DataError, match="MiB of memory"):
-            renderer.render([{"role": "user", "content": "big"}], None, False, [], False)
-        assert renderer.render(MESSAGES, None, False, [0], False) == Rendering("ab", [], [[0, 1]], None)
+            renderer.render([{"role": "user", "content": "big"}], None, False, [], "others")
+        assert renderer.render(MESSAGES, None, False, [0], "others").text == "ab"
 
 
 def test_a_child_that_is_killed_is_reported_and_replaced() -> None:
     renderer = open_renderer(SAY)
     os.kill(renderer._child, signal.SIGSEGV)
     with pytest.raises(DataError, match=r"odd\.jinja: killed the process that rendered it \(SIGSEGV\)"):
-        renderer.render(MESSAGES, None, False, [], False)
-    assert renderer.render(MESSAGES, None, False, [], False).text == "ab"
+        renderer.render(MESSAGES, None, False, [], "others")
+    assert renderer.render(MESSAGES, None, False, [], "others").text == "ab"
 
 
 def test_chance_is_the_same_every_time() -> None:
@@ -150,7 +150,7 @@ def test_memory_is_bounded_by_the_system() -> None:
 
 def _in_a_worker(renderer: Renderer, out: object) -> None:
     before = renderer._child
-    text = renderer.render(MESSAGES, None, False, [], False).text
+    text = renderer.render(MESSAGES, None, False, [], "others").text
     out.put((text, before != renderer._child, renderer._child))  # type: ignore[attr-defined]
 
 
@@ -165,7 +165,7 @@ def test_a_forked_worker_has_a_child_of_its_own_that_ends_with_it(daemon: bool) 
     worker.join()
     assert (text, own, worker.exitcode) == ("ab", True, 0)
     assert not Path(f"/proc/{child}").exists(), "it was reaped by the worker, not left to init"
-    assert renderer.render(MESSAGES, None, False, [], False).text == "ab"
+    assert renderer.render(MESSAGES, None, False, [], "others").text == "ab"
 
 
 def test_the_child_ends_when_its_parent_is_killed_and_takes_no_lock_with_it(tmp_path: Path) -> None:
