@@ -133,7 +133,7 @@ class Recipe:
     def template(self) -> Template:
         source, config = self.template_source, self.config
         if source is None:
-            return BuiltIn(config.template, self.encoder, config.train_on)
+            return BuiltIn(config.template, self.encoder, config.train_on, config.turns)
         return JinjaTemplate(config.template, source, self.encoder, config.train_on, config.template_date, config.turns)
 
     # Keys

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from tasks.conversations.model import Conversation
 from tasks.encoders.encoder import Encoder
 from tasks.templates.families import alpaca, chatml, llama2, llama3, mistral, plain, zephyr
-from tasks.templates.spans import Sample, Span, TrainOn
+from tasks.templates.spans import Sample, Span, TrainOn, Turns, up_to
 from tasks.templates.writer import Family, Writer, with_tools
 
 # A part of the digest of every built-in template. Raise it if the spans of any of them change.
@@ -42,8 +42,9 @@ MARKERS = {family.name: family.markers for family in FAMILIES}
 class BuiltIn:
     """A built-in template, bound to a tokenizer."""
 
-    def __init__(self, name: str, encoder: Encoder, train_on: TrainOn):
+    def __init__(self, name: str, encoder: Encoder, train_on: TrainOn, turns: Turns = "auto"):
         self.name = name
+        self.apart = turns == "apart"
         self.markers_as_text = tuple(m for m in BUILT_IN[name].markers if m not in encoder.controls)
         self._family = BUILT_IN[name]
         self._encoder = encoder
@@ -59,8 +60,13 @@ class BuiltIn:
         return writer.spans
 
     def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
-        """Return the conversation as one sample: what is written of a turn does not depend on later turns."""
-        return [Sample(self.spans(conversation, trained))]
+        """Return the conversation as one sample, unless the config asks for several.
+
+        What is written of a turn does not depend on later turns, so that one sample has what several would have.
+        """
+        if not self.apart or conversation.messages[0].role == "text":
+            return [Sample(self.spans(conversation, trained))]
+        return [Sample(self.spans(*up_to(conversation, turn)), turn) for turn, flag in enumerate(trained) if flag]
 
 
 def plain_text(conversation: Conversation, trained: Sequence[bool], encoder: Encoder) -> list[Span]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple, Protocol
 
 from tasks.conversations.model import ROLES, Conversation
@@ -44,6 +45,13 @@ class Template(Protocol):
     def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
         """Return the samples of a conversation, in the order of its turns. Raises Reject as `spans` does."""
         ...
+
+
+def up_to(conversation: Conversation, turn: int) -> tuple[Conversation, list[bool]]:
+    """Return a conversation up to the message at index `turn`, and flags that train on this message only."""
+    *before, last = conversation.messages[: turn + 1]
+    messages = (*(replace(message, weight=0) for message in before), last)
+    return replace(conversation, messages=messages), [index == turn for index in range(len(messages))]
 
 
 def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:
