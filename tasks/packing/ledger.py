@@ -114,22 +114,10 @@ def _conversations(samples: np.ndarray, accepted: Accepted) -> int:
 
 
 def count_samples(pieces: Pieces, tokens: TokenColumns) -> dict[str, Any] | None:
-    """Count the samples, and the prompt tokens that later samples of a conversation repeat.
-
-    These are the untrained tokens of each packed sample, at most as many as its conversation's packed sample before
-    it has tokens; further copies do not count. Returns None if every conversation is one sample.
-    """
+    """Count the samples and the prompt tokens that they repeat; None if every conversation is one sample."""
     accepted = pieces.accepted
     if not accepted.samples.several:
         return None
-    length, untrained = np.zeros(len(accepted.length), np.int64), np.zeros(len(accepted.length), np.int64)
-    for chunk in pieces.chunks(0, pieces.once):
-        found = pieces.columns(chunk)
-        np.add.at(length, found.conversation, found.length)
-        np.add.at(untrained, found.conversation, found.length - pieces.trained(chunk, tokens))
-    packed = np.flatnonzero(accepted.reason == 0)
-    first = accepted.samples.first_of(packed)
-    repeated = np.minimum(untrained[packed[1:]], length[packed[:-1]])[first[1:] == first[:-1]]
     counts = np.bincount(accepted.reason, minlength=REJECTED + 1).tolist()
     dropped = zip(SAMPLE_DROP_REASONS, counts[1:], strict=False)
     return {
@@ -137,8 +125,26 @@ def count_samples(pieces: Pieces, tokens: TokenColumns) -> dict[str, Any] | None
         "packed": counts[0],
         "rejected": counts[REJECTED],
         "dropped": {reason: count for reason, count in dropped if count},
-        "repeated_prompt_tokens": int(repeated.sum()),
+        "repeated_prompt_tokens": int(repeated_prompt_tokens(pieces, tokens).sum()),
     }
+
+
+def repeated_prompt_tokens(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
+    """Count the prompt tokens of each sample that its conversation's packed sample before it has, too: int64[samples].
+
+    These are its untrained tokens, at most as many as that sample has tokens. Further copies do not count.
+    """
+    accepted = pieces.accepted
+    length, untrained = np.zeros(len(accepted.length), np.int64), np.zeros(len(accepted.length), np.int64)
+    for chunk in pieces.chunks(0, pieces.once):
+        found = pieces.columns(chunk)
+        np.add.at(length, found.conversation, found.length)
+        np.add.at(untrained, found.conversation, found.length - pieces.trained(chunk, tokens))
+    packed = np.flatnonzero(accepted.reason == 0)
+    first = accepted.samples.first_of(packed)
+    repeated = np.zeros(len(accepted.length), np.int64)
+    repeated[packed[1:]] = np.minimum(untrained[packed[1:]], length[packed[:-1]]) * (first[1:] == first[:-1])
+    return repeated
 
 
 def make_ledger(

@@ -51,7 +51,7 @@ class Accepted:
 
     def left(self) -> np.ndarray:
         """Return, at the first sample, whether a sample of the conversation is left: bool[samples]."""
-        return self.samples.any(self.reason == 0)
+        return self.samples.most(self.reason == 0)
 
     def drop(self, conversations: np.ndarray, reason: str) -> None:
         """Drop all samples that are left of conversations, given by their first samples."""
@@ -208,7 +208,7 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
             cuts.extend(cut)
     if accepted.samples.several:
         # Only a conversation of which no sample has a trained token is a reject.
-        others = accepted.samples.of_each(accepted.samples.any(accepted.reason != REJECTED))
+        others = accepted.samples.of_each(accepted.samples.most(accepted.reason != REJECTED))
         accepted.reason[others & (accepted.reason == REJECTED)] = drop_code("no_trained_tokens")
     cut_of = np.array(owners, np.int32)
     of = whole = indexes_where((accepted.reason == 0) & ~is_long)

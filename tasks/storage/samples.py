@@ -34,11 +34,11 @@ class Samples:
         """Keep a flag of a first sample, and clear that of any other: bool[samples]."""
         return flags if self.firsts is None else self._at_firsts(flags[self.firsts], len(flags))
 
-    def any(self, flags: np.ndarray) -> np.ndarray:
-        """Return, at the first sample, whether any sample of the conversation has the flag: bool[samples]."""
-        if self.firsts is None or not len(flags):
-            return flags
-        return self._at_firsts(np.logical_or.reduceat(flags, self.firsts), len(flags))
+    def most(self, values: np.ndarray) -> np.ndarray:
+        """Return, at the first sample, the greatest value of the conversation's samples; 0 or False at the others."""
+        if self.firsts is None or not len(values):
+            return values
+        return self._at_firsts(np.maximum.reduceat(values, self.firsts), len(values))
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """Return, at the first sample, the sum over the samples of the conversation: integers[samples]."""
