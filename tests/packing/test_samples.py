@@ -270,6 +270,7 @@ def test_a_turn_that_is_cut_off_is_dropped_and_a_conversation_of_which_all_are_i
     assert ledger["conversations"]["rejected"] == {"no_trained_tokens": 1}
     assert (ledger["samples"]["read"], ledger["samples"]["rejected"], ledger["samples"]["packed"]) == (4, 2, 1)
     assert ledger["tokens"]["rejected"] == 42
+    assert (receipt["sources"][0]["accepted"], receipt["sources"][0]["rejected"]) == (1, 1)
 
 
 def test_limits_and_duplicates_count_conversations() -> None:
@@ -331,3 +332,10 @@ def test_a_share_of_the_tokens_counts_those_of_samples_that_are_packed() -> None
     with recipe_of(corpus, 9, sequence_length=16, sources=sources, weighting="token_share", max_tokens=5) as recipe:
         receipt, _, _, _ = planned(recipe)
     assert [facts["trained_tokens"] for facts in receipt["mixture"]] == [4, 4]
+
+
+def test_the_first_conversations_of_two_sources_are_two() -> None:
+    corpus = [[Said(n, 4, {1: SHORT, 3: SHORT})] for n in range(2)]
+    with recipe_of(corpus, 9, sequence_length=8) as recipe:
+        ledger = planned(recipe)[0]["ledger"]
+    assert (ledger["conversations"]["packed"], ledger["samples"]["repeated_prompt_tokens"]) == (2, 2)
