@@ -21,6 +21,7 @@ from tasks.inspection.diff import compare
 from tasks.inspection.dry_run import summarize
 from tasks.inspection.search import find_conversations
 from tasks.recipe import resolve
+from tasks.report.figures import read_figures
 from tasks.report.report import write_report
 from tasks.storage.manifest import load_manifest
 from tasks.verification.rebuild import rebuild
@@ -218,6 +219,12 @@ def test_the_report_names_turns(apart: Path, tmp_path: Path) -> None:
     page = write_report(apart, tmp_path / "report.html")[0].read_text()
     assert "repeat the prompt of an earlier turn of the same conversation" in page
     assert " turn 3" in page
+
+
+def test_lengths_are_those_of_samples(apart: Path) -> None:
+    figures = read_figures(load_manifest(apart), folder_of(apart))
+    once = {(entry["record"], entry["turn"]): entry["length"] for entry in reversed(index_of(apart))}
+    assert figures.lengths.tolist() == [once[key] for key in sorted(once)]
 
 
 @pytest.mark.slow
