@@ -206,6 +206,10 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
             display.show(line)
     if further := [f"{count:,} {reason}" for reason, count in conversations.dropped.items() if reason != "too_long"]:
         display.show(f"dropped by filters, limits and weights: {', '.join(further)}")
+    if ledger.samples:
+        from tasks.inspection.labels import explain_samples
+
+        display.show(explain_samples(ledger.samples, tokens.packed))
     _print_mixture(manifest, Path(path).parent.parent / manifest.corpus)
     lost = {
         "dropped with conversations longer than a row": tokens.dropped * (not further),

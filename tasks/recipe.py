@@ -134,16 +134,14 @@ class Recipe:
     def template(self) -> Template:
         source, config = self.template_source, self.config
         if source is None:
-            return BuiltIn(config.template, self.encoder, config.train_on, self._adjust)
-        # A row of format 2.0 is a conversation, not a sample of it.
-        turns = config.turns if config.packing else "together"
+            return BuiltIn(config.template, self.encoder, config.train_on, config.turns, self._adjust)
         return JinjaTemplate(
             config.template,
             source,
             self.encoder,
             config.train_on,
             config.template_date,
-            turns,
+            config.turns,
             config.template_options,
             self._adjust,
         )

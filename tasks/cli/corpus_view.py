@@ -16,7 +16,7 @@ from tasks.cli.console import grid, heading, indented, plain_table, single, whol
 from tasks.core.error_codes import CODES
 from tasks.core.printable import common_folder, counted, in_bytes, printable
 from tasks.corpus.mixture_table import fit_to_width, mixture_table
-from tasks.inspection.labels import BATCH_ROWS, DROPPED, FEW_STEPS, NOTICED, SHARE_NOTE, TRAINED_TURNS
+from tasks.inspection.labels import BATCH_ROWS, DROPPED, FEW_STEPS, NOTICED, SHARE_NOTE, TRAINED_TURNS, explain_samples
 from tasks.inspection.manifests import Listing, Overview, Unreadable
 from tasks.inspection.verification import Verification
 from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts
@@ -170,6 +170,8 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
     else:
         indented(console, left)
         indented(console, right)
+    if samples := manifest.ledger.samples:
+        indented(console, single(Text(explain_samples(samples, tokens.packed), "dim")))
     if sum(conversations.rejected.values()):
         indented(console, single(Text("rejects.jsonl in the corpus lists each rejected conversation", "dim")))
 

@@ -13,7 +13,7 @@ from tasks.cli.token_text import print_hanging, print_legend, print_title, text_
 from tasks.core.printable import common_folder, counted, duration, in_bytes, printable
 from tasks.corpus.mixture_table import mixture_table
 from tasks.inspection.dry_run import DryRun
-from tasks.inspection.labels import DROPPED, NOTICED, SHARE_NOTE, TRAINED_TURNS
+from tasks.inspection.labels import DROPPED, NOTICED, SHARE_NOTE, TRAINED_TURNS, explain_samples
 from tasks.inspection.token_runs import Span
 
 SHOWN_CONVERSATIONS = 12
@@ -179,6 +179,8 @@ def _print_figures(run: DryRun, console: Console) -> None:
     with_workers = f"with {counted(run.workers, 'worker')} on idle cores"
     table.add_row("time", f"~ {duration(run.seconds)}", Text(with_workers, "dim"))
     indented(console, table)
+    if samples := run.ledger.get("samples"):
+        console.print(Text(f"  {explain_samples(samples, tokens['packed'])}", "dim"), soft_wrap=True)
     for name, count in run.noticed_in_sample.items():
         if count:
             noun, meaning = NOTICED.get(name, ("", name))

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from tasks.cli.token_text import print_hanging, print_legend, print_title, styled, text_of
 from tasks.core.printable import CONTROL, counted, printable
+from tasks.inspection.lookup import turn_of
 from tasks.inspection.rows import Conversation, Piece, Row
 
 # Rows with further copies of a conversation that are listed.
@@ -55,13 +56,16 @@ def show_row(row: Row, console: Console) -> None:
 def show_conversation(conversation: Conversation, console: Console) -> None:
     """Render each piece of a conversation with all of its rows, or the reason it is in none."""
     first = conversation.pieces[0]
-    pieces: dict[int, list[Piece]] = {}
+    pieces: dict[tuple[int, int], list[Piece]] = {}
     for piece in conversation.pieces:
-        pieces.setdefault(piece["first"] or 0, []).append(piece)
+        pieces.setdefault((piece.get("turn", -1), piece["first"] or 0), []).append(piece)
+    samples = {turn for turn, _ in pieces}
     title = Text.assemble((f"conversation {first['number']:,}", "bold"), f"  {first['origin']}")
-    if len(pieces) > 1:
+    if len(samples) > 1:
+        title.append(f"  {len(samples)} samples", "dim")
+    if len(pieces) > len(samples):
         title.append(f"  {len(pieces)} pieces", "dim")
-    if (times := len(conversation.pieces) // len(pieces)) > 1:
+    if (times := max(map(len, pieces.values()))) > 1:
         title.append(f"  packed {times:,} times", "dim")
     console.print(title, soft_wrap=True)
     if any("spans" in piece for piece in conversation.pieces):
@@ -69,7 +73,7 @@ def show_conversation(conversation: Conversation, console: Console) -> None:
     for piece, *copies in pieces.values():
         console.print()
         if piece["row"] is None:
-            console.print(Text(f"dropped: {piece['why']}", "yellow"), soft_wrap=True)
+            console.print(Text(f"{turn_of(piece).lstrip()} dropped: {piece['why']}".lstrip(), "yellow"), soft_wrap=True)
             file, _, record = piece["origin"].rpartition(":")
             command = f"packcorpus inspect {shlex.quote(file)} --line {record}"
             console.print(Text(f"its text: {command}", "dim"), soft_wrap=True)
@@ -108,7 +112,7 @@ def _print_piece(label: str, piece: Piece, console: Console) -> None:
             facts.append("truncated")
         if piece["first"] or piece.get("pieces", 1) > 1:
             facts.append(f"piece {piece['piece']} of {piece['pieces']}, from its token {piece['first']:,}")
-    print_title(console, label, piece["origin"], facts)
+    print_title(console, label, piece["origin"] + turn_of(piece), facts)
     print_hanging(console, text_of(piece["spans"]))
     if _has_tokens(piece):
         print_hanging(console, Text.assemble(("ids ", "dim"), text_of(piece["spans"], as_ids=True)))
@@ -119,7 +123,7 @@ def _print_messages(label: str, piece: Piece, console: Console) -> None:
     facts = []
     if piece["number"] is not None:
         facts = [counted(piece["length"], "token"), f"{piece['trained']:,} trained", f"#{piece['number']:,}"]
-    print_title(console, label, piece["origin"], facts)
+    print_title(console, label, piece["origin"] + turn_of(piece), facts)
     if piece["messages"] is None:
         _print_titled(console, "text", piece["text"])
     else:

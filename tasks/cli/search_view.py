@@ -11,6 +11,7 @@ from rich.text import Text
 from tasks.cli.token_text import HEADING_STYLE, print_hanging, styled, text_of
 from tasks.core.error_codes import CODES
 from tasks.core.printable import counted, printable
+from tasks.inspection.lookup import turn_of
 from tasks.inspection.search import Excerpt, Rejects, SearchResult
 
 
@@ -21,7 +22,9 @@ def show_search(result: SearchResult, console: Console) -> None:
         where = f"  row {piece['row_of_split']:,} of {piece['split']}{number}"
         trained = "  trained on" if piece["trained_on"] else ""
         console.print(
-            Text.assemble(("━━ ", "cyan"), (piece["origin"], HEADING_STYLE), (where, "dim"), (trained, "green")),
+            Text.assemble(
+                ("━━ ", "cyan"), (piece["origin"] + turn_of(piece), HEADING_STYLE), (where, "dim"), (trained, "green")
+            ),
             soft_wrap=True,
         )
         if piece["excerpt"]:

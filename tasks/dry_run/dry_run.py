@@ -30,6 +30,7 @@ from tasks.dry_run.sample_tokens import encodes_equally, fast_encoder, thinned, 
 from tasks.dry_run.warnings import find_failures, find_warnings
 from tasks.encoders.encoder import Encoder
 from tasks.packing import bin_packing
+from tasks.packing.ledger import repeated_prompt_tokens
 from tasks.packing.pieces import Pieces
 from tasks.packing.plan import select_pieces
 from tasks.recipe import Recipe
@@ -69,7 +70,8 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         packed, dropped = _pack(selection), _dropped(selection)
         rejects, cut_off = _count_rejects(sampled, selection)
         costs = estimate_costs(recipe, sampled, packed, selection.shares.copies, sum(dropped.values()), workers)
-    chosen, weights, cut = selection.shares.packed, selection.weights, np.unique(selection.pieces.cut_of)
+    group, weights = selection.pieces.accepted.samples, selection.weights
+    chosen, cut = group.most(selection.shares.packed), np.unique(group.first_of(selection.pieces.cut_of))
     found = Prediction(
         config=config,
         recipe=recipe,
@@ -84,7 +86,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         cut_off=cut_off,
         noticed={name: sum(each.noticed[name] for each in sampled) for name in NOTICED},
         packed=float(chosen @ weights),
-        too_long=float(weights[_is_too_long(selection)].sum()),
+        too_long=float(group.most(_is_too_long(selection)) @ weights),
         dropped=dropped,
         cut=float(chosen[cut] @ weights[cut]),
         empty_shares=selection.shares.empty,
@@ -95,6 +97,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         tokens=packed.tokens,
         efficiency=packed.efficiency,
         mixture=packed.mixture,
+        samples=_samples(selection),
         disk=costs.disk,
         memory=costs.memory,
         seconds=costs.seconds,
@@ -165,11 +168,31 @@ def _is_too_long(selection: Selection) -> np.ndarray:
 
 def _dropped(selection: Selection) -> dict[str, float]:
     """Count the dropped conversations by reason."""
-    weights, chosen = selection.weights, selection.shares
-    dropped = {reason: float(weights[selection.reason == drop_code(reason)].sum()) for reason in DROP_REASONS}
-    dropped["limit"] = float(((selection.reason == 0) - chosen.within) @ weights)
-    dropped["weight"] = float((chosen.within - chosen.packed) @ weights)
+    accepted, weights, chosen = (
+        replace(selection.pieces.accepted, reason=selection.reason),
+        selection.weights,
+        selection.shares,
+    )
+    outcomes, most = accepted.outcomes(), accepted.samples.most
+    represents = weights if accepted.samples.firsts is None else weights[accepted.samples.firsts]
+    dropped = {reason: float(represents[outcomes == drop_code(reason)].sum()) for reason in DROP_REASONS}
+    dropped["limit"] = float((accepted.left() - most(chosen.within)) @ weights)
+    dropped["weight"] = float((most(chosen.within) - most(chosen.packed)) @ weights)
     return {reason: count for reason, count in dropped.items() if count >= 0.5 or reason == "too_long"}
+
+
+def _samples(selection: Selection) -> dict[str, float] | None:
+    """Count the samples as in the ledger; None if every conversation is one sample."""
+    if not selection.pieces.accepted.samples.several:
+        return None
+    packed, weights = selection.shares.packed, selection.weights
+    repeated = repeated_prompt_tokens(selection.pieces, selection.tokens)
+    counts = {
+        "read": weights.sum(),
+        "packed": packed @ weights,
+        "repeated_prompt_tokens": repeated @ (packed * weights),
+    }
+    return {name: float(count) for name, count in counts.items()}
 
 
 def _giving_all(selection: Selection) -> list[str]:
@@ -192,17 +215,23 @@ def _count_rejects(sampled: list[SampleTokens], selection: Selection) -> tuple[d
     config = selection.recipe.config
     message = f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong})"
     late = Reject("no_trained_tokens", message)
+    is_late = _is_rejected(selection)
     for each, inside in zip(sampled, selection.parts, strict=True):
         records = selection.tokens.column("record", inside.start, inside.stop)
-        for record in records[selection.reason[inside] == REJECTED].tolist():
+        for record in records[is_late[inside]].tolist():
             rejects.setdefault(late.reason, Rejects()).add(each.sample, record, late)
             cut_off.add(each.sample, record, late)
     return rejects, cut_off
 
 
+def _is_rejected(selection: Selection) -> np.ndarray:
+    """Return, at its first sample, whether a conversation was left without a trained token: bool[samples]."""
+    return selection.pieces.accepted.samples.only_first(selection.reason == REJECTED)
+
+
 def _sources(sampled: list[SampleTokens], selection: Selection, packed: Packed) -> list[Source]:
     """Sum up each file, and show its first conversation."""
-    found = []
+    found, is_late = [], _is_rejected(selection)
     for each, inside, encoded, trained in zip(
         sampled, selection.parts, _encoded(selection), packed.trained_of_sources, strict=True
     ):
@@ -212,7 +241,7 @@ def _sources(sampled: list[SampleTokens], selection: Selection, packed: Packed) 
             values = selection.tokens.tokens(inside.start)
             shown = Example(sample.records[first].place, values ^ (values >> 31), values >= 0)
         rejected = sum(float(sample.weights[record]) for record, _ in each.rejects)
-        rejected += float(selection.weights[inside][selection.reason[inside] == REJECTED].sum())
+        rejected += float(selection.weights[inside][is_late[inside]].sum())
         found.append(Source(sample, sample.expected, rejected, encoded, trained, shown))
     return found
 
@@ -265,13 +294,17 @@ def _pack(selection: Selection) -> Packed:
 def _mixture(selection: Selection, tokens: np.ndarray, trained: np.ndarray) -> list[MixtureFacts]:
     """Return what each entry of `sources` contributes to a pass; `tokens` and `trained` are float64[pieces]."""
     pieces, chosen, sources = selection.pieces, selection.shares, selection.recipe.config.sources
+    most = pieces.accepted.samples.most
     entries = entries_of(pieces, selection.recipe)
     in_train = selection.weights * ~pieces.accepted.held_out
 
     def by_entry(of: np.ndarray, values: np.ndarray) -> np.ndarray:
         return np.bincount(of, values, len(sources))
 
-    packed, copies = by_entry(entries, chosen.packed * in_train), by_entry(entries, chosen.copies * in_train)
+    packed, copies = (
+        by_entry(entries, most(chosen.packed) * in_train),
+        by_entry(entries, most(chosen.copies) * in_train),
+    )
     of = entries[pieces.conversations(slice(None))]
     tokens_of, trained_of = by_entry(of, tokens), by_entry(of, trained)
     return [

@@ -1,5 +1,7 @@
 """Estimate how often each conversation of a sample is packed, as a share of the conversations that it represents.
 
+Of a conversation with several samples (storage/samples.py), each has a share of its own.
+
     Pieces of a sample, how many each conversation represents ─limit─▶ ─weight─▶ Shares
 
 If the sample is everything, `packing.mixture` itself decides, and every share is 0 or 1.
@@ -47,7 +49,7 @@ def expected_shares(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, weight
     if not is_mixed(config):
         return Shares(within, within, within)
     entries = entries_of(pieces, recipe)
-    counts = np.bincount(entries, weights * within, len(config.sources))
+    counts = np.bincount(entries, weights * accepted.left(), len(config.sources))
     limits = np.array([source.limit or np.inf for source in config.sources])
     within *= np.minimum(1, limits / np.maximum(counts, 1e-9))[entries]
     factors, empty = np.array([source.weight for source in config.sources]), ""

@@ -117,6 +117,7 @@ class Prediction:
     tokens: dict[str, float]
     efficiency: float | None
     mixture: list[MixtureFacts]
+    samples: dict[str, float] | None  # as in the ledger; None if every conversation is one sample
     disk: dict[str, float]
     memory: float
     seconds: float

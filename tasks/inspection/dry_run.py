@@ -141,17 +141,7 @@ def summarize(found: Prediction, config_file: Path, batches: list[int]) -> DryRu
             for name, reject in sorted(found.rejects.items())
         ],
         noticed_in_sample=found.noticed,
-        ledger={
-            "conversations": {
-                "read": round(sum(source.conversations for source in found.sources)),
-                "packed": round(found.packed),
-                "rejected": {reason: round(reject.expected) for reason, reject in found.rejects.items()},
-                "dropped": {reason: round(count) for reason, count in found.dropped.items()},
-                "truncated_or_split": round(found.cut),
-            },
-            "pieces": {"packed": round(found.pieces)},
-            "tokens": {name: round(value) for name, value in found.tokens.items()},
-        },
+        ledger=_ledger(found),
         mixture=found.mixture,
         rows=found.rows,
         packing_efficiency=None if found.efficiency is None else round(found.efficiency, 4),
@@ -164,6 +154,23 @@ def summarize(found: Prediction, config_file: Path, batches: list[int]) -> DryRu
         failures=found.failures,
         warnings=found.failures + found.warnings + step_warnings(found, batches),
     )
+
+
+def _ledger(found: Prediction) -> dict[str, dict[str, Any]]:
+    ledger: dict[str, dict[str, Any]] = {
+        "conversations": {
+            "read": round(sum(source.conversations for source in found.sources)),
+            "packed": round(found.packed),
+            "rejected": {reason: round(reject.expected) for reason, reject in found.rejects.items()},
+            "dropped": {reason: round(count) for reason, count in found.dropped.items()},
+            "truncated_or_split": round(found.cut),
+        },
+        "pieces": {"packed": round(found.pieces)},
+        "tokens": {name: round(value) for name, value in found.tokens.items()},
+    }
+    if found.samples:
+        ledger["samples"] = {name: round(value) for name, value in found.samples.items()}
+    return ledger
 
 
 def _source(found: Prediction, source: PredictedSource) -> Source:

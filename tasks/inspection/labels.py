@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from tasks.core.printable import counted
+from tasks.storage.manifest import SampleFacts
+
 # Rows per optimizer step for which steps are shown.
 BATCH_ROWS = (8, 32, 64)
 
@@ -28,6 +34,19 @@ DROPPED = {
     "weight": "left out by the weight of its source",
     "no_trained_tokens": "no token to train on",
 }
+
+
+def explain_samples(samples: Mapping[str, Any] | SampleFacts, packed: int) -> str:
+    """Describe the samples of conversations that have several; `packed` tokens are in rows."""
+    found = samples if isinstance(samples, Mapping) else samples.model_dump()
+    repeated = found["repeated_prompt_tokens"]
+    gone = [f"{count:,} {DROPPED.get(reason, reason)}" for reason, count in found.get("dropped", {}).items()]
+    return (
+        f"{found['packed']:,} of {counted(found['read'], 'sample')} packed{' (' * bool(gone)}{', '.join(gone)}"
+        f"{')' * bool(gone)}; {repeated:,} tokens "
+        f"({100 * repeated / max(1, packed):.1f} %) repeat the prompt of an earlier turn of the same conversation"
+    )
+
 
 SHARE_NOTE = "share: of all tokens read, before the mixture"
 

@@ -159,6 +159,11 @@ def origin(manifest: Manifest, place: Place | None) -> str:
     return f"{printable(manifest.sources[place['source']].path)}:{place['record']}"
 
 
+def turn_of(place: Place) -> str:
+    """Return which turn a sample trains on, by the index of its message, or "" if it is the whole conversation."""
+    return f" turn {place['turn']:,}" if place.get("turn", -1) >= 0 else ""
+
+
 def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Place]:
     """Return all rows of the index with these values."""
     found: list[Place] = []
@@ -176,6 +181,8 @@ def _search(manifest: Manifest, folder: Path, wanted: dict[str, int]) -> list[Pl
                     _check(manifest, place)
                 found += [place | {"number": seen + n} for n, place in zip(numbers, places, strict=True)]
             seen += batch.num_rows
+    if manifest.ledger.samples:
+        found.sort(key=lambda place: place["turn"])
     if manifest.ledger.conversations.split:
         with open_index(manifest, folder) as reader:
             _number_pieces(reader, found)
@@ -196,17 +203,16 @@ def _check(manifest: Manifest, place: Place) -> None:
 
 
 def _number_pieces(reader: pa.RecordBatchReader, found: list[Place]) -> None:
-    """Add to each place how many pieces its conversation has, and which of them it is."""
-    firsts: dict[tuple[int, int], list[int]] = {(place["source"], place["record"]): [] for place in found}
-    records = pa.array({record for _, record in firsts}, pa.int64())
+    """Add to each place how many pieces its conversation, or its sample of one, has, and which of them it is."""
+    keys = [name for name in ("source", "record", "turn") if name in reader.schema.names]
+    firsts: dict[tuple[int, ...], list[int]] = {tuple(place[key] for key in keys): [] for place in found}
+    records = pa.array({record for _, record, *_ in firsts}, pa.int64())
     for batch in reader:
         near = batch.filter(pc.is_in(batch.column("record"), records))
-        for source, record, first in zip(
-            *(near.column(n).to_pylist() for n in ("source", "record", "first")), strict=True
-        ):
-            if (source, record) in firsts:
-                firsts[source, record].append(first)
+        for *key, first in zip(*(near.column(name).to_pylist() for name in (*keys, "first")), strict=True):
+            if tuple(key) in firsts:
+                firsts[tuple(key)].append(first)
     for place in found:
-        pieces = sorted({*firsts[place["source"], place["record"]]})
+        pieces = sorted({*firsts[tuple(place[key] for key in keys)]})
         place["pieces"] = len(pieces)
         place["piece"] = pieces.index(place["first"]) + 1

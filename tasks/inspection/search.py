@@ -169,7 +169,7 @@ def _first_copies(
     for hit in search(manifest, folder, text, encoder):
         places = pieces_in_row(manifest, folder, hit.split, hit.shard, hit.row)
         place = next((place for place in places if place["start"] == hit.start), None)
-        piece = place and (place["source"], place["record"], place["first"])
+        piece = place and (place["source"], place["record"], place.get("turn"), place["first"])
         if piece not in seen:
             yield hit, place
         if piece:

@@ -2,6 +2,7 @@
 
     Accepted ─min_tokens, max_tokens, min_turns, max_turns─▶ ─duplicates: drop─▶ Accepted.reason
 
+The number of tokens is that of a sample. Turns and content are those of a conversation, so all its samples are dropped.
 Nothing here depends on the sequence length, so every sequence length keeps the same conversations.
 """
 
@@ -36,8 +37,8 @@ def _drop_duplicates(accepted: Accepted, tokens: TokenColumns) -> None:
     Among 10 million conversations, two share a 64-bit hash by chance in 3 of a million corpora, so lengths are
     compared too. The held-out split is chosen by the same hash, so equal contents are always in the same split.
     """
-    digests = tokens.column("digest")
-    order = np.lexsort((accepted.length, digests))  # stable: equal contents stay in source order
-    order = order[accepted.reason[order] == 0]
-    same = (digests[order[1:]] == digests[order[:-1]]) & (accepted.length[order[1:]] == accepted.length[order[:-1]])
-    accepted.reason[order[1:][same]] = drop_code("duplicate")
+    digests, length = tokens.column("digest"), accepted.samples.total(accepted.length)
+    order = np.lexsort((length, digests))  # stable: equal contents stay in source order
+    order = order[accepted.left()[order]]
+    same = (digests[order[1:]] == digests[order[:-1]]) & (length[order[1:]] == length[order[:-1]])
+    accepted.drop(order[1:][same], "duplicate")

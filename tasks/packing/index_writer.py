@@ -21,7 +21,7 @@ from tasks.packing.placement import Placed
 from tasks.recipe import Recipe
 from tasks.storage.arrow import strings, to_arrow
 from tasks.storage.files import atomic_file
-from tasks.storage.schemas import DROP_REASONS, INDEX_SCHEMA, REJECTED
+from tasks.storage.schemas import DROP_REASONS, INDEX_SCHEMA, REJECTED, SAMPLE_DROP_REASONS, index_schema
 from tasks.storage.splits import split_names
 from tasks.storage.token_files import TokenColumns
 
@@ -32,8 +32,9 @@ _BATCH = 1 << 16
 class IndexWriter:
     """Write the index, packing by packing."""
 
-    def __init__(self, out: pa.ipc.RecordBatchStreamWriter, tokens: TokenColumns, recipe: Recipe):
-        self._out, self._tokens, self._recipe = out, tokens, recipe
+    def __init__(self, out: pa.ipc.RecordBatchStreamWriter, tokens: TokenColumns, recipe: Recipe, schema: pa.Schema):
+        self._out, self._tokens, self._recipe, self._schema = out, tokens, recipe, schema
+        self._reasons = DROP_REASONS if schema is INDEX_SCHEMA else SAMPLE_DROP_REASONS
         self._sources = source_numbers(recipe)
         self._splits = split_names(recipe.config.epochs)
 
@@ -92,9 +93,11 @@ class IndexWriter:
             column(of.closed, none),
             to_arrow(turns),
             to_arrow(digest),
-            names(reason, DROP_REASONS),
+            names(reason, self._reasons),
         ]
-        self._out.write_batch(pa.record_batch(columns, INDEX_SCHEMA))
+        if self._schema is not INDEX_SCHEMA:
+            columns.append(to_arrow(self._tokens.column("turn", first, last)[conversation - first]))
+        self._out.write_batch(pa.record_batch(columns, self._schema))
 
     def _split_of(self, shard: np.ndarray, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of the split, int8, and of the shard within it, int32."""
@@ -106,10 +109,11 @@ class IndexWriter:
 
 
 @contextmanager
-def index_writer(path: Path, tokens: TokenColumns, recipe: Recipe) -> Iterator[IndexWriter]:
-    """Open the index at `path` for writing.
+def index_writer(path: Path, tokens: TokenColumns, recipe: Recipe, with_turns: bool) -> Iterator[IndexWriter]:
+    """Open the index at `path` for writing, with a column `turn` if a conversation has several samples.
 
     The file appears when the block ends without an error.
     """
-    with atomic_file(path) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), INDEX_SCHEMA) as writer:
-        yield IndexWriter(writer, tokens, recipe)
+    schema = index_schema(with_turns)
+    with atomic_file(path) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as writer:
+        yield IndexWriter(writer, tokens, recipe, schema)

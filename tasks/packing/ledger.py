@@ -17,7 +17,7 @@ from tasks.packing.placement import Placed
 from tasks.packing.rejects import Rejected
 from tasks.recipe import Recipe
 from tasks.storage.manifest import Ledger
-from tasks.storage.schemas import DROP_REASONS, REJECTED
+from tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
 from tasks.storage.token_files import TokenColumns
 
 
@@ -85,12 +85,12 @@ def count_losses(pieces: Pieces, config: Config) -> Losses:
 
     A conversation counts once, however often it is packed.
     """
-    accepted = pieces.accepted
+    accepted, outcomes = pieces.accepted, pieces.accepted.outcomes()
     lost, ends = Losses({}), np.zeros(REJECTED + 1, np.int64)
     for top in range(0, len(accepted.length), CHUNK):
         chunk = slice(top, top + CHUNK)
         encoded, reasons = accepted.encoded(chunk), accepted.reason[chunk]
-        ends += np.bincount(reasons, minlength=len(ends))
+        ends += np.bincount(outcomes[chunk], minlength=len(ends))
         lost.tokens_rejected += int(encoded[reasons == REJECTED].sum())
         lost.tokens_dropped += int(encoded[(reasons > 0) & (reasons != REJECTED)].sum())
     dropped = dict(zip(DROP_REASONS, ends[1:].tolist(), strict=False))
@@ -101,15 +101,60 @@ def count_losses(pieces: Pieces, config: Config) -> Losses:
     separators = accepted.separator[of] & (first + taken == accepted.length[of])
     gone = int(accepted.encoded(cut).sum()) - int(taken.sum()) + int(separators.sum())
     if config.overlong == "split":
-        lost.split, lost.tokens_dropped = len(cut), lost.tokens_dropped + gone
+        lost.split, lost.tokens_dropped = _conversations(cut, accepted), lost.tokens_dropped + gone
         lost.pieces = int(piece_counts(accepted.length[cut], config.sequence_length).sum()) - len(of)
     else:
-        lost.truncated, lost.tokens_truncated = int(np.count_nonzero(closed)), gone
+        lost.truncated, lost.tokens_truncated = _conversations(of[closed == 1], accepted), gone
     return lost
 
 
+def _conversations(samples: np.ndarray, accepted: Accepted) -> int:
+    """Count the conversations of some samples."""
+    return len(np.unique(accepted.samples.first_of(samples)))
+
+
+def count_samples(pieces: Pieces, tokens: TokenColumns) -> dict[str, Any] | None:
+    """Count the samples and the prompt tokens that they repeat; None if every conversation is one sample."""
+    accepted = pieces.accepted
+    if not accepted.samples.several:
+        return None
+    counts = np.bincount(accepted.reason, minlength=REJECTED + 1).tolist()
+    dropped = zip(SAMPLE_DROP_REASONS, counts[1:], strict=False)
+    return {
+        "read": len(accepted.reason),
+        "packed": counts[0],
+        "rejected": counts[REJECTED],
+        "dropped": {reason: count for reason, count in dropped if count},
+        "repeated_prompt_tokens": int(repeated_prompt_tokens(pieces, tokens).sum()),
+    }
+
+
+def repeated_prompt_tokens(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
+    """Count the prompt tokens of each sample that its conversation's packed sample before it has, too: int64[samples].
+
+    These are its untrained tokens, at most as many as that sample has tokens. Further copies do not count.
+    """
+    accepted = pieces.accepted
+    length, untrained = np.zeros(len(accepted.length), np.int64), np.zeros(len(accepted.length), np.int64)
+    for chunk in pieces.chunks(0, pieces.once):
+        found = pieces.columns(chunk)
+        np.add.at(length, found.conversation, found.length)
+        np.add.at(untrained, found.conversation, found.length - pieces.trained(chunk, tokens))
+    packed = np.flatnonzero(accepted.reason == 0)
+    first = accepted.samples.first_of(packed)
+    repeated = np.zeros(len(accepted.length), np.int64)
+    repeated[packed[1:]] = np.minimum(untrained[packed[1:]], length[packed[:-1]]) * (first[1:] == first[:-1])
+    return repeated
+
+
 def make_ledger(
-    receipts: list[dict[str, Any]], pieces: Pieces, sums: Tally, lost: Losses, rejects: list[Rejected], places: int
+    receipts: list[dict[str, Any]],
+    pieces: Pieces,
+    sums: Tally,
+    lost: Losses,
+    rejects: list[Rejected],
+    places: int,
+    samples: dict[str, Any] | None = None,
 ) -> Ledger:
     """Build the manifest's ledger.
 
@@ -120,7 +165,7 @@ def make_ledger(
     values = {
         "conversations": {
             "read": sum(receipt["conversations"] for receipt in receipts),
-            "packed": int(np.count_nonzero(pieces.accepted.reason == 0)),
+            "packed": int(np.count_nonzero(pieces.accepted.left())),
             "rejected": dict(sorted(Counter(reject.reason for reject in rejects).items())),
             "dropped": lost.dropped,
             "truncated": lost.truncated,
@@ -139,7 +184,7 @@ def make_ledger(
             "trained": sums.total("trained"),
         },
     }
-    ledger = Ledger.model_validate(values)
+    ledger = Ledger.model_validate(values | ({"samples": samples} if samples else {}))
     ledger.check(places)
     return ledger
 
@@ -176,7 +221,7 @@ def source_facts(recipe: Recipe, receipts: list[dict[str, Any]], pieces: Pieces,
         own = [receipt for receipt, number in zip(receipts, numbers, strict=True) if number == index]
         late = np.flatnonzero(accepted.reason[edges[index] : edges[index + 1]] == REJECTED) + edges[index]
         read = sum(receipt["conversations"] for receipt in own)
-        taken = sum(receipt["accepted"] for receipt in own) - len(late)
+        taken = sum(receipt["accepted"] for receipt in own) - _conversations(late, accepted)
         tokens = sum(receipt["tokens"] for receipt in own) - int(accepted.encoded(late).sum())
         found.append(
             {
@@ -197,7 +242,7 @@ def source_facts(recipe: Recipe, receipts: list[dict[str, Any]], pieces: Pieces,
 
 def mixture_facts(recipe: Recipe, pieces: Pieces, sums: Tally) -> list[dict[str, Any]]:
     """Summarize what each entry of `sources` contributes to a pass over `train`."""
-    accepted, edges = pieces.accepted, _source_edges(recipe, pieces.accepted)
+    accepted, edges, left = pieces.accepted, _source_edges(recipe, pieces.accepted), pieces.accepted.left()
     facts: list[dict[str, Any]] = [
         {"path": source.path, "weight": source.weight, "limit": source.limit}
         | dict.fromkeys(("conversations", "copies", "tokens", "trained_tokens"), 0)
@@ -205,7 +250,7 @@ def mixture_facts(recipe: Recipe, pieces: Pieces, sums: Tally) -> list[dict[str,
     ]
     for number, file in enumerate(recipe.files):
         inside = slice(edges[number], edges[number + 1])
-        chosen = (accepted.reason[inside] == 0) & ~accepted.held_out[inside]
+        chosen = left[inside] & ~accepted.held_out[inside]
         fact, count = facts[file.entry], int(np.count_nonzero(chosen))
         fact["conversations"] += count
         fact["copies"] += count if pieces.copies is None else int(pieces.copies[inside][chosen].sum(dtype=np.int64))

@@ -4,7 +4,8 @@
 
 An entry is a path of the config with all its files. The choice depends on the seed and the content of conversations
 only: it is the same for any order of lines and any part size, and a larger share extends a smaller one. The held-out
-split is subsampled like the training split, but contains no conversation twice.
+split is subsampled like the training split, but contains no conversation twice. All samples of a conversation are
+packed equally often; it is represented by the first of them.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
         if rest:
             copies[train[: _share(rest, len(train))]] += 1
             copies[validation[: _share(rest, len(validation))]] = 1
+    copies = accepted.samples.of_each(copies)
     accepted.reason[(accepted.reason == 0) & (copies == 0)] = drop_code("weight")
     return _copied(pieces, copies)
 
@@ -64,13 +66,14 @@ def is_mixed(config: Config) -> bool:
 def _orders(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> dict[int, np.ndarray]:
     """Return the conversations of each entry within its limit, in seeded order."""
     accepted, config, found = pieces.accepted, recipe.config, {}
+    left = accepted.left()
     for entry, parts in groupby(range(len(recipe.parts)), key=lambda part: recipe.parts[part].file.entry):
         numbers = list(parts)
         first, last = int(accepted.edges[numbers[0]]), int(accepted.edges[numbers[-1] + 1])
         order = order_of_contents(tokens.column("digest", first, last), config.seed).astype(np.int32) + first
-        order = order[accepted.reason[order] == 0]
+        order = order[left[order]]
         limit = config.sources[entry].limit or len(order)
-        accepted.reason[order[limit:]] = drop_code("limit")
+        accepted.drop(order[limit:], "limit")
         found[entry] = order[:limit]
     return found
 
@@ -92,6 +95,8 @@ def _token_shares(
     trained = tokens.column("trained")
     trained[pieces.cut_of] = 0
     np.add.at(trained, pieces.cut_of, pieces.cuts[:, 3])
+    if accepted.samples.several:
+        trained = accepted.samples.total(trained * (accepted.reason == 0))
     sums = {}
     for entry, order in orders.items():
         in_train = order[~accepted.held_out[order]]

@@ -1,5 +1,8 @@
 """Represent what is placed in rows: conversations, and pieces of overlong ones.
 
+Where a conversation has several samples (storage/samples.py), "conversation" means one of its samples here and in
+placement and index; filters by content, limits, and weights apply to all samples of a conversation together.
+
     Accepted (one column per attribute) ─cut_overlong─▶ Pieces; `reason` is set if a conversation is not packed
 
 A conversation that fits in a row is one piece. The `overlong` setting decides about the others: truncate keeps the
@@ -13,13 +16,14 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from tasks.core.errors import DataError
 from tasks.recipe import Recipe
+from tasks.storage.samples import Samples
 from tasks.storage.schemas import REJECTED, drop_code
 from tasks.storage.token_files import TokenColumns
 
@@ -35,6 +39,7 @@ class Accepted:
     separator: np.ndarray  # bool
     held_out: np.ndarray  # bool
     reason: np.ndarray  # uint8, reason why it is not packed; 0 if it is packed
+    samples: Samples = field(default_factory=Samples)
 
     def part(self, conversations: np.ndarray) -> np.ndarray:
         """Return the part of each conversation, int64."""
@@ -43,6 +48,30 @@ class Accepted:
     def encoded(self, chosen: slice | np.ndarray) -> np.ndarray:
         """Return the tokens without the separator, int32."""
         return self.length[chosen] - self.separator[chosen]
+
+    def left(self) -> np.ndarray:
+        """Return, at the first sample, whether a sample of the conversation is left: bool[samples]."""
+        return self.samples.most(self.reason == 0)
+
+    def drop(self, conversations: np.ndarray, reason: str) -> None:
+        """Drop all samples that are left of conversations, given by their first samples."""
+        if self.samples.several:
+            chosen = np.zeros(len(self.reason), np.bool_)
+            chosen[conversations] = True
+            conversations = self.samples.of_each(chosen) & (self.reason == 0)
+        self.reason[conversations] = drop_code(reason)
+
+    def outcomes(self) -> np.ndarray:
+        """Return the reason of each conversation, uint8[conversations]; 0 if a sample of it is packed.
+
+        Of the reasons of its samples it is the last in DROP_REASONS: the one that removed what others had left.
+        """
+        if self.samples.firsts is None:
+            return self.reason
+        ranked = np.where(self.reason == drop_code("no_trained_tokens"), np.uint8(0), self.reason)
+        found = np.maximum.reduceat(ranked, self.samples.firsts) if len(ranked) else ranked
+        found[self.left()[self.samples.firsts]] = 0
+        return found
 
 
 class Cut(NamedTuple):
@@ -177,6 +206,10 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
         owners.extend([conversation] * len(kept))
         for cut in kept:
             cuts.extend(cut)
+    if accepted.samples.several:
+        # Only a conversation of which no sample has a trained token is a reject.
+        others = accepted.samples.of_each(accepted.samples.most(accepted.reason != REJECTED))
+        accepted.reason[others & (accepted.reason == REJECTED)] = drop_code("no_trained_tokens")
     cut_of = np.array(owners, np.int32)
     of = whole = indexes_where((accepted.reason == 0) & ~is_long)
     if len(cut_of):

@@ -28,7 +28,16 @@ from tasks.core.errors import DataError, StorageError
 from tasks.packing import bin_packing
 from tasks.packing.filters import filter_conversations
 from tasks.packing.index_writer import index_writer
-from tasks.packing.ledger import Losses, count_losses, make_ledger, mixture_facts, packing_metadata, source_facts, tally
+from tasks.packing.ledger import (
+    Losses,
+    count_losses,
+    count_samples,
+    make_ledger,
+    mixture_facts,
+    packing_metadata,
+    source_facts,
+    tally,
+)
 from tasks.packing.mixture import mix
 from tasks.packing.pieces import CHUNK, Accepted, Pieces, cut_overlong
 from tasks.packing.placement import Placed, hold_out_at_least_one, place, repack
@@ -38,6 +47,7 @@ from tasks.recipe import Recipe
 from tasks.sources.model import Part
 from tasks.storage.arrow import to_arrow
 from tasks.storage.files import atomic_file, digest_of, read_json, sha256_of, to_json, write_bytes
+from tasks.storage.samples import samples_of
 from tasks.storage.schemas import PLAN_SCHEMA, REJECTED
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 from tasks.storage.token_files import TokenColumns
@@ -69,7 +79,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     rejects = _rejects(receipts, bases, accepted, tokens, recipe)
     write_rejects(folder / "rejects.jsonl", rejects, recipe)
     read = sum(receipt["conversations"] for receipt in receipts)
-    cut_off = int(np.count_nonzero(accepted.reason == REJECTED))
+    cut_off = int(np.count_nonzero(accepted.outcomes() == REJECTED))
     check_rejects(rejects, cut_off, read, recipe, folder / "rejects.jsonl")
     pieces = mix(pieces, tokens, recipe)
     lost = count_losses(pieces, config)
@@ -78,7 +88,9 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     placed = _write_blocks(folder, pieces, tokens, recipe)
     places = sum(block.rows for block in placed) * config.sequence_length if config.packing else 0
     receipt = {
-        "ledger": make_ledger(receipts, pieces, sums, lost, rejects, places).model_dump(),
+        "ledger": make_ledger(
+            receipts, pieces, sums, lost, rejects, places, count_samples(pieces, tokens)
+        ).model_dump(),
         "packing_metadata": packing_metadata(
             config, sums, placed, bin_packing.ALGORITHM if config.packing else "one conversation a row"
         ),
@@ -136,6 +148,7 @@ def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
         separator=tokens.column("separator"),
         held_out=held_out,
         reason=np.zeros(len(length), np.uint8),
+        samples=samples_of(tokens),
     )
 
 
@@ -156,7 +169,7 @@ def _rejects(
         for part, receipt in enumerate(receipts)
         for record, code, text in receipt["rejects"]
     ]
-    late = np.flatnonzero(accepted.reason == REJECTED)
+    late = np.flatnonzero(accepted.samples.only_first(accepted.reason == REJECTED))
     parts = accepted.part(late)
     for part in np.unique(parts).tolist():
         first, last = int(accepted.edges[part]), int(accepted.edges[part + 1])
@@ -173,7 +186,7 @@ def _check_left(pieces: Pieces, lost: Losses, read: int, rejected: int, recipe: 
     config, accepted = recipe.config, pieces.accepted
     if ((accepted.reason == 0) & ~accepted.held_out).any():
         return
-    held_out = int(np.count_nonzero(accepted.reason == 0))
+    held_out = int(np.count_nonzero(accepted.left()))
     counts = [f"{read:,} read", f"{rejected:,} rejected"]
     for reason, count in lost.dropped.items():
         setting = getattr(config, reason, None)
@@ -194,7 +207,7 @@ def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Re
     with (
         atomic_file(folder / "plan.arrow") as out,
         pa.ipc.new_file(pa.PythonFile(out, "w"), PLAN_SCHEMA) as plan,
-        index_writer(folder / "index.arrow", tokens, recipe) as index,
+        index_writer(folder / "index.arrow", tokens, recipe, pieces.accepted.samples.several) as index,
     ):
         for epoch in range(1, config.epochs + 1):
             split = "train" if epoch == 1 else f"{TRAIN_EPOCH_PREFIX}{epoch}"

@@ -16,19 +16,20 @@ from tasks.storage.manifest import Manifest
 from tasks.storage.shards import open_index
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 
-COLUMNS = ["source", "record", "split", "shard", "row", "start", "length", "trained", "truncated"]
+COLUMNS = ["source", "record", "split", "shard", "row", "start", "length", "trained", "truncated", "turn"]
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Columns of the index and their sums. Rows are numbered over all splits, in the order of the manifest."""
 
-    lengths: np.ndarray  # int64, tokens per conversation, counted once: those in rows, or all of a dropped one
+    lengths: np.ndarray  # int64, tokens per sample, nearly always a conversation, counted once; all of a dropped one
     repacked: np.ndarray  # bool[rows], conversations of train, for a later epoch
     filled: np.ndarray  # int64[rows], tokens
     conversations: np.ndarray  # int64[rows], conversations and pieces
     source: np.ndarray  # of each piece in a row, sorted by row and start
     record: np.ndarray
+    turn: np.ndarray  # that a sample trains on, -1 if it is a whole conversation
     start: np.ndarray
     length: np.ndarray
     trained: np.ndarray
@@ -44,7 +45,7 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
         index.validate(full=True)
         rows_of_splits = [split.rows for split in manifest.splits.values()]
         rows = sum(rows_of_splits)
-        placed = index.select(COLUMNS).filter(index["row"].is_valid())
+        placed = index.select([name for name in index.schema.names if name in COLUMNS]).filter(index["row"].is_valid())
         row = _row_numbers(manifest, placed)
         if len(row) and not 0 <= row.min() <= row.max() < rows:
             raise ValueError("it refers to rows that the manifest does not have")
@@ -64,6 +65,7 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
             conversations=pieces,
             source=placed["source"].to_numpy()[order],
             record=placed["record"].to_numpy()[order],
+            turn=_turns(placed)[order],
             start=start[order],
             length=length,
             trained=placed["trained"].to_numpy()[order],
@@ -73,15 +75,21 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
 
 
 def _lengths(index: pa.Table) -> np.ndarray:
-    """Return the tokens of the first copy of each conversation, int64; the index lists these first, in source order."""
-    source, record = (index[name].to_numpy() for name in ("source", "record"))
+    """Return the tokens of the first copy of each sample, int64; the index lists these first, in source order."""
+    source, record, turn = index["source"].to_numpy(), index["record"].to_numpy(), _turns(index)
     first, length = index["first"].fill_null(0).to_numpy(), index["length"].to_numpy().astype(np.int64)
     another = (source[1:] != source[:-1]) | (record[1:] != record[:-1])
     back = (source[1:] < source[:-1]) | ((source[1:] == source[:-1]) & (record[1:] < record[:-1]))
+    back |= ~another & (turn[1:] < turn[:-1])
+    another |= turn[1:] != turn[:-1]
     back |= ~another & (first[1:] <= first[:-1])
     end = int(back.argmax()) + 1 if back.any() else len(length)
     starts = np.concatenate([[0], np.flatnonzero(another[: end - 1]) + 1])
     return np.add.reduceat(length[:end], starts) if len(length) else length
+
+
+def _turns(index: pa.Table) -> np.ndarray:
+    return index["turn"].to_numpy() if "turn" in index.schema.names else np.full(len(index), -1)
 
 
 def _row_numbers(manifest: Manifest, placed: pa.Table) -> np.ndarray:

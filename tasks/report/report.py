@@ -24,7 +24,7 @@ from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PartMissing, StorageError
 from tasks.core.printable import common_folder, counted, printable
 from tasks.corpus.mixture_table import mixture_table
-from tasks.inspection.labels import BATCH_ROWS, DROPPED, FEW_STEPS, NOTICED, TRAINED_TURNS
+from tasks.inspection.labels import BATCH_ROWS, DROPPED, FEW_STEPS, NOTICED, TRAINED_TURNS, explain_samples
 from tasks.inspection.lookup import read_rejects
 from tasks.report.figures import Figures, read_figures
 from tasks.report.rows import HUES, samples
@@ -114,7 +114,7 @@ def _share(part: float, whole: float) -> str:
 
 def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]:
     packed = manifest.packing_metadata.enabled
-    conversations = manifest.ledger.conversations
+    conversations, apart = manifest.ledger.conversations, manifest.ledger.samples
     rejected, dropped = sum(conversations.rejected.values()), sum(conversations.dropped.values())
     steps, token_steps = _conversation_steps(manifest), _token_steps(manifest)
     first = [name for name, split in manifest.splits.items() if split.rows and not name.startswith(TRAIN_EPOCH_PREFIX)]
@@ -131,6 +131,7 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "by_entry": _is_mixed(manifest),
         "rejected": rejected,
         "dropped": dropped,
+        "turns_apart": explain_samples(apart, manifest.ledger.tokens.packed) if apart else "",
         "places": _places(manifest),
         "reject_reasons": _rejects(manifest, folder),
         "noticed": [(count, *NOTICED.get(name, ("", name))) for name, count in manifest.noticed.items() if count],

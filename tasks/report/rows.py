@@ -24,6 +24,7 @@ from tasks.core.errors import DataError, Reject
 from tasks.core.printable import printable
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
+from tasks.inspection.lookup import turn_of
 from tasks.inspection.token_runs import runs_of
 from tasks.report.figures import Figures
 from tasks.storage.manifest import Manifest
@@ -144,7 +145,7 @@ def _packed(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: s
 def _place(manifest: Manifest, figures: Figures, piece: int) -> str:
     source = int(figures.source[piece])
     name = manifest.sources[source].path if 0 <= source < len(manifest.sources) else "?"
-    return printable(f"{name}:{figures.record[piece]}")
+    return printable(f"{name}:{figures.record[piece]}{turn_of({'turn': int(figures.turn[piece])})}")
 
 
 def _path(spans: Iterable[tuple[int, int]], length: int, y: int, height: int) -> str:

@@ -17,7 +17,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from tasks.core.errors import DataError, InputMissing, StorageError
 from tasks.storage.files import read_json, to_json
@@ -133,12 +141,31 @@ class Tokens(_Part):
     trained: int
 
 
+class SampleFacts(_Part):
+    """Samples, of which a conversation may have one for each trained turn: read = packed + rejected + Σ dropped."""
+
+    read: int
+    packed: int
+    rejected: int = Field(description="Samples of conversations that were rejected after tokenization.")
+    dropped: dict[str, int]
+    repeated_prompt_tokens: int = Field(
+        description="Untrained tokens of each packed sample after the first of its conversation, at most as many as "
+        "the packed sample before it has; further copies do not count."
+    )
+
+
 class Ledger(_Part):
-    """Where every conversation and every token went."""
+    """Where every conversation and every token went. `samples` exists if a conversation has several samples."""
 
     conversations: Conversations
     pieces: Pieces
     tokens: Tokens
+    samples: SampleFacts | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_samples(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `samples` if every conversation is one sample, so that such manifests stay as they were."""
+        return {name: value for name, value in dump(self).items() if name != "samples" or value is not None}
 
     def check(self, places: int) -> None:
         """Raise DataError unless conversations, tokens, and places in rows balance: something was lost.
@@ -154,11 +181,16 @@ class Ledger(_Part):
                 tokens.packed + tokens.truncated + tokens.dropped,
             ),
             ("places in rows", places, (tokens.packed if places else 0) + tokens.padding),
+            *self._samples_to_balance(),
         ):
             if count != accounted:
                 raise DataError(
                     "open_ledger", f"the ledger does not balance: {count:,} {unit}, but {accounted:,} accounted for"
                 )
+
+    def _samples_to_balance(self) -> Iterator[tuple[str, int, int]]:
+        if of := self.samples:
+            yield "samples read", of.read, of.packed + of.rejected + sum(of.dropped.values())
 
 
 class PackingMetadata(_Part):

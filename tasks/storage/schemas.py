@@ -25,16 +25,32 @@ INDEX_SCHEMA = pa.schema(
 )
 
 
+# The index of a corpus in which a conversation has several samples, each with rows of its own. `turn` is the index of
+# the message that a sample trains on, -1 if it is the whole conversation. The samples of a conversation have the same
+# source and record, and the prompt of a turn is the conversation before it: `record` and `turn` identify the prompt,
+# and a sample begins with the prompt of the sample before it, as far as the template renders that the same.
+_INDEX_OF_SAMPLES_SCHEMA = INDEX_SCHEMA.append(pa.field("turn", pa.int32()))
+
+
+def index_schema(with_turns: bool) -> pa.Schema:
+    """Return the schema of an index, with a column `turn` if a conversation of the corpus has several samples."""
+    return _INDEX_OF_SAMPLES_SCHEMA if with_turns else INDEX_SCHEMA
+
+
 # Reasons why an accepted conversation is in no row: names in the ledger and in the index.
 DROP_REASONS = ("too_long", "min_tokens", "max_tokens", "min_turns", "max_turns", "duplicate", "limit", "weight")
+
+
+# Reasons for samples: another sample of the conversation may be packed, so that this one is no reject.
+SAMPLE_DROP_REASONS = (*DROP_REASONS, "no_trained_tokens")
 
 
 REJECTED = 255  # in Accepted.why: no trained token is left
 
 
 def drop_code(reason: str) -> int:
-    """Return the number in Accepted.why for a reason of DROPS; 0 is a conversation that stays."""
-    return DROP_REASONS.index(reason) + 1
+    """Return the number in Accepted.reason for a reason; 0 is a sample that stays."""
+    return SAMPLE_DROP_REASONS.index(reason) + 1
 
 
 IGNORED = -100
@@ -107,6 +123,7 @@ TOKENS_SCHEMA = pa.schema(
         ("record", pa.int64()),
         ("digest", pa.uint64()),
         ("turns", pa.int32()),
+        ("turn", pa.int32()),
         ("trained", pa.int32()),
         ("separator", pa.bool_()),
         ("tokens", pa.large_list(pa.int32())),

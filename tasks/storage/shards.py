@@ -20,7 +20,7 @@ import pyarrow as pa
 from tasks.core.errors import DataError
 from tasks.storage.corpus_folder import check_digest, find_listed, listed_file, reading
 from tasks.storage.manifest import Manifest, repair_hint
-from tasks.storage.schemas import INDEX_SCHEMA, conversation_schema, row_schema
+from tasks.storage.schemas import conversation_schema, index_schema, row_schema
 
 
 class ListedFile(Protocol):
@@ -73,7 +73,7 @@ def open_index(manifest: Manifest, folder: Path, verified: bool = False) -> Iter
     """Open index.arrow as `open_shard` opens a shard. Its batches are not validated."""
     file = listed_file(manifest, folder, "index.arrow")
     with _open_stream(folder, file, verified) as reader:
-        if not reader.schema.equals(INDEX_SCHEMA, check_metadata=True):
+        if not reader.schema.equals(index_schema(manifest.ledger.samples is not None), check_metadata=True):
             raise DataError(
                 "bad_index",
                 f"{folder / file.path}: is not an index (columns {describe_columns(reader.schema)}); "

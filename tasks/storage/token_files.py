@@ -1,17 +1,19 @@
 """Read token files: the conversations of one part as tokens with their labels.
 
-A token file is an Arrow IPC file with one row per accepted conversation:
+A token file is an Arrow IPC file with one row per sample of an accepted conversation, nearly always all of it:
 
     record      int64               number of the record within the part (a line number for JSONL), from 0
     digest      uint64              hash of the content of the conversation (content_digest)
     turns       int32               messages, without system messages
+    turn        int32               index of the message that the sample trains on; -1 if it is the whole conversation
     trained     int32               trained tokens, including the separator
     separator   bool                whether the last token is an EOS that was added
     tokens      large_list<int32>   the id of a trained token, ~id (bitwise not) of any other
 
 One number carries a token and its label, so one copy moves both: id = v ^ (v >> 31), trained = v >= 0. The first token
 of a conversation is never trained, because nothing precedes it to predict it from. With `packing: false`, three
-columns follow (messages, tools, text), for format 2.0.
+columns follow (messages, tools, text), for format 2.0. The samples of a conversation are adjacent rows with the same
+record and digest; what is said below of conversations is true of each of them.
 """
 
 from __future__ import annotations
@@ -105,8 +107,8 @@ class TokenColumns:
     """
 
     TYPES: ClassVar[dict[str, type]] = {
-        "record": np.int64, "digest": np.uint64, "turns": np.int32, "trained": np.int32, "separator": np.bool_,
-        "length": np.int32,
+        "record": np.int64, "digest": np.uint64, "turns": np.int32, "turn": np.int32, "trained": np.int32,
+        "separator": np.bool_, "length": np.int32,
     }  # fmt: skip
 
     def __init__(self, paths: Sequence[Path | pa.Buffer], bases: Sequence[int]):

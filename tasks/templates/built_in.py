@@ -22,7 +22,7 @@ from tasks.core.errors import DataError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.families import alpaca, chatml, llama2, llama3, mistral, plain, zephyr
-from tasks.templates.spans import Outline, Sample, Span, TrainOn
+from tasks.templates.spans import Outline, Sample, Span, TrainOn, Turns, up_to
 from tasks.templates.writer import Family, Writer, with_tools
 
 # A part of the digest of every built-in template. Raise it if the spans of any of them change.
@@ -44,8 +44,11 @@ MARKERS = {family.name: family.markers for family in FAMILIES}
 class BuiltIn:
     """A built-in template, bound to a tokenizer."""
 
-    def __init__(self, name: str, encoder: Encoder, train_on: TrainOn, adjust: Adjust = NO_CHANGE):
+    def __init__(
+        self, name: str, encoder: Encoder, train_on: TrainOn, turns: Turns = "auto", adjust: Adjust = NO_CHANGE
+    ):
         self.name = name
+        self.apart = turns == "apart"
         self.adjust = adjust
         self.markers_as_text = tuple(m for m in BUILT_IN[name].markers if m not in encoder.controls)
         self._family = BUILT_IN[name]
@@ -70,12 +73,17 @@ class BuiltIn:
         return writer.spans
 
     def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
-        """Return the conversation as one sample: what is written of a turn does not depend on later turns."""
-        return [Sample(self.spans(conversation, trained))]
+        """Return the conversation as one sample, unless the config asks for several.
+
+        What is written of a turn does not depend on later turns, so that one sample has what several would have.
+        """
+        if not self.apart or conversation.messages[0].role == "text":
+            return [Sample(self.spans(conversation, trained))]
+        return [Sample(self.spans(*up_to(conversation, turn)), turn) for turn, flag in enumerate(trained) if flag]
 
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
         """Return the sample of a conversation of placeholders. See `Family`."""
-        if self.adjust.drop_reasoning:  # it may be in a content
+        if self.apart or self.adjust.drop_reasoning:  # reasoning may be in a content
             return None
         return Outline(self.samples(conversation, trained))
 

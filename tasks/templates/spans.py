@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Literal, NamedTuple, Protocol
 
 from tasks.conversations.model import ROLES, Conversation
@@ -55,6 +56,13 @@ class Template(Protocol):
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
         """Return the samples of a conversation of placeholders, if what surrounds them is the same for all contents."""
         ...
+
+
+def up_to(conversation: Conversation, turn: int) -> tuple[Conversation, list[bool]]:
+    """Return a conversation up to the message at index `turn`, and flags that train on this message only."""
+    *before, last = conversation.messages[: turn + 1]
+    messages = (*(replace(message, weight=0) for message in before), last)
+    return replace(conversation, messages=messages), [index == turn for index in range(len(messages))]
 
 
 def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:

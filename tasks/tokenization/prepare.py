@@ -16,7 +16,7 @@ from tasks.conversations.openai import tools_json, turns_json
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.sources.model import SourceFile
-from tasks.templates.spans import Sample, Span, Template, TrainOn, trained_turns
+from tasks.templates.spans import Sample, Span, Template, TrainOn, trained_turns, up_to
 from tasks.tokenization.frames import Frames, Prepared, Shape, fill
 from tasks.tokenization.plain_records import PlainRecords, as_dict
 from tasks.tokenization.segments import segments_of
@@ -68,7 +68,8 @@ class Preparer:
         prepared = prepare_spans(conversation, sample.spans, self._encoder, sample.turn)
         if not self._packing:
             text = "".join(span.text for span in sample.spans)
-            prepared.row = (turns_json(conversation), tools_json(conversation), text)
+            shown = conversation if sample.turn is None else up_to(conversation, sample.turn)[0]
+            prepared.row = (turns_json(shown), tools_json(shown), text)
         return prepared
 
 

@@ -1,4 +1,4 @@
-"""Encode prepared conversations in batches.
+"""Encode prepared samples in batches: nearly always, a sample is a whole conversation.
 
     add(number, prepared) ──▶ texts, tokens, trained ──encode()──▶ a record batch of token_files.SCHEMA
 
@@ -52,7 +52,7 @@ class _Shapes:
 
 
 class Batch:
-    """Conversations that are encoded together. `encode` adds what it counts (COUNTS) to `receipt`."""
+    """Samples that are encoded together, all of a conversation. `encode` adds what it counts (COUNTS) to `receipt`."""
 
     def __init__(self, encoder: Encoder, receipt: dict[str, Any]):
         self.encoder = encoder
@@ -66,7 +66,7 @@ class Batch:
         return self.characters >= BATCH_CHARACTERS
 
     def add(self, record: int, prepared: Prepared) -> None:
-        """Add the conversation of record number `record`."""
+        """Add the conversation of record number `record`, or one of its samples."""
         self.records.append(record)
         self._conversations.append(prepared)
         self.characters += prepared.characters
@@ -80,14 +80,17 @@ class Batch:
         tokens, trained, segments = shapes.segments()
         values, offsets, counts = _labelled(encoded, tokens, trained, segments)
         self._notice(encoded, texts, holding, offsets_of(np.diff(offsets_of(tokens == TEXT)[segments])))
-        self.receipt["unusual_order"] += int(np.count_nonzero(~shapes.of_each("usual", bool)))
-        self.receipt["accepted"] += len(self.records)
+        records = np.array(self.records, np.int64)
+        is_first = np.append(True, records[1:] != records[:-1])  # of the samples of a conversation
+        self.receipt["unusual_order"] += int(np.count_nonzero(is_first & ~shapes.of_each("usual", bool)))
+        self.receipt["accepted"] += int(np.count_nonzero(is_first))
         separators = shapes.of_each("separator", bool)
         self.receipt["tokens"] += len(values) - int(np.count_nonzero(separators))
         columns = [
-            to_arrow(np.array(self.records, np.int64)),
+            to_arrow(records),
             to_arrow(np.array([prepared.digest for prepared in self._conversations], np.uint64)),
             to_arrow(shapes.of_each("turns", np.int32)),
+            to_arrow(shapes.of_each("turn", np.int32)),
             to_arrow(counts.astype(np.int32)),
             to_arrow(separators),
             pa.LargeListArray.from_arrays(to_arrow(offsets), to_arrow(values)),
@@ -108,14 +111,17 @@ class Batch:
             receipt["unknown_tokens"] += int(np.count_nonzero(encoded.ids == encoder.unk_id))
         if encoder.underline_is_space:
             underlined = np.fromiter(map(str.__contains__, texts, repeat("▁")), bool, len(texts))
-            receipt["not_round_trip"] += np.unique(np.searchsorted(offsets, np.flatnonzero(underlined), "right")).size
+            samples = np.searchsorted(offsets, np.flatnonzero(underlined), "right") - 1
+            receipt["not_round_trip"] += len({self.records[n] for n in samples.tolist()})
         # Only the strings of the conversation count: a marker that the template writes as text is intended. The texts
         # of a frame contain all strings; another template may leave one out.
         found = set((np.searchsorted(offsets, holding, side="right") - 1).tolist())
         others = [n for n, prepared in enumerate(self._conversations) if not isinstance(prepared.shape, Frame)]
         strings = ["\0".join(self._conversations[n].strings) for n in others]
         found |= {others[n] for n in encoder.holding(strings)}
-        receipt["control_text_seen"] += sum(encoder.count_controls(self._conversations[n].strings) > 0 for n in found)
+        # All samples of a conversation have its strings.
+        strings_of = {self.records[n]: self._conversations[n].strings for n in found}
+        receipt["control_text_seen"] += sum(encoder.count_controls(each) > 0 for each in strings_of.values())
 
 
 def _labelled(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pyarrow as pa
 from tasks.core.errors import DataError
 from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_tokenizer
 from tasks.storage.corpus_folder import reading
-from tasks.storage.manifest import Manifest
+from tasks.storage.manifest import Manifest, SampleFacts
+from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
 from tasks.storage.splits import split_names
 from tasks.verification.check_rows import Tokens
-from tasks.verification.check_selection import check_choice, conversations_of
+from tasks.verification.check_selection import Conversations, check_choice, conversations_of
 
 
 def check_beside(manifest: Manifest, folder: Path) -> None:
@@ -53,8 +55,9 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: pa.Table, tok
         reasons, rejected_by = (Counter(reject[key] for reject in rejects) for key in ("reason", "source"))
     require("rejected", dict(sorted(reasons.items())), ledger.conversations.rejected)
     seen = conversations_of(index)
+    samples = seen if ledger.samples is None else conversations_of(index, apart=True)
     require("packed conversations", int(np.count_nonzero(seen["placed"])), ledger.conversations.packed)
-    dropped = Counter(index["dropped"].drop_null().cast(pa.string()).to_pylist())
+    dropped = Counter((*DROP_REASONS, "unknown")[reason] for reason in seen["reason"][~seen["placed"]].tolist())
     recorded = {reason: count for reason, count in ledger.conversations.dropped.items() if count}
     require("dropped", dict(sorted(dropped.items())), dict(sorted(recorded.items())))
     require("read", len(seen["source"]) + len(rejects), ledger.conversations.read)
@@ -85,10 +88,25 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: pa.Table, tok
     require("truncated", int(np.count_nonzero(seen["truncated"])), ledger.conversations.truncated)
     places = tokens.rows * manifest.sequence_length
     require("padding", places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)
-    check_choice(manifest, folder, index, seen)
+    check_choice(manifest, folder, index, seen, samples)
+    if ledger.samples is not None:
+        _check_samples(ledger.samples, samples, require)
     efficiency = round(100 * tokens.packed / places, 4) if packing.enabled else None
     require("packing_efficiency", efficiency, packing.packing_efficiency)
     if packing.rows < packing.lower_bound_rows:
         raise DataError(
             "wrong_figure", f"{packing.rows:,} rows are fewer than the lower bound {packing.lower_bound_rows:,}"
         )
+
+
+def _check_samples(recorded: SampleFacts, samples: Conversations, require: Callable[[str, Any, Any], None]) -> None:
+    """Check the figures of samples; those of conversations that were rejected are not in the index."""
+    placed = samples["placed"]
+    require("samples: packed", int(np.count_nonzero(placed)), recorded.packed)
+    dropped = Counter((*SAMPLE_DROP_REASONS, "unknown")[reason] for reason in samples["reason"][~placed].tolist())
+    require("samples: dropped", dict(sorted(dropped.items())), dict(sorted(recorded.dropped.items())))
+    require("samples: read", len(placed) + recorded.rejected, recorded.read)
+    source, record, length, untrained = (samples[name][placed] for name in ("source", "record", "length", "untrained"))
+    later = (source[1:] == source[:-1]) & (record[1:] == record[:-1])
+    repeated = int(np.minimum(untrained[1:], length[:-1])[later].sum())
+    require("samples: repeated_prompt_tokens", repeated, recorded.repeated_prompt_tokens)

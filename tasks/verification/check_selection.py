@@ -16,13 +16,15 @@ import pyarrow.compute as pc
 
 from tasks.core.errors import DataError
 from tasks.storage.manifest import Manifest
-from tasks.storage.schemas import DROP_REASONS
+from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
 
 Conversations = dict[str, np.ndarray]
 
 
-def conversations_of(index: pa.Table) -> Conversations:
+def conversations_of(index: pa.Table, apart: bool = False) -> Conversations:
     """Return columns over the conversations of an index, sorted by source and record.
+
+    With `apart`, every sample of a conversation has a row of its own.
 
     source, record, turns, digest   as in the index
     placed, validation, truncated   bool
@@ -30,40 +32,50 @@ def conversations_of(index: pa.Table) -> Conversations:
     tokens                          without separators, of all pieces, once; 0 if it was dropped
     copies, copies_held_out         in the split `train`, and in `validation`
     places, trained                 in the split `train`, over all copies
-    reason                          why it was dropped, an index into DROPS; -1 if it is packed
+    untrained                       tokens, of all pieces, once
+    reason                          why it was dropped, an index into SAMPLE_DROP_REASONS; -1 if it is packed
     """
     source, record = index["source"].to_numpy(), index["record"].to_numpy()
     first = index["first"].fill_null(-1).to_numpy()
-    order = np.lexsort((first, record, source))
-    source, record, first = source[order], record[order], first[order]
+    turn = index["turn"].to_numpy() if "turn" in index.schema.names else np.full(len(source), -1)
+    order = np.lexsort((first, turn, record, source))
+    source, record, first, turn = source[order], record[order], first[order], turn[order]
     split = _numbers(index["split"], ("train", "validation"))[order]
     length, trained, separator, truncated, turns, digest = (
         index[name].to_numpy()[order] for name in ("length", "trained", "separator", "truncated", "turns", "digest")
     )
     begins = np.append(True, (source[1:] != source[:-1]) | (record[1:] != record[:-1]))[: len(source)]
-    once = begins | np.append(True, first[1:] != first[:-1])[: len(source)]
+    of_sample = begins | np.append(True, turn[1:] != turn[:-1])[: len(source)]
+    begins = of_sample if apart else begins
+    once = of_sample | np.append(True, first[1:] != first[:-1])[: len(source)]
     heads = np.flatnonzero(begins)
 
     def total(values: np.ndarray) -> np.ndarray:
         return np.add.reduceat(values, heads, dtype=np.int64) if len(heads) else np.empty(0, np.int64)
 
     in_train, placed = split == 0, first >= 0
+    reason = _numbers(index["dropped"], SAMPLE_DROP_REASONS)[order]
+    if not apart:  # that of a sample counts only if no other has another one
+        reason[reason == SAMPLE_DROP_REASONS.index("no_trained_tokens")] = -1
+    is_placed = total(placed) > 0
+    pieces = np.maximum(1, total(once & placed))
 
     return {
         "source": source[heads],
         "record": record[heads],
         "turns": turns[heads],
         "digest": digest[heads],
-        "placed": placed[heads],
-        "validation": split[heads] == 1,
+        "placed": is_placed,
+        "validation": total(split == 1) > 0,
         "truncated": total(truncated) > 0,
         "length": total(length * once),
         "tokens": total((length - separator) * (once & placed)),
-        "copies": total(in_train) // np.maximum(1, total(once)),
-        "copies_held_out": total(split == 1) // np.maximum(1, total(once)),
+        "copies": total(in_train) // pieces,
+        "copies_held_out": total(split == 1) // pieces,
         "places": total(length * in_train),
         "trained": total(trained * in_train),
-        "reason": _numbers(index["dropped"], DROP_REASONS)[order][heads],
+        "untrained": total((length - trained) * (once & placed)),
+        "reason": np.where(is_placed, -1, np.maximum.reduceat(reason, heads) if len(heads) else reason),
     }
 
 
@@ -73,32 +85,56 @@ def _numbers(names: pa.ChunkedArray, known: tuple[str, ...]) -> np.ndarray:
     return found.to_numpy()
 
 
-def check_choice(manifest: Manifest, folder: Path, index: pa.Table, seen: Conversations) -> None:
-    """Raise DataError if the selection of conversations or copies does not follow from the settings."""
+def check_choice(
+    manifest: Manifest, folder: Path, index: pa.Table, seen: Conversations, samples: Conversations
+) -> None:
+    """Raise DataError if the selection of conversations or copies does not follow from the settings.
+
+    `seen` and `samples` are the conversations of the index and their samples.
+    """
     settings, where = manifest.config, folder / "index.arrow"
 
-    def require(held: np.ndarray, what: str) -> None:
+    def require(held: np.ndarray, what: str, of: Conversations = seen) -> None:
         if not held.all():
             at = int(np.flatnonzero(~held)[0])
-            name = manifest.sources[int(seen["source"][at])].path
-            raise DataError("bad_index", f"{where}: {name}:{seen['record'][at]} {what}")
+            name = manifest.sources[int(of["source"][at])].path
+            raise DataError("bad_index", f"{where}: {name}:{of['record'][at]} {what}")
 
-    reason = seen["reason"]
-    whole = seen["placed"] & (seen["length"] <= manifest.sequence_length) & ~seen["truncated"]
-    for name, values in (("tokens", seen["length"]), ("turns", seen["turns"])):
+    if samples is not seen:
+        _check_samples(seen, samples, require)
+    reason = samples["reason"]
+    whole = samples["placed"] & (samples["length"] <= manifest.sequence_length) & ~samples["truncated"]
+    for name, values in (("tokens", samples["length"]), ("turns", samples["turns"])):
         for bound, outside in ((f"min_{name}", np.less), (f"max_{name}", np.greater)):
             limit = settings.get(bound)
             is_outside = np.zeros(len(reason), bool) if limit is None else outside(values, limit)
-            require((reason != DROP_REASONS.index(bound)) | is_outside, f"was dropped by {bound}, but is within it")
+            require(
+                (reason != DROP_REASONS.index(bound)) | is_outside, f"was dropped by {bound}, but is within it", samples
+            )
             # The index does not have all tokens of a truncated conversation.
-            checked = whole if name == "tokens" else seen["placed"]
-            require(~(checked & is_outside), f"is packed, but {bound} is {limit}")
+            checked = whole if name == "tokens" else samples["placed"]
+            require(~(checked & is_outside), f"is packed, but {bound} is {limit}", samples)
     _check_contents(settings, seen, require)
     entries = np.array([source.entry for source in manifest.sources])[seen["source"]]
     for entry, source in enumerate(settings["sources"]):
         _check_entry(settings, source, entry, seen, entries == entry, where)
     _check_epochs(manifest, where, index)
     _check_mixture(manifest, folder, seen, entries)
+
+
+def _check_samples(seen: Conversations, samples: Conversations, require: Any) -> None:
+    """Check that all samples of a conversation have its content, and are packed together or not at all."""
+    keys = np.stack([samples["source"], samples["record"]])
+    owner = np.cumsum(np.append(True, (np.diff(keys) != 0).any(axis=0))[: keys.shape[1]]) - 1
+    placed = samples["placed"]
+    for name in ("digest", "turns"):
+        require(samples[name] == seen[name][owner], f"has samples that differ in {name}", samples)
+    for name in ("validation", "copies", "copies_held_out"):
+        held = ~placed | (samples[name] == seen[name][owner])
+        require(held, "has samples that are packed in other splits, or more often than others", samples)
+    together = [DROP_REASONS.index(name) for name in ("min_turns", "max_turns", "duplicate", "limit", "weight")]
+    alone = ~(seen["placed"][owner] & np.isin(samples["reason"], together))
+    require(alone, "has a sample that was dropped with its conversation, but another one is packed", samples)
 
 
 def _check_entry(
@@ -153,7 +189,8 @@ def _check_epochs(manifest: Manifest, where: Path, index: pa.Table) -> None:
         if name == "validation" or len(manifest.splits) <= 2:
             continue
         own = index.filter(pc.equal(split, name))
-        columns = [own[column].to_numpy() for column in ("source", "record", "first", "length", "trained")]
+        names = ("source", "record", "first", "length", "trained", *(n for n in own.schema.names if n == "turn"))
+        columns = [own[column].to_numpy() for column in names]
         found = np.stack(columns)[:, np.lexsort(columns)]
         wanted = found if wanted is None else wanted
         if not np.array_equal(found, wanted):

@@ -98,10 +98,12 @@ def token_file(
     records: Sequence[int] = (),
     digests: Sequence[int] = (),
     turns: Sequence[int] = (),
+    turn: Sequence[int] = (),
     batch: int = 3,
 ) -> dict[str, Any]:
     """Write a token file, in record batches of `batch` rows, and return its receipt (without rejects)."""
     records, digests, turns = records or range(len(rows)), digests or range(len(rows)), turns or [2] * len(rows)
+    turn = turn or [-1] * len(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
     with pa.OSFile(str(path), "w") as file, pa.ipc.new_file(file, TOKENS_SCHEMA) as writer:
         for top in range(0, len(rows), batch):
@@ -110,6 +112,7 @@ def token_file(
                 pa.array(records[top : top + batch], pa.int64()),
                 pa.array(digests[top : top + batch], pa.uint64()),
                 pa.array(turns[top : top + batch], pa.int32()),
+                pa.array(turn[top : top + batch], pa.int32()),
                 pa.array([sum(value >= 0 for value in values) for values, _ in some], pa.int32()),
                 pa.array([separator for _, separator in some], pa.bool_()),
                 pa.array([values for values, _ in some], pa.large_list(pa.int32())),

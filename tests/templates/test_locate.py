@@ -165,7 +165,7 @@ def test_reasoning_without_a_place_is_an_error_until_it_is_dropped() -> None:
         with pytest.raises(DataError, match=r"messages\[1\].*reasoning|messages\[1\].*cannot be located"):
             samples_of(template, TWO[:2])
     drop = Adjust(drop_reasoning=True)
-    for template in (open_jinja(NO_CALLS, adjust=drop), BuiltIn("chatml", open_kind(KIND), "assistant", drop)):
+    for template in (open_jinja(NO_CALLS, adjust=drop), BuiltIn("chatml", open_kind(KIND), "assistant", adjust=drop)):
         for message in (TWO[1], answer("<think>r</think>\n\nb")):
             [sample] = samples_of(template, [user("a"), message])
             assert trained(sample) == ["b<|im_end|>"]
@@ -180,7 +180,10 @@ def test_options_reach_the_template() -> None:
 
 def test_the_default_system_message_is_added_where_there_is_none() -> None:
     adjust = Adjust(default_system="Be brief.")
-    for template in (open_jinja(NO_CALLS, adjust=adjust), BuiltIn("chatml", open_kind(KIND), "assistant", adjust)):
+    for template in (
+        open_jinja(NO_CALLS, adjust=adjust),
+        BuiltIn("chatml", open_kind(KIND), "assistant", adjust=adjust),
+    ):
         [sample] = samples_of(template, [user("a"), answer("b")])
         assert whole(sample).startswith("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\na")
         [sample] = samples_of(template, [{"role": "system", "content": "s"}, user("a"), answer("b")])

@@ -40,7 +40,7 @@ from tasks.storage.shards import open_index, open_shard, shard_schema
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
 from tasks.templates.jinja_template import JinjaTemplate
-from tasks.templates.spans import Span, Template, trained_turns
+from tasks.templates.spans import Sample, Template, trained_turns
 from tasks.tokenization.prepare import prepare_spans
 from tasks.tokenization.token_batch import COUNTS, Batch
 from train.data.corpus import Corpus, Shard
@@ -139,12 +139,12 @@ def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, t
     for found in rows.to_batches(max_chunksize=1024):
         for row in found.to_pylist():
             try:
-                conversation, spans = _spans(row, manifest, encoder, template)
+                conversation, sample = _sample(row, manifest, encoder, template)
             except Reject as reject:
                 raise DataError(
                     "other_versions", f"{path}: row {number}: {reject.message}: {_OTHER_VERSIONS}"
                 ) from None
-            batch.add(number, prepare_spans(conversation, spans, encoder))
+            batch.add(number, prepare_spans(conversation, sample.spans, encoder))
             number += 1
             if batch.is_full:
                 yield batch
@@ -153,14 +153,14 @@ def _batches(path: Path, rows: pa.Table, manifest: Manifest, encoder: Encoder, t
         yield batch
 
 
-def _spans(
+def _sample(
     row: dict[str, Any], manifest: Manifest, encoder: Encoder, template: Template
-) -> tuple[Conversation, list[Span]]:
-    """Return the conversation of a row, and its spans. Raises Reject."""
+) -> tuple[Conversation, Sample]:
+    """Return the conversation of a row, up to the turn that is trained on, and its sample. Raises Reject."""
     for conversation in _rebuilt(row, manifest, encoder):
-        spans = template.spans(conversation, trained_turns(conversation, manifest.train_on))
-        if "".join(span.text for span in spans) == row["text"]:
-            return conversation, spans
+        for sample in template.samples(conversation, trained_turns(conversation, manifest.train_on)):
+            if "".join(span.text for span in sample.spans) == row["text"]:
+                return conversation, sample
     raise Reject("other_text", f"template {manifest.template.name} does not render the text of the row")
 
 
@@ -240,14 +240,14 @@ def _open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Templa
 
     Raises DataError or InputMissing if it is missing or has changed.
     """
-    name, sha256 = manifest.template.name, manifest.template.sha256
+    name, sha256, turns = manifest.template.name, manifest.template.sha256, manifest.config.get("turns", "auto")
     adjust = Adjust(manifest.config.get("reasoning") == "drop", manifest.config.get("default_system"))
     if name in BUILT_IN:
         if built_in_sha256(name) != sha256:
             raise DataError(
                 "other_versions", f"template {name}: differs from the one that made the corpus: {_OTHER_VERSIONS}"
             )
-        return BuiltIn(name, encoder, manifest.train_on, adjust)
+        return BuiltIn(name, encoder, manifest.train_on, turns, adjust)
     listed = next((file for file in manifest.files if file.path == "template.jinja"), None)
     if listed is None or listed.sha256 != sha256:
         raise DataError(
@@ -256,7 +256,7 @@ def _open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Templa
     check_listed(folder, listed)
     source = (folder / listed.path).read_text(encoding="utf-8")
     today, options = str(manifest.config["template_date"]), manifest.config.get("template_options")
-    return JinjaTemplate(name, source, encoder, manifest.train_on, today, "together", options, adjust)
+    return JinjaTemplate(name, source, encoder, manifest.train_on, today, turns, options, adjust)
 
 
 # -- the tokenizer of SFTTrainer ---------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from train.data.corpus import Corpus, open_corpus
 IGNORED = -100
 
 Row = tuple[list[int], list[int]]  # ids, labels
-Key = tuple[int, int]  # source, record
+Key = tuple[int, int, int]  # source, record, and the turn of a sample or -1
 
 SAMPLE = [{"path": str(ROOT / "data" / "sample" / name)} for name in ("alpaca.json", "sharegpt.json", "questions.csv")]
 
@@ -65,8 +65,12 @@ def packed_conversations(corpus: Corpus) -> dict[Key, Row]:
             continue  # overlong, dropped in both formats
         inside = slice(place["start"], place["start"] + place["length"])
         ids, labels = (column[place["row"], inside].tolist() for column in columns[place["split"], place["shard"]])
-        rows[place["source"], place["record"]] = (ids, labels)
+        rows[key_of(place)] = (ids, labels)
     return rows
+
+
+def key_of(place: dict[str, Any]) -> Key:
+    return place["source"], place["record"], place.get("turn", -1)
 
 
 def check_equal(whole: Corpus, packed: Corpus) -> Counts:
@@ -75,10 +79,8 @@ def check_equal(whole: Corpus, packed: Corpus) -> Counts:
     total = Counts()
     for split in whole.splits:
         dataset, counts = sft_dataset(whole, split)
-        places = sorted(
-            (p["shard"], p["row"], p["source"], p["record"]) for p in index_of(whole) if p["split"] == split
-        )
-        wanted = [expected.pop((source, record), None) for _, _, source, record in places]
+        places = sorted((p["shard"], p["row"], *key_of(p)) for p in index_of(whole) if p["split"] == split)
+        wanted = [expected.pop((source, record, turn), None) for _, _, source, record, turn in places]
         assert [(row["input_ids"], row["labels"]) for row in dataset] == [row for row in wanted if row]
         kept = [row for row in wanted if row]
         assert (counts.read, counts.rows, counts.dropped) == (len(wanted), len(kept), wanted.count(None))
@@ -88,7 +90,7 @@ def check_equal(whole: Corpus, packed: Corpus) -> Counts:
             setattr(total, name, getattr(total, name) + getattr(counts, name))
     assert not expected
     ledger = packed.manifest.ledger  # type: ignore[union-attr]
-    assert total.truncated == ledger.conversations.truncated
+    assert total.truncated == sum(place["truncated"] for place in index_of(packed))
     assert total.tokens == ledger.tokens.packed
     places = sum(place["length"] for place in index_of(whole) if place["row"] is not None)
     assert total.tokens - total.truncated + total.tokens_truncated + total.tokens_dropped == places
@@ -140,6 +142,16 @@ def test_every_conversation_equals_format_3(kind: str, template: str, train_on: 
     counts = check_equal(*pack_both(tmp_path, [*others, *TOOLS], sources=sources, sequence_length=128, **common))
     assert counts.truncated
     assert bool(counts.dropped) == (train_on != "all")
+
+
+@pytest.mark.parametrize(("kind", "template"), [("sp_bpe_chatml", "chatml"), ("hf_byte_level", "llama3")])
+def test_every_turn_of_its_own_equals_format_3(kind: str, template: str, tmp_path: Path) -> None:
+    common = {"tokenizer": str(kind_path(kind)), "template": template, "turns": "apart", "validation": 0.3}
+    records = [*conversations(30, longest=30), *TOOLS]
+    counts = check_equal(*pack_both(tmp_path, records, sequence_length=64, **common))
+    assert counts.read > 40
+    assert counts.truncated
+    assert counts.dropped
 
 
 @pytest.mark.parametrize("overlong", ["truncate", "drop"])

@@ -1,0 +1,76 @@
+"""Group the samples of a conversation, which are adjacent rows of a token file.
+
+    record   7   7   7   8   9 …
+    turn     1   3   5  -1   1        three samples of a conversation, one that is all of a conversation, …
+    first    ✓           ✓   ✓
+
+Everything is numbered by sample, and a conversation is represented by its first sample. If every conversation is one
+sample, the two are the same, and nothing is computed or stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tasks.storage.token_files import TokenColumns
+
+_CHUNK = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """`firsts` is int32[conversations], the first sample of each; None if every conversation is one sample."""
+
+    firsts: np.ndarray | None = None
+
+    @property
+    def several(self) -> bool:
+        """Return whether samples may be parts of a conversation."""
+        return self.firsts is not None
+
+    def only_first(self, flags: np.ndarray) -> np.ndarray:
+        """Keep a flag of a first sample, and clear that of any other: bool[samples]."""
+        return flags if self.firsts is None else self._at_firsts(flags[self.firsts], len(flags))
+
+    def most(self, values: np.ndarray) -> np.ndarray:
+        """Return, at the first sample, the greatest value of the conversation's samples; 0 or False at the others."""
+        if self.firsts is None or not len(values):
+            return values
+        return self._at_firsts(np.maximum.reduceat(values, self.firsts), len(values))
+
+    def total(self, values: np.ndarray) -> np.ndarray:
+        """Return, at the first sample, the sum over the samples of the conversation: integers[samples]."""
+        if self.firsts is None or not len(values):
+            return values
+        return self._at_firsts(np.add.reduceat(values, self.firsts, dtype=np.int64), len(values))
+
+    def of_each(self, values: np.ndarray) -> np.ndarray:
+        """Return for every sample the value of its conversation's first sample."""
+        if self.firsts is None:
+            return values
+        return np.repeat(values[self.firsts], np.diff(self.firsts, append=len(values)))
+
+    def first_of(self, chosen: np.ndarray) -> np.ndarray:
+        """Return the first sample of the conversation of each chosen sample."""
+        if self.firsts is None:
+            return chosen
+        return self.firsts[np.searchsorted(self.firsts, chosen, side="right") - 1]
+
+    def _at_firsts(self, values: np.ndarray, count: int) -> np.ndarray:
+        found = np.zeros(count, values.dtype)
+        found[self.firsts] = values
+        return found
+
+
+def samples_of(tokens: TokenColumns) -> Samples:
+    """Read which samples of the token files belong to the same conversation."""
+    count = tokens.edges[-1]
+    tops = range(0, count, _CHUNK)
+    if not any((tokens.column("turn", top, min(top + _CHUNK, count)) >= 0).any() for top in tops):
+        return Samples()
+    record = tokens.column("record")
+    is_first = np.append(True, record[1:] != record[:-1])
+    is_first[[edge for edge in tokens.edges if edge < count]] = True
+    return Samples(np.flatnonzero(is_first).astype(np.int32))

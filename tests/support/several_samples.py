@@ -1,0 +1,54 @@
+"""A template that makes several samples of some conversations, as one does that strips reasoning from history.
+
+`stripping_template` makes every recipe render with it, in this process only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from tasks.conversations.model import Conversation
+from tasks.recipe import Recipe
+from tasks.templates.built_in import BuiltIn
+from tasks.templates.spans import Sample, Span, up_to
+
+
+class Strips:
+    """ChatML that writes only the last word of an earlier answer: a conversation whose answers have more is apart."""
+
+    name = "strips"
+    markers_as_text = ()
+
+    def __init__(self, inner: BuiltIn):
+        self._inner = inner
+
+    def spans(self, conversation: Conversation, trained: Sequence[bool]) -> list[Span]:
+        return self._inner.spans(conversation, trained)
+
+    def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
+        answers = [message for message in conversation.messages if message.role == "assistant"]
+        if all(len(message.content.split()) == 1 for message in answers[:-1]):
+            return [Sample(self.spans(conversation, trained))]
+        return [self._sample(conversation, turn) for turn, flag in enumerate(trained) if flag]
+
+    def _sample(self, conversation: Conversation, turn: int) -> Sample:
+        prefix, flags = up_to(conversation, turn)
+        for message in prefix.messages[:-1]:
+            if message.role == "assistant":
+                message.content = message.content.split()[-1]
+        return Sample(self.spans(prefix, flags), turn)
+
+
+@contextmanager
+def stripping_template() -> Iterator[None]:
+    """Make every recipe of this process render with `Strips`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Recipe, "template", property(_stripping))
+        yield
+
+
+def _stripping(recipe: Recipe) -> Strips:
+    return Strips(BuiltIn("chatml", recipe.encoder, recipe.config.train_on))

@@ -1,0 +1,237 @@
+"""Corpora in which conversations have several samples, made by every stage, and what the commands show of them."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from support.commands import packcorpus
+from support.inspected import as_object, shown
+from support.packed_rows import folder_of, sign
+from support.several_samples import stripping_template
+from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
+
+from tasks.core.errors import DataError
+from tasks.dry_run.dry_run import predict
+from tasks.inspection.diff import compare
+from tasks.inspection.dry_run import summarize
+from tasks.inspection.search import find_conversations
+from tasks.recipe import resolve
+from tasks.report.figures import read_figures
+from tasks.report.report import write_report
+from tasks.storage.manifest import load_manifest
+from tasks.verification.rebuild import rebuild
+from tasks.verification.repair import repair
+from tasks.verification.verify import verify
+
+RECORDS = conversations(60, seed=3, longest=6)
+RECORDS += RECORDS[:6]
+SETTINGS: dict[str, Any] = {
+    "validation": 0.2, "duplicates": "drop", "sequence_length": 48, "max_rejects": 1.0, "epochs": 2,
+    "sources": [{"path": "chat.jsonl", "weight": 1.5, "limit": 50}],
+}  # fmt: skip
+ROLES = ("user", "assistant")
+
+
+def index_of(path: Path) -> list[dict[str, Any]]:
+    return list(pa.ipc.open_stream((folder_of(path) / "index.arrow").read_bytes()).read_all().to_pylist())
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A corpus of `turns: apart` with a built-in template."""
+    return pack_corpus(make_recipe(tmp_path_factory.mktemp("apart"), RECORDS, turns="apart", **SETTINGS))
+
+
+@pytest.mark.slow
+def test_the_same_bytes_for_every_part_size_and_rebuilt(tmp_path: Path) -> None:
+    """With a template that makes several samples of some conversations."""
+    found = []
+    with stripping_template():
+        for part_size in (1 << 10, 5000, 1 << 26):
+            recipe = make_recipe(tmp_path / str(part_size), RECORDS, **SETTINGS, part_size=part_size)
+            path = pack_corpus(recipe)
+            verify(path)
+            found.append({file.path: file.sha256 for file in load_manifest(path).listed()})
+        assert found[0] == found[1] == found[2]
+        assert len(recipe.parts) == 1
+        assert rebuild(path).endswith("the same bytes")
+    turns = {entry["turn"] for entry in index_of(path)}
+    assert turns >= {-1, 1, 3}
+    samples = load_manifest(path).ledger.samples
+    assert samples is not None
+    assert samples.repeated_prompt_tokens > 0
+
+
+def test_a_sample_is_a_prompt_of_what_came_before_and_its_turn(tmp_path: Path) -> None:
+    record = {"messages": [{"role": role, "content": text} for role, text in (
+        ("user", "a"), ("assistant", "b c"), ("user", "d"), ("assistant", "e f"), ("user", "g"))]}  # fmt: skip
+    with stripping_template():
+        path = pack_corpus(make_recipe(tmp_path, [record]))
+    first, second = as_object(path, at="chat.jsonl:1")["pieces"]
+    assert (first["turn"], second["turn"]) == (1, 3)
+    user, assistant = "<|im_start|>user\n", "<|im_start|>assistant\n"
+    assert first["text"] == f"{user}a<|im_end|>\n{assistant}b c<|im_end|></s>"
+    earlier = f"{user}a<|im_end|>\n{assistant}c<|im_end|>\n{user}d<|im_end|>\n{assistant}"
+    assert second["text"] == f"{earlier}e f<|im_end|></s>"
+    trained = ["".join(span["text"] for span in piece["spans"] if span["trained"]) for piece in (first, second)]
+    assert trained == ["b c<|im_end|></s>", "e f<|im_end|></s>"]
+
+
+def test_what_is_noticed_counts_conversations(tmp_path: Path) -> None:
+    say = [{"role": role, "content": f"{role} <|im_end|> ▁"} for role in ("assistant", "user", "assistant")]
+    counts = []
+    for turns in ("together", "apart"):
+        path = pack_corpus(make_recipe(tmp_path / turns, [{"messages": say}] * 3, turns=turns))
+        counts.append(load_manifest(path).noticed)
+    assert counts[0] == counts[1]
+    assert counts[0]["control_text_seen"] == counts[0]["unusual_order"] == counts[0]["not_round_trip"] == 3
+
+
+def test_check_predicts_the_ledger_of_the_run(apart: Path, tmp_path: Path) -> None:
+    config = write_project(tmp_path, RECORDS, turns="apart", **SETTINGS)
+    recipe = resolve(config, tmp_path)
+    run = summarize(predict(recipe.config, tmp_path, tmp_path), config, [])
+    manifest = load_manifest(apart)
+    ledger = manifest.ledger.model_dump()
+    for unit in ("conversations", "samples", "tokens", "pieces"):
+        for name in run.ledger[unit].keys() & ledger[unit].keys():
+            assert run.ledger[unit][name] == ledger[unit][name], (unit, name)
+    assert run.mixture == manifest.mixture
+    assert run.rows == {name: split.rows for name, split in manifest.splits.items()}
+
+
+def test_every_sample_leads_to_its_row_and_back(apart: Path) -> None:
+    places = defaultdict(list)
+    for number, entry in enumerate(index_of(apart)):
+        if entry["dropped"] is None:
+            places[entry["record"]].append((entry["turn"], number))
+    [*_, several] = [record for record, found in places.items() if len({turn for turn, _ in found}) > 1]
+    found = as_object(apart, at=f"chat.jsonl:{several}")
+    assert [(piece["turn"], piece["number"]) for piece in found["pieces"]] == sorted(places[several])
+    assert as_object(apart, conversation=places[several][-1][1]) == found
+    text = shown(apart, at=f"chat.jsonl:{several}")
+    assert f"chat.jsonl:{several} turn 1" in text
+    assert f"chat.jsonl:{several} turn 3" in text
+    assert "  2 samples" in text
+    one = next(piece for piece in found["pieces"] if piece["row"] is not None)
+    row = shown(apart, row=one["row_of_split"], split=one["split"])
+    assert f"chat.jsonl:{several} turn {one['turn']}" in row
+
+
+def test_pieces_of_a_sample_are_counted_by_sample(tmp_path: Path) -> None:
+    long = [{"role": role, "content": "the train leaves " * 4} for role in ("user", "assistant") * 2]
+    path = pack_corpus(make_recipe(tmp_path, [{"messages": long}], turns="apart", overlong="split", sequence_length=32))
+    found = as_object(path, at="chat.jsonl:1")["pieces"]
+    by_turn = defaultdict(list)
+    for piece in found:
+        by_turn[piece["turn"]].append((piece["piece"], piece["pieces"]))
+    assert all(counts == [(n + 1, len(counts)) for n in range(len(counts))] for counts in by_turn.values())
+    assert {*by_turn} == {1, 3}
+    verify(path)
+
+
+def test_a_text_of_a_repeated_prompt_is_found_in_each_sample(tmp_path: Path) -> None:
+    record = {
+        "messages": [{"role": role, "content": f"{role} {n}"} for n in range(2) for role in ("user", "assistant")]
+    }
+    path = pack_corpus(make_recipe(tmp_path, [record], turns="apart"))
+    found = find_conversations(path, "user 0", 9).conversations
+    assert sorted(piece["turn"] for piece in found) == [1, 3]
+    assert "chat.jsonl:1 turn 3" in shown(path, search="user 1")
+
+
+def test_a_sample_that_is_cut_off_is_explained(tmp_path: Path) -> None:
+    long = [{"role": role, "content": "the train leaves"} for role in ("user", "assistant") * 2]
+    path = pack_corpus(make_recipe(tmp_path, [{"messages": long}], turns="apart", sequence_length=24))
+    assert "turn 3 dropped: no token of this turn is left within 24 tokens" in shown(path, at="chat.jsonl:1")
+    assert "1 of 2 samples packed (1 no token to train on)" in shown(path)
+    verify(path)
+
+
+def test_diff_compares_conversations_and_not_samples(apart: Path, tmp_path: Path) -> None:
+    together = pack_corpus(make_recipe(tmp_path / "a", RECORDS, **SETTINGS | {"sequence_length": 200}))
+    long = pack_corpus(make_recipe(tmp_path / "b", RECORDS, turns="apart", **SETTINGS | {"sequence_length": 200}))
+    found = compare(together, long)
+    assert (found.conversations.went, found.conversations.came) == ([], [])
+    assert {change.name for change in found.settings} == {"turns"}
+    assert "ledger.samples.packed" in {change.name for change in found.figures}
+
+
+def test_repair_restores_the_index(tmp_path: Path) -> None:
+    path = pack_corpus(make_recipe(tmp_path, RECORDS[:20], turns="apart", max_rejects=1.0))
+    index = folder_of(path) / "index.arrow"
+    before = index.read_bytes()
+    index.unlink()
+    assert [restored.path for restored in repair(path)] == [index]
+    assert index.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda samples: samples | {"repeated_prompt_tokens": 1}, "repeated_prompt_tokens"),
+        (lambda samples: samples | {"packed": samples["packed"] - 1, "rejected": samples["rejected"] + 1}, "packed"),
+        (lambda samples: samples | {"read": samples["read"] + 1}, "does not balance"),
+    ],
+)
+def test_verify_detects_wrong_figures_of_samples(tmp_path: Path, change: Any, reason: str) -> None:
+    path = pack_corpus(make_recipe(tmp_path, RECORDS[:20], turns="apart", max_rejects=1.0))
+    sign(path, lambda values: values["ledger"].update(samples=change(values["ledger"]["samples"])))
+    with pytest.raises(DataError, match=reason):
+        verify(path)
+
+
+def test_verify_detects_a_sample_that_left_its_conversation(apart: Path, tmp_path: Path) -> None:
+    path = pack_corpus(make_recipe(tmp_path, RECORDS[:20], turns="apart", max_rejects=1.0))
+    file = folder_of(path) / "index.arrow"
+    table = pa.ipc.open_stream(file.read_bytes()).read_all()
+    digests = table["digest"].to_pylist()
+    at = table["turn"].to_pylist().index(3)
+    digests[at] += 1
+    changed = table.set_column(table.schema.get_field_index("digest"), "digest", pa.array(digests, pa.uint64()))
+    with pa.ipc.new_stream(str(file), table.schema) as writer:
+        writer.write_table(changed)
+    sign(path)
+    with pytest.raises(DataError, match="samples that differ in digest"):
+        verify(path)
+
+
+def test_format_2_has_a_row_for_each_sample(tmp_path: Path) -> None:
+    record = {
+        "messages": [{"role": role, "content": f"{role} {n}"} for n in range(2) for role in ("user", "assistant")]
+    }
+    path = pack_corpus(make_recipe(tmp_path, [record], turns="apart", packing=False))
+    verify(path)
+    found = as_object(path, at="chat.jsonl:1")["pieces"]
+    assert [len(piece["messages"]) for piece in found] == [2, 4]
+    assert [[message["weight"] for message in piece["messages"]] for piece in found] == [[0, 1], [0, 0, 0, 1]]
+    assert found[1]["text"].startswith(found[0]["text"].removesuffix("</s>"))
+
+
+@pytest.mark.slow
+def test_the_report_names_turns(apart: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    page = write_report(apart, tmp_path / "report.html")[0].read_text()
+    assert "repeat the prompt of an earlier turn of the same conversation" in page
+    assert " turn 3" in page
+
+
+def test_lengths_are_those_of_samples(apart: Path) -> None:
+    figures = read_figures(load_manifest(apart), folder_of(apart))
+    once = {(entry["record"], entry["turn"]): entry["length"] for entry in reversed(index_of(apart))}
+    assert figures.lengths.tolist() == [once[key] for key in sorted(once)]
+
+
+@pytest.mark.slow
+def test_a_run_reports_samples(tmp_path: Path) -> None:
+    write_project(tmp_path, RECORDS[:20], turns="apart", max_rejects=1.0)
+    done = packcorpus(tmp_path, "pack", "corpus.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "samples packed" in done.stderr
+    assert json.loads((tmp_path / done.stdout.strip()).read_bytes())["config"]["turns"] == "apart"
+    assert packcorpus(tmp_path, "verify").returncode == 0
