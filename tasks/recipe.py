@@ -93,7 +93,8 @@ class Recipe:
     @cached_property
     def encoder(self) -> Encoder:
         files = self.tokenizer_files
-        return _open_once(files, files.sha256(), self.config.eos_token, self.config.pad_token)
+        config = self.config
+        return _open_once(files, files.sha256(), config.eos_token, config.pad_token, tuple(config.content_tokens))
 
     # Template
 
@@ -164,7 +165,7 @@ class Recipe:
             "tokenizer": [self.tokenizer_digest, config.eos_token, config.pad_token],
             "template": [self.template_sha256, self.template_source and config.template_date],
             "train_on": config.train_on,
-        }
+        } | ({"content_tokens": config.content_tokens} if config.content_tokens else {})
 
     @cached_property
     def texts_key(self) -> str:
@@ -230,9 +231,11 @@ class Recipe:
 
 
 @lru_cache(maxsize=4)
-def _open_once(files: TokenizerFiles, sha256: str, eos_token: str | None, pad_token: str | None) -> Encoder:
+def _open_once(
+    files: TokenizerFiles, sha256: str, eos_token: str | None, pad_token: str | None, content_tokens: tuple[str, ...]
+) -> Encoder:
     """Load a tokenizer once per process; a forked child inherits it."""
-    return open_encoder(files, eos_token, pad_token)
+    return open_encoder(files, eos_token, pad_token, content_tokens)
 
 
 def resolve(config_file: Path, root: Path) -> Recipe:

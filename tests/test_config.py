@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.config import NOT_IN_KEY, Config, load_config
+from tasks.config import KEYED_IF_SET, NOT_IN_KEY, Config, load_config
 from tasks.core.errors import InputMissing, PackError, UsageError
 from tasks.sources.model import Source
 
@@ -39,6 +39,7 @@ DEFAULTS = {
     "seed": 42,
     "eos_token": None,
     "pad_token": None,
+    "content_tokens": [],
     "vocab_size": 8192,
     "template_date": "2026-01-01",
     "engine": "auto",
@@ -66,8 +67,9 @@ def refusal(folder: Path, text: str | bytes) -> str:
 def test_defaults_are_filled_in(tmp_path: Path) -> None:
     config = load(tmp_path, "sources: [{path: x.jsonl}]\n")
     assert config.model_dump() == DEFAULTS
-    assert config.settings() == {key: value for key, value in DEFAULTS.items() if key not in NOT_IN_KEY}
-    assert list(config.settings()) == [field for field in Config.model_fields if field not in NOT_IN_KEY]
+    absent = {*NOT_IN_KEY, *KEYED_IF_SET}
+    assert config.settings() == {key: value for key, value in DEFAULTS.items() if key not in absent}
+    assert list(config.settings()) == [field for field in Config.model_fields if field not in absent]
     assert set(Config.model_fields) >= NOT_IN_KEY, "a setting that is gone is still listed"
     assert all(field.description for model in (Config, Source) for field in model.model_fields.values())
 
@@ -96,6 +98,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "seed": (1 << 63) - 1,
         "eos_token": "</s>",
         "pad_token": "<pad>",
+        "content_tokens": ["-<think>", "[INST]"],
         "vocab_size": 300,
         "template_date": "1999-12-31",
         "engine": "gigatoken",

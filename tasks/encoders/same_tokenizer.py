@@ -84,7 +84,7 @@ def _read_sentencepiece(path: Path) -> Parts:
         raise DataError("bad_tokenizer", f"{path}: not a SentencePiece model, or truncated: {error}") from None
     pieces = [(piece.piece, piece.score, piece.type) for piece in read.pieces]
     trainer, normalizer = read.trainer_spec, read.normalizer_spec
-    settings = ("model_type", "byte_fallback", "treat_whitespace_as_suffix", "unk_id", "bos_id", "eos_id")
+    settings = ("model_type", "byte_fallback", "treat_whitespace_as_suffix", "unk_piece", "bos_piece", "eos_piece")
     rules = ("precompiled_charsmap", "add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces")
     return {
         "vocabulary": {piece: number for number, (piece, _, _) in enumerate(pieces)},

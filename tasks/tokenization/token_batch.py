@@ -7,7 +7,7 @@ Ids, labels, and offsets are computed for a whole batch, from the few shapes of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 from tasks.encoders.encoder import Encoded, Encoder
 from tasks.storage.arrow import offsets_of, to_arrow
 from tasks.templates.spans import TEXT
+from tasks.tokenization.content_tokens import count_content_tokens, merged
 from tasks.tokenization.frames import Frame, Prepared, Shape
 
 # Characters gathered for one encode call: large enough to spread its overhead, small enough to stay in the cache.
@@ -29,6 +30,13 @@ NOTICED = ("control_text_seen", "not_round_trip", "unknown_tokens", "unusual_ord
 
 
 COUNTS = ("accepted", "tokens", *NOTICED)
+
+
+def noticed_in(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums of what the receipts have noticed; `content_tokens` only if there are any."""
+    counts = merged(receipt.get("content_tokens", {}) for receipt in receipts)
+    sums = {name: sum(receipt[name] for receipt in receipts) for name in NOTICED}
+    return sums | ({"content_tokens": counts} if counts else {})
 
 
 class _Shapes:
@@ -119,6 +127,12 @@ class Batch:
         strings = ["\0".join(self._conversations[n].strings) for n in others]
         found |= {others[n] for n in encoder.holding(strings)}
         receipt["control_text_seen"] += sum(encoder.count_controls(self._conversations[n].strings) > 0 for n in found)
+        if encoder.content_tokens:
+            holding = encoder.holding_content_tokens(texts)
+            found = {*others, *(np.searchsorted(offsets, holding, side="right") - 1).tolist()}
+            counts = count_content_tokens(encoder, [self._conversations[n] for n in sorted(found)])
+            if counts:
+                receipt["content_tokens"] = merged([receipt.get("content_tokens", {}), counts])
 
 
 def _labelled(

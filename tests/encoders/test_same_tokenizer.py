@@ -118,7 +118,7 @@ def test_a_sentencepiece_model_with_other_notes_is_the_same(kind: str, tmp_path:
         (lambda m: setattr(m.pieces[-9], "score", -7777.0), "-7777.0 in the model"),
         (lambda m: setattr(m.pieces[-9], "type", 4), "USER_DEFINED"),
         (lambda m: setattr(m.normalizer_spec, "add_dummy_prefix", False), "normalizer"),
-        (lambda m: setattr(m.trainer_spec, "eos_id", 5), '"eos_id": 2 in the corpus, 5 in the model'),
+        (lambda m: setattr(m.trainer_spec, "eos_piece", "e"), '"eos_piece": "</s>" in the corpus, "e" in the model'),
     ],
 )
 def test_what_changes_tokens_of_a_sentencepiece_model_is_named(
