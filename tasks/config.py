@@ -25,7 +25,7 @@ from tasks.storage.keys import KEY_NAMES
 NOT_IN_KEY = {"part_size", "engine"}
 
 # Settings that are neither in the corpus key nor in the manifest at their default, so that older corpora keep theirs.
-KEYED_IF_SET = ("turns", "reasoning", "template_options", "default_system")
+KEYED_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
 
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
@@ -119,6 +119,11 @@ class Config(BaseModel):
     seed: int = Field(42, ge=0, lt=1 << 63, description="Seed of the order of rows and of every random choice.")
     eos_token: str | None = Field(None, min_length=1, description="EOS token, if the tokenizer does not name it.")
     pad_token: str | None = Field(None, min_length=1, description="Padding token, if the tokenizer does not name it.")
+    content_tokens: list[Annotated[str, Field(min_length=1)]] = Field(
+        default_factory=list,
+        description="Changes which added tokens content may become: `<x>` adds one that is marked special, `-<think>` "
+        "removes one that is not, `-*` removes all. Without it, content may become those that are not special.",
+    )
     vocab_size: int = Field(8192, ge=300, le=1 << 20, description="Vocabulary size of a tokenizer that is trained.")
     template_date: str = Field(
         "2026-01-01", pattern=r"^\d{4}-\d{2}-\d{2}$", description="Date that a Jinja template sees as today."

@@ -94,7 +94,8 @@ class Recipe:
     @cached_property
     def encoder(self) -> Encoder:
         files = self.tokenizer_files
-        return _open_once(files, files.sha256(), self.config.eos_token, self.config.pad_token)
+        config = self.config
+        return _open_once(files, files.sha256(), config.eos_token, config.pad_token, tuple(config.content_tokens))
 
     # Template
 
@@ -244,9 +245,11 @@ class Recipe:
 
 
 @lru_cache(maxsize=4)
-def _open_once(files: TokenizerFiles, sha256: str, eos_token: str | None, pad_token: str | None) -> Encoder:
+def _open_once(
+    files: TokenizerFiles, sha256: str, eos_token: str | None, pad_token: str | None, content_tokens: tuple[str, ...]
+) -> Encoder:
     """Load a tokenizer once per process; a forked child inherits it."""
-    return open_encoder(files, eos_token, pad_token)
+    return open_encoder(files, eos_token, pad_token, content_tokens)
 
 
 def resolve(config_file: Path, root: Path) -> Recipe:

@@ -84,6 +84,7 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "seed": (43, False),
     "eos_token": ("</s>", True),
     "pad_token": ("<pad>", True),
+    "content_tokens": (["-*"], True),
     "plan_group": (10, False),
     "max_record_bytes": (1 << 20, True),
 }

@@ -37,7 +37,7 @@ class TrainingConfig(BaseModel):
     tokenizer: str | None = Field(
         None,
         min_length=1,
-        description="The tokenizer the model will be used with; its checksum must match the manifest's. Absent: the "
+        description="The tokenizer the model will be used with; it must be the same as the corpus's. Absent: the "
         "base model's, or else the corpus's own copy.",
     )
     output: str | None = Field(

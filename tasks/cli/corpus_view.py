@@ -5,7 +5,7 @@ Nothing that comes from a file is interpreted as markup, and its control charact
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,7 +16,16 @@ from tasks.cli.console import grid, heading, indented, plain_table, single, whol
 from tasks.core.error_codes import CODES
 from tasks.core.printable import common_folder, counted, in_bytes, printable
 from tasks.corpus.mixture_table import fit_to_width, mixture_table
-from tasks.inspection.labels import BATCH_ROWS, DROPPED, FEW_STEPS, NOTICED, SHARE_NOTE, TRAINED_TURNS, explain_samples
+from tasks.inspection.labels import (
+    BATCH_ROWS,
+    DROPPED,
+    FEW_STEPS,
+    NOTICED,
+    SHARE_NOTE,
+    TRAINED_TURNS,
+    content_tokens,
+    explain_samples,
+)
 from tasks.inspection.manifests import Listing, Overview, Unreadable
 from tasks.inspection.verification import Verification
 from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts
@@ -234,8 +243,8 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
 
 
 def _print_noticed(manifest: Manifest, console: Console) -> None:
-    noticed = {name: count for name, count in manifest.noticed.items() if count}
-    if not noticed:
+    noticed = {name: count for name, count in manifest.noticed_counts.items() if count}
+    if not noticed and not manifest.content_tokens:
         return
     heading(console, "Noticed")
     table = grid(True, False, False)
@@ -243,6 +252,13 @@ def _print_noticed(manifest: Manifest, console: Console) -> None:
         noun, meaning = NOTICED.get(name, ("", printable(name)))
         table.add_row(f"{count:,}", noun if count == 1 or not noun else f"{noun}s", meaning)
     indented(console, table)
+    print_content_tokens(manifest.content_tokens, console)
+
+
+def print_content_tokens(found: Mapping[str, Mapping[str, int]], console: Console, where: str = "") -> None:
+    """Print how often content became each content token, by role."""
+    if lines := content_tokens(found):
+        console.print(Text(f"  tokens written by content{where}: {', '.join(lines)}", "dim"), soft_wrap=True)
 
 
 def show_checks(verification: Verification, console: Console) -> None:

@@ -296,7 +296,7 @@ def _has_chat_template(files: TokenizerFiles) -> bool:
 
 def _built_in(encoder: Encoder) -> tuple[str, str]:
     for name, markers in TYPICAL.items():
-        if all(marker in encoder.controls for marker in markers):
+        if all(map(encoder.is_token, markers)):
             return name, f"the tokenizer has its control tokens {' '.join(markers)}"
     return "alpaca", "the tokenizer has no control tokens of a chat template, and this one needs only text"
 

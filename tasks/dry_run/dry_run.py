@@ -44,7 +44,7 @@ from tasks.storage.schemas import DROP_REASONS, REJECTED, drop_code
 from tasks.storage.splits import SPLITS, split_names
 from tasks.storage.token_files import TokenColumns
 from tasks.templates.jinja_template import JinjaTemplate
-from tasks.tokenization.token_batch import NOTICED
+from tasks.tokenization.token_batch import noticed_in
 
 BUDGET = 8 << 20  # bytes of the sources; gigatoken and everything around it take 0.7 s for them
 
@@ -84,7 +84,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         whole=whole,
         rejects=rejects,
         cut_off=cut_off,
-        noticed={name: sum(each.noticed[name] for each in sampled) for name in NOTICED},
+        noticed=noticed_in([each.noticed for each in sampled]),
         packed=float(chosen @ weights),
         too_long=float(group.most(_is_too_long(selection)) @ weights),
         dropped=dropped,

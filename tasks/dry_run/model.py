@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ class SampleTokens:
     sample: Sample
     file: pa.Buffer  # a token file
     rejects: list[tuple[int, Reject]]  # record and reason
-    noticed: dict[str, int]
+    noticed: dict[str, Any]
     seconds: float
     text: np.ndarray  # int64[conversations], rendered bytes; in format 2.0 only
 
@@ -104,7 +105,7 @@ class Prediction:
     whole: bool  # everything was read, so that the figures are exact
     rejects: dict[str, Rejects]
     cut_off: Rejects  # those of `rejects` that the overlong policy left without a trained token
-    noticed: dict[str, int]
+    noticed: dict[str, Any]
     packed: float  # conversations
     too_long: float  # conversations longer than a row
     dropped: dict[str, float]  # by reason

@@ -23,9 +23,9 @@ from tasks.encoders.gigatoken_model import Unsupported
 from tasks.recipe import Recipe
 from tasks.sources.sample import Sample
 from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
-from tasks.tokenization.engine_check import HARD, LONGEST, difference
+from tasks.tokenization.engine_check import HARD, LONGEST, difference, hard_tokens
 from tasks.tokenization.prepare import Preparer, texts_of
-from tasks.tokenization.token_batch import COUNTS, NOTICED, Batch
+from tasks.tokenization.token_batch import COUNTS, Batch, noticed_in
 from tasks.tokenization.train_tokenizer import Unread, cut_sentence, train_model
 
 PROOF = 400  # texts encoded by both encoders
@@ -81,7 +81,7 @@ def encodes_equally(fast: Encoder, reference: Encoder, recipe: Recipe, samples: 
             with suppress(Reject):
                 own += texts_of(value, sample.file, recipe.template, reference, recipe.config.train_on)
         texts += [text[:LONGEST] for text in own[: max(4, PROOF // len(samples))]]
-    return difference(fast, reference, [*HARD, *texts]) is None
+    return difference(fast, reference, [*HARD, *hard_tokens(reference), *texts]) is None
 
 
 def thinned(sample: Sample, every: int) -> Sample:
@@ -123,5 +123,5 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
                 batch = Batch(encoder, receipt)
         flush()
     seconds = time.process_time() - start
-    noticed = {name: receipt[name] for name in NOTICED}
+    noticed = noticed_in([receipt])
     return SampleTokens(sample, out.getvalue(), rejects, noticed, seconds, np.concatenate(texts))

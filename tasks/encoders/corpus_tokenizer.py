@@ -32,4 +32,5 @@ def open_tokenizer(manifest: Manifest, folder: Path) -> Encoder:
     Raises the errors of find_tokenizer_files and open_encoder.
     """
     files = find_tokenizer_files(manifest, folder)
-    return open_encoder(files, manifest.config.get("eos_token"), manifest.config.get("pad_token"))
+    config = manifest.config
+    return open_encoder(files, config.get("eos_token"), config.get("pad_token"), config.get("content_tokens") or ())

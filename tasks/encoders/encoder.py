@@ -1,12 +1,12 @@
-"""Encode text to ids, with all matching of control tokens disabled.
+"""Encode text to ids; no text becomes a control token.
 
     open_encoder(files) ─▶ Encoder ── encode(texts) ─▶ Encoded(ids, offsets)
                                   └── decode(ids)   ─▶ text, byte for byte if the model can represent it
 
-No text may ever become a control token. Two mechanisms ensure this: the model is loaded without its control, special,
-added, and user-defined strings, so it has nothing to match, and every id returned is checked; a text that still
-produced a control id is encoded again, in pieces that split the control string. Strings of white space only are kept:
-they are how a model writes indentation, not part of the protocol between template and model.
+Control tokens are those that the tokenizer marks as special (see `added_tokens`). Two mechanisms keep them out of text:
+the model is loaded without their strings, so it has nothing to match, and every id returned is checked; a text that
+still produced a control id is encoded again, in pieces that split the control string. All other added tokens, such as
+<think>, are ordinary vocabulary: the tokenizer's own library matches them, in content and in text of a template alike.
 
 No encoder here adds a dummy prefix (SentencePiece's leading space). Whether one belongs there depends on what precedes
 the text, which the encoder cannot see. `leading_space` describes what the tokenizer itself would do; the caller adds
@@ -21,11 +21,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 
 from tasks.core.errors import DataError, UsageError
+from tasks.encoders.added_tokens import is_blank
 from tasks.encoders.string_search import Needles
 from tasks.storage.arrow import offsets_of
 
@@ -48,12 +50,14 @@ class Encoded:
 class Encoder(ABC):
     """A tokenizer.
 
-    `controls` maps every string that it could mistake for a control token to that token's id.
+    `controls` maps every string that it could mistake for a control token to that token's id. `content_tokens` has the
+    other added tokens, which any text may become.
     """
 
     kind: str
     engine: str
     controls: Mapping[str, int]
+    content_tokens: Mapping[str, int] = MappingProxyType({})
     vocab_size: int
     bos_id: int | None
     eos_id: int
@@ -68,8 +72,10 @@ class Encoder(ABC):
     # Control strings that absorb the white space next to them in a rendered template.
     strips_left: frozenset[str] = frozenset()
     strips_right: frozenset[str] = frozenset()
-    # Strings of white space that are matched as a whole: user-defined pieces or added tokens.
-    blanks: frozenset[str] = frozenset()
+    # Content tokens that only the tokenizer's own library is known to match correctly.
+    irregular: frozenset[str] = frozenset()
+    # Content tokens after which the tokenizer puts a leading space, as after a control token.
+    space_follows: tuple[str, ...] = ()
     # Whether every byte has a token, so that any text can be encoded.
     every_byte: bool = False
 
@@ -111,16 +117,40 @@ class Encoder(ABC):
         return Encoded(np.concatenate(pieces), offsets_of(list(map(len, pieces))))
 
     def holding(self, texts: Sequence[str]) -> list[int]:
-        """Return the indexes of texts with a string that is matched as a whole."""
-        places = list(self._matched.places(_searched(texts)))
-        if not places:
-            return []
-        ends = np.cumsum([len(_searched([text])) + 1 for text in texts])
-        return sorted(set(np.searchsorted(ends, places, side="right").tolist()))
+        """Return the indexes of texts with a control string or an irregular content token."""
+        return _found(self._matched, texts)
 
     @cached_property
     def _matched(self) -> Needles:
-        return Needles(_searched([text]) for text in (*self.controls, *self.blanks))
+        return Needles(_searched([text]) for text in (*self.controls, *self.irregular))
+
+    def count_content_tokens(self, texts: Sequence[str]) -> list[tuple[int, str]]:
+        """Return each content token that the texts become, except white space: the index of the text, and its string.
+
+        Raises DataError as `encode` does.
+        """
+        held = self.holding_content_tokens(texts)
+        if not held:
+            return []
+        encoded = self.encode([texts[index] for index in held])
+        places = np.flatnonzero(self._is_counted[encoded.ids])
+        owners = np.searchsorted(encoded.offsets, places, side="right") - 1
+        names = {token: string for string, token in self.content_tokens.items()}
+        return [(held[owner], names[token]) for owner, token in zip(owners, encoded.ids[places].tolist(), strict=True)]
+
+    def holding_content_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Return the indexes of texts with the string of a content token that is not white space."""
+        return _found(self._counted, texts)
+
+    @cached_property
+    def _counted(self) -> Needles:
+        return Needles(_searched([text]) for text in self.content_tokens if not is_blank(text))
+
+    @cached_property
+    def _is_counted(self) -> np.ndarray:
+        table = np.zeros(self.vocab_size, bool)
+        table[[token for string, token in self.content_tokens.items() if not is_blank(string)]] = True
+        return table
 
     def _encode_around(self, text: str) -> np.ndarray:
         """Encode a text in pieces that split its control strings.
@@ -197,6 +227,10 @@ class Encoder(ABC):
         """Return the string of each control token, by id."""
         return {token: string for string, token in self.controls.items()}
 
+    def is_token(self, marker: str) -> bool:
+        """Return whether a marker that a template writes becomes one token."""
+        return marker in self.controls or marker in self.content_tokens
+
     @cached_property
     def _is_control(self) -> np.ndarray:
         table = np.zeros(self.vocab_size, bool)
@@ -230,9 +264,13 @@ def _searched(texts: Sequence[str]) -> bytes:
     return b"\0".join([text.encode() if text.isascii() else text.replace("▁", " ").encode() for text in texts])
 
 
-def is_blank(piece: str) -> bool:
-    """Return whether a piece consists of white space only."""
-    return not piece.replace("▁", " ").strip()
+def _found(needles: Needles, texts: Sequence[str]) -> list[int]:
+    """Return the indexes of the texts that contain one of the strings."""
+    places = list(needles.places(_searched(texts)))
+    if not places:
+        return []
+    ends = np.cumsum([len(_searched([text])) + 1 for text in texts])
+    return sorted(set(np.searchsorted(ends, places, side="right").tolist()))
 
 
 def token_name(token: Any) -> str | None:

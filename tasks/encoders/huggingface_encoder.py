@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import numpy as np
 import orjson
 
 from tasks.core.errors import DataError
-from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, is_blank, special_id, token_name
+from tasks.encoders.added_tokens import content_tokens_of
+from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, special_id, token_name
 from tasks.storage.arrow import offsets_of
 
 # Characters passed to the tokenizers library per call.
@@ -65,14 +67,19 @@ def _between_words(text: str, start: int, limit: int) -> int:
 class HuggingFaceEncoder(Encoder):
     """The reference encoder for `tokenizer.json`.
 
-    Uses the tokenizers library without added tokens and dummy prefix.
+    Uses the tokenizers library without control tokens and dummy prefix.
     """
 
     kind = "huggingface"
     engine = "tokenizers"
 
     def __init__(
-        self, path: Path, settings: Mapping[str, Any], eos_token: str | None = None, pad_token: str | None = None
+        self,
+        path: Path,
+        settings: Mapping[str, Any],
+        eos_token: str | None = None,
+        pad_token: str | None = None,
+        content_tokens: Sequence[str] = (),
     ):
         from tokenizers import Tokenizer
 
@@ -85,20 +92,10 @@ class HuggingFaceEncoder(Encoder):
         flags = spec.get("added_tokens") or []
         # Use the ids that the library assigns, which are not always those in the file.
         added = {token["content"]: vocab[token["content"]] for token in flags if token["content"] in vocab}
-        self.controls = {content: token for content, token in added.items() if not is_blank(content)}
-        self.blanks = frozenset(added) - frozenset(self.controls)
         self.strips_left = frozenset(t["content"] for t in flags if t.get("lstrip"))
         self.strips_right = frozenset(t["content"] for t in flags if t.get("rstrip"))
         self.vocab_size = max(vocab.values(), default=-1) + 1
-        self.leading_space, self.has_space = _disable_prefix(spec)
-        spec["added_tokens"] = _without_controls(flags, whole.get_vocab(with_added_tokens=False))
-        spec["post_processor"] = spec["truncation"] = spec["padding"] = None
-        self._tokenizer = Tokenizer.from_str(orjson.dumps(spec).decode())
         self._tokens = {token: content for content, token in vocab.items()}
-        described = orjson.dumps([spec.get("normalizer"), spec.get("pre_tokenizer"), spec.get("decoder")])
-        self._byte_level = b'"ByteLevel"' in described
-        self.every_byte = self._byte_level or bool((spec.get("model") or {}).get("byte_fallback"))
-        self.underline_is_space = not self._byte_level and (b"Metaspace" in described or "▁".encode() in described)
         model = spec.get("model") or {}
         unk = model.get("unk_token")
         self.unk_id = vocab.get(unk) if isinstance(unk, str) else model.get("unk_id")  # Unigram stores its id
@@ -112,19 +109,72 @@ class HuggingFaceEncoder(Encoder):
         self.adds_bos = self.bos_id is not None and starts[:1] == [self.bos_id]
         pad = pad_token or token_name(settings.get("pad_token"))
         self.pad_id = special_id("pad_token", pad, self.eos_id, vocab, path)
+        ends = {self._tokens[token] for token in (self.eos_id, self.pad_id, self.bos_id) if token is not None}
+        special = {token["content"]: bool(token.get("special")) for token in flags if token["content"] in vocab}
+        reserved = ends | {self._tokens[self.unk_id]} if self.unk_id in self._tokens else ends
+        allowed = content_tokens_of(special, content_tokens, reserved, path)
+        self.content_tokens = {content: added[content] for content in sorted(allowed)}
         # EOS and padding are never content, even if the file does not list them among its added tokens.
-        for token in {self.eos_id, self.pad_id, self.bos_id} - {None}:
-            self.controls.setdefault(self._tokens[token], token)  # type: ignore[index,arg-type]
+        self.controls = {content: vocab[content] for content in (*added, *sorted(ends)) if content not in allowed}
+        self._load(spec, [token for token in flags if token["content"] in allowed], whole)
+
+    def _load(self, spec: dict[str, Any], matched: Sequence[dict[str, Any]], whole: Any) -> None:
+        """Load the model without its prefix and with the added tokens `matched` only."""
+        from tokenizers import Tokenizer
+
+        normalizes = spec.get("normalizer") is not None
+        self.irregular = frozenset(
+            token["content"]
+            for token in matched
+            if any(token.get(flag) for flag in ("single_word", "lstrip", "rstrip"))
+            or (token.get("normalized") and normalizes)
+        )
+        kept = {token["content"] for token in matched}
+        spec["added_tokens"] = _only(kept, spec.get("added_tokens") or [], whole.get_vocab(with_added_tokens=False))
+        spec["post_processor"] = spec["truncation"] = spec["padding"] = None
+        with_prefix = orjson.dumps(spec).decode()
+        self.leading_space, self.has_space = _disable_prefix(spec)
+        self._tokenizer = Tokenizer.from_str(orjson.dumps(spec).decode())
+        described = orjson.dumps([spec.get("normalizer"), spec.get("pre_tokenizer"), spec.get("decoder")])
+        self._byte_level = b'"ByteLevel"' in described
+        self.every_byte = self._byte_level or bool((spec.get("model") or {}).get("byte_fallback"))
+        self.underline_is_space = not self._byte_level and (b"Metaspace" in described or "▁".encode() in described)
+        self._prefixing = None
+        if self.leading_space != "none":
+            # The library puts no space before an added token.
+            self.has_space += tuple(token["content"] for token in matched if not token.get("normalized"))
+        if self.leading_space == "each" and matched:
+            self._prefixing = Tokenizer.from_str(with_prefix)
+            self.space_follows = tuple(sorted(kept))
+            self.irregular = frozenset(kept)
 
     def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
         lengths = np.zeros(len(texts), np.int64)
         arrays = [np.empty(0, np.int32)]
         for owners, pieces in _groups(texts):
             lists = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)]
+            if self._prefixing is not None:
+                lists = [self._prefixed(self._prefixing, *each) for each in zip(pieces, lists, strict=True)]
             counts = list(map(len, lists))
             np.add.at(lengths, owners, counts)
             arrays.append(np.fromiter(chain.from_iterable(lists), np.int32, sum(counts)))
         return Encoded(np.concatenate(arrays), offsets_of(lengths))
+
+    def _prefixed(self, prefixing: Any, text: str, ids: list[int]) -> list[int]:
+        """Return the ids of a text with the spaces that the tokenizer puts after content tokens."""
+        if self._content_ids.isdisjoint(ids):
+            return ids
+        # The first part of the text has its space already, if one belongs there.
+        whole = prefixing.encode(text, add_special_tokens=False)
+        first = next((place for place, token in enumerate(whole.ids) if token in self._content_ids), None)
+        if first is None:
+            return ids
+        before = self._tokenizer.encode(text[: whole.offsets[first][0]], add_special_tokens=False).ids
+        return [*before, *whole.ids[first:]]
+
+    @cached_property
+    def _content_ids(self) -> frozenset[int]:
+        return frozenset(self.content_tokens.values())
 
     def model(self) -> bytes:
         return str(self._tokenizer.to_str()).encode()
@@ -133,7 +183,7 @@ class HuggingFaceEncoder(Encoder):
         content = self._tokens.get(token)
         if content is None:
             return f"<unused {token}>".encode()
-        if token in self.control_strings:
+        if token in self.control_strings or (self._byte_level and token in self._content_ids):
             return content.encode()
         if self._byte_level:
             return b"".join(_BYTE_LEVEL.get(char, char.encode()) for char in content)
@@ -142,20 +192,25 @@ class HuggingFaceEncoder(Encoder):
         return (content.replace("▁", " ") if self.underline_is_space else content).encode()
 
 
-def _without_controls(added: Sequence[dict[str, Any]], vocab: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Keep only the added tokens that are white space.
+def _only(contents: Collection[str], added: Sequence[dict[str, Any]], vocab: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Keep only the added tokens that are in `contents`.
 
     The library numbers added tokens that are not in the vocabulary in their order. If removing tokens would change the
-    number of one that is kept, each removed token is replaced by a string that no text contains.
+    number of one that is kept, each removed token is replaced by a string that no text contains (see `is_placeholder`).
     """
-    blanks = [token for token in added if is_blank(token["content"])]
-    if all(token["content"] in vocab for token in blanks):
-        return blanks
-    kept = [token for token in added if is_blank(token["content"]) or token["content"] not in vocab]
+    kept = [token for token in added if token["content"] in contents]
+    if all(token["content"] in vocab for token in kept):
+        return kept
+    numbered = [token for token in added if token["content"] in contents or token["content"] not in vocab]
     return [
-        token if is_blank(token["content"]) else token | {"content": f"\0{number}\0"}
-        for number, token in enumerate(kept)
+        token if token["content"] in contents else token | {"content": f"\0{number}\0"}
+        for number, token in enumerate(numbered)
     ]
+
+
+def is_placeholder(token: Mapping[str, Any]) -> bool:
+    """Return whether an added token stands for a removed one."""
+    return str(token["content"]).startswith("\0")
 
 
 def _disable_prefix(spec: dict[str, Any]) -> tuple[LeadingSpace, tuple[str, ...]]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from tasks.core.errors import DataError
-from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, is_blank, special_id
+from tasks.encoders.added_tokens import content_tokens_of
+from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, special_id
 from tasks.storage.arrow import offsets_of
 
 
@@ -20,7 +21,13 @@ class SentencePieceEncoder(Encoder):
     leading_space: LeadingSpace = "template"
     underline_is_space = True
 
-    def __init__(self, path: Path, eos_token: str | None = None, pad_token: str | None = None):
+    def __init__(
+        self,
+        path: Path,
+        eos_token: str | None = None,
+        pad_token: str | None = None,
+        content_tokens: Sequence[str] = (),
+    ):
         # Imported here, so that a run does not load the library of the other kind of tokenizer.
         from google.protobuf.message import DecodeError
         from sentencepiece import SentencePieceProcessor
@@ -38,18 +45,24 @@ class SentencePieceEncoder(Encoder):
         control, by_user, byte = types.CONTROL, types.USER_DEFINED, types.BYTE
         kinds = [piece.type for piece in model.pieces]
         self._pieces = [piece.piece for piece in model.pieces]
-        self.controls = {}
         self.has_unused = types.UNUSED in kinds
-        for token, (piece, kind) in enumerate(zip(self._pieces, kinds, strict=True)):
-            # EOS and padding are never content, even if they are ordinary pieces of the model.
-            named_here = piece in (eos_token, pad_token)
-            user_defined = kind == by_user and not is_blank(piece)
-            if kind == control or user_defined or named_here:
+        trainer = model.trainer_spec
+        added = {p: kind == control for p, kind in zip(self._pieces, kinds, strict=True) if kind in (control, by_user)}
+        # EOS and padding are never content, even if they are ordinary pieces of the model.
+        reserved = (eos_token or trainer.eos_piece, pad_token or trainer.pad_piece, trainer.bos_piece)
+        allowed = content_tokens_of(added, content_tokens, reserved, path)
+        self.controls, self.content_tokens = {}, {}
+        for token, piece in enumerate(self._pieces):
+            if piece in allowed:
+                self.content_tokens[piece] = token
+                kinds[token] = model.pieces[token].type = by_user
+            elif piece in added or piece in (eos_token, pad_token):
                 self.controls[piece] = token
                 # SentencePiece never matches a control piece in text.
                 kinds[token] = model.pieces[token].type = control
+        # SentencePiece matches them before it replaces spaces.
+        self.irregular = frozenset(piece for piece in allowed if " " in piece or "▁" in piece)
         named_kinds = list(zip(self._pieces, kinds, strict=True))
-        self.blanks = frozenset(piece for piece, kind in named_kinds if kind == by_user)
         self._byte_pieces = {t: int(p[3:5], 16) for t, (p, kind) in enumerate(named_kinds) if kind == byte}
         self.every_byte = len(self._byte_pieces) == 256
         # SentencePiece allows no NUL in a piece, so the texts on both sides of one are encoded independently.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -98,16 +99,22 @@ def find_tokenizer(path: Path) -> TokenizerFiles:
     return TokenizerFiles(path, (path,))
 
 
-def open_encoder(files: TokenizerFiles, eos_token: str | None = None, pad_token: str | None = None) -> Encoder:
+def open_encoder(
+    files: TokenizerFiles,
+    eos_token: str | None = None,
+    pad_token: str | None = None,
+    content_tokens: Sequence[str] = (),
+) -> Encoder:
     """Load the reference encoder of a tokenizer.
 
-    Raises DataError or UsageError, naming the file.
+    `content_tokens` changes which added tokens a text may become. Raises DataError or UsageError, naming the file.
     """
     settings = files.settings()
     if files.main.suffix == ".json":
-        return HuggingFaceEncoder(files.main, settings, eos_token, pad_token)
+        return HuggingFaceEncoder(files.main, settings, eos_token, pad_token, content_tokens)
     return SentencePieceEncoder(
         files.main,
         eos_token or token_name(settings.get("eos_token")),
         pad_token or token_name(settings.get("pad_token")),
+        content_tokens,
     )

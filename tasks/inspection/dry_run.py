@@ -106,7 +106,7 @@ class DryRun:
     engine: str
     sources: list[Source]
     rejects: list[Rejected]
-    noticed_in_sample: dict[str, int]
+    noticed_in_sample: dict[str, int | dict[str, dict[str, int]]]
     ledger: dict[str, dict[str, Any]]
     mixture: list[MixtureFacts]
     rows: dict[str, int]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.core.printable import counted
+from tasks.core.printable import counted, printable
 from tasks.storage.manifest import SampleFacts
 
 # Rows per optimizer step for which steps are shown.
@@ -21,6 +21,20 @@ NOTICED = {
     "unknown_tokens": ("token", "that is the unknown token: this tokenizer cannot encode these characters"),
     "unusual_order": ("conversation", "not in the order system, user, assistant, user, …: kept as it is"),
 }
+
+# Content tokens that are listed.
+MOST_TOKENS = 12
+
+
+def content_tokens(found: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a printable phrase for each content token: "<think> 12 (assistant 11, user 1)"."""
+    often = sorted(found.items(), key=lambda item: (-sum(item[1].values()), item[0]))
+    lines = [
+        f"{printable(token)} {sum(roles.values()):,} ({', '.join(f'{role} {n:,}' for role, n in roles.items())})"
+        for token, roles in often[:MOST_TOKENS]
+    ]
+    return lines + [f"{len(often) - MOST_TOKENS:,} more tokens"] * (len(often) > MOST_TOKENS)
+
 
 # Why a conversation is in no row, by the reason in the ledger.
 DROPPED = {

@@ -51,7 +51,7 @@ from tasks.storage.samples import samples_of
 from tasks.storage.schemas import PLAN_SCHEMA, REJECTED
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 from tasks.storage.token_files import TokenColumns
-from tasks.tokenization.token_batch import NOTICED
+from tasks.tokenization.token_batch import noticed_in
 
 PLAN_FILES = ("plan.arrow", "index.arrow", "rejects.jsonl")
 
@@ -96,7 +96,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
         ),
         "sources": source_facts(recipe, receipts, pieces, sums),
         "mixture": mixture_facts(recipe, pieces, sums),
-        "noticed": {name: sum(receipt[name] for receipt in receipts) for name in NOTICED},
+        "noticed": noticed_in(receipts),
         "rows_of_shards": np.concatenate([np.diff(block.edges) for block in placed]).tolist(),
     }
     receipt["files"] = {name: (folder / name).stat().st_size for name in PLAN_FILES}

@@ -248,12 +248,26 @@ class Manifest(_Part):
     sources: list[SourceFacts]
     mixture: list[MixtureFacts] = Field(description="One entry per entry of the config's `sources`.")
     ledger: Ledger
-    noticed: dict[str, int] = Field(description="Counts of things that were handled but may surprise.")
+    noticed: dict[str, int | dict[str, dict[str, int]]] = Field(
+        description="Counts of things that were handled but may surprise; `content_tokens`: how often content became "
+        "each added token that is not special, by role, if it did."
+    )
     packing_metadata: PackingMetadata
     splits: dict[str, Split]
     files: list[FileFacts] = Field(description="Files next to the shards: index, rejects, tokenizer, dataset card.")
     config: dict[str, Any]
     digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the manifest without this field.")
+
+    @property
+    def noticed_counts(self) -> dict[str, int]:
+        """Return the counts of `noticed` that are numbers."""
+        return {name: count for name, count in self.noticed.items() if isinstance(count, int)}
+
+    @property
+    def content_tokens(self) -> dict[str, dict[str, int]]:
+        """Return how often content became each content token, by role."""
+        found = self.noticed.get("content_tokens", {})
+        return found if isinstance(found, dict) else {}
 
     @field_validator("config")
     @classmethod

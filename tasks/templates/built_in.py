@@ -50,7 +50,7 @@ class BuiltIn:
         self.name = name
         self.apart = turns == "apart"
         self.adjust = adjust
-        self.markers_as_text = tuple(m for m in BUILT_IN[name].markers if m not in encoder.controls)
+        self.markers_as_text = tuple(m for m in BUILT_IN[name].markers if not encoder.is_token(m))
         self._family = BUILT_IN[name]
         self._encoder = encoder
         self._headers_too = train_on == "all"

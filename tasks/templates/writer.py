@@ -2,7 +2,8 @@
 
     template ── turn, mark, frame, say, calls ──▶ Writer ──▶ [Span(text, token, trained, role), ...]
 
-A marker that the tokenizer has as a control token becomes that token; one that it lacks is written as text.
+A marker that the tokenizer has as a control token becomes that token; any other is written as text. Text with a content
+token of the tokenizer, such as <tool_call>, becomes that token when it is encoded, whoever wrote it.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ TEXTS = 1500  # compared at least, if the corpus has as many
 BUDGET = 1 << 20  # bytes of sources that are read for them; of smaller sources every text is compared
 MOST_BYTES = 1 << 24  # the budget for sources with few, long texts
 MOST_FILES = 16  # files that are read
+MOST_TOKENS = 100  # content tokens that are compared
 LONGEST = 2048  # characters; of a longer text, as many from a random place
 
 # Texts on which encoders are known to differ, from each other or between releases.
@@ -130,10 +131,20 @@ def _prove(recipe: Recipe) -> Verdict:
         fast = _gigatoken(reference)
     except Unsupported as error:
         return Verdict(reference.engine, reason=str(error))
-    texts = [*HARD, *sample(recipe)]
+    texts = [*HARD, *hard_tokens(reference), *sample(recipe)]
     differs = difference(fast, reference, texts)
     engine = fast.engine if differs is None else reference.engine
     return Verdict(engine, len(texts), sum(len(text.encode()) for text in texts), differs)
+
+
+def hard_tokens(encoder: Encoder) -> list[str]:
+    """Return texts with content tokens of the tokenizer: whole, cut, twice, and next to other text."""
+    tokens = sorted(encoder.content_tokens)[:MOST_TOKENS]
+    return [
+        text
+        for token in tokens
+        for text in (token, f"a{token}b", f" {token} ", f"{token}{token}\n\n", token[:-1], f"{token[:-1]}{token}")
+    ]
 
 
 def difference(fast: Encoder, reference: Encoder, texts: Sequence[str]) -> str | None:

@@ -46,7 +46,7 @@ def segments_of(spans: Sequence[Span], encoder: Encoder) -> Segments:
             continue
         if pending:
             close()
-            after = "text"
+            after = "control" if texts[-1].endswith(encoder.space_follows) else "text"
         if span.token == TEXT:
             pending.append(span.text)
             leading = _has_leading_space(encoder, after, span.start)

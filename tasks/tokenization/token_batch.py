@@ -7,7 +7,7 @@ Ids, labels, and offsets are computed for a whole batch, from the few shapes of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -17,6 +17,7 @@ import pyarrow as pa
 from tasks.encoders.encoder import Encoded, Encoder
 from tasks.storage.arrow import offsets_of, to_arrow
 from tasks.templates.spans import TEXT
+from tasks.tokenization.content_tokens import count_content_tokens, merged
 from tasks.tokenization.frames import Frame, Prepared, Shape
 
 # Characters gathered for one encode call: large enough to spread its overhead, small enough to stay in the cache.
@@ -26,6 +27,13 @@ BATCH_CHARACTERS = 1 << 21
 # decodes to another one, unknown tokens, and conversations whose turns are in an unusual order.
 NOTICED = ("control_text_seen", "not_round_trip", "unknown_tokens", "unusual_order")
 COUNTS = ("accepted", "tokens", *NOTICED)
+
+
+def noticed_in(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the sums of what the receipts have noticed; `content_tokens` only if there are any."""
+    counts = merged(receipt.get("content_tokens", {}) for receipt in receipts)
+    sums = {name: sum(receipt[name] for receipt in receipts) for name in NOTICED}
+    return sums | ({"content_tokens": counts} if counts else {})
 
 
 class _Shapes:
@@ -122,6 +130,13 @@ class Batch:
         # All samples of a conversation have its strings.
         strings_of = {self.records[n]: self._conversations[n].strings for n in found}
         receipt["control_text_seen"] += sum(encoder.count_controls(each) > 0 for each in strings_of.values())
+        if encoder.content_tokens:
+            holding = encoder.holding_content_tokens(texts)
+            found = {*others, *(np.searchsorted(offsets, holding, side="right") - 1).tolist()}
+            once = {self.records[n]: self._conversations[n] for n in sorted(found)}
+            counts = count_content_tokens(encoder, list(once.values()))
+            if counts:
+                receipt["content_tokens"] = merged([receipt.get("content_tokens", {}), counts])
 
 
 def _labelled(

@@ -137,7 +137,7 @@ def test_what_comes_back_with_a_control_id_goes_to_the_reference(kind: str, monk
 @pytest.mark.parametrize("kind", FAST)
 def test_texts_that_hold_a_string_that_is_matched_as_a_whole_are_found(kind: str) -> None:
     fast = GigatokenEncoder(open_kind(kind))
-    strings = [string.replace("▁", " ") for string in (*fast.controls, *fast.blanks)]
+    strings = [string.replace("▁", " ") for string in (*fast.controls, *fast.irregular)]
 
     @FEW
     @given(st.lists(st.one_of(hostile(kind), odd), max_size=12))
@@ -146,6 +146,21 @@ def test_texts_that_hold_a_string_that_is_matched_as_a_whole_are_found(kind: str
         assert fast.holding(texts) == [place for place, found in enumerate(held) if found]
 
     check()
+
+
+def test_removed_tokens_do_not_match_a_text_between_separators() -> None:
+    """A special token before <think> is a placeholder, such as NUL 3 NUL, that keeps the ids of those behind it."""
+    reference = open_kind("hf_byte_level")
+    assert "\\u00003\\u0000" in reference.model().decode()
+    fast = GigatokenEncoder(reference)
+    assert fast._joined(["a", *"0123456789", "<think>"], []) is not None
+
+
+def test_content_tokens_are_gigatokens() -> None:
+    reference = open_kind("hf_byte_level")
+    fast = GigatokenEncoder(reference)
+    assert fast.holding(["a<think>b</think>", "<|im_end|>"]) == [1]
+    assert reference.content_tokens["<think>"] in fast._joined(["a", "a<think>b"], []).ids.tolist()
 
 
 def test_user_defined_white_space_is_the_references() -> None:

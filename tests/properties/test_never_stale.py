@@ -75,6 +75,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "seed": (43, {}),
     "eos_token": ("<|endoftext|>", {}),
     "pad_token": ("<|endoftext|>", {}),
+    "content_tokens": (["-<think>"], {}),
     "vocab_size": (330, TRAINED),
     "template_date": ("2026-01-02", {}),
     "plan_group": (10, {}),

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import io
 import json
+import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -321,9 +322,10 @@ def reference(kind: str) -> Any:
 
 @functools.cache
 def control_strings(kind: str) -> tuple[str, ...]:
-    """All that the tokenizer could take for a control token, and the marks of common templates."""
+    """All that the tokenizer could take for a control token, its content tokens, and the marks of common templates."""
     common = ("<|im_start|>", "<|im_end|>", "</s>", "<s>", "<unk>", "<sep>", "[INST]", "<|eot_id|>", "<tool_call>")
-    return tuple(dict.fromkeys((*open_kind(kind).controls, *common)))
+    encoder = open_kind(kind)
+    return tuple(dict.fromkeys((*encoder.controls, *encoder.content_tokens, *common)))
 
 
 def ordinary(kind: str) -> st.SearchStrategy[str]:
@@ -433,7 +435,7 @@ def written(spans: Sequence[Span], encoder: Encoder) -> tuple[bytes, list[bool],
     """
     content, trained, controls = b"", list[bool](), list[tuple[int, int]]()
     behind = "start"
-    for span in spans:
+    for span in _joined(spans):
         text = span.text
         if span.token == TEXT:
             rule = encoder.leading_space
@@ -442,13 +444,35 @@ def written(spans: Sequence[Span], encoder: Encoder) -> tuple[bytes, list[bool],
             else:
                 spaced = behind == "control" and (rule == "each" or (rule == "template" and span.start))
             text = " " + text if spaced and not text.startswith(encoder.has_space) else text
+            text = with_inner_spaces(text, encoder)
             text = text.replace("▁", " ") if encoder.underline_is_space else text
         else:
             controls.append((len(content), span.token))
         content += text.encode()
         trained += [span.trained] * (len(content) - len(trained))
-        behind = "text" if span.token == TEXT else "control"
+        behind = "text" if span.token == TEXT and not span.text.endswith(encoder.space_follows) else "control"
     return content, trained, controls
+
+
+def _joined(spans: Sequence[Span]) -> list[Span]:
+    """Join adjacent spans of text that are encoded together."""
+    joined: list[Span] = []
+    for span in spans:
+        before = joined[-1] if joined else None
+        if before and before.token == span.token == TEXT and before.trained == span.trained:
+            joined[-1] = before._replace(text=before.text + span.text)
+        else:
+            joined.append(span)
+    return joined
+
+
+def with_inner_spaces(text: str, encoder: Encoder) -> str:
+    """Add the spaces that some tokenizers put after each content token."""
+    if not encoder.space_follows:
+        return text
+    first, *rest = re.split(f"({'|'.join(map(re.escape, encoder.space_follows))})", text)
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    return first + "".join(token + (encoder.with_leading_space(after) if after else "") for token, after in pairs)
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from support.tokenizer_kinds import (
     ordinary,
     records,
     tokenize,
+    with_inner_spaces,
 )
 
 from tasks.conversations.formats import read_record
@@ -170,21 +171,15 @@ def test_training_on_all_takes_the_frame_of_a_trained_turn_and_nothing_of_one_of
 def test_markers_become_tokens_where_the_tokenizer_has_them() -> None:
     expected: dict[tuple[str, str], list[str]] = {
         ("chatml", "sp_bpe_chatml"): ["<|im_start|>", "<|im_end|>"] * 7,
-        ("chatml", "sp_bpe_user_defined"): ["<tool_call>"],
-        ("chatml", "hf_byte_level"): [
-            *["<|im_start|>", "<|im_end|>"] * 2,
-            *["<|im_start|>", "<tool_call>", "</tool_call>", "<|im_end|>"],
-            *["<|im_start|>", "<|im_end|>"] * 4,
-        ],
+        ("chatml", "sp_bpe_user_defined"): [],
+        ("chatml", "hf_byte_level"): ["<|im_start|>", "<|im_end|>"] * 7,
         ("llama3", "hf_byte_level"): [
             "<|begin_of_text|>",
-            *["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"] * 2,
-            *["<|start_header_id|>", "<|end_header_id|>", "<tool_call>", "</tool_call>", "<|eot_id|>"],
-            *["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"] * 4,
+            *["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"] * 7,
         ],
         ("llama2", "hf_metaspace"): ["<s>", "</s>"] * 3,
         ("zephyr", "hf_legacy"): ["</s>"] * 7,
-        ("mistral", "sp_bpe_user_defined"): ["<s>", "[INST]", "</s>", "</s>", "[INST]", "</s>"],
+        ("mistral", "sp_bpe_user_defined"): ["<s>", "</s>", "</s>", "</s>"],
         ("mistral", "mistral_v3"): [
             *["<s>", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[INST]", "[/INST]", "[TOOL_CALLS]", "</s>"],
             *["[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>", "[INST]", "[/INST]", "</s>"],
@@ -195,6 +190,25 @@ def test_markers_become_tokens_where_the_tokenizer_has_them() -> None:
         spans = spans_of(template, CONVERSATION, encoder)
         assert [span.text for span in spans if span.token != TEXT] == controls, (template, kind)
         assert all(encoder.controls[span.text] == span.token for span in spans if span.token != TEXT)
+
+
+@pytest.mark.parametrize("kind", ["hf_byte_level", "sp_bpe_user_defined", "hf_legacy"])
+@pytest.mark.parametrize("template", BUILT_IN)
+def test_a_marker_that_is_a_content_token_is_one_token_whoever_writes_it(template: str, kind: str) -> None:
+    encoder = open_kind(kind)
+    token = next(t for t in ("<tool_call>", "<think>") if t in encoder.content_tokens)
+    call = {"id": "c" * 9, "function": {"name": "f", "arguments": {}}}
+    calls = {"role": "assistant", "content": "", "tool_calls": [call]}
+    tool, answer = (
+        {"role": "tool", "content": "r", "tool_call_id": "c" * 9},
+        {"role": "assistant", "content": f"a{token}b"},
+    )
+    written = [{"messages": [{"role": "user", "content": "u"}, *turns, answer]} for turns in ([], [calls, tool])]
+    rows, receipt = tokenize(written, encoder, template)
+    by_template = template != "mistral" and token == "<tool_call>"
+    number = encoder.content_tokens[token]
+    assert [row.ids.tolist().count(number) for row in rows] == [1, 1 + by_template]
+    assert receipt["content_tokens"] == {token: {"assistant": 2}}
 
 
 @pytest.mark.parametrize(
@@ -383,7 +397,7 @@ def test_plain_text_is_trained_whole_and_framed_by_no_template(kind: str, train_
         start = [encoder.bos_id] if encoder.adds_bos else []
         assert ids[: len(start)] == start
         shown = encoder.decode(ids[len(start) : -1])
-        assert shown.removeprefix(" ") == text
+        assert shown.removeprefix(" ") == with_inner_spaces(text, encoder)
 
 
 def test_a_conversation_that_trains_nothing_is_rejected() -> None:

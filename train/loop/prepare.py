@@ -82,8 +82,8 @@ def prepare(
         """Build the small model, or download one of the Hub."""
         base = base_model.base_model(config, vocab_size, corpus.sequence_length, root / "data" / "models")
         base_model.check_model(base, base_model.read_config(base), feed.max_id, corpus.sequence_length)
-        if corpus.manifest and (config.base_model or config.tokenizer):
-            notes.append(base_model.check_tokenizer(corpus.manifest, config, base))
+        if corpus.manifest and tokenizer and (config.base_model or config.tokenizer):
+            notes.append(base_model.check_tokenizer(corpus.manifest, tokenizer, config, base))
         return base
 
     base = main_first(main, find_base)

@@ -20,6 +20,7 @@ from safetensors.torch import save
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
 from tasks.core.errors import DataError, InputMissing
+from tasks.encoders.same_tokenizer import differences
 from tasks.encoders.tokenizer_files import TOKENIZER_FILES, TokenizerFiles, find_tokenizer
 from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest
@@ -169,26 +170,30 @@ def check_model(base: Path | str, config: Any, max_id: int, sequence_length: int
         )
 
 
-def check_tokenizer(manifest: Manifest, config: TrainingConfig, base: Path | str) -> str:
+def check_tokenizer(manifest: Manifest, corpus: TokenizerFiles, config: TrainingConfig, base: Path | str) -> str:
     """Check that the model will be used with the tokenizer that made the rows.
 
-    Returns a note for the user. It is the config's `tokenizer`, or else the base model's own. Raises DataError if the
-    digests differ, InputMissing or UsageError if `tokenizer` does not exist.
+    `corpus` are the files of the corpus's tokenizer. The other one is the config's `tokenizer`, or else the base
+    model's own. Returns a note for the user. Raises DataError if a text could become other tokens, or if a tokenizer
+    cannot be read; InputMissing or UsageError if `tokenizer` does not exist.
     """
     wanted, kind = manifest.tokenizer.sha256, manifest.tokenizer.kind
     place = config.tokenizer or base
     path = Path(config.tokenizer) if config.tokenizer else base if isinstance(base, Path) else _of_hub(base)
     if not config.tokenizer and not _has_tokenizer(path):
         return f"tokenizer: {place} has none, so it was not compared with the corpus's"
-    found = _tokenizers(path, kind) or [find_tokenizer(path)]  # of another kind: rejected below, with its digest
-    digests = [files.sha256() for files in found]
-    if wanted not in digests:
+    found = _tokenizers(path, kind) or [find_tokenizer(path)]  # of another kind: rejected below
+    if wanted in [files.sha256() for files in found]:
+        return f"tokenizer: {wanted[:12]}, the same in {place} and in the corpus"
+    # An EOS that the corpus's config names replaces that of the files.
+    if differs := differences(corpus, found[0], compare_eos=not manifest.config.get("eos_token")):
         raise DataError(
             "other_tokenizer",
-            f"the corpus was made with the tokenizer {wanted[:12]}, but {place} has {digests[0][:12]}; pack the corpus "
-            "with that tokenizer, or set `tokenizer` to the file that the model is actually used with",
+            f"the corpus was made with the tokenizer {wanted[:12]}, and {place} has another one: "
+            f"{'; '.join(differs)}; pack the corpus with that tokenizer, or set `tokenizer` to the file that the model "
+            "is actually used with",
         )
-    return f"tokenizer: {wanted[:12]}, the same in {place} and in the corpus"
+    return f"tokenizer: {wanted[:12]}, the same in {place} and in the corpus, although their files differ"
 
 
 def _of_hub(name: str) -> Path:

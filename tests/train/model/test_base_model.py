@@ -233,6 +233,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 
 MODEL = kind_path("sp_bpe_chatml")
+CORPUS = find_tokenizer(MODEL)
 
 
 def folder_with(path: Path, **files: bytes) -> Path:
@@ -242,68 +243,88 @@ def folder_with(path: Path, **files: bytes) -> Path:
     return path
 
 
-def other_model() -> bytes:
-    return MODEL.read_bytes() + b"\x00"
+def changed_model(change: str) -> bytes:
+    """Return the model with another last piece, or the same model in other bytes."""
+    from sentencepiece import sentencepiece_model_pb2 as proto
+
+    model = proto.ModelProto.FromString(MODEL.read_bytes())
+    if change == "piece":
+        model.pieces[-1].piece = "another"
+    else:
+        model.trainer_spec.input.append("saved again")
+    return bytes(model.SerializeToString())
 
 
 def test_the_same_tokenizer_is_accepted(tmp_path: Path, manifest: Manifest) -> None:
     base = folder_with(tmp_path / "base", model=MODEL.read_bytes())
-    assert "the same" in check_tokenizer(manifest, TrainingConfig(), base)
+    assert "the same" in check_tokenizer(manifest, CORPUS, TrainingConfig(), base)
     # Next to one of the other kind, which find_tokenizer prefers.
     folder_with(base, json=b"{}")
     assert find_tokenizer(base).main.suffix == ".json"
-    assert "the same" in check_tokenizer(manifest, TrainingConfig(), base)
-    assert "the same" in check_tokenizer(manifest, TrainingConfig(tokenizer=str(MODEL)), "owner/model")
+    assert "the same" in check_tokenizer(manifest, CORPUS, TrainingConfig(), base)
+    assert "the same" in check_tokenizer(manifest, CORPUS, TrainingConfig(tokenizer=str(MODEL)), "owner/model")
     named = folder_with(tmp_path / "named", model=MODEL.read_bytes())
     (named / "tokenizer.model").rename(named / "mine.model")
     (named / "tokenizer_config.json").write_text("{}")
-    assert "the same" in check_tokenizer(manifest, TrainingConfig(tokenizer=str(named)), base)
+    assert "the same" in check_tokenizer(manifest, CORPUS, TrainingConfig(tokenizer=str(named)), base)
 
 
 def test_a_different_tokenizer_is_rejected(tmp_path: Path, manifest: Manifest) -> None:
-    base = folder_with(tmp_path / "base", model=other_model())
-    message = refusal(DataError, check_tokenizer, manifest, TrainingConfig(), base)
+    base = folder_with(tmp_path / "base", model=changed_model("piece"))
+    message = refusal(DataError, check_tokenizer, manifest, CORPUS, TrainingConfig(), base)
     assert manifest.tokenizer.sha256[:12] in message
-    assert find_tokenizer(base).sha256()[:12] in message
+    assert "vocabulary (" in message
     assert str(base) in message
     # The config's tokenizer overrides the model's own, in both directions.
-    assert "the same" in check_tokenizer(manifest, TrainingConfig(tokenizer=str(MODEL)), base)
+    assert "the same" in check_tokenizer(manifest, CORPUS, TrainingConfig(tokenizer=str(MODEL)), base)
     right = folder_with(tmp_path / "right", model=MODEL.read_bytes())
-    refusal(DataError, check_tokenizer, manifest, TrainingConfig(tokenizer=str(base)), right)
+    refusal(DataError, check_tokenizer, manifest, CORPUS, TrainingConfig(tokenizer=str(base)), right)
 
 
 def test_a_tokenizer_of_another_kind_is_rejected(tmp_path: Path, manifest: Manifest) -> None:
     base = folder_with(tmp_path / "base", json=b"{}")
     for config in (TrainingConfig(), TrainingConfig(tokenizer=str(base))):
-        assert manifest.tokenizer.sha256[:12] in refusal(DataError, check_tokenizer, manifest, config, base)
+        assert manifest.tokenizer.sha256[:12] in refusal(DataError, check_tokenizer, manifest, CORPUS, config, base)
 
 
 def test_a_base_model_without_a_tokenizer(tmp_path: Path, manifest: Manifest) -> None:
-    assert "was not compared" in check_tokenizer(manifest, TrainingConfig(), tmp_path)
-    refusal(InputMissing, check_tokenizer, manifest, TrainingConfig(tokenizer=str(tmp_path / "no")), tmp_path)
+    assert "was not compared" in check_tokenizer(manifest, CORPUS, TrainingConfig(), tmp_path)
+    refusal(InputMissing, check_tokenizer, manifest, CORPUS, TrainingConfig(tokenizer=str(tmp_path / "no")), tmp_path)
 
 
 def test_the_tokenizer_of_a_model_on_the_hub(
     tmp_path: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = folder_with(tmp_path / "right", model=MODEL.read_bytes())
-    other = folder_with(tmp_path / "other", model=other_model())
+    other = folder_with(tmp_path / "other", model=changed_model("piece"))
     for folder in (right, other):
         monkeypatch.setattr(
             "huggingface_hub.snapshot_download", lambda name, allow_patterns, folder=folder: str(folder)
         )
         if folder == right:
-            assert "the same in owner/model" in check_tokenizer(manifest, TrainingConfig(), "owner/model")
+            assert "the same in owner/model" in check_tokenizer(manifest, CORPUS, TrainingConfig(), "owner/model")
         else:
-            refusal(DataError, check_tokenizer, manifest, TrainingConfig(), "owner/model")
+            refusal(DataError, check_tokenizer, manifest, CORPUS, TrainingConfig(), "owner/model")
+
+
+def test_a_tokenizer_that_was_saved_again_is_the_same(tmp_path: Path, manifest: Manifest) -> None:
+    base = folder_with(tmp_path / "base", model=changed_model("bytes"))
+    assert find_tokenizer(base).sha256() != manifest.tokenizer.sha256
+    assert "although their files differ" in check_tokenizer(manifest, CORPUS, TrainingConfig(), base)
 
 
 def test_a_corpus_made_with_a_folder(tmp_path: Path) -> None:
-    """Its digest covers all files, so the model's folder must have the same ones."""
+    """Its digest covers all files; another file matters if it names another BOS or EOS."""
     base = folder_with(tmp_path / "project" / "base", model=MODEL.read_bytes())
     (base / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
     made = load_manifest(pack_corpus(make_recipe(tmp_path / "project", conversations(8), tokenizer="base")))
-    shutil.copytree(base, tmp_path / "copy")
-    assert "the same" in check_tokenizer(made, TrainingConfig(), tmp_path / "copy")
-    (tmp_path / "copy" / "tokenizer_config.json").write_text('{"eos_token": "<s>"}')
-    refusal(DataError, check_tokenizer, made, TrainingConfig(), tmp_path / "copy")
+    corpus, copy = find_tokenizer(base), tmp_path / "copy"
+    shutil.copytree(base, copy)
+    assert "the same" in check_tokenizer(made, corpus, TrainingConfig(), copy)
+    (copy / "tokenizer_config.json").write_text('{"eos_token": "</s>", "chat_template": "another"}')
+    assert "the same" in check_tokenizer(made, corpus, TrainingConfig(), copy)
+    (copy / "tokenizer_config.json").write_text('{"eos_token": "<s>"}')
+    message = refusal(DataError, check_tokenizer, made, corpus, TrainingConfig(), copy)
+    assert 'eos_token ("</s>" in the corpus, "<s>" in the model)' in message
+    named = made.model_copy(update={"config": made.config | {"eos_token": "</s>"}})
+    assert "the same" in check_tokenizer(named, corpus, TrainingConfig(), copy)

@@ -1,0 +1,129 @@
+"""Compare two tokenizers by what decides which tokens a text becomes.
+
+    files of a corpus's tokenizer ─┐
+                                   ├─differences─▶ [] if every text becomes the same tokens, else what differs
+    files of a model's tokenizer ──┘
+
+Compared are vocabulary, merges or scores, added tokens, normalizer, pre-tokenizer, and the ids of BOS and EOS. Chat
+template, padding, truncation, decoder, and the layout of the files do not matter, so a tokenizer that a library has
+saved again is the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tasks.core.errors import DataError
+from tasks.core.printable import shown
+from tasks.encoders.encoder import token_name
+from tasks.encoders.tokenizer_files import TokenizerFiles
+
+# Parts of a tokenizer by their names in messages: tables with an entry per token, or single values.
+Parts = dict[str, Any]
+
+_SINGLE = ("normalizer", "pre-tokenizer")
+
+
+def differences(corpus: TokenizerFiles, model: TokenizerFiles, compare_eos: bool = True) -> list[str]:
+    """Name each part that differs, with its first difference; [] if the two are the same tokenizer.
+
+    The names of BOS and EOS are compared if the settings of both have them. Raises DataError, naming the file, if a
+    tokenizer cannot be read.
+    """
+    if corpus.main.suffix != model.main.suffix:
+        kinds = {".model": "a SentencePiece model", ".json": "a tokenizer.json"}
+        made, used = kinds[corpus.main.suffix], kinds[model.main.suffix]
+        return [f"the corpus has {made} and the model {used}, and whether a conversion changes tokens is not known"]
+    read = _read_json if corpus.main.suffix == ".json" else _read_sentencepiece
+    ours, theirs = read(corpus.main), read(model.main)
+    found = [_named(name, ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]]
+    mine, yours = corpus.settings(), model.settings()
+    for key in ("bos_token", "eos_token") if compare_eos else ("bos_token",):
+        one, other = token_name(mine.get(key)), token_name(yours.get(key))
+        if one and other and one != other:
+            found.append(f"{key} ({shown(one)} in the corpus, {shown(other)} in the model)")
+    return found
+
+
+def _read_json(path: Path) -> Parts:
+    """Return the parts of a tokenizer.json as the library reads it, whichever version wrote it."""
+    from tokenizers import Tokenizer
+
+    try:
+        spec = orjson.loads(Tokenizer.from_str(path.read_text(encoding="utf-8")).to_str())
+    except Exception as error:  # the library raises bare Exceptions
+        raise DataError("bad_tokenizer", f"{path}: not a valid tokenizer.json: {error}") from None
+    model = spec["model"]
+    vocabulary = model.pop("vocab")
+    # Of a Unigram model, a list of pieces with scores.
+    pieces = vocabulary if isinstance(vocabulary, dict) else {piece: n for n, (piece, _) in enumerate(vocabulary)}
+    return {
+        "vocabulary": pieces,
+        "scores": {} if isinstance(vocabulary, dict) else dict(vocabulary),
+        "merges": model.pop("merges", []),
+        "added tokens": {token.pop("content"): token for token in spec["added_tokens"]},
+        "normalizer": spec["normalizer"],
+        "pre-tokenizer": spec["pre_tokenizer"],
+        "model settings": model,
+    }
+
+
+def _read_sentencepiece(path: Path) -> Parts:
+    """Return the parts of a SentencePiece model."""
+    from google.protobuf.message import DecodeError
+    from sentencepiece import sentencepiece_model_pb2 as proto
+
+    try:
+        read = proto.ModelProto.FromString(path.read_bytes())
+    except DecodeError as error:
+        raise DataError("bad_tokenizer", f"{path}: not a SentencePiece model, or truncated: {error}") from None
+    pieces = [(piece.piece, piece.score, piece.type) for piece in read.pieces]
+    trainer, normalizer = read.trainer_spec, read.normalizer_spec
+    settings = ("model_type", "byte_fallback", "treat_whitespace_as_suffix", "unk_piece", "bos_piece", "eos_piece")
+    rules = ("precompiled_charsmap", "add_dummy_prefix", "remove_extra_whitespaces", "escape_whitespaces")
+    return {
+        "vocabulary": {piece: number for number, (piece, _, _) in enumerate(pieces)},
+        "scores": {piece: score for piece, score, _ in pieces},
+        "types of pieces": {piece: proto.ModelProto.SentencePiece.Type.Name(kind) for piece, _, kind in pieces},
+        "normalizer": {rule: getattr(normalizer, rule) for rule in rules},
+        "model settings": {name: getattr(trainer, name) for name in settings},
+    }
+
+
+def _named(name: str, ours: Any, theirs: Any) -> str:
+    """Name a part that differs, and its first difference unless the part is a single value."""
+    if name in _SINGLE:
+        return name
+    pairs = list(_pairs(ours, theirs))
+    key, one, other = pairs[0]
+    more = f", and {len(pairs) - 1:,} more" if len(pairs) > 1 else ""
+    return f"{name} ({key}: {_value(one)} in the corpus, {_value(other)} in the model{more})"
+
+
+def _pairs(ours: Any, theirs: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the entries of two tables that differ, in the order of the first."""
+    if isinstance(ours, Mapping):
+        for key in dict.fromkeys((*ours, *theirs)):
+            one, other = ours.get(key), theirs.get(key)
+            if one != other:
+                yield shown(key), one, other
+        return
+    for number, (one, other) in enumerate(zip_longest(ours, theirs)):
+        if one != other:
+            yield f"number {number:,}", one, other
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, Mapping):  # an added token: its id and the flags that are set
+        flags = [name for name, flag in value.items() if flag is True]
+        return " ".join([str(value.get("id")), *flags])
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return shown(" ".join(map(str, value)))
+    return shown(value) if isinstance(value, str) else str(value)

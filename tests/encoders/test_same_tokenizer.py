@@ -1,0 +1,152 @@
+"""Two tokenizers are the same if every text becomes the same tokens, whatever their files look like."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tokenizer_kinds import HUGGING_FACE, KINDS, SENTENCEPIECE, kind_path
+
+from tasks.core.errors import DataError
+from tasks.encoders.same_tokenizer import differences
+from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer
+
+
+def files_of(kind: str) -> TokenizerFiles:
+    return find_tokenizer(kind_path(kind))
+
+
+def changed_json(place: Path, kind: str, change: Callable[[dict[str, Any]], Any]) -> TokenizerFiles:
+    """Write the tokenizer.json of a kind with a change, in another layout, next to the same settings."""
+    spec = json.loads((kind_path(kind) / "tokenizer.json").read_bytes())
+    change(spec)
+    place.mkdir(exist_ok=True)
+    (place / "tokenizer.json").write_text(json.dumps(spec, indent=3, sort_keys=True))
+    (place / "tokenizer_config.json").write_bytes((kind_path(kind) / "tokenizer_config.json").read_bytes())
+    return find_tokenizer(place)
+
+
+def changed_model(place: Path, kind: str, change: Callable[[Any], Any]) -> TokenizerFiles:
+    from sentencepiece import sentencepiece_model_pb2 as proto
+
+    model = proto.ModelProto.FromString(kind_path(kind).read_bytes())
+    change(model)
+    (place / "tokenizer.model").write_bytes(model.SerializeToString())
+    return find_tokenizer(place)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_tokenizer_is_itself_and_no_other(kind: str) -> None:
+    for other in [kind] if kind == "mistral_v3" else KINDS[:-1]:
+        assert (differences(files_of(kind), files_of(other)) == []) == (kind == other), other
+
+
+@pytest.mark.parametrize("kind", HUGGING_FACE)
+def test_a_tokenizer_that_transformers_saves_again_is_the_same(kind: str, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers saves the tokenizer and is not installed")
+    tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(str(kind_path(kind)))
+    tokenizer.chat_template = "another"
+    tokenizer.save_pretrained(str(tmp_path))
+    again = find_tokenizer(tmp_path)
+    assert again.sha256() != files_of(kind).sha256()
+    assert differences(files_of(kind), again) == []
+
+
+TRUNCATION = {"max_length": 9, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+
+
+def _old_merges(spec: dict[str, Any]) -> None:
+    """Write merges as older versions of the library did: as one string each."""
+    if "merges" in spec["model"]:
+        spec["model"]["merges"] = [" ".join(pair) for pair in spec["model"]["merges"]]
+
+
+@pytest.mark.parametrize("kind", HUGGING_FACE)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: None,
+        _old_merges,
+        lambda spec: spec.update(truncation=TRUNCATION),
+        lambda spec: spec.update(post_processor=None),
+        lambda spec: spec.update(decoder=None),
+    ],
+)  # fmt: skip
+def test_what_changes_no_token_does_not_count(kind: str, change: Callable[[Any], Any], tmp_path: Path) -> None:
+    assert differences(files_of(kind), changed_json(tmp_path, kind, change)) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "named"),
+    [
+        ("hf_byte_level", lambda s: s["model"]["merges"].pop(), r"merges \(number .* in the corpus, none in the m"),
+        ("hf_byte_level", lambda s: _last(s).update(special=True), r'added tokens \("</tool_call>": \d+ in .*special'),
+        ("hf_byte_level", lambda s: s["added_tokens"].pop(), r'added tokens \("</tool_call>": .*, none in the model\)'),
+        ("hf_byte_level", lambda s: s.update(normalizer={"type": "NFC"}), r"^normalizer$"),
+        ("hf_metaspace", lambda s: s["pre_tokenizer"].update(prepend_scheme="always"), r"^pre-tokenizer$"),
+        ("hf_metaspace", lambda s: s["model"].update(byte_fallback=False), r'model settings \("byte_fallback": True'),
+        ("hf_metaspace", lambda s: s["model"]["vocab"].update(new=1000), r'vocabulary \("new": none .*, 1000 in'),
+        ("hf_unigram", lambda s: s["model"]["vocab"][9].__setitem__(1, -99.0), r"scores \(.* -99.0 in the model\)"),
+    ],
+)  # fmt: skip
+def test_what_changes_tokens_is_named(kind: str, change: Callable[[Any], Any], named: str, tmp_path: Path) -> None:
+    found = differences(files_of(kind), changed_json(tmp_path, kind, change))
+    assert any(re.search(named, part) for part in found), found
+
+
+def _last(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the last added token of a tokenizer.json."""
+    token: dict[str, Any] = spec["added_tokens"][-1]
+    return token
+
+
+@pytest.mark.parametrize("kind", SENTENCEPIECE[:3])
+def test_a_sentencepiece_model_with_other_notes_is_the_same(kind: str, tmp_path: Path) -> None:
+    again = changed_model(tmp_path, kind, lambda model: model.trainer_spec.input.append("elsewhere.txt"))
+    assert again.sha256() != files_of(kind).sha256()
+    assert differences(files_of(kind), again) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda m: setattr(m.pieces[-1], "piece", "new"), "vocabulary ("),
+        (lambda m: setattr(m.pieces[-9], "score", -7777.0), "-7777.0 in the model"),
+        (lambda m: setattr(m.pieces[-9], "type", 4), "USER_DEFINED"),
+        (lambda m: setattr(m.normalizer_spec, "add_dummy_prefix", False), "normalizer"),
+        (lambda m: setattr(m.trainer_spec, "eos_piece", "e"), '"eos_piece": "</s>" in the corpus, "e" in the model'),
+    ],
+)
+def test_what_changes_tokens_of_a_sentencepiece_model_is_named(
+    change: Callable[[Any], Any], named: str, tmp_path: Path
+) -> None:
+    found = differences(files_of("sp_bpe_chatml"), changed_model(tmp_path, "sp_bpe_chatml", change))
+    assert any(named in part for part in found), found
+
+
+def test_bos_and_eos_count_if_both_name_them(tmp_path: Path) -> None:
+    other = changed_json(tmp_path, "hf_byte_level", lambda spec: None)
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|eot_id|>"}))
+    ours = files_of("hf_byte_level")
+    assert differences(ours, other) == ['eos_token ("<|im_end|>" in the corpus, "<|eot_id|>" in the model)']
+    assert differences(ours, other, compare_eos=False) == []
+    alone = TokenizerFiles(other.main, (other.main,))
+    assert differences(ours, alone) == differences(alone, ours) == []
+
+
+def test_a_conversion_is_not_compared() -> None:
+    [found] = differences(files_of("sp_bpe_chatml"), files_of("hf_metaspace"))
+    assert "the corpus has a SentencePiece model and the model a tokenizer.json" in found
+
+
+def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
+    for name, kind in (("tokenizer.json", "hf_byte_level"), ("tokenizer.model", "sp_bpe_chatml")):
+        (tmp_path / name).write_bytes(b"\xff nothing")
+        damaged = TokenizerFiles(tmp_path / name, (tmp_path / name,))
+        with pytest.raises(DataError, match=name):
+            differences(files_of(kind), damaged)
