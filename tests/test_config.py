@@ -25,7 +25,7 @@ DEFAULTS = {
     "train_on": "assistant",
     "overlong": "truncate",
     "validation": 0.0,
-    "max_rejects": 0.0,
+    "max_rejects": 0.01,
     "weighting": "repeat",
     "duplicates": "keep",
     "min_tokens": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -21,7 +22,7 @@ from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, MESSAGE_KEYS, che
 from tasks.conversations.model import Conversation
 from tasks.core.errors import Reject
 from tasks.core.printable import shown
-from tasks.readers.csv_files.delimiter import check_delimiter
+from tasks.readers.csv_files.delimiter import check_delimiter, name_of
 from tasks.readers.csv_files.encoding import check_encoding
 
 
@@ -39,6 +40,8 @@ EncodingName = Annotated[str, AfterValidator(check_encoding), WithJsonSchema({"t
 
 # Settings of a source that are recorded only if they are set.
 LATER = ("roles", "delimiter", "encoding")
+
+SHOWN = 5  # files of which an unusual layout is described
 
 
 class Source(BaseModel):
@@ -139,6 +142,19 @@ class SourceFile:
         if isinstance(record, Reject):
             raise record
         return read_record(record, self.format, dict(self.columns), dict(self.roles))
+
+
+def found_layouts(files: Sequence[SourceFile], sources: Sequence[Source]) -> list[str]:
+    """Describe the unusual delimiters and encodings that were found, not set: a line for each file, up to five."""
+    lines = []
+    for file in files:
+        source = sources[file.entry]
+        found = [f"delimiter {name_of(file.delimiter)}"] * bool(file.delimiter and source.delimiter == "auto")
+        found += [f"encoding {file.encoding}"] * bool(file.encoding and source.encoding == "auto")
+        if found:
+            lines.append(f"{file.name}: found {' and '.join(found)}; if that is wrong, set it in its source")
+    further = [f"and {len(lines) - SHOWN:,} more files"] * (len(lines) > SHOWN)
+    return lines[:SHOWN] + further
 
 
 @dataclass(frozen=True, slots=True)
