@@ -155,7 +155,7 @@ def _entry(path: Path, format: str, columns: dict[str, str]) -> Entry:
 
 
 def _count_fitting(sample: Sample) -> tuple[int, str]:
-    """Return how many records are conversations, and why the first other one is none."""
+    """Return how many records are conversations, and the problem of the first other one."""
     fitting, first = 0, ""
     for _, record in sample.records:
         try:
