@@ -305,7 +305,7 @@ def formats_page() -> str:
         "",
         "A source path is a file, a glob or a folder. Folders written by `datasets.save_to_disk` are read as well.",
         "",
-        "Cells of a CSV or TSV file are separated by comma, semicolon, tab, or pipe, and its encoding is UTF-8, UTF-16,",
+        "Cells of a CSV or TSV file are separated by comma, semicolon, tab, or pipe; its encoding is UTF-8, UTF-16,",
         "UTF-32, or windows-1252. Both are found from the beginning of the file and reported if they are unusual;",
         "`delimiter` and `encoding` of a source set them. JSON is UTF-8.",
         "",

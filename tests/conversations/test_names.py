@@ -14,7 +14,7 @@ from support.profiles import examples
 from support.tokenizer_kinds import open_kind
 
 from tasks.conversations.chat import ROLE_NAMES
-from tasks.conversations.formats import detect, read_record
+from tasks.conversations.formats import detect, read_record, role_names
 from tasks.conversations.model import Conversation, Message
 from tasks.core.errors import Reject, UsageError
 from tasks.sources.model import Source, SourceFile
@@ -24,7 +24,7 @@ from tasks.tokenization.frames import Frame
 from tasks.tokenization.prepare import Preparer
 
 CHAT = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
-OWN = {"user": ["Kunde", "customer"], "assistant": ["AGENT", "bot 7"], "system": ["note"]}
+OWN = {"user": ["Kunde", "customer", "Bot"], "assistant": ["AGENT", "bot 7", "human"], "system": ["note"]}
 
 names = st.sampled_from([*ROLE_NAMES, "kunde", "customer", "agent", "bot 7", "note"])
 any_case = names.flatmap(lambda name: st.sampled_from([name, name.upper(), name.title(), name.swapcase()]))
@@ -70,6 +70,10 @@ def test_lines_rows_and_records_read_with_care_have_the_same_roles(
     [line] = fast.decode([json.dumps(record).encode()]) or [None]
     found = outcome(fast, line)
     careful._plain = type(careful._plain)("")
+    if line and "tool" not in [role_names(format, dict(file.roles)).get(name.lower()) for name in roles]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delattr(Preparer, "_prepare_with_care")
+            assert outcome(fast, line) == found
     assert found == outcome(fast, record) == outcome(careful, record)
     if found != "bad_role":
         known = ROLE_NAMES | dict(file.roles)
@@ -175,7 +179,8 @@ def test_keys_of_a_message_are_mapped(format: str, record: dict[str, object], co
 
 def test_a_mapped_key_means_that_key_and_no_other() -> None:
     file = file_of(columns={"content": "text"})
-    with pytest.raises(Reject, match=r"messages\[0\]\.content is missing; the keys found are: role$"):
+    advice = r"if one of them is the content, map it with columns: \{content: …\}"
+    with pytest.raises(Reject, match=rf"messages\[0\]\.content is missing; the keys found are: role; {advice}$"):
         file.conversation({"messages": messages("user")})
     assert file.conversation({"messages": [{"role": "user", "text": "a", "content": "b", "weight": 0}]}) == (
         Conversation((Message("user", "a", weight=0),))

@@ -169,7 +169,7 @@ def test_a_file_without_a_usable_record_is_left_out(here: Path) -> None:
     found, config, _ = draft(here, "a.jsonl", "b.jsonl")
     assert [source.path for source in config.sources] == ["a.jsonl"]
     problem = "none of its first 3 records can be used; the first: messages[0].role is missing; the keys found are: "
-    assert f"left out: {here / 'b.jsonl'}: {problem}speaker, utterance" in found.summary()
+    assert f"left out: {here / 'b.jsonl'}: {problem}speaker, utterance; " in "\n".join(found.summary())
     with pytest.raises(DataError, match=r"b\.jsonl: none of its first 3 records can be used"):
         draft(here, "b.jsonl", overwrite=True)
     long = {"messages": [{"role": "user", "content": "a " * 9000}, {"role": "assistant", "content": "b"}]}

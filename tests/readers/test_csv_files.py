@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from support.profiles import examples
 from tasks.core.errors import DataError, Reject, UsageError
 from tasks.readers.csv_files.delimiter import DELIMITERS, check_delimiter
 from tasks.readers.csv_files.encoding import as_utf8, check_encoding, find_encoding
+from tasks.readers.csv_files.rows import Csv
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.parts import find_parts, read_part
 from tasks.sources.sample_files import sample_files
@@ -78,10 +80,10 @@ def test_every_delimiter_and_encoding_gives_the_same_records(
 @settings(deadline=None, max_examples=examples(300))
 @given(
     data=st.binary(max_size=60),
-    encoding=st.sampled_from(["windows-1252", "utf-16-le", "gb18030"]),
+    encoding=st.sampled_from(["windows-1252", "utf-16-le", "gb18030", "iso8859-3"]),
     size=st.integers(1, 9),
 )
-@example(data=b"\xc3\x81", encoding="windows-1252", size=1)
+@example(data=b"\xc3\xa5", encoding="iso8859-3", size=1)
 @example(data="\U0001f600".encode("utf-16-le")[:2], encoding="utf-16-le", size=3)
 def test_bytes_become_their_text_or_no_text(data: bytes, encoding: str, size: int) -> None:
     """A byte that an encoding does not have is never read as a character."""
@@ -122,6 +124,11 @@ def test_a_file_of_a_spreadsheet_is_read_as_it_is(tmp_path: Path, delimiter: str
         [sample] = sample_files([file], 900, 1 << 20)
         assert sample.records
         assert all(record.value in as_records(GERMAN) for record in sample.records)
+    window = Csv().window(replace(file, path=tmp_path / "a.csv", bytes=len(data)), 1 << 20)
+    assert (window is None) == (encoding != "utf-8")
+    if window:
+        with (tmp_path / "a.csv").open("rb") as source:
+            assert [record.value for record in window(source, 0, len(data))[0]] == as_records(GERMAN * 20)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +158,15 @@ def test_a_header_of_unknown_keys_is_split_as_the_rows_are(tmp_path: Path) -> No
     assert message == (
         "a.csv: its cells may be separated by ';' or '|'; set delimiter, such as delimiter: ';' or delimiter: tab"
     )
+    assert "keys found: a, b;c;" in refusal(tmp_path / "a.csv", b"a,b;c\nd,e;f\n"), "the usual one of two"
     assert "keys found: a, b|c;" in refusal(tmp_path / "a.csv", both, delimiter=";")
+
+
+def test_a_few_words_in_another_script_are_not_western(tmp_path: Path) -> None:
+    rows = [("Say hello in Russian, please, and explain the word.", "Привет is a greeting among friends.")] * 9
+    assert "its encoding is not clear" in refusal(tmp_path / "a.csv", table(rows).encode("cp1251"))
+    with_quotes = [("Say hello in French.", "“Salut” – it’s a greeting…")] * 9
+    assert read(tmp_path / "a.csv", table(with_quotes).encode("cp1252"))[0].encoding == "windows-1252"
 
 
 OTHERS = {

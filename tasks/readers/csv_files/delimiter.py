@@ -36,8 +36,6 @@ def find_delimiter(text: str, usual: str, is_known: Callable[[list[str]], bool])
     """
     csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # never lowered: another reader may need it
     rows = {delimiter: _first_rows(text, delimiter) for delimiter in dict.fromkeys((usual, *DELIMITERS))}
-    if rows[usual] and is_known(rows[usual][0]):
-        return usual
     found = [delimiter for delimiter, own in rows.items() if own and len(own[0]) > 1 and is_known(own[0])]
     found = found or [delimiter for delimiter, own in rows.items() if _is_table(own)]
     if len(found) < 2 or usual in found:
