@@ -85,7 +85,7 @@ class Config(BaseModel):
         0.0, ge=0.0, lt=1.0, description="Share of conversations held out, by hash of the content."
     )
     max_rejects: float = Field(
-        0.0, ge=0.0, le=1.0, description="Share of conversations that may be rejected before the run fails."
+        0.01, ge=0.0, le=1.0, description="Share of conversations that may be rejected before the run fails."
     )
     weighting: Literal["repeat", "subsample", "token_share"] = Field(
         "repeat",

@@ -26,7 +26,7 @@ DEFAULTS = {
     "turns": "auto",
     "overlong": "truncate",
     "validation": 0.0,
-    "max_rejects": 0.0,
+    "max_rejects": 0.01,
     "weighting": "repeat",
     "duplicates": "keep",
     "min_tokens": None,

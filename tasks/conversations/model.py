@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -50,6 +50,11 @@ class Conversation:
 
 
 ROLES = ("system", "user", "assistant", "tool", "text")
+
+
+def role_named(name: object, roles: Mapping[str, str]) -> str | None:
+    """Return our name of a role, or None; `roles` has the names in lower case, and case is ignored."""
+    return (roles.get(name) or roles.get(name.lower())) if isinstance(name, str) else None
 
 
 def turns_of(roles: Sequence[str]) -> int:
@@ -142,7 +147,7 @@ class Format:
     Most records are turns and nothing else, and those are read ten times as fast if `plain` declares them: a record
     that fits this type must mean exactly its `turns()`, whatever other keys it has. So every key that means something
     is declared, as `Nothing` if it is not a turn, and a record that lacks a turn does not fit. `roles` are our names of
-    the roles in `turns()`.
+    the roles in `turns()`, by their names in lower case; None if `turns()` has ours.
     """
 
     name: str
@@ -152,4 +157,4 @@ class Format:
     summary: str
     example: str
     plain: type[PlainRecord] | None = None
-    roles: Mapping[str, str] = field(default_factory=lambda: {role: role for role in ROLES})
+    roles: Mapping[str, str] | None = None

@@ -36,6 +36,9 @@ REPAIR = "run: packcorpus repair"
 
 SHA256 = Field(pattern=r"^[0-9a-f]{64}$")
 
+# Facts about a source that are recorded only if they are not the usual ones.
+READING = ("roles", "delimiter", "encoding")
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -93,6 +96,20 @@ class SourceFacts(_Part):
     rejected: int
     tokens: int
     trained_tokens: int
+    roles: dict[str, str] = Field(default_factory=dict, description="Further names of roles, in lower case, and ours.")
+    delimiter: str = Field("", description="Of a CSV or TSV file, if it is not comma or tab.")
+    encoding: str = Field("", description="Of a CSV or TSV file, if it is not UTF-8.")
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Return further facts about how the file was read, if they are not the usual ones."""
+        facts = {"roles": self.roles, "delimiter": self.delimiter, "encoding": self.encoding}
+        return {name: value for name, value in facts.items() if value}
+
+    @model_serializer(mode="wrap")
+    def _leave_out_usual(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values = serialize(self)
+        return {name: values[name] for name in values if name not in READING or values[name]}
 
 
 class MixtureFacts(_Part):
@@ -289,8 +306,9 @@ def manifest_digest(values: dict[str, Any]) -> str:
 
 def key_of_manifest(manifest: Manifest) -> str:
     """Recompute the key from the parts of the recipe that the manifest repeats."""
-    sources = [
+    sources: list[list[Any]] = [
         [source.sha256, source.container, source.compression, source.format, [*map(list, source.columns.items())]]
+        + [source.reading] * bool(source.reading)
         for source in manifest.sources
     ]
     entries = [source.entry for source in manifest.sources]
