@@ -151,7 +151,11 @@ class Config(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         """Return every setting that affects the output, in the order of the fields."""
-        return self.model_dump(exclude=NOT_IN_KEY)
+        settings = self.model_dump(exclude=NOT_IN_KEY)
+        for source in settings["sources"]:
+            if not source["ignore"]:  # absent, as in the manifests of earlier versions
+                del source["ignore"]
+        return settings
 
 
 def path_in(folder: Path, named: str) -> Path:

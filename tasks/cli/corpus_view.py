@@ -5,7 +5,7 @@ Nothing that comes from a file is interpreted as markup, and its control charact
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,7 +16,7 @@ from tasks.cli.console import grid, heading, indented, plain_table, single, whol
 from tasks.core.error_codes import CODES
 from tasks.core.printable import common_folder, counted, in_bytes, printable
 from tasks.corpus.mixture_table import fit_to_width, mixture_table
-from tasks.inspection.labels import BATCH_ROWS, DROPPED, FEW_STEPS, NOTICED, SHARE_NOTE, TRAINED_TURNS
+from tasks.inspection.labels import BATCH_ROWS, DROPPED, FEW_STEPS, NOTICED, SHARE_NOTE, TRAINED_TURNS, unused_keys
 from tasks.inspection.manifests import Listing, Overview, Unreadable
 from tasks.inspection.verification import Verification
 from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts
@@ -232,8 +232,8 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
 
 
 def _print_noticed(manifest: Manifest, console: Console) -> None:
-    noticed = {name: count for name, count in manifest.noticed.items() if count}
-    if not noticed:
+    noticed = {name: count for name, count in manifest.noticed_counts.items() if count}
+    if not noticed and not manifest.unused_keys:
         return
     heading(console, "Noticed")
     table = grid(True, False, False)
@@ -241,6 +241,15 @@ def _print_noticed(manifest: Manifest, console: Console) -> None:
         noun, meaning = NOTICED.get(name, ("", printable(name)))
         table.add_row(f"{count:,}", noun if count == 1 or not noun else f"{noun}s", meaning)
     indented(console, table)
+    print_unused(manifest.unused_keys, console)
+
+
+def print_unused(found: Mapping[str, Mapping[str, int]], console: Console, where: str = "") -> None:
+    """Print the keys of each source that are not used, and how often they occurred."""
+    for number, line in enumerate(unused_keys(found)):
+        if not number:
+            console.print(Text(f"  keys that are not used{where}, and how often they occurred", "dim"), soft_wrap=True)
+        indented(console, single(Text(f"  {printable(line)}", "dim")))
 
 
 def show_checks(verification: Verification, console: Console) -> None:

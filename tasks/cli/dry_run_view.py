@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tasks.cli.console import grid, heading, indented, plain_table, single
-from tasks.cli.corpus_view import SHOWN_SOURCES, print_facts, print_mixture
+from tasks.cli.corpus_view import SHOWN_SOURCES, print_facts, print_mixture, print_unused
 from tasks.cli.token_text import print_hanging, print_legend, print_title, text_of
 from tasks.core.printable import common_folder, counted, duration, in_bytes, printable
 from tasks.corpus.mixture_table import mixture_table
@@ -184,6 +184,7 @@ def _print_figures(run: DryRun, console: Console) -> None:
             noun, meaning = NOTICED.get(name, ("", name))
             line = f"  noticed in the sample: {counted(count, noun or 'time')} {meaning}"
             console.print(Text(line, "dim"), soft_wrap=True)
+    print_unused(run.unused_keys_in_sample, console, " in the sample")
 
 
 def _reason(run: DryRun, reason: str) -> str:

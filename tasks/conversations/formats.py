@@ -5,8 +5,8 @@
         → Conversation((Message("user", "2+2?"), Message("assistant", "4")))                      the same conversation
 
 A record is a JSON object or a row of a table. A key whose value is null counts as absent, because a table has every
-column in every row. Keys that a format does not use are ignored. A record that does not fit its format raises
-`Reject` with one of these codes: not_an_object, missing_key, bad_type, bad_role, bad_content, bad_weight,
+column in every row. Keys that a format does not use are counted (keys/unused.py). A record that does not fit its
+format raises `Reject` with one of these codes: not_an_object, missing_key, bad_type, bad_role, bad_content, bad_weight,
 bad_tool_call, bad_tools, big_integer, empty, nul, lone_surrogate, too_many_turns. The message names the place within
 the record, the value, and the fix if there is one.
 
@@ -57,7 +57,7 @@ def detect(record: object, columns: Mapping[str, str] = {}) -> str | None:
     if not isinstance(record, dict):
         return None
     if columns:
-        record = _rename(record, columns)
+        record = rename(record, columns)
     present = {key: value for key, value in record.items() if value is not None}
     return next((format.name for format in FORMATS if format.matches(present)), None)
 
@@ -72,7 +72,7 @@ def read_record(record: object, format: str, columns: Mapping[str, str] = {}) ->
     if not isinstance(record, dict):
         raise Reject("not_an_object", f"the record is {kind(record)}; expected an object with keys")
     if columns:
-        record = _rename(record, columns)
+        record = rename(record, columns)
     conversation = read(record)
     if not conversation.messages:
         raise Reject("empty", "the record holds no messages")
@@ -82,7 +82,7 @@ def read_record(record: object, format: str, columns: Mapping[str, str] = {}) ->
     return conversation
 
 
-def _rename(record: dict[str, object], columns: Mapping[str, str]) -> dict[str, object]:
+def rename(record: dict[str, object], columns: Mapping[str, str]) -> dict[str, object]:
     """Return the record under our names. A name that is mapped means the mapped key and no other."""
     taken = {*columns, *columns.values()}
     renamed = {key: value for key, value in record.items() if key not in taken}

@@ -83,6 +83,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         rejects=rejects,
         cut_off=cut_off,
         noticed={name: sum(each.noticed[name] for each in sampled) for name in NOTICED},
+        unused_keys={each.sample.file.name: each.unused_keys for each in sampled if each.unused_keys},
         packed=float(chosen @ weights),
         too_long=float(weights[_is_too_long(selection)].sum()),
         dropped=dropped,

@@ -188,7 +188,8 @@ def _counted(manifest: Manifest) -> dict[str, Any]:
         "rows": {name: split.rows for name, split in manifest.splits.items()},
         "shards": {name: len(split.shards) for name, split in manifest.splits.items()},
         "bytes": sum(file.bytes for file in manifest.listed()),
-        "noticed": manifest.noticed,
+        "noticed": manifest.noticed_counts,
+        "unused": {f"{source} {key}": n for source, keys in manifest.unused_keys.items() for key, n in keys.items()},
     }
 
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from tasks.conversations.keys.unused import OTHERS
+from tasks.core.printable import common_folder, counted, printable
+
 # Rows per optimizer step for which steps are shown.
 BATCH_ROWS = (8, 32, 64)
 
@@ -15,6 +20,24 @@ NOTICED = {
     "unknown_tokens": ("token", "that is the unknown token: this tokenizer cannot encode these characters"),
     "unusual_order": ("conversation", "not in the order system, user, assistant, user, …: kept as it is"),
 }
+
+# Unused keys that are listed for a source, and sources with unused keys that are listed.
+MOST_KEYS, MOST_SOURCES = 8, 5
+
+
+def unused_keys(found: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a printable line for each source with unused keys: "chats.jsonl: id 998, messages[].id 4"."""
+    folder = common_folder(list(found))
+    lines = []
+    for source, counts in list(found.items())[:MOST_SOURCES]:
+        often = sorted(counts.items(), key=lambda item: (item[0] == OTHERS, -item[1], item[0]))
+        keys = [f"{key} {count:,}" for key, count in often[:MOST_KEYS]]
+        rest = len(counts) - MOST_KEYS
+        line = f"{source.removeprefix(folder)}: {', '.join(keys)}{f', and {rest:,} more' if rest > 0 else ''}"
+        lines.append(printable(line).replace("\n", "\\n"))
+    rest = len(found) - MOST_SOURCES
+    return lines + [f"and in {counted(rest, 'more source')}"] * (rest > 0)
+
 
 # Why a conversation is in no row, by the reason in the ledger.
 DROPPED = {

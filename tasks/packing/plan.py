@@ -28,7 +28,16 @@ from tasks.core.errors import DataError, StorageError
 from tasks.packing import bin_packing
 from tasks.packing.filters import filter_conversations
 from tasks.packing.index_writer import index_writer
-from tasks.packing.ledger import Losses, count_losses, make_ledger, mixture_facts, packing_metadata, source_facts, tally
+from tasks.packing.ledger import (
+    Losses,
+    count_losses,
+    make_ledger,
+    mixture_facts,
+    packing_metadata,
+    source_facts,
+    tally,
+    unused_keys,
+)
 from tasks.packing.mixture import mix
 from tasks.packing.pieces import CHUNK, Accepted, Pieces, cut_overlong
 from tasks.packing.placement import Placed, hold_out_at_least_one, place, repack
@@ -84,7 +93,8 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
         ),
         "sources": source_facts(recipe, receipts, pieces, sums),
         "mixture": mixture_facts(recipe, pieces, sums),
-        "noticed": {name: sum(receipt[name] for receipt in receipts) for name in NOTICED},
+        "noticed": {name: sum(receipt[name] for receipt in receipts) for name in NOTICED}
+        | ({"unused_keys": unused} if (unused := unused_keys(recipe, receipts)) else {}),
         "rows_of_shards": np.concatenate([np.diff(block.edges) for block in placed]).tolist(),
     }
     receipt["files"] = {name: (folder / name).stat().st_size for name in PLAN_FILES}

@@ -24,7 +24,7 @@ from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PartMissing, StorageError
 from tasks.core.printable import common_folder, counted, printable
 from tasks.corpus.mixture_table import mixture_table
-from tasks.inspection.labels import BATCH_ROWS, DROPPED, FEW_STEPS, NOTICED, TRAINED_TURNS
+from tasks.inspection.labels import BATCH_ROWS, DROPPED, FEW_STEPS, NOTICED, TRAINED_TURNS, unused_keys
 from tasks.inspection.lookup import read_rejects
 from tasks.report.figures import Figures, read_figures
 from tasks.report.rows import HUES, samples
@@ -133,7 +133,10 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "dropped": dropped,
         "places": _places(manifest),
         "reject_reasons": _rejects(manifest, folder),
-        "noticed": [(count, *NOTICED.get(name, ("", name))) for name, count in manifest.noticed.items() if count],
+        "noticed": [
+            (count, *NOTICED.get(name, ("", name))) for name, count in manifest.noticed_counts.items() if count
+        ],
+        "unused_keys": unused_keys(manifest.unused_keys),
         "sources": manifest.sources[:SHOWN],
         "more_sources": len(manifest.sources) - SHOWN,
         "shards": [(name, shard) for name, split in manifest.splits.items() for shard in split.shards][:SHOWN],

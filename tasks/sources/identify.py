@@ -34,6 +34,7 @@ def identify(path: Path, name: str, source: Source, stat: os.stat_result) -> Sou
         )
     columns = tuple(source.columns.items())
     file = SourceFile(path, name, container.name, compression, "", columns, stat.st_size, "", stat.st_mtime_ns)
+    file = replace(file, ignore=tuple(source.ignore))
     if container.is_text:
         file = replace(file, container=_text_container(file))
     if source.format != "auto":

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
 from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, check_format, read_record
+from tasks.conversations.keys.other_data import IGNORABLE, OTHER_KEYS, check_ignored, without_parts
 from tasks.conversations.model import Conversation
 from tasks.core.errors import Reject
 
@@ -34,6 +35,12 @@ class Source(BaseModel):
     columns: dict[str, str] = Field(
         default_factory=dict, description="packcorpus key → key of the file, such as {instruction: frage}."
     )
+    ignore: list[str] = Field(
+        default_factory=list,
+        description="Keys and content parts to leave out although they make the records other data (images, audio, "
+        "video, preferences), such as [images, label].",
+        json_schema_extra={"items": {"type": "string", "enum": list(IGNORABLE)}},
+    )
     weight: float = Field(
         default=1.0, gt=0, le=1000, allow_inf_nan=False, description="Weight of this source; see `weighting`."
     )
@@ -42,6 +49,12 @@ class Source(BaseModel):
         ge=1,
         description="Maximum number of conversations to pack from this source, selected by the seed.",
     )
+
+    @field_validator("ignore")
+    @classmethod
+    def _check_ignore(cls, names: list[str]) -> list[str]:
+        check_ignored(names)
+        return sorted(set(names))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +76,18 @@ class SourceFile:
     sha256: str
     mtime_ns: int
     entry: int = 0
+    ignore: tuple[str, ...] = ()
 
     @property
     def wanted_columns(self) -> frozenset[str]:
         """The keys that have a meaning in a record of this file."""
-        return frozenset((*COLUMNS, *(theirs for _, theirs in self.columns)))
+        return frozenset((*COLUMNS, *(theirs for _, theirs in self.columns), *OTHER_KEYS.difference(self.ignore)))
 
     def conversation(self, record: object) -> Conversation:
         """Read a record of this file. Raises Reject, also if the record is one."""
         if isinstance(record, Reject):
             raise record
-        return read_record(record, self.format, dict(self.columns))
+        return read_record(without_parts(record, self.ignore), self.format, dict(self.columns))
 
 
 @dataclass(frozen=True, slots=True)

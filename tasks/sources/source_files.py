@@ -86,4 +86,5 @@ def _how(file: SourceFile, source: Source) -> str:
     columns = ", ".join(f"{ours}: {theirs}" for ours, theirs in file.columns)
     further = [f"columns {{{columns}}}"] * bool(columns) + [f"weight {source.weight:g}"] * (source.weight != 1)
     further += [f"limit {source.limit}"] * (source.limit is not None)
+    further += [f"ignore [{', '.join(source.ignore)}]"] * bool(source.ignore)
     return f"{file.format} with {', '.join(further)}" if further else file.format

@@ -216,7 +216,10 @@ class Manifest(_Part):
     sources: list[SourceFacts]
     mixture: list[MixtureFacts] = Field(description="One entry per entry of the config's `sources`.")
     ledger: Ledger
-    noticed: dict[str, int] = Field(description="Counts of things that were handled but may surprise.")
+    noticed: dict[str, int | dict[str, dict[str, int]]] = Field(
+        description="Counts of things that were handled but may surprise; `unused_keys`: by source, how often each key "
+        "of the records occurred that is not used. Absent: there is none, or an earlier version did not count them."
+    )
     packing_metadata: PackingMetadata
     splits: dict[str, Split]
     files: list[FileFacts] = Field(description="Files next to the shards: index, rejects, tokenizer, dataset card.")
@@ -229,6 +232,17 @@ class Manifest(_Part):
         """Give settings that an older version recorded the names of today."""
         today = {old: name for name, old in KEY_NAMES.items()}
         return {today.get(name, name): value for name, value in config.items()}
+
+    @property
+    def noticed_counts(self) -> dict[str, int]:
+        """Return `noticed` without the unused keys."""
+        return {name: count for name, count in self.noticed.items() if isinstance(count, int)}
+
+    @property
+    def unused_keys(self) -> dict[str, dict[str, int]]:
+        """Return the unused keys of each source that has some, and how often they occurred."""
+        found = self.noticed.get("unused_keys", {})
+        return found if isinstance(found, dict) else {}
 
     def listed(self) -> list[Shard | FileFacts]:
         """Return every file of the corpus folder that has a checksum here, shards first."""
@@ -245,6 +259,7 @@ def key_of_manifest(manifest: Manifest) -> str:
     """Recompute the key from the parts of the recipe that the manifest repeats."""
     sources = [
         [source.sha256, source.container, source.compression, source.format, [*map(list, source.columns.items())]]
+        + ([{"ignore": ignore}] if (ignore := manifest.config["sources"][source.entry].get("ignore")) else [])
         for source in manifest.sources
     ]
     entries = [source.entry for source in manifest.sources]
