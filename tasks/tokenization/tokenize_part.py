@@ -74,7 +74,9 @@ def tokenize_part(
             unused.add_column(name, count)
         receipt["conversations"] = receipt["accepted"] + len(rejects)
         receipt |= {"records": reader.records, "bytes": out.size, "xxh3": out.digest(), "rejects": rejects}
-        receipt |= {"engine": encoder.engine, "unused_keys": unused.found()}
+        receipt["engine"] = encoder.engine
+        if counts := unused.found():
+            receipt["unused_keys"] = counts
     write_bytes(receipt_file, to_json(receipt))
     return receipt
 

@@ -46,8 +46,8 @@ def is_other_data(key: str, value: object, format: str) -> bool:
 
 def other_data(found: Sequence[str], place: str, part: str = "") -> DataError:
     """Return the error for a record with these keys, or with a content part of the type `part`."""
-    names = [part] if part else list(found)
-    media = [name for name in names if name in MEDIA_PARTS or name in _MEDIA_KEYS]
+    media = [part] if part else [name for name in found if name in _MEDIA_KEYS]
+    names = media or list(found)  # one decision at a time
     fix = f"ignore: [{', '.join(names)}]  to its entry of sources"
     if media:
         kinds = [kind for key, kind in _KINDS.items() if any(key in name for name in media)]
@@ -121,8 +121,9 @@ def check_ignored(names: Sequence[str]) -> None:
     """Raise ValueError if `ignore` names something else: a setting that does nothing would mislead."""
     for name in names:
         if name not in IGNORABLE:
-            hint = suggest(name, IGNORABLE) or f"; known are {', '.join(IGNORABLE)}"
-            raise ValueError(f"{name!r} does not need to be ignored: keys that are not used are only counted{hint}")
+            hint = suggest(name, IGNORABLE)
+            known = f": keys that are not used are counted, and only these stop a run: {', '.join(IGNORABLE)}"
+            raise ValueError(f"{name!r} is not a key to ignore{hint or known}")
 
 
 def _and(names: Sequence[str]) -> str:
