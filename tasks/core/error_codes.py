@@ -137,10 +137,10 @@ _ALL = [
          "weighting is token_share, and no conversation of the source is left to train on",
          "remove the source, or check filters and rejects"),
     Code("E261", "media_data", DATA, "A record has images, audio, or video.",
-         "the data is for a model that sees or hears, not supervised fine-tuning data for a language model",
+         "the data is for a model that sees or hears",
          "use other data, or leave the key out with ignore:"),
     Code("E262", "preference_data", DATA, "A record is preference data.",
-         "the data is for methods such as DPO or KTO, not supervised fine-tuning data",
+         "it holds answers to compare, or a verdict on an answer",
          "use other data, or choose an answer with columns: and leave the other keys out with ignore:"),
 
     Code("E301", "source_missing", MISSING, "A source does not exist.",

@@ -33,6 +33,7 @@ from tasks.core.yaml_settings import check_settings, parse_settings
 from tasks.dry_run.dry_run import predict
 from tasks.dry_run.find_tokenizer import tokenizer_near
 from tasks.dry_run.model import Prediction, about
+from tasks.dry_run.sample_tokens import count_unused_keys
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
 from tasks.readers.containers import container_by_extension
@@ -244,6 +245,7 @@ def _entry(path: Path) -> Entry:
             return Entry(path, [], problem=_one_line(str(again).removeprefix(f"{path}: ")))
     try:
         [sample] = sample_files([file], BUDGET // 4, 1 << 24)
+        count_unused_keys(sample)
     except PackError as error:
         return Entry(path, [file], problem=_one_line(str(error).removeprefix(f"{path}: ")))
     formats = Counter(detect(value, columns) for _, value in sample.records if not isinstance(value, Reject))

@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
 
 from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, check_format, read_record
-from tasks.conversations.keys.other_data import IGNORABLE, OTHER_KEYS, check_ignored, without_parts
+from tasks.conversations.keys.other_data import OTHER_KEYS, check_ignored, without_parts
 from tasks.conversations.model import Conversation
 from tasks.core.errors import Reject
 
@@ -37,9 +37,8 @@ class Source(BaseModel):
     )
     ignore: list[str] = Field(
         default_factory=list,
-        description="Keys and content parts to leave out although they make the records other data (images, audio, "
-        "video, preferences), such as [images, label].",
-        json_schema_extra={"items": {"type": "string", "enum": list(IGNORABLE)}},
+        description="Keys, and types of content parts, to leave out although they make the records images, audio, video, "
+        "or preference data, such as [images, label].",
     )
     weight: float = Field(
         default=1.0, gt=0, le=1000, allow_inf_nan=False, description="Weight of this source; see `weighting`."
