@@ -37,8 +37,8 @@ class Source(BaseModel):
     )
     ignore: list[str] = Field(
         default_factory=list,
-        description="Keys, and types of content parts, to leave out of records with images, audio, video, or preferences, "
-        "such as [images, label].",
+        description="Keys, and types of content parts, to leave out of records that are images, audio, video, or "
+        "preference data, such as [images, label].",
     )
     weight: float = Field(
         default=1.0, gt=0, le=1000, allow_inf_nan=False, description="Weight of this source; see `weighting`."

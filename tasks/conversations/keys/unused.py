@@ -9,7 +9,8 @@ of the whole: they do not depend on where a part starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from operator import attrgetter
+from itertools import chain, repeat
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from tasks.conversations.formats import FORMAT_OF, rename
@@ -21,6 +22,8 @@ from tasks.core.printable import printable
 # Different paths that are counted, for each source; a record whose keys are data may have any number.
 MOST_PATHS = 50
 OTHERS = "(others)"
+
+MOST_SHAPES = 16  # different sets of keys in a block that are counted together
 
 LONGEST_KEY = 60  # characters that are shown
 
@@ -84,17 +87,19 @@ class UnusedKeys:
         self._format, self._columns, self._ignore = FORMAT_OF[format], columns, frozenset(ignore)
         self._keys = frozenset(self._format.keys)
         self._counts = PathCounts()
+        self._shapes: dict[tuple[str, ...], tuple[str, ...] | None] = {}
 
     def add(self, numbers: Sequence[int], records: Sequence[object], place: Callable[[int], str]) -> None:
         """Count the keys of a block of records; `place` returns the file and line of a record number."""
         kinds = set(map(type, records))
         for kind in kinds:
+            own: Any = records if len(kinds) == 1 else [record for record in records if type(record) is kind]
             if issubclass(kind, PlainRecord):
-                self._add_plain(kind, records if len(kinds) == 1 else [one for one in records if type(one) is kind])
-        if dict in kinds:
-            for number, record in zip(numbers, records, strict=True):
-                if type(record) is dict:
-                    self._add_record(record, number, place)
+                self._add_plain(kind, own)
+            elif kind is dict and not self._add_alike(own):
+                for number, record in zip(numbers, records, strict=True):
+                    if type(record) is dict:
+                        self._add_record(record, number, place)
 
     def add_column(self, name: str, count: int) -> None:
         """Count the values of a column of a table that is not read."""
@@ -112,6 +117,52 @@ class UnusedKeys:
                 if count := len(values) - values.count(None) - values.count(""):
                     self._counts.add(name, count)
 
+    def _add_alike(self, records: Sequence[Record]) -> bool:
+        """Count the keys of records that have few different sets of keys, in C; return False if that is impossible."""
+        shapes = list(map(tuple, records))
+        distinct = set(shapes)
+        unused = [self._unused_of(shape) for shape in distinct]
+        if len(distinct) > MOST_SHAPES or None in unused or not self._are_plain(records):
+            return False
+        found = []
+        for shape, keys in zip(distinct, unused, strict=True):
+            for key in keys or ():
+                own = records if len(distinct) == 1 else [r for r, s in zip(records, shapes, strict=True) if s == shape]
+                values = list(map(itemgetter(key), own))
+                count = _present(values)
+                if count and key in OTHER_KEYS and any(self._is_other(key, value) for value in values):
+                    return False  # the first one is to be named
+                found.append((key, count))
+        for key, count in found:
+            if count:
+                self._counts.add(_safe(key), count)
+        return True
+
+    def _unused_of(self, shape: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Return the unused keys of records with these keys; None if that depends on the values."""
+        if shape not in self._shapes:
+            named: Record = dict.fromkeys(shape, "x")
+            used = self._format.used(named) if self._format.used else self._keys
+            unused = tuple(key for key in shape if key not in used)
+            depends = self._columns or not self._keys.isdisjoint(unused)
+            if len(self._shapes) > MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes[shape] = None if depends else unused
+        return self._shapes[shape]
+
+    def _are_plain(self, records: Sequence[Record]) -> bool:
+        """Return whether no record holds an object that has to be examined."""
+        objects = self._format.objects
+        if not objects:
+            return True
+        return next(chain.from_iterable(map(objects, records, repeat(self._columns))), None) is None
+
+    def _is_other(self, key: str, value: object) -> bool:
+        """Return whether this value of a record means that it is other data, and the config did not decide."""
+        if key not in OTHER_KEYS or key in self._ignore or is_absent(value):
+            return False
+        return is_other_data(key, value, self._format.name)
+
     def _add_record(self, record: Record, number: int, place: Callable[[int], str]) -> None:
         other = []
         for path, key, value in self.unused(record):
@@ -121,7 +172,7 @@ class UnusedKeys:
                     raise other_data((), place(number), part)
                 self._counts.add(f"{path}.{part or _safe(key)}", 1)
             else:
-                if key in OTHER_KEYS and key not in self._ignore and is_other_data(key, value, self._format.name):
+                if self._is_other(key, value):
                     other.append(key)
                 self._counts.add(_safe(key), 1)
         if other:
@@ -153,6 +204,12 @@ class UnusedKeys:
 def is_absent(value: object) -> bool:
     """Return whether a value says nothing. 0 and false do."""
     return not value and not isinstance(value, (bool, int, float))
+
+
+def _present(values: list[object]) -> int:
+    if set(map(type, values)) <= {str, type(None)}:
+        return len(values) - values.count(None) - values.count("")
+    return sum(not is_absent(value) for value in values)
 
 
 def _safe(key: str) -> str:
