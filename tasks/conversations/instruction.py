@@ -33,7 +33,7 @@ def _answer_key(record: Record) -> str:
 
 
 def _used_of_alpaca(record: Record) -> Collection[str]:
-    context = "input" if record.get("input") else "context"
+    context = "context" if record.get("input") in (None, "") else "input"
     return "system", "history", "instruction", context, _answer_key(record)
 
 
