@@ -94,6 +94,10 @@ def test_parts_of_messages_that_are_ignored_leave_the_text(tmp_path: Path) -> No
         ]
     with pytest.raises(DataError, match=r"chat.jsonl:1: a content part has type image_url: this is data with images"):
         pack_corpus(make_recipe(tmp_path / "a", records))
+    trained = make_recipe(tmp_path / "d", records, tokenizer=None)
+    for work in (pack_corpus, lambda made: predict(made.config, made.folder, tmp_path)):
+        with pytest.raises(DataError, match=r"chat.jsonl:1: a content part has type image_url"):
+            work(trained)
     source = {"path": "chat.jsonl", "ignore": ["image_url"]}
     manifest = load_manifest(pack_corpus(make_recipe(tmp_path / "b", records, sources=[source])))
     assert manifest.unused_keys == {"chat.jsonl": {"messages[].content[].image_url": 30}}
