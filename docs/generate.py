@@ -61,6 +61,13 @@ def column_names() -> list[str]:
     return list(COLUMNS)
 
 
+def role_names() -> dict[str, list[str]]:
+    """Return the names that data may have for each role."""
+    from tasks.conversations.chat import ROLE_NAMES
+
+    return {role: [name for name, ours in ROLE_NAMES.items() if ours == role] for role in ROLE_NAMES.values()}
+
+
 def containers() -> list[Any]:
     from tasks.readers.containers import CONTAINERS
 
@@ -275,6 +282,13 @@ def formats_page() -> str:
         "If your keys have other names, map them with `columns` (ours → yours), for example",
         "`columns: {instruction: frage, output: antwort}`. The names that can be mapped are",
         ", ".join(f"`{name}`" for name in column_names()) + ".",
+        "Within a message, `role` and `content` can be mapped as well.",
+        "",
+        "Names of roles that are known in any case, for every format with roles; `roles` of a source adds others:",
+        "",
+        "| role | names |",
+        "|---|---|",
+        *(f"| {role} | {', '.join(f'`{name}`' for name in names)} |" for role, names in role_names().items()),
         "",
         "## Containers",
         "",
@@ -290,6 +304,10 @@ def formats_page() -> str:
     lines += [
         "",
         "A source path is a file, a glob or a folder. Folders written by `datasets.save_to_disk` are read as well.",
+        "",
+        "Cells of a CSV or TSV file are separated by comma, semicolon, tab, or pipe; its encoding is UTF-8, UTF-16,",
+        "UTF-32, or windows-1252. Both are found from the beginning of the file and reported if they are unusual;",
+        "`delimiter` and `encoding` of a source set them. JSON is UTF-8.",
         "",
         "## Built-in templates",
         "",

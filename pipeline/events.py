@@ -27,6 +27,7 @@ from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_tab
 from tasks.inspection.labels import unused_keys
 from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
+from tasks.sources.model import found_layouts
 from tasks.stages import Progress
 from tasks.storage.corpus_folder import default_report_path, remember_manifest
 from tasks.storage.manifest import Manifest, load_manifest
@@ -98,6 +99,8 @@ def announce(recipe: Recipe) -> None:
     if recipe.tokenizer_key is None and recipe.template.markers_as_text:
         markers = ", ".join(recipe.template.markers_as_text)
         display.show(f"note: written as text, since the tokenizer has no such token: {markers}")
+    for line in found_layouts(recipe.files, config.sources):
+        display.show(f"note: {line}")
 
 
 def proven(verdict: Verdict | None) -> None:
@@ -212,17 +215,30 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         for line in unused:
             display.show(line)
     _print_mixture(manifest, Path(path).parent.parent / manifest.corpus)
-    lost = {
-        "dropped with conversations longer than a row": tokens.dropped * (not further),
-        "cut from conversations longer than a row": tokens.truncated,
-        "in conversations that were rejected": tokens.rejected,
-    }
-    for how, count in lost.items():
-        share = count / max(1, tokens.encoded + tokens.rejected)
-        if share > NOTEWORTHY:
-            display.show(f"note: {100 * share:.1f} % of all tokens were {how}")
+    for line in _overlong(manifest):
+        display.show(line)
+    share = tokens.rejected / max(1, tokens.encoded + tokens.rejected)
+    if share > NOTEWORTHY:
+        display.show(f"note: {100 * share:.1f} % of all tokens were in conversations that were rejected")
     remember_manifest(Path(path).parent.parent, Path(path).name)
     print(path, flush=True)
+
+
+def _overlong(manifest: Manifest) -> Iterator[str]:
+    """Describe what became of conversations that are longer than a row, however few they are."""
+    conversations, tokens = manifest.ledger.conversations, manifest.ledger.tokens
+    length, of_all = f"{manifest.sequence_length:,} tokens", max(1, tokens.encoded + tokens.rejected)
+    if conversations.truncated:
+        share = f"{tokens.truncated:,} tokens, {100 * tokens.truncated / of_all:.2g} % of all"
+        yield (
+            f"overlong: {counted(conversations.truncated, 'conversation')} cut to {length}, which leaves out {share}; "
+            "to keep them, raise sequence_length or set overlong: split"
+        )
+    if dropped := conversations.dropped.get("too_long"):
+        yield (
+            f"overlong: {counted(dropped, 'conversation')} left out, longer than {length}; "
+            "to keep them, raise sequence_length or set overlong: split"
+        )
 
 
 def _print_mixture(manifest: Manifest, folder: Path) -> None:

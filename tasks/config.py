@@ -65,7 +65,7 @@ class Config(BaseModel):
         0.0, ge=0.0, lt=1.0, description="Share of conversations held out, by hash of the content."
     )
     max_rejects: float = Field(
-        0.0, ge=0.0, le=1.0, description="Share of conversations that may be rejected before the run fails."
+        0.01, ge=0.0, le=1.0, description="Share of conversations that may be rejected before the run fails."
     )
     weighting: Literal["repeat", "subsample", "token_share"] = Field(
         "repeat",
@@ -159,11 +159,7 @@ class Config(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         """Return every setting that affects the output, in the order of the fields."""
-        settings = self.model_dump(exclude=NOT_IN_KEY)
-        for source in settings["sources"]:
-            if not source["ignore"]:  # absent, as in the manifests of earlier versions
-                del source["ignore"]
-        return settings
+        return self.model_dump(exclude=NOT_IN_KEY)
 
 
 def path_in(folder: Path, named: str) -> Path:

@@ -149,8 +149,8 @@ class Recipe:
 
     @staticmethod
     def _content(file: SourceFile) -> list[object]:
-        how: list[object] = [file.sha256, file.container, file.compression, file.format, list(file.columns)]
-        return [*how, {"ignore": list(file.ignore)}] if file.ignore else how
+        usual: list[object] = [file.sha256, file.container, file.compression, file.format, list(file.columns)]
+        return [*usual, file.reading] if file.reading else usual
 
     def tokens_key(self, part: Part) -> str:
         read = {"part": part.sha256, "read": self._content(part.file)[1:], "texts": VERSIONS["texts"]}

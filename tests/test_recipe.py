@@ -217,6 +217,39 @@ def test_one_appended_line_changes_one_part(tmp_path: Path) -> None:
     assert after.corpus_key != before.corpus_key
 
 
+def test_how_a_source_is_read_is_part_of_keys_only_if_it_is_unusual(tmp_path: Path) -> None:
+    text = "prompt;completion\nGröße?;3 m\n"
+    tables = {"comma": text.replace(";", ","), "utf-8-sig": text.replace(";", ","), "semicolon": text, "cp1252": text}
+    for name, table in tables.items():
+        encoding = name if name in ("utf-8-sig", "cp1252") else "utf-8"
+        (tmp_path / f"{name}.csv").write_text(table, encoding=encoding)
+
+    def of(name: str, **source: Any) -> Recipe:
+        return recipe(tmp_path, sources=[{"path": name, **source}], tokenizer="u.model")
+
+    usual = of("comma.csv")
+    assert Recipe._content(usual.files[0])[1:] == ["csv", "", "prompt_completion", []]
+    assert usual.settings()["sources"] == [
+        {"path": "comma.csv", "format": "auto", "columns": {}, "weight": 1.0, "limit": None}
+    ]
+    assert of("comma.csv", delimiter=",", encoding="UTF-8").corpus_key == usual.corpus_key
+    assert Recipe._content(of("utf-8-sig.csv").files[0])[5:] == []
+    for name, reading in (
+        ("semicolon.csv", {"delimiter": ";"}),
+        ("cp1252.csv", {"delimiter": ";", "encoding": "windows-1252"}),
+    ):
+        found, named = of(name), of(name, **reading)
+        assert Recipe._content(found.files[0])[5:] == [reading]
+        assert (found.corpus_key, token_keys(found)) == (named.corpus_key, token_keys(named))
+        other = of(name, **reading | {"encoding": "iso8859-1"})
+        assert not set(token_keys(other)) & set(token_keys(found))
+        assert other.corpus_key != found.corpus_key
+    chat, own = of("chat.jsonl"), of("chat.jsonl", roles={"user": ["Kunde"]})
+    assert Recipe._content(own.files[0])[5:] == [{"roles": {"kunde": "user"}}]
+    assert own.corpus_key != chat.corpus_key
+    assert token_keys(own) != token_keys(chat)
+
+
 def test_the_order_of_sources_is_part_of_the_corpus(tmp_path: Path) -> None:
     project(tmp_path)
     (tmp_path / "more.jsonl").write_text(LINES[0] + "\n")

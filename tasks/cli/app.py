@@ -124,13 +124,22 @@ def _default_config() -> Path:
 def init(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", show_default=False, help="Files, folders, or globs.")],
     output: Annotated[Path, typer.Option(metavar="FILE", help="The config to write.")] = DEFAULT_CONFIG,
+    format: Annotated[str, typer.Option(metavar="NAME", help="The record format of the files.")] = "auto",
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OURS=YOURS",
+            show_default=False,
+            help="A key of the format and its name in the files, such as instruction=frage; repeatable.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Inspect data files and write a commented config for them."""
     from tasks.dry_run.config_draft import write_draft
 
-    draft = write_draft(paths, output, force)
+    draft = write_draft(paths, output, force, format, columns or ())
     next_step = f"{output}: written; next: packcorpus check {shlex.quote(str(output))}"
     value = {"config": output, "settings": draft.values, "found": draft.summary()}
     _show(value, lambda value: [*value["found"], next_step], json_output)

@@ -17,6 +17,7 @@ from tasks.cli.token_text import HEADING_STYLE, print_hanging, print_title, styl
 from tasks.core.printable import counted, in_bytes, printable
 from tasks.inspection.kinds import ShardFigures
 from tasks.inspection.sources import ConfigOverview, SourceInfo, SourceOverview, SourceRecords
+from tasks.readers.csv_files.delimiter import name_of
 
 SHOWN_REJECTS = 3
 
@@ -45,7 +46,9 @@ def show_records(source: SourceRecords, console: Console) -> None:
 
 def _facts(source: SourceInfo) -> str:
     compression = f".{source.compression}" if source.compression else ""
-    return f"{source.format}, {source.container}{compression}, {in_bytes(source.bytes)}"
+    found = f", delimiter {name_of(source.delimiter)}" if source.delimiter else ""
+    found += f", {source.encoding}" if source.encoding else ""
+    return f"{source.format}, {source.container}{compression}{found}, {in_bytes(source.bytes)}"
 
 
 def _print_record(source: SourceInfo, record: dict[str, Any], console: Console) -> None:

@@ -7,22 +7,22 @@ from typing import NoReturn
 
 from tasks.conversations.fields import json_of, list_of, missing, parsed, text_of
 from tasks.conversations.keys.training_flags import weight_of
-from tasks.conversations.model import Message, ToolCall
+from tasks.conversations.model import ROLES, Message, ToolCall, role_named
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 from tasks.core.suggest import suggest
 
+# Names that data has for the roles, in lower case. A source's `roles` adds to them.
 ROLE_NAMES = {
     **{role: role for role in ("system", "user", "assistant", "tool")},
-    **{"developer": "system", "function": "tool"},
+    **dict.fromkeys(("developer",), "system"),
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "bot", "chatbot", "ai"), "assistant"),
+    **dict.fromkeys(("function", "observation", "function_response", "tool_response", "ipython"), "tool"),
 }
 
 
-SHAREGPT_ROLE_NAMES = {
-    **ROLE_NAMES,
-    **{"human": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant"},
-    **{"model": "assistant", "observation": "tool", "function_response": "tool", "function_call": "function_call"},
-}
+SHAREGPT_ROLE_NAMES = {**ROLE_NAMES, "function_call": "function_call"}
 
 
 def messages_of(value: object, where: str, roles: Mapping[str, str]) -> list[Message]:
@@ -36,7 +36,7 @@ def messages_of(value: object, where: str, roles: Mapping[str, str]) -> list[Mes
         else:
             role_key, content_key = "role", "content"
         raw_role = item.get(role_key)
-        role = roles.get(raw_role) if type(raw_role) is str else None
+        role = role_named(raw_role, roles)
         if role is None:
             if raw_role is None:
                 missing(item, role_key, f"{where}[{index}]")
@@ -175,8 +175,12 @@ def tools_of(record: dict[str, object]) -> tuple[str, ...]:
     return tuple(tools)
 
 
-def refuse_role(role: object, where: str, roles: Mapping[str, str]) -> NoReturn:
+def refuse_role(role: object, where: str, roles: Mapping[str, str], fixed: bool = False) -> NoReturn:
+    """Raise Reject. If the names are not `fixed`, the setting `roles` can map others."""
     if not isinstance(role, str):
         raise Reject("bad_role", f"{where}: expected a string, found {kind(role)}")
-    advice = suggest(role, roles) or f"; known are {', '.join(roles)}"
+    near = suggest(role, roles)
+    advice = near or f"; known are {', '.join(name for name in roles if fixed or name in ROLES)}"
+    if not fixed:
+        advice += " Or map it with roles" if near else "; map it with roles, such as roles: {user: [customer]}"
     raise Reject("bad_role", f"{where} {shown(role)} is not a role{advice}")

@@ -16,6 +16,9 @@ from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
 from tasks.readers.strict_json import big_integer, duplicate_key, is_exact
 
+# Keys of a message, and how a source's `columns` calls them.
+_IN_MESSAGES = {"role": "role", "from": "role", "content": "content", "value": "content"}
+
 # orjson writes a datetime as a string; here it is an error, like every value that JSON does not have
 _STRICT = orjson.OPT_PASSTHROUGH_DATETIME
 
@@ -98,7 +101,9 @@ def parsed(text: str, where: str, code: str) -> object:
 
 def missing(record: Mapping[str, object], key: str, where: str) -> NoReturn:
     found = ", ".join(_some_keys(record)) or "none"
-    raise Reject("missing_key", f"{where}{'.' if where else ''}{key} is missing; the keys found are: {found}")
+    ours = _IN_MESSAGES.get(key) if where else None
+    advice = f"; if one of them is the {ours}, map it with columns: {{{ours}: …}}" if ours and record else ""
+    raise Reject("missing_key", f"{where}{'.' if where else ''}{key} is missing; the keys found are: {found}{advice}")
 
 
 def _some_keys(record: Mapping[str, object]) -> Iterator[str]:

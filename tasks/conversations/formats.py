@@ -19,7 +19,7 @@ from collections.abc import Mapping
 
 from tasks.conversations.instruction import ALPACA, DOLLY
 from tasks.conversations.messages import MESSAGES
-from tasks.conversations.model import Conversation, Format
+from tasks.conversations.model import ROLES, Conversation, Format, role_named
 from tasks.conversations.oasst import OASST
 from tasks.conversations.prompt_completion import PROMPT_COMPLETION
 from tasks.conversations.sharegpt import SHAREGPT
@@ -34,8 +34,16 @@ FORMATS: tuple[Format, ...] = (MESSAGES, SHAREGPT, ALPACA, DOLLY, OASST, PROMPT_
 FORMAT_NAMES: tuple[str, ...] = tuple(format.name for format in FORMATS)
 FORMAT_OF: dict[str, Format] = {format.name: format for format in FORMATS}
 
-# The names that a `columns` mapping may give to a record's keys.
+# The names that a `columns` mapping may give to keys of a record.
 COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(key for format in FORMATS for key in format.keys))
+
+# The names that it may give to keys of a message.
+MESSAGE_KEYS: tuple[str, ...] = ("role", "content")
+
+# Keys of a record that hold a list of messages in some format.
+_MESSAGE_LISTS = (
+    "messages", "conversations", "conversation", "prompt", "question", "completion", "answer", "response"
+)  # fmt: skip
 
 # Of one conversation. A message takes 30 µs and 3.5 KB until it is tokens, so these take 3 s and 350 MB.
 MOST_MESSAGES = 100_000
@@ -49,8 +57,8 @@ def check_format(name: str) -> str:
     return name
 
 
-def detect(record: object, columns: Mapping[str, str] = {}) -> str | None:
-    """Return the name of the first format that matches a record, or None.
+def detect(record: object, columns: Mapping[str, str] = {}, only: str = "") -> str | None:
+    """Return the name of the first format that matches a record, or None; only one format is tried if it is named.
 
     `columns` maps our column names to the record's, such as {"instruction": "frage"}.
     """
@@ -59,20 +67,29 @@ def detect(record: object, columns: Mapping[str, str] = {}) -> str | None:
     if columns:
         record = rename(record, columns)
     present = {key: value for key, value in record.items() if value is not None}
-    return next((format.name for format in FORMATS if format.matches(present)), None)
+    formats = [FORMAT_OF[only]] if only else FORMATS
+    return next((format.name for format in formats if format.matches(present)), None)
 
 
-def read_record(record: object, format: str, columns: Mapping[str, str] = {}) -> Conversation:
+def role_names(format: str, roles: Mapping[str, str] = {}) -> Mapping[str, str]:
+    """Return our names of the roles in plain records of a format; `roles` as in `read_record`."""
+    known = FORMAT_OF[format].roles
+    return {role: role for role in ROLES} if known is None else {**known, **roles}
+
+
+def read_record(
+    record: object, format: str, columns: Mapping[str, str] = {}, roles: Mapping[str, str] = {}
+) -> Conversation:
     """Return the conversation in a record of the given format, one of `FORMAT_NAMES`.
 
-    `columns` maps our column names to the record's. Raises Reject if the record is not of this format, and KeyError
-    for an unknown format.
+    `columns` maps our names of keys to the record's, `roles` further names of roles, in lower case, to ours. Raises
+    Reject if the record is not of this format, and KeyError for an unknown format.
     """
     read = FORMAT_OF[format].read
     if not isinstance(record, dict):
         raise Reject("not_an_object", f"the record is {kind(record)}; expected an object with keys")
-    if columns:
-        record = rename(record, columns)
+    if columns or roles:
+        record = _rename_messages(rename(record, columns), format, columns, roles)
     conversation = read(record)
     if not conversation.messages:
         raise Reject("empty", "the record holds no messages")
@@ -83,12 +100,50 @@ def read_record(record: object, format: str, columns: Mapping[str, str] = {}) ->
 
 
 def rename(record: dict[str, object], columns: Mapping[str, str]) -> dict[str, object]:
-    """Return the record under our names. A name that is mapped means the mapped key and no other."""
-    taken = {*columns, *columns.values()}
-    renamed = {key: value for key, value in record.items() if key not in taken}
-    for ours, theirs in columns.items():
-        if theirs in record:
-            renamed[ours] = record[theirs]
+    """Return the record under our names of its keys; its messages keep theirs."""
+    return _renamed(record, {ours: theirs for ours, theirs in columns.items() if ours not in MESSAGE_KEYS})
+
+
+def _rename_messages(
+    record: dict[str, object], format: str, columns: Mapping[str, str], roles: Mapping[str, str]
+) -> dict[str, object]:
+    """Return the record with its lists of messages under our names of keys and roles."""
+    keys = {ours: theirs for ours, theirs in columns.items() if ours in MESSAGE_KEYS}
+    if not keys and not roles:
+        return record
+    return {
+        key: [_rename_message(item, format, keys, roles) if type(item) is dict else item for item in value]
+        if key in _MESSAGE_LISTS and isinstance(value, list)
+        else value
+        for key, value in record.items()
+    }
+
+
+def _rename_message(
+    item: dict[str, object], format: str, keys: Mapping[str, str], roles: Mapping[str, str]
+) -> dict[str, object]:
+    by_from = format == "sharegpt" and item.get("from") is not None
+    if keys:
+        # Of the two keys of ShareGPT, one may be mapped and the other keep its name.
+        others = {"role": "from", "content": "value"} if by_from else {}
+        if format == "sharegpt" and "content" not in item:
+            others["content"] = "value"
+        item = _renamed(item, {**others, **keys})
+        if by_from:
+            item.pop("from", None)
+    key = "from" if by_from and not keys else "role"
+    if roles and (role := role_named(item.get(key), roles)):
+        item = {**item, key: role}
+    return item
+
+
+def _renamed(values: dict[str, object], keys: Mapping[str, str]) -> dict[str, object]:
+    """Return an object under our names. A name that is mapped means the mapped key and no other."""
+    taken = {*keys, *keys.values()}
+    renamed = {key: value for key, value in values.items() if key not in taken}
+    for ours, theirs in keys.items():
+        if theirs in values:
+            renamed[ours] = values[theirs]
     return renamed
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -48,6 +48,11 @@ class Conversation:
 
 
 ROLES = ("system", "user", "assistant", "tool", "text")
+
+
+def role_named(name: object, roles: Mapping[str, str]) -> str | None:
+    """Return our name of a role, or None; `roles` has the names in lower case, and case is ignored."""
+    return (roles.get(name) or roles.get(name.lower())) if isinstance(name, str) else None
 
 
 def turns_of(roles: Sequence[str]) -> int:
@@ -134,7 +139,7 @@ class Format:
     Most records are turns and nothing else, and those are read ten times as fast if `plain` declares them: a record
     that fits this type must mean exactly its `turns()`, whatever other keys it has. So every key that means something
     is declared, as `Nothing` if it is not a turn, and a record that lacks a turn does not fit. `roles` are our names of
-    the roles in `turns()`.
+    the roles in `turns()`, by their names in lower case; None if `turns()` has ours.
 
     What is not used is counted. `used` returns those of `keys` that `read` uses of this record, if not always all of
     them. `objects` yields the path, the keys, and the used keys of objects within the record, given the `columns` of
@@ -150,4 +155,4 @@ class Format:
     plain: type[PlainRecord] | None = None
     used: Callable[[Record], Collection[str]] | None = None
     objects: Callable[[Record, Mapping[str, str]], Iterator[tuple[str, Record, Collection[str]]]] | None = None
-    roles: Mapping[str, str] = field(default_factory=lambda: {role: role for role in ROLES})
+    roles: Mapping[str, str] | None = None

@@ -66,6 +66,7 @@ def build_manifest(
         "sources": [
             {"path": file.name, "container": file.container, "compression": file.compression, "format": file.format}
             | {"columns": dict(file.columns)}
+            | file.reading
             | facts
             for file, facts in zip(recipe.files, plan["sources"], strict=True)
         ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tasks.corpus.mixture_table import explain_limits
 from tasks.dry_run.model import Prediction, about
 from tasks.packing.rejects import suggest_settings
+from tasks.sources.model import found_layouts
 
 
 def find_failures(found: Prediction) -> list[str]:
@@ -42,6 +43,8 @@ def find_warnings(found: Prediction) -> list[str]:
         warnings.append(limited)
     if found.config.duplicates == "drop" and not found.whole:
         warnings.append("duplicates: drop: duplicates are only found within the sample; the run may drop more")
+    files = [source.sample.file for source in found.sources]
+    warnings += found_layouts(files, found.config.sources)
     short = [source.sample.file.name for source in found.sources if source.sample.reach < 1]
     if short:
         names = ", ".join(short[:3]) + " and others" * (len(short) > 3)

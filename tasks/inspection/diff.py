@@ -125,7 +125,14 @@ def _compare_conversations(before: tuple[Manifest, Path], after: tuple[Manifest,
 
 def _content_of(source: SourceFacts) -> tuple[object, ...]:
     """Return what determines the conversations of a source."""
-    return source.sha256, source.container, source.compression, source.format, tuple(source.columns.items())
+    return (
+        source.sha256,
+        source.container,
+        source.compression,
+        source.format,
+        tuple(source.columns.items()),
+        str(source.reading),
+    )
 
 
 # -- settings and figures --------------------------------------------------------------------------------------------

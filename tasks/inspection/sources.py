@@ -32,6 +32,8 @@ class SourceInfo:
     container: str
     compression: str
     bytes: int
+    delimiter: str  # of a CSV or TSV file, "" if it is the usual one
+    encoding: str  # the same
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,9 @@ def config_overview(path: Path, manifests: Path) -> ConfigOverview:
 
 
 def _facts(file: SourceFile) -> SourceInfo:
-    return SourceInfo(file.name, file.format, file.container, file.compression, file.bytes)
+    return SourceInfo(
+        file.name, file.format, file.container, file.compression, file.bytes, file.delimiter, file.encoding
+    )
 
 
 def _record_value(number: int, record: Conversation | Reject) -> dict[str, Any]:

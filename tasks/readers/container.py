@@ -53,6 +53,10 @@ class File(Protocol):
     def bytes(self) -> int: ...
     @property
     def wanted_columns(self) -> frozenset[str]: ...
+    @property
+    def delimiter(self) -> str: ...  # "" for the usual one
+    @property
+    def encoding(self) -> str: ...  # "" for UTF-8
 
 
 class Range(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import orjson
 
-from tasks.conversations.formats import FORMAT_NAMES, detect, guess_columns
+from tasks.conversations.formats import FORMAT_NAMES, MESSAGE_KEYS, detect, guess_columns
 from tasks.conversations.keys.other_data import unread_preference
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
@@ -17,19 +17,9 @@ from tasks.core.suggest import suggest
 from tasks.readers.compression import DECOMPRESS
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import container_named
+from tasks.readers.csv_files.rows import Csv
 from tasks.readers.lines import BOM, CHUNK
 from tasks.sources.model import SourceFile
-
-_WIDE_ENCODINGS = {
-    "UTF-32": rb"\xff\xfe\0\0|\0\0\xfe\xff", "UTF-32LE": rb"[^\0]\0\0\0", "UTF-32BE": rb"\0\0\0[^\0]",
-    "UTF-16": rb"\xff\xfe|\xfe\xff", "UTF-16LE": rb"[^\0]\0[^\0]\0", "UTF-16BE": rb"\0[^\0]\0[^\0]",
-}  # fmt: skip
-"""The first bytes of each: a byte order mark, or ASCII in wide characters."""
-
-
-def wide_encoding(start: bytes) -> str:
-    """Return the name, as used by iconv, of the UTF-16 or UTF-32 encoding that bytes start with, or ""."""
-    return next((name for name, first in _WIDE_ENCODINGS.items() if re.match(first, start, re.DOTALL)), "")
 
 
 def explain_wide_encoding(file: SourceFile, encoding: str) -> DataError:
@@ -59,7 +49,7 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
     if not keys and reject and (error := _explain_unreadable(file, reject)):
         return error
     found = _keys_found(list(keys)) if keys else f"no record is an object{f' ({reject})' if reject else ''}"
-    missing = [(ours, theirs) for ours, theirs in columns.items() if theirs not in keys]
+    missing = [(ours, key) for ours, key in columns.items() if key not in keys and ours not in MESSAGE_KEYS]
     if keys and missing:
         problems = "; ".join(
             f"columns: {ours}: no key `{as_yaml(theirs)}`{suggest(theirs, keys)}" for ours, theirs in missing
@@ -85,6 +75,8 @@ def _explain_unreadable(file: SourceFile, reject: Reject) -> DataError | None:
     """
     container = container_named(file.container)
     if not container.is_text:
+        return None
+    if isinstance(container, Csv):
         return None
     if reject.reason == "bad_utf8":
         return DataError(

@@ -9,14 +9,19 @@ from itertools import islice
 from pathlib import Path
 
 from tasks.conversations.formats import detect
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import container_by_extension, container_named
+from tasks.readers.csv_files.delimiter import find_delimiter
+from tasks.readers.csv_files.encoding import decoded_start, find_encoding, wide_encoding
+from tasks.readers.csv_files.rows import Csv
 from tasks.readers.lines import BOM, CHUNK
-from tasks.sources.explain import explain_unknown_format, explain_wide_encoding, wide_encoding
+from tasks.sources.explain import explain_unknown_format, explain_wide_encoding
 from tasks.sources.model import Source, SourceFile
 
 _FIRST = 100  # records that are read to find the format
+
+_BEGINNING = 1 << 20  # bytes that show the encoding and the delimiter of a CSV file
 
 
 def identify(path: Path, name: str, source: Source, stat: os.stat_result) -> SourceFile:
@@ -32,10 +37,16 @@ def identify(path: Path, name: str, source: Source, stat: os.stat_result) -> Sou
             "packed_twice",
             f"{name}: {container.name} files are already compressed internally; decompress it with  {tool} {name}",
         )
-    columns = tuple(source.columns.items())
+    columns, roles = tuple(source.columns.items()), tuple(source.role_names.items())
     file = SourceFile(path, name, container.name, compression, "", columns, stat.st_size, "", stat.st_mtime_ns)
-    file = replace(file, ignore=tuple(source.ignore))
-    if container.is_text:
+    file = replace(file, roles=roles, ignore=tuple(source.ignore))
+    if isinstance(container, Csv):
+        file = _csv_file(file, container, source)
+    elif found := [key for key in ("delimiter", "encoding") if getattr(source, key) != "auto"]:
+        raise UsageError(
+            "bad_setting", f"{name}: {found[0]} is for CSV and TSV files; give them a source of their own, or remove it"
+        )
+    elif container.is_text:
         file = replace(file, container=_text_container(file))
     if source.format != "auto":
         return replace(file, format=source.format)
@@ -61,6 +72,34 @@ def _text_container(file: SourceFile) -> str:
     if not prefix and len(start) < CHUNK:
         raise DataError("empty_source", f"{file.name}: contains no records, only whitespace")
     return container.resolve(file, prefix, lambda record: detect(record, dict(file.columns)) is not None)
+
+
+def _csv_file(file: SourceFile, container: Csv, source: Source) -> SourceFile:
+    """Return the file with its encoding and delimiter: those of the source, else those that its beginning shows."""
+    with RecordReader(container, file).open_text() as read:
+        start = read(_BEGINNING)
+    encoding = find_encoding(start) if source.encoding == "auto" else source.encoding.replace("utf-8", "")
+    if encoding is None:
+        raise DataError(
+            "wrong_encoding",
+            f"{file.name}: is not UTF-8, and its encoding is not clear; set encoding, such as encoding: windows-1252",
+        )
+    text = decoded_start(start, encoding, file.name)
+    if not text.strip() and len(start) < _BEGINNING:
+        raise DataError("empty_source", f"{file.name}: contains no records, only whitespace")
+    delimiter = source.delimiter
+    if delimiter == "auto":
+        try:
+            delimiter = find_delimiter(text, container.delimiter, lambda header: _is_header(header, source))
+        except ValueError as error:
+            message = f"{file.name}: {error}; set delimiter, such as delimiter: ';' or delimiter: tab"
+            raise DataError("bad_csv_file", message) from None
+    return replace(file, encoding=encoding, delimiter="" if delimiter == container.delimiter else delimiter)
+
+
+def _is_header(cells: list[str], source: Source) -> bool:
+    found = detect(dict.fromkeys(cells, ""), source.columns, "" if source.format == "auto" else source.format)
+    return found is not None
 
 
 def _format(file: SourceFile) -> str | None:

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    WithJsonSchema,
+    field_validator,
+    model_serializer,
+)
 
-from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, check_format, read_record
+from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, MESSAGE_KEYS, check_format, read_record
 from tasks.conversations.keys.other_data import OTHER_KEYS, check_ignored, without_parts
 from tasks.conversations.model import Conversation
 from tasks.core.errors import Reject
+from tasks.core.printable import shown
+from tasks.readers.csv_files.delimiter import check_delimiter, name_of
+from tasks.readers.csv_files.encoding import check_encoding
 
 
 def _check_format(name: str) -> str:
@@ -21,6 +34,15 @@ def _check_format(name: str) -> str:
 FormatName = Annotated[
     str, AfterValidator(_check_format), WithJsonSchema({"type": "string", "enum": ["auto", *FORMAT_NAMES]})
 ]
+Role = Literal["system", "user", "assistant", "tool"]
+RoleName = Annotated[str, Field(min_length=1)]
+Delimiter = Annotated[str, AfterValidator(check_delimiter), WithJsonSchema({"type": "string"})]
+EncodingName = Annotated[str, AfterValidator(check_encoding), WithJsonSchema({"type": "string"})]
+
+# Settings of a source that are recorded only if they are set.
+LATER = ("roles", "delimiter", "encoding", "ignore")
+
+SHOWN = 5  # files of which an unusual layout is described
 
 
 class Source(BaseModel):
@@ -33,7 +55,20 @@ class Source(BaseModel):
         default="auto", description="Record format; auto finds it from the keys of the first records."
     )
     columns: dict[str, str] = Field(
-        default_factory=dict, description="packcorpus key → key of the file, such as {instruction: frage}."
+        default_factory=dict,
+        description="packcorpus key → key of the file, such as {instruction: frage}; `role` and `content` are keys "
+        "of a message.",
+    )
+    roles: dict[Role, list[RoleName]] = Field(
+        default_factory=dict,
+        description="Role → its names in the file, such as {user: [customer], assistant: [agent]}; case is ignored, "
+        "and common names are known.",
+    )
+    delimiter: Delimiter = Field(
+        default="auto", description="Character between the cells of a CSV or TSV file, or tab; auto finds it."
+    )
+    encoding: EncodingName = Field(
+        default="auto", description="Encoding of a CSV or TSV file, such as windows-1252; auto finds it."
     )
     ignore: list[str] = Field(
         default_factory=list,
@@ -55,6 +90,29 @@ class Source(BaseModel):
         check_ignored(names)
         return sorted(set(names))
 
+    @field_validator("roles")
+    @classmethod
+    def _check_roles(cls, roles: dict[Role, list[RoleName]]) -> dict[Role, list[RoleName]]:
+        """Refuse a name of two roles."""
+        seen: dict[str, str] = {}
+        for role, names in roles.items():
+            for name in names:
+                if seen.setdefault(name.lower(), role) != role:
+                    raise ValueError(f"{shown(name)} is a name of {seen[name.lower()]} and of {role}; case is ignored")
+        return roles
+
+    @model_serializer(mode="wrap")
+    def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out settings of later versions at their defaults, so that keys and manifests stay the same."""
+        fields, values = type(self).model_fields, serialize(self)
+        later = {name: fields[name].get_default(call_default_factory=True) for name in LATER}
+        return {name: value for name, value in values.items() if name not in later or value != later[name]}
+
+    @property
+    def role_names(self) -> dict[str, str]:
+        """Our role by each of its names in `roles`, in lower case."""
+        return {name.lower(): role for role, names in self.roles.items() for name in names}
+
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
@@ -62,7 +120,8 @@ class SourceFile:
 
     `path` is absolute; `name` is the path as in the config, with /. `container` and `format` are those of the content,
     not those requested. `bytes` and `mtime_ns` are from the time when `sha256` was computed. `entry` is the index of
-    the first entry of `sources` that matches the file.
+    the first entry of `sources` that matches the file. `roles` has further names of roles, in lower case, and ours.
+    `delimiter` and `encoding` of a CSV or TSV file are empty if they are the usual ones: comma or tab, and UTF-8.
     """
 
     path: Path
@@ -76,17 +135,41 @@ class SourceFile:
     mtime_ns: int
     entry: int = 0
     ignore: tuple[str, ...] = ()
+    roles: tuple[tuple[str, str], ...] = ()
+    delimiter: str = ""
+    encoding: str = ""
 
     @property
     def wanted_columns(self) -> frozenset[str]:
         """The keys that have a meaning in a record of this file."""
-        return frozenset((*COLUMNS, *(theirs for _, theirs in self.columns), *OTHER_KEYS.difference(self.ignore)))
+        mapped = (theirs for ours, theirs in self.columns if ours not in MESSAGE_KEYS)
+        return frozenset((*COLUMNS, *mapped, *OTHER_KEYS.difference(self.ignore)))
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Further facts about how the file is read, if they are not the usual ones. Part of content keys."""
+        facts = {"roles": dict(self.roles), "delimiter": self.delimiter, "encoding": self.encoding}
+        facts |= {"ignore": list(self.ignore)}
+        return {name: value for name, value in facts.items() if value}
 
     def conversation(self, record: object) -> Conversation:
         """Read a record of this file. Raises Reject, also if the record is one."""
         if isinstance(record, Reject):
             raise record
-        return read_record(without_parts(record, self.ignore), self.format, dict(self.columns))
+        return read_record(without_parts(record, self.ignore), self.format, dict(self.columns), dict(self.roles))
+
+
+def found_layouts(files: Sequence[SourceFile], sources: Sequence[Source]) -> list[str]:
+    """Describe the unusual delimiters and encodings that were found, not set: a line for each file, up to five."""
+    lines = []
+    for file in files:
+        source = sources[file.entry]
+        found = [f"delimiter {name_of(file.delimiter)}"] * bool(file.delimiter and source.delimiter == "auto")
+        found += [f"encoding {file.encoding}"] * bool(file.encoding and source.encoding == "auto")
+        if found:
+            lines.append(f"{file.name}: found {' and '.join(found)}; if that is wrong, set it in its source")
+    further = [f"and {len(lines) - SHOWN:,} more files"] * (len(lines) > SHOWN)
+    return lines[:SHOWN] + further
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def sample_files(
 
 
 def _kind(file: SourceFile) -> tuple[object, ...]:
-    return file.container, file.compression, file.format, file.columns
+    return file.container, file.compression, file.format, file.columns, str(file.reading)
 
 
 def _decompressed_size(file: SourceFile) -> int:

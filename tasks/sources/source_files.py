@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.conversations.formats import COLUMNS
+from tasks.conversations.formats import COLUMNS, MESSAGE_KEYS
 from tasks.core.errors import StorageError, UsageError
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
@@ -69,14 +69,13 @@ def _check_source(source: Source) -> None:
         raise UsageError(
             "bad_setting", f"{source.path}: only local files can be read; download it and use the path of the file"
         )
+    known = (*COLUMNS, *MESSAGE_KEYS)
     for ours, theirs in source.columns.items():
-        if ours not in COLUMNS:
+        if ours not in known:
             swapped = (
-                f"; packcorpus names go on the left: columns: {{{theirs}: {as_yaml(ours)}}}"
-                if theirs in COLUMNS
-                else ""
+                f"; packcorpus names go on the left: columns: {{{theirs}: {as_yaml(ours)}}}" if theirs in known else ""
             )
-            hint = swapped or suggest(ours, COLUMNS) or f"; known are {', '.join(COLUMNS)}"
+            hint = swapped or suggest(ours, known) or f"; known are {', '.join(known)}"
             raise UsageError(
                 "bad_setting", f"{source.path}: columns: {shown(ours)} is not a column of packcorpus{hint}"
             )
@@ -86,5 +85,5 @@ def _how(file: SourceFile, source: Source) -> str:
     columns = ", ".join(f"{ours}: {theirs}" for ours, theirs in file.columns)
     further = [f"columns {{{columns}}}"] * bool(columns) + [f"weight {source.weight:g}"] * (source.weight != 1)
     further += [f"limit {source.limit}"] * (source.limit is not None)
-    further += [f"ignore [{', '.join(source.ignore)}]"] * bool(source.ignore)
+    further += [f"{name} {value}" for name, value in file.reading.items()]
     return f"{file.format} with {', '.join(further)}" if further else file.format

@@ -17,7 +17,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from tasks.core.errors import DataError, InputMissing, StorageError
 from tasks.storage.files import read_json, to_json
@@ -27,6 +35,9 @@ from tasks.storage.paths import Layout
 REPAIR = "run: packcorpus repair"
 
 SHA256 = Field(pattern=r"^[0-9a-f]{64}$")
+
+# Facts about a source that are recorded only if they are not the usual ones.
+READING = ("roles", "delimiter", "encoding", "ignore")
 
 
 class _Part(BaseModel):
@@ -85,6 +96,21 @@ class SourceFacts(_Part):
     rejected: int
     tokens: int
     trained_tokens: int
+    roles: dict[str, str] = Field(default_factory=dict, description="Further names of roles, in lower case, and ours.")
+    delimiter: str = Field("", description="Of a CSV or TSV file, if it is not comma or tab.")
+    encoding: str = Field("", description="Of a CSV or TSV file, if it is not UTF-8.")
+    ignore: list[str] = Field(default_factory=list, description="Keys and parts of other data that were left out.")
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Return further facts about how the file was read, if they are not the usual ones."""
+        facts = {name: getattr(self, name) for name in READING}
+        return {name: value for name, value in facts.items() if value}
+
+    @model_serializer(mode="wrap")
+    def _leave_out_usual(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values = serialize(self)
+        return {name: values[name] for name in values if name not in READING or values[name]}
 
 
 class MixtureFacts(_Part):
@@ -257,9 +283,9 @@ def manifest_digest(values: dict[str, Any]) -> str:
 
 def key_of_manifest(manifest: Manifest) -> str:
     """Recompute the key from the parts of the recipe that the manifest repeats."""
-    sources = [
+    sources: list[list[Any]] = [
         [source.sha256, source.container, source.compression, source.format, [*map(list, source.columns.items())]]
-        + ([{"ignore": ignore}] if (ignore := manifest.config["sources"][source.entry].get("ignore")) else [])
+        + [source.reading] * bool(source.reading)
         for source in manifest.sources
     ]
     entries = [source.entry for source in manifest.sources]

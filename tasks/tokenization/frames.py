@@ -19,7 +19,15 @@ from itertools import chain
 import numpy as np
 from msgspec import Struct
 
-from tasks.conversations.model import Conversation, Message, content_digest, layout_of, turns_of, usual_order
+from tasks.conversations.model import (
+    Conversation,
+    Message,
+    content_digest,
+    layout_of,
+    role_named,
+    turns_of,
+    usual_order,
+)
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.templates.built_in import BuiltIn
@@ -68,7 +76,7 @@ class Prepared(Struct, gc=False):
 class Frames(dict[tuple[str, ...], Frame | None]):
     """Frames by the names of the roles; None for roles without a frame. A frame is rendered on first use.
 
-    `roles` maps the names in records to ours.
+    `roles` maps the names in records, in lower case, to ours.
     """
 
     def __init__(self, template: Template, encoder: Encoder, train_on: TrainOn, roles: Mapping[str, str]):
@@ -78,7 +86,7 @@ class Frames(dict[tuple[str, ...], Frame | None]):
         self._by_shape: dict[tuple[tuple[str, ...], tuple[bool, ...]], Frame | None] = {}
 
     def __missing__(self, names: tuple[str, ...]) -> Frame | None:
-        roles = tuple([self._roles.get(name, "") for name in names])
+        roles = tuple([role_named(name, self._roles) or "" for name in names])
         frame = None
         if roles and all(roles) and len(roles) <= MOST_FRAMES:
             turns = Conversation(tuple(Message(role, "content") for role in roles))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tasks.conversations.formats import FORMAT_OF
+from tasks.conversations.formats import role_names
 from tasks.conversations.model import Conversation, PlainRecord, content_digest, turns_of, usual_order, whole_text
 from tasks.conversations.openai import tools_json, turns_json
 from tasks.core.errors import Reject
@@ -31,7 +31,7 @@ class Preparer:
     def __init__(self, file: SourceFile, template: Template, encoder: Encoder, train_on: TrainOn, packing: bool = True):
         self._file = file
         self._template, self._encoder, self._train_on, self._packing = template, encoder, train_on, packing
-        self._frames = Frames(template, encoder, train_on, FORMAT_OF[file.format].roles)
+        self._frames = Frames(template, encoder, train_on, role_names(file.format, dict(file.roles)))
         # Without frames, plain records would only be converted back. With other keys, none is plain.
         self._plain = PlainRecords(file.format if packing and self._frames.known and not file.columns else "")
         self.decode = self._plain.decode  # for the reader of the file

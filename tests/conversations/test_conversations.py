@@ -297,19 +297,14 @@ BAD: list[tuple[str, object, str, str]] = [
         "messages",
         _message(role="assistent"),
         "bad_role",
-        'messages[1].role "assistent" is not a role; did you mean assistant?',
-    ),
-    (
-        "messages",
-        _message(role="Assistant"),
-        "bad_role",
-        'messages[1].role "Assistant" is not a role; did you mean assistant?',
+        'messages[1].role "assistent" is not a role; did you mean assistant? Or map it with roles',
     ),
     (
         "messages",
         _message(role="<|im_end|>"),
         "bad_role",
-        'messages[1].role "<|im_end|>" is not a role; known are system, user, assistant, tool, developer, function',
+        'messages[1].role "<|im_end|>" is not a role; known are system, user, assistant, tool; map it with roles, '
+        "such as roles: {user: [customer]}",
     ),
     ("messages", _message(role="text"), "bad_role", 'messages[1].role "text" is not a role; known are'),
     ("messages", _message(role="\x1b[2Jx\x9b\ud800"), "bad_role", '"\\u001b[2Jx\\u009b\\ud800" is not a role'),

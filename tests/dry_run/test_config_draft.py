@@ -19,7 +19,7 @@ from support.small_corpus import conversations
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
 from tasks.config import Config, load_config
-from tasks.core.errors import PackError, UsageError
+from tasks.core.errors import DataError, PackError, UsageError
 from tasks.dry_run.config_draft import Draft, write_draft
 from tasks.recipe import resolve
 from tasks.stages import Plan, run_all
@@ -33,7 +33,7 @@ def write(path: Path, records: list[Any]) -> Path:
 
 def draft(folder: Path, *paths: str, name: str = "corpus.yaml", **options: Any) -> tuple[Draft, Config, str]:
     output = folder / name
-    found = write_draft([Path(path) for path in paths], output, options.get("overwrite", False))
+    found = write_draft([Path(path) for path in paths], output, **{"overwrite": False, **options})
     return found, load_config(output), output.read_text(encoding="utf-8")
 
 
@@ -72,7 +72,7 @@ def test_the_config_runs_as_it_is(here: Path) -> None:
         ("../chats/a.jsonl", "messages"),
         ("../alpaca.jsonl", "alpaca"),
     ]
-    assert config.max_rejects == 0
+    assert config.max_rejects == Config.model_fields["max_rejects"].default
     assert "messages: all 200 sampled records" in text
     assert "200 conversations (counted)" in text
     manifest = pack(here, "--config", "mine/corpus.yaml")
@@ -109,13 +109,16 @@ def test_skipped_folders_are_reported(here: Path) -> None:
 
 
 def test_unusable_records_are_reported(here: Path) -> None:
-    """A limit that lets them pass would let all pass."""
+    """The config runs without them."""
     wrong = [{"messages": [{"role": "assistent", "content": "x"}]}] * 3
     write(here / "chats.jsonl", [*conversations(2), *wrong, {"messages": 1}, {"other": 1}])
     found, config, text = draft(here, "chats.jsonl")
-    assert config.max_rejects == 0
+    assert config.max_rejects == 0.72
     summary = found.summary()
-    first_line = "5 of 7 sampled records cannot be used; fix them, or raise max_rejects"
+    first_line = "5 of 7 sampled records cannot be used and are rejected"
+    assert re.fullmatch("1 file, .*, 7 records, 2 can be packed", summary[0])
+    assert f"max_rejects: 0.72 instead of 0.01: {first_line}" in summary
+    assert "7 records (counted); messages: 2 of 7 sampled records" in text
     place = summary.index(f"{first_line}:")
     named = {line.partition(": ")[0]: line.partition(": ")[2] for line in summary[place + 1 :]}
     assert named["  E207 bad_role, 3"].startswith('chats.jsonl:3 messages[0].role "assistent" is not a role')
@@ -123,9 +126,10 @@ def test_unusable_records_are_reported(here: Path) -> None:
     comment = " ".join(re.sub(r"^# ?", "", line) for line in text.splitlines() if line.startswith("#"))
     assert f"{first_line}: " in comment
     assert named["  E207 bad_role, 3"] in comment
+    run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
 
 
-def test_max_rejects_is_raised_for_overlong_conversations_only(here: Path) -> None:
+def test_max_rejects_is_raised_for_overlong_conversations(here: Path) -> None:
     long = [
         {"messages": [{"role": "user", "content": "at 9 " * 1500}, {"role": "assistant", "content": f"{n}"}]}
         for n in range(2)
@@ -135,10 +139,91 @@ def test_max_rejects_is_raised_for_overlong_conversations_only(here: Path) -> No
     found, config, text = draft(here, "chats.jsonl")
     assert config.max_rejects == 0.04
     summary = "\n".join(found.summary())
-    assert "max_rejects: 0.04 instead of 0: 2 conversations (E236) have no trained token within 1,024 tokens" in summary
+    assert "max_rejects: 0.04 instead of 0.01: 2 conversations (E236) have no trained token within 1,024 " in summary
     assert "cannot be used" not in summary
     assert "Raised: 2 conversations (E236) have" in text
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
+
+
+@settings(deadline=None, max_examples=examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(good=300, bad=1)
+@example(good=3, bad=1)
+@given(good=st.integers(1, 40), bad=st.integers(0, 40))
+def test_the_config_never_fails_because_of_rejects(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, good: int, bad: int
+) -> None:
+    folder = tmp_path_factory.mktemp("rejects")
+    monkeypatch.chdir(folder)
+    shutil.copy(kind_path("sp_bpe_chatml"), folder / "near.model")
+    write(folder / "a.jsonl", [*conversations(good), *[{"messages": []}] * bad])
+    _, config, _ = draft(folder, "a.jsonl")
+    share, default = bad / (good + bad), Config.model_fields["max_rejects"].default
+    assert max(share, default) <= config.max_rejects <= max(share + 0.01, default)
+    receipt = run_all(Plan(resolve(folder / "corpus.yaml", folder)), check_content=True)
+    assert receipt is None or receipt["ledger"]["conversations"]["packed"] == good
+
+
+def test_a_file_without_a_usable_record_is_left_out(here: Path) -> None:
+    write(here / "a.jsonl", ALPACA)
+    write(here / "b.jsonl", [{"messages": [{"speaker": "user", "utterance": "a"}]}] * 3)
+    found, config, _ = draft(here, "a.jsonl", "b.jsonl")
+    assert [source.path for source in config.sources] == ["a.jsonl"]
+    problem = "none of its first 3 records can be used; the first: messages[0].role is missing; the keys found are: "
+    assert f"left out: {here / 'b.jsonl'}: {problem}speaker, utterance; " in "\n".join(found.summary())
+    with pytest.raises(DataError, match=r"b\.jsonl: none of its first 3 records can be used"):
+        draft(here, "b.jsonl", overwrite=True)
+    long = {"messages": [{"role": "user", "content": "a " * 9000}, {"role": "assistant", "content": "b"}]}
+    shutil.copy(kind_path("sp_bpe_chatml"), here / "near.model")
+    write(here / "long.jsonl", [long])
+    with pytest.raises(DataError, match=r"long\.jsonl: no conversation can be packed: "):
+        draft(here, "long.jsonl", overwrite=True)
+    assert load_config(here / "corpus.yaml") == config, "nothing is written"
+
+
+def test_files_that_are_named_twice_are_counted_once(here: Path) -> None:
+    write(here / "chats" / "a.jsonl", ALPACA)
+    write(here / "chats" / "b.jsonl", ALPACA)
+    found, config, text = draft(here, "chats/a.jsonl", "chats/a.jsonl", "chats")
+    assert [source.path for source in config.sources] == ["chats/a.jsonl", "chats/b.jsonl"]
+    assert text.count("60 conversations (counted)") == 2
+    assert found.summary()[0].endswith("120 conversations")
+
+
+# -- format and columns that are given --------------------------------------------------------------------------------
+
+
+def test_columns_and_format_are_used_for_all_files(here: Path) -> None:
+    rows = "".join(f'Wie groß ist {n}?;"{n} m; etwa"\n' for n in range(30))
+    (here / "a.csv").write_text("Frage;Antwort\n" + rows, encoding="cp1252")
+    chats = [{"dialog": [{"speaker": "Human", "text": "2+2?"}, {"speaker": "bot", "text": "4"}]}] * 30
+    write(here / "b.jsonl", chats)
+    columns = ["prompt=Frage", "completion=Antwort"]
+    _, config, text = draft(here, "a.csv", format="prompt_completion", columns=columns)
+    [source] = config.sources
+    assert (source.format, source.columns) == ("prompt_completion", {"prompt": "Frage", "completion": "Antwort"})
+    comment = " ".join(re.sub(r"^ *# *", "", line) for line in text.splitlines() if "#" in line)
+    assert "30 conversations (counted); prompt_completion: all 30 sampled records; " in comment
+    assert "a.csv: found delimiter ';' and encoding windows-1252; if that is wrong, set it in its source" in comment
+    assert "guessed" not in comment
+    run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
+    columns = ["messages=dialog", "role=speaker", "content=text"]
+    _, config, _ = draft(here, "b.jsonl", columns=columns, overwrite=True)
+    assert config.sources[0].columns == {"messages": "dialog", "role": "speaker", "content": "text"}
+    run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
+
+
+def test_format_and_columns_that_are_wrong(here: Path) -> None:
+    write(here / "a.jsonl", ALPACA)
+    for options, error, message in (
+        ({"format": "alpacca"}, UsageError, "--format: invalid config\n  format: .*did you mean alpaca"),
+        ({"columns": ["instruction"]}, UsageError, "--columns instruction: expected OURS=YOURS, such as"),
+        ({"columns": ["frage=instruction"]}, UsageError, "packcorpus names go on the left"),
+        ({"columns": ["instruction=frage"]}, DataError, "columns: instruction: no key `frage`; keys found: "),
+        ({"format": "messages"}, DataError, "none of its first 60 records can be used; the first: messages is missing"),
+    ):
+        with pytest.raises(error, match=message):
+            draft(here, "a.jsonl", **options)
+    assert not (here / "corpus.yaml").exists()
 
 
 def test_an_existing_config_is_not_overwritten(here: Path) -> None:

@@ -425,7 +425,7 @@ def refusal(part: PartInput, **values: Any) -> str:
 
 def test_late_rejects_count_towards_the_limit() -> None:
     message = refusal(PartInput({0: GOOD, 2: ([~5] * 20, False)}, {}, 3))
-    assert "1 of 2 conversations were rejected (50.00 %), max_rejects allows 0.00 %" in message
+    assert "1 of 2 conversations were rejected (50.00 %), max_rejects allows 1.00 %" in message
     assert "E236 no_trained_tokens, 1: s0.x:3 no trained token is left within 8 tokens (overlong: truncate)" in message
     assert message.endswith(
         "\nall of them have no trained token left in a row: increase sequence_length to keep them, set overlong: drop "

@@ -252,19 +252,57 @@ def test_rejects_are_shown_counted_and_limited(folder: Path) -> None:
     with (folder / "chats.jsonl").open("ab") as file:
         file.write(b'{"messages": [{"role": "assistent", "content": "x"}]}\n')
         file.write(b'{"messages": [{"role": "user", "content": "trunca')
+    set_config(folder, max_rejects=0.0)
     done = luigi(folder, "--config", "corpus.yaml")
     assert done.returncode == 65
     assert "chats.jsonl:301" in done.stderr
     assert "did you mean assistant?" in done.stderr
     assert "chats.jsonl:302" in done.stderr
     assert not list(folder.glob("manifests/*"))
-    set_config(folder, max_rejects=0.01)
+    set_config(folder)
     manifest = pack(folder, "--config", "corpus.yaml")
     verify(manifest)
     facts = orjson.loads(manifest.read_bytes())
     assert sum(facts["ledger"]["conversations"]["rejected"].values()) == 2
     lines = (folder / facts["corpus"] / "rejects.jsonl").read_bytes().splitlines()
     assert [orjson.loads(line)["line"] for line in lines] == [301, 302]
+
+
+def test_an_overlong_answer_and_question_among_300_neither_end_a_run_nor_disappear(folder: Path) -> None:
+    with (folder / "chats.jsonl").open("ab") as file:
+        for prompt, completion in (("Count.", "and then " * 9000), ("and then " * 9000, "Why?")):
+            file.write(orjson.dumps({"prompt": prompt, "completion": completion}) + b"\n")
+    wide = {"sources": "[chats.jsonl, long.jsonl]", "sequence_length": 4096}
+    set_config(folder, **wide)
+    lines = (folder / "chats.jsonl").read_bytes().splitlines(keepends=True)
+    (folder / "chats.jsonl").write_bytes(b"".join(lines[:300]))
+    (folder / "long.jsonl").write_bytes(b"".join(lines[300:]))
+    done = luigi(folder, "--config", "corpus.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "302 conversations: 301 packed, 1 rejected, 0 dropped" in done.stderr
+    assert "E236 no_trained_tokens, 1: long.jsonl:2 no trained token is left within " in done.stderr
+    facts = orjson.loads((folder / done.stdout.split()[-1]).read_bytes())
+    cut, length = facts["ledger"]["tokens"]["truncated"], facts["sequence_length"]
+    assert cut > 5000
+    assert f"overlong: 1 conversation cut to {length:,} tokens, which leaves out {cut:,} tokens, " in done.stderr
+    assert " % of all; to keep them, raise sequence_length or set overlong: split\n" in done.stderr
+    set_config(folder, **wide, overlong="drop")
+    done = luigi(folder, "--config", "corpus.yaml")
+    assert f"overlong: 2 conversations left out, longer than {length:,} tokens; to keep them, " in done.stderr
+
+
+def test_the_delimiter_and_the_encoding_that_were_found_are_reported(folder: Path) -> None:
+    rows = "".join(f"Wie groß ist {n}?;ungefähr {n} m\n" for n in range(300))
+    (folder / "a.csv").write_text("prompt;completion\n" + rows, encoding="cp1252")
+    found = "a.csv: found delimiter ';' and encoding windows-1252; if that is wrong, set it in its source"
+    set_config(folder, sources="[a.csv]")
+    assert f"note: {found}\n" in luigi(folder, "--config", "corpus.yaml").stderr
+    checked = command(folder, str(BIN / "packcorpus"), "check", "corpus.yaml")
+    assert found in " ".join(checked.stdout.split())
+    shown = command(folder, str(BIN / "packcorpus"), "inspect", "a.csv").stdout
+    assert shown.startswith("a.csv  prompt_completion, csv, delimiter ';', windows-1252, ")
+    set_config(folder, sources="[{path: a.csv, delimiter: ';', encoding: cp1252}]", sequence_length=64)
+    assert "note: " not in luigi(folder, "--config", "corpus.yaml").stderr
 
 
 def test_a_failed_run_keeps_the_earlier_corpus(folder: Path) -> None:

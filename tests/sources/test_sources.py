@@ -169,17 +169,22 @@ def test_every_container_gives_the_same_conversations(tmp_path: Path, name: str,
 
 
 def test_csv_cells(tmp_path: Path) -> None:
-    data = 'prompt,completion\r\n"a\r\nb","say ""hi"""\r\n\r\nshort\r\n1,2,3\r\n\xe9,x\r\n'.encode("latin-1")
+    data = 'prompt,completion\r\n"a\r\nb","say ""hi"""\r\n\r\né\r\n1,2,3\r\n'.encode() + b"\xe9,x\r\n"
     records = records_of(write(tmp_path / "a.csv", data))
     assert records[:2] == [
         (0, {"prompt": "a\r\nb", "completion": 'say "hi"'}),
-        (1, {"prompt": "short", "completion": ""}),
+        (1, {"prompt": "é", "completion": ""}),
     ]
     assert [
         (number, record.reason, record.message) for number, record in records[2:] if isinstance(record, Reject)
     ] == [
         (2, "bad_csv", "the row has 3 cells, the header has 2"),
-        (3, "bad_utf8", "a byte at offset 0 of its line is not UTF-8"),
+        (
+            3,
+            "bad_utf8",
+            "a byte at offset 0 of its line is not UTF-8; if the whole file is not, set encoding, such as encoding: "
+            "windows-1252",
+        ),
     ]
     assert "line 3: unexpected end of data; is a quote left open?" in fails(tmp_path / "b.csv", b'text\na\n"b')
     assert 'two columns are named "a"' in fails(tmp_path / "c.csv", b"text,a,a\nx,y,z")
@@ -535,7 +540,7 @@ def test_damaged_compression_is_reported_with_its_offset(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a b.csv.gz", "a.jsonl.zst"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a b.json.gz", "a.jsonl.zst"])
 def test_utf16_is_refused_with_a_command_that_converts_it(tmp_path: Path, name: str, encoding: str) -> None:
     data = GOOD.decode().encode(encoding)
     pack = {".gz": gzip.compress, ".zst": zstandard.compress}.get(Path(name).suffix, bytes)

@@ -63,6 +63,24 @@ def test_round_trip(made: Corpus) -> None:
     assert path.name == f"small-{manifest.key[:12]}.json"
 
 
+def test_how_a_source_is_read_is_recorded_if_it_is_unusual(tmp_path: Path) -> None:
+    rows = "".join(f"Wie groß ist {n}?;{n} m, ungefähr\n" for n in range(20))
+    (tmp_path / "a.csv").write_text("prompt;completion\n" + rows, encoding="cp1252")
+    sources = [{"path": "a.csv"}, {"path": "chat.jsonl", "roles": {"user": ["Kunde"]}}]
+    records = [{"messages": [{"role": "KUNDE", "content": "2+2?"}, {"role": "Bot", "content": "4"}]}] * 9
+    path = pack_corpus(make_recipe(tmp_path, records, sources=sources))
+    manifest = load_manifest(path)
+    assert to_json(manifest.model_dump()) == path.read_bytes()
+    table, chat = orjson.loads(path.read_bytes())["sources"]
+    assert (table["delimiter"], table["encoding"], "roles" in table) == (";", "windows-1252", False)
+    assert (chat["roles"], {"delimiter", "encoding"} & {*chat}) == ({"kunde": "user"}, set())
+    assert manifest.ledger.conversations.packed == 29
+    assert (manifest.sources[0].accepted, manifest.sources[1].accepted) == (20, 9)
+    config = [{"path": "a.csv"}, {"path": "chat.jsonl", "roles": {"user": ["Kunde"]}}]
+    usual = {"format": "auto", "columns": {}, "weight": 1.0, "limit": None}
+    assert manifest.config["sources"] == [usual | source for source in config]
+
+
 def test_fixed_key_names(made: Corpus) -> None:
     values = orjson.loads(made[1].read_bytes())
     assert values["format_version"] == "3.0"

@@ -36,10 +36,14 @@ def objects_in_messages(
     if type(messages) is not list:
         return
     where = f"{columns.get(key, key)}[]"
-    openai = columns.get("role", "role"), columns.get("content", "content")
+    mapped = "role" in columns or "content" in columns
     for item in messages:
         if type(item) is dict:
-            role, content = ("from", "value") if sharegpt and item.get("from") is not None else openai
+            role, content = ("from", "value") if sharegpt and item.get("from") is not None else ("role", "content")
+            if mapped:  # of the two keys of ShareGPT, one may be mapped and the other keep its name
+                if sharegpt and "content" not in item:
+                    content = "value"
+                role, content = columns.get("role", role), columns.get("content", content)
             if len(item) != 2 or role not in item or type(item.get(content)) is not str:
                 yield from _in_message(item, where, {*_OF_MESSAGES, role, content}, item.get(content))
 

@@ -157,6 +157,11 @@ def test_the_paths_of_unused_keys() -> None:
     assert paths("prompt_completion", both) == ["answer", "question", "response"]
     turns = {"chat": [{"role": "user", "content": "a", "id": 1}], "messages": [], "tools": [{"name": "f"}], "id": 0}
     assert paths("messages", turns, {"messages": "chat"}) == ["chat[].id", "id"]
+    said = {"messages": [{"speaker": "user", "said": "a", "role": "b", "id": 1}], "id": 1}
+    assert paths("messages", said, {"role": "speaker", "content": "said"}) == ["id", "messages[].id", "messages[].role"]
+    half = {"conversations": [{"from": "human", "said": "a", "value": "b"}, {"from": "gpt", "said": "b", "role": "c"}]}
+    assert paths("sharegpt", half, {"content": "said"}) == ["conversations[].role", "conversations[].value"]
+    assert read_record(half, "sharegpt", {"content": "said"}).messages[1] == Message("assistant", "b")
     assert paths("messages", {"messages": [{"role": "user", "content": "a", "reasoning": "b", "train": False}]}) == []
 
 

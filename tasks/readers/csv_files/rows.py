@@ -14,7 +14,10 @@ from typing import BinaryIO
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
 from tasks.readers.container import Container, File, Record, RecordReader, Rows, Window, in_blocks
+from tasks.readers.csv_files.encoding import as_utf8
 from tasks.readers.lines import BOM, CHUNK, TOO_LONG, WINDOW, Read, end_of_line, line_blocks
+
+_OTHER_ENCODING = "; if the whole file is not, set encoding, such as encoding: windows-1252"
 
 
 class Csv(Container):
@@ -31,8 +34,10 @@ class Csv(Container):
         _raise_field_limit(reader.max_record_bytes)
         name = reader.file.name
         damaged: list[int] = []
-        with reader.open_text() as read:
-            rows = csv.reader(_decoded(reader, read, damaged), delimiter=self.delimiter, strict=True)
+        delimiter, encoding = reader.file.delimiter or self.delimiter, reader.file.encoding
+        with reader.open_text() as file:
+            read = as_utf8(file, encoding, name)
+            rows = csv.reader(_decoded(reader, read, damaged), delimiter=delimiter, strict=True)
             header: list[str] = []
             while True:
                 try:
@@ -49,21 +54,24 @@ class Csv(Container):
                         twice = next(column for column in header if header.count(column) > 1)
                         raise DataError("bad_csv_file", f"{name}: line 1: two columns are named {shown(twice)}")
                 elif row:
-                    yield _record(header, row, damaged), sum(map(len, row))
+                    yield _record(header, row, damaged, encoding), sum(map(len, row))
                 damaged.clear()
 
-    def window(self, file: File, max_record_bytes: int) -> Window:
+    def window(self, file: File, max_record_bytes: int) -> Window | None:
         """Rows from the first line on from which all lines are rows with as many cells as the header.
 
         A line within a quoted cell may look like a row, but no row starts where that cell ends. A file with quotes in
         unquoted cells has no such lines.
         """
+        if file.encoding:
+            return None
+        character = file.delimiter or self.delimiter
         with file.path.open("rb") as source:
             begin = 3 * source.read(3).startswith(BOM)
             source.seek(begin)
             text = source.read(CHUNK).decode("utf-8", "replace")
-        header = next(csv.reader(io.StringIO(text), delimiter=self.delimiter), [])
-        delimiter = self.delimiter.encode()
+        header = next(csv.reader(io.StringIO(text), delimiter=character), [])
+        delimiter = re.escape(character).encode()
         cell = rb'(?:"(?:[^"]|"")*+"|[^"\r\n%s]*+)' % delimiter
         row = re.compile(rb"%s(?:%s%s){%d}(?:\r?\n|\Z)" % (cell, delimiter, cell, len(header) - 1))
         _raise_field_limit(max_record_bytes)
@@ -80,17 +88,12 @@ class Csv(Container):
                     origin = f"{file.name}, from byte {top:,} record " if start > begin else f"{file.name}:"
                     rows = [text[first:last] for first, last in spans][start == begin :]  # the header is not a record
                     found = ((number, line) for number, line in enumerate(rows, 1) if line.strip())
-                    return [Record(f"{origin}{number}", self._parse(header, line)) for number, line in found], size
+                    return [
+                        Record(f"{origin}{number}", _parse(header, line, character)) for number, line in found
+                    ], size
             return [], 0
 
         return window
-
-    def _parse(self, header: list[str], row: bytes) -> object:
-        try:
-            cells = next(csv.reader(io.StringIO(row.decode(), newline=""), delimiter=self.delimiter, strict=True))
-        except UnicodeDecodeError as error:
-            return Reject("bad_utf8", f"a byte at offset {error.start} of the row is not UTF-8")
-        return dict(zip(header, cells, strict=True))
 
 
 class Tsv(Csv):
@@ -122,11 +125,21 @@ def _decoded(reader: RecordReader, read: Read, damaged: list[int]) -> Iterator[s
             yield text if unterminated else text + "\n"
 
 
-def _record(header: list[str], row: list[str], damaged: list[int]) -> object:
+def _parse(header: list[str], row: bytes, delimiter: str) -> object:
+    try:
+        cells = next(csv.reader(io.StringIO(row.decode(), newline=""), delimiter=delimiter, strict=True))
+    except UnicodeDecodeError as error:
+        return Reject("bad_utf8", f"a byte at offset {error.start} of the row is not UTF-8{_OTHER_ENCODING}")
+    return dict(zip(header, cells, strict=True))
+
+
+def _record(header: list[str], row: list[str], damaged: list[int], encoding: str) -> object:
     if len(row) > len(header):
         return Reject("bad_csv", f"the row has {len(row)} cells, the header has {len(header)}")
     if damaged:
-        return Reject("bad_utf8", f"a byte at offset {damaged[0]} of its line is not UTF-8")
+        if encoding:
+            return Reject("bad_utf8", f"the row is not {encoding}; set another encoding, or fix the row")
+        return Reject("bad_utf8", f"a byte at offset {damaged[0]} of its line is not UTF-8{_OTHER_ENCODING}")
     row += [""] * (len(header) - len(row))
     return dict(zip(header, row, strict=True))
 

@@ -1,0 +1,186 @@
+"""Find the files of a draft and how each of them is read.
+
+paths ─▶ files ─sample─▶ Entry: format, columns, how many of its records can be used
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tasks.conversations.formats import guess_columns
+from tasks.core.errors import DataError, PackError, Reject, UsageError
+from tasks.core.printable import printable
+from tasks.dry_run.sample_tokens import count_unused_keys
+from tasks.readers.containers import container_by_extension
+from tasks.sources.locate import find_paths
+from tasks.sources.model import Source, SourceFile
+from tasks.sources.sample import Sample
+from tasks.sources.sample_files import sample_files
+from tasks.sources.source_files import find_files
+from tasks.storage.paths import Layout
+
+BUDGET = 2 << 20  # bytes of the sources that are sampled
+
+
+@dataclass
+class Entry:
+    """One entry of `sources`: `fitting` of `looked_at` records can be read. One with a `problem` is left out."""
+
+    path: Path
+    files: list[SourceFile]
+    format: str = ""
+    columns: dict[str, str] = field(default_factory=dict)
+    guessed: bool = False  # the columns, by their names
+    fitting: int = 0
+    looked_at: int = 0
+    total: float = 0.0  # records, estimated unless `counted`
+    counted: bool = True
+    problem: str = ""
+
+
+@dataclass
+class Search:
+    """The format and the columns that the user gave, and what was found so far."""
+
+    format: str = "auto"
+    columns: dict[str, str] = field(default_factory=dict)
+    left_out: list[str] = field(default_factory=list)  # files with an unknown extension
+    skipped: list[str] = field(default_factory=list)  # folders with outputs of packcorpus
+    seen: set[Path] = field(default_factory=set)
+
+
+def find_entries(path: Path, search: Search) -> Iterator[Entry]:
+    """Yield one entry for all files of a path if they have one format, else one per file; files once found are skipped.
+
+    Raises UsageError if the columns are invalid.
+    """
+    outputs = Layout(Path()).outputs()
+    for part in _known(path, search.left_out, search.skipped):
+        entries, is_whole = [], True
+        for file, _ in find_paths(str(part), Path()):
+            if any(file.resolve().is_relative_to(output) for output in outputs):
+                raise UsageError("own_output", f"{part}: is an output of packcorpus, not a source")
+            if file.resolve() in search.seen:
+                is_whole = False
+                continue
+            search.seen.add(file.resolve())
+            entries.append(_entry(file, search.format, search.columns))
+        first = entries[0] if entries else Entry(part, [])
+        if (
+            is_whole
+            and len(entries) > 1
+            and all(
+                not entry.problem and (entry.format, entry.columns) == (first.format, first.columns)
+                for entry in entries
+            )
+        ):
+            files = [file for entry in entries for file in entry.files]
+            fitting, looked_at, total = (
+                sum(getattr(entry, name) for entry in entries) for name in ("fitting", "looked_at", "total")
+            )
+            exact = all(entry.counted for entry in entries)
+            guessed = any(entry.guessed for entry in entries)
+            yield Entry(part, files, first.format, first.columns, guessed, fitting, looked_at, total, exact)
+        else:
+            yield from entries
+
+
+def _known(path: Path, left_out: list[str], skipped: list[str]) -> Iterator[Path]:
+    """Yield the path itself, or a glob per known extension for a folder that contains other files, too.
+
+    For a folder that contains outputs of packcorpus, yield what is next to them: a glob would include them.
+    """
+    if not path.is_dir():
+        yield path
+        return
+    here, outputs = path.resolve(), Layout(Path()).outputs()
+    if any(output.is_dir() and here in output.parents for output in outputs):
+        children = sorted(child for child in path.iterdir() if not child.name.startswith("."))
+        yield from _globs(path, [child.name for child in children if child.is_file()], left_out)
+        for child in children:
+            if child.resolve() in outputs:
+                skipped.append(f"{child}/")
+            elif child.is_dir() and _names(child):
+                yield from _known(child, left_out, skipped)
+        return
+    names = _names(path)
+    saved = any(os.path.basename(name) in ("state.json", "dataset_dict.json") for name in names)
+    if saved or all(map(container_by_extension, names)):
+        yield path
+    else:
+        yield from _globs(path, names, left_out)
+
+
+def _names(path: Path) -> list[str]:
+    """Return the files of a folder without hidden ones, as a run does."""
+    found = []
+    for where, folders, files in os.walk(path):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [os.path.relpath(os.path.join(where, name), path) for name in files if not name.startswith(".")]
+    return sorted(found)
+
+
+def _globs(path: Path, names: list[str], left_out: list[str]) -> Iterator[Path]:
+    known = [name for name in names if container_by_extension(name)]
+    left_out += [name for name in names if not container_by_extension(name)]
+    deep = "**/" if any(os.sep in name for name in known) else ""
+    for extension in sorted({re.sub(r"^.*?(\.[^.]+(\.(gz|zst))?)$", r"\1", name) for name in known}):
+        yield Path(f"{glob.escape(str(path))}/{deep}*{extension}")
+
+
+def _entry(path: Path, format: str, columns: dict[str, str]) -> Entry:
+    """Sample one file; `problem` is the reason why it cannot be read."""
+    guessed = False
+    try:
+        [file] = find_files([Source(path=str(path), format=format, columns=columns)], Path())
+    except DataError as error:
+        guessed = error.reason == "unknown_format" and not columns
+        columns = _guess_columns(path) if guessed else columns
+        try:
+            [file] = find_files([Source(path=str(path), format=format, columns=columns)], Path())
+        except DataError as again:
+            return Entry(path, [], problem=one_line(str(again).removeprefix(f"{path}: ")))
+    try:
+        [sample] = sample_files([file], BUDGET // 4, 1 << 24)
+        count_unused_keys(sample)
+    except PackError as error:
+        return Entry(path, [file], problem=one_line(str(error).removeprefix(f"{path}: ")))
+    fitting, first = _count_fitting(sample)
+    looked_at = len(sample.records)
+    problem = "" if fitting else one_line(f"none of its first {looked_at:,} records can be used; the first: {first}")
+    return Entry(path, [file], file.format, columns, guessed, fitting, looked_at, sample.total, sample.counted, problem)
+
+
+def _count_fitting(sample: Sample) -> tuple[int, str]:
+    """Return how many records are conversations, and the problem of the first other one."""
+    fitting, first = 0, ""
+    for _, record in sample.records:
+        try:
+            sample.file.conversation(record)
+            fitting += 1
+        except Reject as reject:
+            first = first or reject.message
+    return fitting, first
+
+
+def _guess_columns(path: Path) -> dict[str, str]:
+    """Return `guess_columns` of the first record of a file, or {} if it cannot be read."""
+    known = Source(path=str(path), format="text")
+    try:
+        [file] = find_files([known], Path())
+        [sample] = sample_files([file], BUDGET // 4, 1 << 24)
+    except PackError:
+        return {}
+    record = next((value for _, value in sample.records if isinstance(value, dict)), {})
+    return guess_columns(record)
+
+
+def one_line(text: str, strip: bool = True) -> str:
+    """Make `text` safe for a comment: nothing in it ends the line."""
+    line = printable(text).replace("\n", " ")
+    return line.strip() if strip else line

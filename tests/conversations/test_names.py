@@ -1,0 +1,203 @@
+"""Roles and keys of messages have the names that data gives them, on every way through the code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from support.profiles import examples
+from support.tokenizer_kinds import open_kind
+
+from tasks.conversations.chat import ROLE_NAMES
+from tasks.conversations.formats import detect, read_record, role_names
+from tasks.conversations.model import Conversation, Message
+from tasks.core.errors import Reject, UsageError
+from tasks.sources.model import Source, SourceFile
+from tasks.sources.source_files import find_files
+from tasks.templates.built_in import BuiltIn
+from tasks.tokenization.frames import Frame
+from tasks.tokenization.prepare import Preparer
+
+CHAT = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
+OWN = {"user": ["Kunde", "customer", "Bot"], "assistant": ["AGENT", "bot 7", "human"], "system": ["note"]}
+
+names = st.sampled_from([*ROLE_NAMES, "kunde", "customer", "agent", "bot 7", "note"])
+any_case = names.flatmap(lambda name: st.sampled_from([name, name.upper(), name.title(), name.swapcase()]))
+
+
+def messages(*roles: str, role: str = "role", content: str = "content") -> list[dict[str, object]]:
+    return [{role: name, content: text} for name, text in zip(roles, ("2+2?", "4", "Why?", "So."), strict=False)]
+
+
+def file_of(format: str = "messages", container: str = "jsonl", **source: Any) -> SourceFile:
+    made = Source(path="a", **source)
+    columns, roles = tuple(made.columns.items()), tuple(made.role_names.items())
+    return SourceFile(Path("a"), "a", container, "", format, columns, 0, "", 0, roles=roles)
+
+
+def preparer_of(file: SourceFile) -> Preparer:
+    encoder = open_kind("sp_bpe_chatml")
+    return Preparer(file, BuiltIn("chatml", encoder, "all"), encoder, "all")
+
+
+def outcome(preparer: Preparer, record: object) -> Any:
+    try:
+        prepared = preparer.prepare(record)
+    except Reject as reject:
+        return reject.reason
+    return prepared.texts, prepared.digest, prepared.shape.tokens.tolist()
+
+
+# -- roles ------------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=examples(100))
+@given(
+    st.lists(any_case, min_size=1, max_size=4), st.sampled_from([{}, OWN]), st.sampled_from(["messages", "sharegpt"])
+)
+def test_lines_rows_and_records_read_with_care_have_the_same_roles(
+    roles: list[str], own: dict[str, list[str]], format: str
+) -> None:
+    keys = {"role": "from", "content": "value"} if format == "sharegpt" else {}
+    record = {{"sharegpt": "conversations"}.get(format, format): messages(*roles, **keys)}
+    file = file_of(format, roles=own)
+    fast, careful = preparer_of(file), preparer_of(file)
+    [line] = fast.decode([json.dumps(record).encode()]) or [None]
+    found = outcome(fast, line)
+    careful._plain = type(careful._plain)("")
+    if (
+        line
+        and found != "bad_role"
+        and "tool" not in [role_names(format, dict(file.roles)).get(name.lower()) for name in roles]
+    ):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.delattr(Preparer, "_prepare_with_care")
+            assert outcome(fast, line) == found
+    assert found == outcome(fast, record) == outcome(careful, record)
+    if found != "bad_role":
+        known = ROLE_NAMES | dict(file.roles)
+        expected = [known[name.lower()] for name in roles]
+        assert [message.role for message in file.conversation(record).messages] == expected
+    else:
+        assert not own
+
+
+@pytest.mark.parametrize(
+    ("role", "ours"),
+    [
+        ("User", "user"), ("HUMAN", "user"), ("prompter", "user"), ("Developer", "system"), ("gpt", "assistant"),
+        ("ChatGPT", "assistant"), ("model", "assistant"), ("Bot", "assistant"), ("AI", "assistant"),
+        ("observation", "tool"), ("Function", "tool"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("format", ["messages", "sharegpt", "prompt_completion"])
+def test_common_names_are_known_in_any_case(role: str, ours: str, format: str) -> None:
+    turns: Any = messages(role, "assistant")
+    record = {
+        "messages": {"messages": turns},
+        "sharegpt": {"conversations": [{"from": turn["role"], "value": turn["content"]} for turn in turns]},
+        "prompt_completion": {"prompt": turns[:1], "completion": turns[1:]},
+    }[format]
+    assert [message.role for message in read_record(record, format).messages] == [ours, "assistant"]
+
+
+def test_named_roles_come_before_the_usual_ones() -> None:
+    file = file_of(roles={"user": ["Bot", "assistant"], "assistant": ["user"]})
+    found = [file.conversation({"messages": messages("bot", "USER", "Assistant")}).messages[n].role for n in range(3)]
+    assert found == ["user", "assistant", "user"]
+    strings = file_of("prompt_completion", roles={"user": ["assistant"], "assistant": ["user"]})
+    pair = {"prompt": "2+2?", "completion": "4"}
+    assert strings.conversation(pair) == CHAT, "these roles have no names in the data"
+    shape = preparer_of(strings).prepare(pair).shape
+    assert isinstance(shape, Frame)
+    assert shape.layout == "\2\3\0"
+
+
+def test_a_call_in_sharegpt_stays_one_unless_its_name_is_mapped() -> None:
+    calls = {"conversations": [{"from": "FUNCTION_CALL", "value": '{"name": "f"}'}]}
+    assert read_record(calls, "sharegpt").messages[0].tool_calls[0].name == "f"
+    [message] = file_of("sharegpt", roles={"assistant": ["function_call"]}).conversation(calls).messages
+    assert (message.role, message.content) == ("assistant", '{"name": "f"}')
+
+
+def test_an_unknown_role_is_rejected_and_names_the_setting() -> None:
+    for role, advice in (
+        ("kunde", "; known are system, user, assistant, tool; map it with roles, such as roles: {user: [customer]}"),
+        ("usr", "; did you mean user? Or map it with roles"),
+    ):
+        with pytest.raises(Reject) as reject:
+            file_of(roles={"user": ["customer"]}).conversation({"messages": messages("customer", role)})
+        assert reject.value.message == (f'messages[1].role "{role}" is not a role{advice}')
+    with pytest.raises(Reject, match=r'role "kunde" is not a role; known are prompter, assistant$'):
+        read_record({"prompt": {"role": "kunde", "text": "a"}}, "oasst")
+
+
+def test_a_name_belongs_to_one_role() -> None:
+    with pytest.raises(ValidationError, match='"BOT" is a name of user and of assistant; case is ignored'):
+        Source(path="a", roles={"user": ["bot"], "assistant": ["BOT"]})
+    for wrong in ({"usr": ["a"]}, {"user": [""]}, {"user": [1]}, {"text": ["a"]}):
+        with pytest.raises(ValidationError):
+            Source(path="a", roles=wrong)
+    assert Source(path="a", roles=OWN).role_names["bot 7"] == "assistant"
+
+
+# -- keys of a message ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("format", "record", "columns"),
+    [
+        (
+            "messages",
+            {"dialog": messages("user", "gpt", role="speaker", content="utterance"), "content": 7},
+            {"messages": "dialog", "role": "speaker", "content": "utterance"},
+        ),
+        ("messages", {"messages": messages("user", "gpt", content="text")}, {"content": "text"}),
+        ("messages", {"messages": messages("user", "gpt", role="name")}, {"role": "name"}),
+        ("sharegpt", {"conversations": messages("human", "gpt", role="from", content="text")}, {"content": "text"}),
+        ("sharegpt", {"conversations": messages("human", "gpt", role="who", content="value")}, {"role": "who"}),
+        (
+            "sharegpt",
+            {"conversations": [turn | {"from": "x"} for turn in messages("a", "gpt", role="role2", content="value")]},
+            {"role": "role2"},
+        ),
+        (
+            "prompt_completion",
+            {"prompt": messages("user", content="text"), "completion": [{"role": "bot", "text": "4"}]},
+            {"content": "text"},
+        ),
+    ],
+)
+def test_keys_of_a_message_are_mapped(format: str, record: dict[str, object], columns: dict[str, str]) -> None:
+    assert detect(record, columns) == format
+    file = file_of(format, columns=columns, roles={"user": ["a"]})
+    assert file.conversation(record) == CHAT
+    assert outcome(preparer_of(file), record) == outcome(preparer_of(file_of()), {"messages": messages("user", "bot")})
+    assert not {"speaker", "utterance", "text"} & (file.wanted_columns - file_of().wanted_columns)
+
+
+def test_a_mapped_key_means_that_key_and_no_other() -> None:
+    file = file_of(columns={"content": "text"})
+    advice = r"if one of them is the content, map it with columns: \{content: …\}"
+    with pytest.raises(Reject, match=rf"messages\[0\]\.content is missing; the keys found are: role; {advice}$"):
+        file.conversation({"messages": messages("user")})
+    assert file.conversation({"messages": [{"role": "user", "text": "a", "content": "b", "weight": 0}]}) == (
+        Conversation((Message("user", "a", weight=0),))
+    )
+    assert file_of("text", columns={"content": "text"}).conversation({"text": "a"}).messages[0].content == "a"
+
+
+def test_names_of_columns_are_checked(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages("user", "bot")}))
+    for columns, advice in (
+        ({"content_": "x"}, "; did you mean content?"),
+        ({"speaker": "role"}, "; packcorpus names go on the left: columns: {role: speaker}"),
+    ):
+        with pytest.raises(UsageError) as error:
+            find_files([Source(path="a.jsonl", columns=columns)], tmp_path)
+        assert str(error.value).endswith(f"is not a column of packcorpus{advice}")
