@@ -140,6 +140,10 @@ def test_a_column_of_other_data_counts_only_where_it_has_a_value(tmp_path: Path)
 @pytest.mark.parametrize(
     ("record", "columns"),
     [
+        (
+            {"question": "a", "chosen_response": "b", "rejected_response": "c"},
+            {"prompt": "question", "completion": "chosen_response"},
+        ),
         ({"prompt": "a", "chosen": "b", "rejected": "c"}, {"prompt": "prompt", "completion": "chosen"}),
         ({"chosen": "b", "rejected": "c"}, {"text": "chosen"}),
         (dict.fromkeys(("chosen", "rejected"), conversations(1)[0]["messages"]), {"messages": "chosen"}),
@@ -148,15 +152,15 @@ def test_a_column_of_other_data_counts_only_where_it_has_a_value(tmp_path: Path)
 def test_preference_data_without_a_format_is_named_and_its_fix_works(
     record: dict[str, Any], columns: dict[str, str], tmp_path: Path
 ) -> None:
-    paste = (
-        f"columns: {{{', '.join(f'{ours}: {theirs}' for ours, theirs in columns.items())}}}  and  ignore: [rejected]"
-    )
+    mapped = ", ".join(f"{ours}: {theirs}" for ours, theirs in columns.items())
+    rejected = next(key for key in record if key.startswith("rejected"))
+    paste = f"columns: {{{mapped}}}  and  ignore: [{rejected}]"
     with pytest.raises(DataError, match="preference data") as caught:
         make_recipe(tmp_path / "a", [record] * 20)
     assert paste in str(caught.value)
-    source = {"path": "chat.jsonl", "columns": columns, "ignore": ["rejected"]}
+    source = {"path": "chat.jsonl", "columns": columns, "ignore": [rejected]}
     manifest = load_manifest(pack_corpus(make_recipe(tmp_path / "b", [record] * 20, sources=[source])))
-    assert manifest.unused_keys == {"chat.jsonl": {"rejected": 20}}
+    assert manifest.unused_keys == {"chat.jsonl": {rejected: 20}}
 
 
 def test_ignore_names_only_what_would_stop_the_run(tmp_path: Path) -> None:

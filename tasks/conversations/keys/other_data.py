@@ -15,10 +15,12 @@ from tasks.core.suggest import suggest
 # Keys of a record.
 _MEDIA_KEYS = ("image", "images", "audio", "audios", "video", "videos")
 
-_PREFERENCE_KEYS = (
-    *("chosen", "rejected", "chosen_response", "rejected_response", "chosen_messages", "rejected_messages"),
-    *("kto_tag", "label"),
-)
+_PAIRS = tuple((f"chosen{what}", f"rejected{what}") for what in ("", "_response", "_messages"))
+
+_PREFERENCE_KEYS = (*(key for pair in _PAIRS for key in pair), "kto_tag", "label")
+
+# What an answer is to, in preference data.
+_ASKED = ("prompt", "question", "instruction", "input")
 
 # Types of content parts.
 MEDIA_PARTS = frozenset(
@@ -67,19 +69,20 @@ def other_data(found: Sequence[str], place: str, part: str = "") -> DataError:
 def unread_preference(records: Collection[Mapping[str, object]], name: str) -> DataError | None:
     """Return the error for records that match no format because they are preference data; None if they are not."""
     for record in records:
-        chosen, rejected = record.get("chosen"), record.get("rejected")
-        if not chosen or not rejected:
-            continue
-        columns = "{messages: chosen}"
-        if isinstance(chosen, str):
-            asked = next((key for key in ("prompt", "question", "instruction", "input") if record.get(key)), "")
-            columns = f"{{prompt: {asked}, completion: chosen}}" if asked else "{text: chosen}"
-        return DataError(
-            "preference_data",
-            f"{name}: its records have chosen and rejected: this is preference data (for methods such as DPO), not "
-            "supervised fine-tuning data; to train on the chosen answers nonetheless, add  "
-            f"columns: {columns}  and  ignore: [rejected]  to its entry of sources",
-        )
+        for chosen, rejected in _PAIRS:
+            answer = record.get(chosen)
+            if not answer or not record.get(rejected):
+                continue
+            columns = f"{{messages: {chosen}}}"
+            if isinstance(answer, str):
+                asked = next((key for key in _ASKED if record.get(key)), "")
+                columns = f"{{prompt: {asked}, completion: {chosen}}}" if asked else f"{{text: {chosen}}}"
+            return DataError(
+                "preference_data",
+                f"{name}: its records have {chosen} and {rejected}: this is preference data (for methods such as DPO), "
+                "not supervised fine-tuning data; to train on the chosen answers nonetheless, add  "
+                f"columns: {columns}  and  ignore: [{rejected}]  to its entry of sources",
+            )
     return None
 
 
