@@ -24,6 +24,7 @@ from tasks.core.errors import Busy
 from tasks.core.printable import aligned, counted, duration
 from tasks.core.process import peak_memory
 from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
+from tasks.inspection.labels import unused_keys
 from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
 from tasks.sources.model import found_layouts
@@ -213,6 +214,10 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         from tasks.inspection.labels import explain_samples
 
         display.show(explain_samples(ledger.samples, tokens.packed))
+    if unused := unused_keys(manifest.unused_keys):
+        display.show("keys that are not used, and how often they occurred:")
+        for line in unused:
+            display.show(line)
     _print_mixture(manifest, Path(path).parent.parent / manifest.corpus)
     for line in _overlong(manifest):
         display.show(line)

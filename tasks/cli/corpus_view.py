@@ -25,6 +25,7 @@ from tasks.inspection.labels import (
     TRAINED_TURNS,
     content_tokens,
     explain_samples,
+    unused_keys,
 )
 from tasks.inspection.manifests import Listing, Overview, Unreadable
 from tasks.inspection.verification import Verification
@@ -244,7 +245,7 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
 
 def _print_noticed(manifest: Manifest, console: Console) -> None:
     noticed = {name: count for name, count in manifest.noticed_counts.items() if count}
-    if not noticed and not manifest.content_tokens:
+    if not noticed and not manifest.content_tokens and not manifest.unused_keys:
         return
     heading(console, "Noticed")
     table = grid(True, False, False)
@@ -253,12 +254,21 @@ def _print_noticed(manifest: Manifest, console: Console) -> None:
         table.add_row(f"{count:,}", noun if count == 1 or not noun else f"{noun}s", meaning)
     indented(console, table)
     print_content_tokens(manifest.content_tokens, console)
+    print_unused(manifest.unused_keys, console)
 
 
 def print_content_tokens(found: Mapping[str, Mapping[str, int]], console: Console, where: str = "") -> None:
     """Print how often content became each content token, by role."""
     if lines := content_tokens(found):
         console.print(Text(f"  tokens written by content{where}: {', '.join(lines)}", "dim"), soft_wrap=True)
+
+
+def print_unused(found: Mapping[str, Mapping[str, int]], console: Console, where: str = "") -> None:
+    """Print the keys of each source that are not used, and how often they occurred."""
+    for number, line in enumerate(unused_keys(found)):
+        if not number:
+            console.print(Text(f"  keys that are not used{where}, and how often they occurred", "dim"), soft_wrap=True)
+        indented(console, single(Text(f"  {printable(line)}", "dim")))
 
 
 def show_checks(verification: Verification, console: Console) -> None:

@@ -111,6 +111,8 @@ def _named_as_inspect(change: Change) -> list[Change]:
         return [Change(WORDS[name], before, after)] * bool(WORDS[name])
     if name.startswith("content."):
         return [Change(printable(f"written by content: {name.removeprefix('content.')}"), before or 0, after or 0)]
+    if name.startswith("unused."):
+        return [Change(f"unused: {name.removeprefix('unused.')}", before, after)]
     group, _, last = name.rpartition(".")
     words = DROPPED.get(last) or last.replace("_", " ") * (group != "rows" and group != "shards") or last
     return [Change(f"{WORDS[group]} {words}" if group in WORDS else name, before, after)]

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tasks.cli.console import grid, heading, indented, plain_table, single
-from tasks.cli.corpus_view import SHOWN_SOURCES, print_content_tokens, print_facts, print_mixture
+from tasks.cli.corpus_view import SHOWN_SOURCES, print_content_tokens, print_facts, print_mixture, print_unused
 from tasks.cli.token_text import print_hanging, print_legend, print_title, text_of
 from tasks.core.printable import common_folder, counted, duration, in_bytes, printable
 from tasks.corpus.mixture_table import mixture_table
@@ -188,6 +188,7 @@ def _print_figures(run: DryRun, console: Console) -> None:
             console.print(Text(line, "dim"), soft_wrap=True)
     written = run.noticed_in_sample.get("content_tokens", {})
     print_content_tokens(written if isinstance(written, dict) else {}, console, " in the sample")
+    print_unused(run.unused_keys_in_sample, console, " in the sample")
 
 
 def _reason(run: DryRun, reason: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from tasks.conversations.fields import json_of, list_of, missing, parsed, text_of
+from tasks.conversations.keys.training_flags import weight_of
 from tasks.conversations.model import ROLES, Message, ToolCall, role_named
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
@@ -70,12 +71,6 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
             tool_calls, text = tool_calls + calls, ""
     if tool_calls and role != "assistant":
         raise Reject("bad_tool_call", f"{where}.tool_calls: only the assistant calls tools, not {role}")
-    weight = item.get("weight")
-    if weight is None:
-        weight = 1
-    elif isinstance(weight, bool) or not isinstance(weight, (int, float)) or weight not in (0, 1):
-        found = repr(weight)[:40] if type(weight) in (int, float) else kind(weight)
-        raise Reject("bad_weight", f"{where}.weight is {found}; expected 0 or 1")
     name, call_id = item.get("name"), item.get("tool_call_id")
     reasoning = _reasoning(item, where)
     if reasoning and role != "assistant":
@@ -86,7 +81,7 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
         name=None if name is None else text_of(name, f"{where}.name"),
         tool_calls=tool_calls,
         tool_call_id=None if call_id is None else text_of(call_id, f"{where}.tool_call_id"),
-        weight=int(weight),
+        weight=weight_of(item, where),
         reasoning=reasoning,
     )
 

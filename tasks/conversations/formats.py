@@ -5,8 +5,8 @@
         → Conversation((Message("user", "2+2?"), Message("assistant", "4")))                      the same conversation
 
 A record is a JSON object or a row of a table. A key whose value is null counts as absent, because a table has every
-column in every row. Keys that a format does not use are ignored. A record that does not fit its format raises
-`Reject` with one of these codes: not_an_object, missing_key, bad_type, bad_role, bad_content, bad_weight,
+column in every row. Keys that a format does not use are counted (keys/unused.py). A record that does not fit its
+format raises `Reject` with one of these codes: not_an_object, missing_key, bad_type, bad_role, bad_content, bad_weight,
 bad_tool_call, bad_tools, big_integer, empty, nul, lone_surrogate, too_many_turns. The message names the place within
 the record, the value, and the fix if there is one.
 
@@ -65,7 +65,7 @@ def detect(record: object, columns: Mapping[str, str] = {}, only: str = "") -> s
     if not isinstance(record, dict):
         return None
     if columns:
-        record = _rename(record, columns)
+        record = rename(record, columns)
     present = {key: value for key, value in record.items() if value is not None}
     formats = [FORMAT_OF[only]] if only else FORMATS
     return next((format.name for format in formats if format.matches(present)), None)
@@ -89,7 +89,7 @@ def read_record(
     if not isinstance(record, dict):
         raise Reject("not_an_object", f"the record is {kind(record)}; expected an object with keys")
     if columns or roles:
-        record = _rename_messages(_rename(record, columns), format, columns, roles)
+        record = _rename_messages(rename(record, columns), format, columns, roles)
     conversation = read(record)
     if not conversation.messages:
         raise Reject("empty", "the record holds no messages")
@@ -99,7 +99,7 @@ def read_record(
     return conversation
 
 
-def _rename(record: dict[str, object], columns: Mapping[str, str]) -> dict[str, object]:
+def rename(record: dict[str, object], columns: Mapping[str, str]) -> dict[str, object]:
     """Return the record under our names of its keys; its messages keep theirs."""
     return _renamed(record, {ours: theirs for ours, theirs in columns.items() if ours not in MESSAGE_KEYS})
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from tasks.conversations.fields import list_of, optional_text, required_text, system_of, text_of
 from tasks.conversations.model import Conversation, Format, Message, Nothing, PlainRecord, Record
@@ -24,9 +24,17 @@ def read_alpaca(record: Record) -> Conversation:
             messages.append(Message("assistant", text_of(turns[1], f"{where}[1]")))
     context = optional_text(record, "input") or optional_text(record, "context")
     messages.append(Message("user", required_text(record, "instruction"), context))
-    answer = "response" if record.get("output") is None and record.get("response") is not None else "output"
-    messages.append(Message("assistant", required_text(record, answer)))
+    messages.append(Message("assistant", required_text(record, _answer_key(record))))
     return Conversation(tuple(messages))
+
+
+def _answer_key(record: Record) -> str:
+    return "response" if record.get("output") is None and record.get("response") is not None else "output"
+
+
+def _used_of_alpaca(record: Record) -> Collection[str]:
+    context = "context" if record.get("input") in (None, "") else "input"
+    return "system", "history", "instruction", context, _answer_key(record)
 
 
 def read_dolly(record: Record) -> Conversation:
@@ -51,8 +59,8 @@ class PlainAlpaca(PlainRecord, gc=False):
         return self.response if self.output is None else self.output
 
     def __post_init__(self) -> None:
-        if self.answer is None:
-            raise ValueError("there is no answer")
+        if (self.output is None) == (self.response is None):
+            raise ValueError("there is no answer, or one of two is not used")
 
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
         return USER_ASSISTANT, [self.instruction, self.answer or ""]
@@ -86,6 +94,7 @@ ALPACA = Format(
     summary="`instruction` and `output` (or `response`); optionally `input` (or `context`), `system`, `history`",
     example='{"instruction": "Add the numbers.", "input": "2 and 2", "output": "4"}',
     plain=PlainAlpaca,
+    used=_used_of_alpaca,
 )
 
 DOLLY = Format(

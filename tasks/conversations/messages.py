@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from tasks.conversations.chat import ROLE_NAMES, messages_of, tools_of
 from tasks.conversations.fields import required
+from tasks.conversations.keys.objects import objects_in_messages
 from tasks.conversations.model import Conversation, Format, Nothing, PlainRecord, Record
 
 
@@ -39,5 +40,6 @@ MESSAGES = Format(
     summary="`messages`, a list of turns with `role` and `content`; optionally `tools`",
     example='{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]}',
     plain=Plain,
+    objects=lambda record, columns: objects_in_messages(record, "messages", columns),
     roles=ROLE_NAMES,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -148,6 +148,10 @@ class Format:
     that fits this type must mean exactly its `turns()`, whatever other keys it has. So every key that means something
     is declared, as `Nothing` if it is not a turn, and a record that lacks a turn does not fit. `roles` are our names of
     the roles in `turns()`, by their names in lower case; None if `turns()` has ours.
+
+    What is not used is counted. `used` returns those of `keys` that `read` uses of this record, if not always all of
+    them. `objects` yields the path, the keys, and the used keys of objects within the record, given the `columns` of
+    the config; without it, objects are used as a whole.
     """
 
     name: str
@@ -157,4 +161,6 @@ class Format:
     summary: str
     example: str
     plain: type[PlainRecord] | None = None
+    used: Callable[[Record], Collection[str]] | None = None
+    objects: Callable[[Record, Mapping[str, str]], Iterator[tuple[str, Record, Collection[str]]]] | None = None
     roles: Mapping[str, str] | None = None

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from tasks.conversations.chat import refuse_role
 from tasks.conversations.fields import list_of, required, required_text
+from tasks.conversations.keys.objects import objects_in_tree
 from tasks.conversations.model import Conversation, Format, Message, Record, role_named
 from tasks.core.errors import Reject
 from tasks.core.printable import kind
 
 OASST_ROLE_NAMES = {"prompter": "user", "assistant": "assistant"}
+
+_KEYS = frozenset(("role", "text", "replies", "rank", "deleted"))
 
 
 def read(record: Record) -> Conversation:
@@ -66,5 +69,6 @@ OASST = Format(
     matches=lambda record: isinstance(record.get("prompt"), dict),
     read=read,
     summary="`prompt`, the root of a tree of messages with `role`, `text`, and `replies`; the best-ranked path",
+    objects=lambda record, columns: objects_in_tree(record, "prompt", columns, _KEYS, "replies"),
     example='{"prompt": {"role": "prompter", "text": "2+2?", "replies": [{"role": "assistant", "text": "4"}]}}',
 )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 
 from tasks.conversations.chat import ROLE_NAMES, messages_of, tools_of
 from tasks.conversations.fields import required, system_of, text_of
+from tasks.conversations.keys.objects import Object, objects_in_messages
 from tasks.conversations.model import Conversation, Format, Message, Nothing, PlainRecord, Record
 from tasks.core.errors import Reject
 from tasks.core.printable import kind
 
 
 def read(record: Record) -> Conversation:
-    ask = "question" if record.get("prompt") is None and record.get("question") is not None else "prompt"
-    answers = ("completion", "response") if ask == "prompt" else ("answer", "response")
-    answer = next((key for key in answers if record.get(key) is not None), answers[0])
+    ask, answer = _sides(record)
     prompt, completion = required(record, ask), required(record, answer)
     messages = system_of(record)
     if isinstance(prompt, str) and isinstance(completion, str):
@@ -28,6 +28,21 @@ def read(record: Record) -> Conversation:
     return Conversation(tuple(messages), tools_of(record))
 
 
+def _sides(record: Record) -> tuple[str, str]:
+    """Return the keys that hold the two sides."""
+    ask = "question" if record.get("prompt") is None and record.get("question") is not None else "prompt"
+    answers = ("completion", "response") if ask == "prompt" else ("answer", "response")
+    return ask, next((key for key in answers if record.get(key) is not None), answers[0])
+
+
+def _used(record: Record) -> Collection[str]:
+    return *_sides(record), "system", "tools"
+
+
+def _objects(record: Record, columns: Mapping[str, str]) -> Iterator[Object]:
+    return chain.from_iterable(objects_in_messages(record, side, columns) for side in _sides(record))
+
+
 class Plain(PlainRecord, gc=False):
     prompt: str | None = None
     question: str | None = None
@@ -38,8 +53,9 @@ class Plain(PlainRecord, gc=False):
     tools: Nothing = None
 
     def __post_init__(self) -> None:
-        if None in self.pair():
-            raise ValueError("a side is missing")
+        sides = (self.prompt, self.question, self.completion, self.answer, self.response)
+        if None in self.pair() or sides.count(None) != 3:
+            raise ValueError("a side is missing, or not used")
 
     def pair(self) -> tuple[str | None, str | None]:
         ask, answer = (self.question, self.answer) if self.prompt is None else (self.prompt, self.completion)
@@ -64,4 +80,6 @@ PROMPT_COMPLETION = Format(
     "optionally `system`, `tools`",
     example='{"prompt": "2+2?", "completion": "4"}',
     plain=Plain,
+    used=_used,
+    objects=_objects,
 )

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Mapping
 from operator import attrgetter
 
 from msgspec import Struct, field
 
 from tasks.conversations.chat import SHAREGPT_ROLE_NAMES, messages_of, tools_of
 from tasks.conversations.fields import optional_text, required
+from tasks.conversations.keys.objects import Object, objects_in_messages
 from tasks.conversations.model import ROLES, Conversation, Format, Message, Nothing, PlainRecord, Record
 
 
 def read(record: Record) -> Conversation:
-    key = "conversation" if record.get("conversations") is None and "conversation" in record else "conversations"
+    key = _turns_key(record)
     messages = messages_of(required(record, key), key, SHAREGPT_ROLE_NAMES)
     system = optional_text(record, "system")
     if system and not (messages and messages[0].role == "system" and messages[0].content == system):
         messages.insert(0, Message("system", system))
     return Conversation(tuple(messages), tools_of(record))
+
+
+def _turns_key(record: Record) -> str:
+    return "conversation" if record.get("conversations") is None and "conversation" in record else "conversations"
+
+
+def _used(record: Record) -> Collection[str]:
+    return _turns_key(record), "system", "tools"
+
+
+def _objects(record: Record, columns: Mapping[str, str]) -> Iterator[Object]:
+    return objects_in_messages(record, _turns_key(record), columns, sharegpt=True)
 
 
 class Turn(Struct, gc=False, forbid_unknown_fields=True):
@@ -45,6 +59,8 @@ SHAREGPT = Format(
     summary="`conversations` (or `conversation`), a list of turns with `from`, `value`; optionally `system`, `tools`",
     example='{"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]}',
     plain=Plain,
+    used=_used,
+    objects=_objects,
     # function_call is not a role of its own: it is a tool call of the assistant
     roles={name: role for name, role in SHAREGPT_ROLE_NAMES.items() if role in ROLES},
 )

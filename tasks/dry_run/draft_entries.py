@@ -15,6 +15,7 @@ from pathlib import Path
 from tasks.conversations.formats import guess_columns
 from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.core.printable import printable
+from tasks.dry_run.sample_tokens import count_unused_keys
 from tasks.readers.containers import container_by_extension
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
@@ -146,6 +147,7 @@ def _entry(path: Path, format: str, columns: dict[str, str]) -> Entry:
             return Entry(path, [], problem=one_line(str(again).removeprefix(f"{path}: ")))
     try:
         [sample] = sample_files([file], BUDGET // 4, 1 << 24)
+        count_unused_keys(sample)
     except PackError as error:
         return Entry(path, [file], problem=one_line(str(error).removeprefix(f"{path}: ")))
     fitting, first = _count_fitting(sample)

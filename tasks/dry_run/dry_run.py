@@ -85,6 +85,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         rejects=rejects,
         cut_off=cut_off,
         noticed=noticed_in([each.noticed for each in sampled]),
+        unused_keys={each.sample.file.name: each.unused_keys for each in sampled if each.unused_keys},
         packed=float(chosen @ weights),
         too_long=float(group.most(_is_too_long(selection)) @ weights),
         dropped=dropped,

@@ -24,6 +24,7 @@ class SampleTokens:
     file: pa.Buffer  # a token file
     rejects: list[tuple[int, Reject]]  # record and reason
     noticed: dict[str, Any]
+    unused_keys: dict[str, int]
     seconds: float
     text: np.ndarray  # int64[conversations], rendered bytes; in format 2.0 only
 
@@ -106,6 +107,7 @@ class Prediction:
     rejects: dict[str, Rejects]
     cut_off: Rejects  # those of `rejects` that the overlong policy left without a trained token
     noticed: dict[str, Any]
+    unused_keys: dict[str, dict[str, int]]  # of the sample, by source
     packed: float  # conversations
     too_long: float  # conversations longer than a row
     dropped: dict[str, float]  # by reason

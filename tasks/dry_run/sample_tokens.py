@@ -14,12 +14,15 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.config import Config
+from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import full_text
 from tasks.core.errors import PackError, Reject
 from tasks.dry_run.model import SampleTokens
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
+from tasks.readers.containers import container_named
+from tasks.readers.tables import wanted
 from tasks.recipe import Recipe
 from tasks.sources.sample import Sample
 from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
@@ -110,6 +113,7 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
                     offsets = encoded.column("text").buffers()[1]
                     texts.append(np.diff(np.frombuffer(offsets, np.int64)[: encoded.num_rows + 1]))
 
+        unused = count_unused_keys(sample)
         for number, record in enumerate(sample.records):
             try:
                 for prepared in preparer.prepare(record.value):
@@ -124,4 +128,18 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
         flush()
     seconds = time.process_time() - start
     noticed = noticed_in([receipt])
-    return SampleTokens(sample, out.getvalue(), rejects, noticed, seconds, np.concatenate(texts))
+    return SampleTokens(sample, out.getvalue(), rejects, noticed, unused, seconds, np.concatenate(texts))
+
+
+def count_unused_keys(sample: Sample) -> dict[str, int]:
+    """Return how often each unused key occurs in a sample. A column that is not read counts in every record.
+
+    Raises DataError for a record that is not supervised fine-tuning data.
+    """
+    file, records = sample.file, sample.records
+    unused = UnusedKeys(file.format, dict(file.columns), file.ignore)
+    unused.add(range(len(records)), [record.value for record in records], lambda number: records[number].place)
+    names = container_named(file.container).column_names(file)
+    for name in set(names).difference(wanted(names, file)):
+        unused.add_column(name, len(records))
+    return unused.found()

@@ -107,6 +107,7 @@ class DryRun:
     sources: list[Source]
     rejects: list[Rejected]
     noticed_in_sample: dict[str, int | dict[str, dict[str, int]]]
+    unused_keys_in_sample: dict[str, dict[str, int]]
     ledger: dict[str, dict[str, Any]]
     mixture: list[MixtureFacts]
     rows: dict[str, int]
@@ -141,6 +142,7 @@ def summarize(found: Prediction, config_file: Path, batches: list[int]) -> DryRu
             for name, reject in sorted(found.rejects.items())
         ],
         noticed_in_sample=found.noticed,
+        unused_keys_in_sample=found.unused_keys,
         ledger=_ledger(found),
         mixture=found.mixture,
         rows=found.rows,

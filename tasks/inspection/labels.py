@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.core.printable import counted, printable
+from tasks.conversations.keys.unused import OTHERS
+from tasks.core.printable import common_folder, counted, printable
 from tasks.storage.manifest import SampleFacts
 
 # Rows per optimizer step for which steps are shown.
@@ -34,6 +35,24 @@ def content_tokens(found: Mapping[str, Mapping[str, int]]) -> list[str]:
         for token, roles in often[:MOST_TOKENS]
     ]
     return lines + [f"{len(often) - MOST_TOKENS:,} more tokens"] * (len(often) > MOST_TOKENS)
+
+
+# Unused keys that are listed for a source, and sources with unused keys that are listed.
+MOST_KEYS, MOST_SOURCES = 8, 5
+
+
+def unused_keys(found: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a printable line for each source with unused keys: "chats.jsonl: id 998, messages[].id 4"."""
+    folder = common_folder(list(found))
+    lines = []
+    for source, counts in list(found.items())[:MOST_SOURCES]:
+        often = sorted(counts.items(), key=lambda item: (item[0] == OTHERS, -item[1], item[0]))
+        keys = [f"{key} {count:,}" for key, count in often[:MOST_KEYS]]
+        rest = len(counts) - MOST_KEYS
+        line = f"{source.removeprefix(folder)}: {', '.join(keys)}{f', and {rest:,} more' if rest > 0 else ''}"
+        lines.append(printable(line).replace("\n", "\\n"))
+    rest = len(found) - MOST_SOURCES
+    return lines + [f"and in {counted(rest, 'more source')}"] * (rest > 0)
 
 
 # Why a conversation is in no row, by the reason in the ledger.

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tasks.config import Config
+from tasks.conversations.keys.unused import sum_counts
 from tasks.packing.pieces import CHUNK, Accepted, Pieces, piece_counts
 from tasks.packing.placement import Placed
 from tasks.packing.rejects import Rejected
@@ -238,6 +239,17 @@ def source_facts(recipe: Recipe, receipts: list[dict[str, Any]], pieces: Pieces,
             }
         )
     return found
+
+
+def unused_keys(recipe: Recipe, receipts: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """Return how often each unused key occurred, by source, for sources that have some.
+
+    The receipts of an earlier version do not count them.
+    """
+    parts: dict[str, list[dict[str, int]]] = {file.name: [] for file in recipe.files}
+    for receipt, number in zip(receipts, source_numbers(recipe), strict=True):
+        parts[recipe.files[number].name].append(receipt.get("unused_keys", {}))
+    return {name: counts for name, own in parts.items() if (counts := sum_counts(own))}
 
 
 def mixture_facts(recipe: Recipe, pieces: Pieces, sums: Tally) -> list[dict[str, Any]]:

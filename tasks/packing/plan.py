@@ -37,6 +37,7 @@ from tasks.packing.ledger import (
     packing_metadata,
     source_facts,
     tally,
+    unused_keys,
 )
 from tasks.packing.mixture import mix
 from tasks.packing.pieces import CHUNK, Accepted, Pieces, cut_overlong
@@ -96,7 +97,8 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
         ),
         "sources": source_facts(recipe, receipts, pieces, sums),
         "mixture": mixture_facts(recipe, pieces, sums),
-        "noticed": noticed_in(receipts),
+        "noticed": noticed_in(receipts)
+        | ({"unused_keys": unused} if (unused := unused_keys(recipe, receipts)) else {}),
         "rows_of_shards": np.concatenate([np.diff(block.edges) for block in placed]).tolist(),
     }
     receipt["files"] = {name: (folder / name).stat().st_size for name in PLAN_FILES}

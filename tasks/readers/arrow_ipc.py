@@ -26,7 +26,11 @@ class ArrowIpc(TableContainer):
         # not memory-mapped: if someone truncates a mapped file, the process is killed
         with pa.OSFile(str(reader.file.path), "rb") as file:
             reader.track(file.tell, 0, file.size())
-            yield from _batches(file, reader.file)
+            yield from _batches(file)
+
+    def column_names(self, file: File) -> list[str]:
+        with readable(self, file), pa.memory_map(str(file.path)) as source:
+            return list(_open(source).schema.names)
 
     @contextmanager
     def table(self, file: File) -> Iterator[Table]:
@@ -40,8 +44,8 @@ class _MappedBatches:
     def __init__(self, source: Any, file: File):
         before, self.reach = pa.total_allocated_bytes(), 1.0
         self._batches = []
-        for batch in _batches(source, file):
-            self._batches.append(batch)
+        for batch in _batches(source):
+            self._batches.append(batch.select(wanted(batch.schema.names, file)))
             if pa.total_allocated_bytes() - before > _DECOMPRESSED:  # compressed batches cannot be mapped
                 self.reach = min(_ALMOST, source.tell() / file.bytes)
                 break
@@ -52,10 +56,13 @@ class _MappedBatches:
         return iter(self._batches)
 
 
-def _batches(source: Any, file: File) -> Iterator[Any]:
+def _batches(source: Any) -> Iterator[Any]:
+    reader = _open(source)
+    is_file = isinstance(reader, pa.ipc.RecordBatchFileReader)
+    yield from map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader
+
+
+def _open(source: Any) -> Any:
     is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
     source.seek(0)
-    reader = pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
-    columns = wanted(reader.schema.names, file)
-    for batch in map(reader.get_batch, range(reader.num_record_batches)) if is_file else reader:
-        yield batch.select(columns)
+    return pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)

@@ -10,6 +10,7 @@ DataError.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -124,6 +125,10 @@ class Container:
         """
         raise NotImplementedError
 
+    def column_names(self, file: File) -> list[str]:
+        """Return the names of the columns of a table; other containers have none."""
+        return []
+
     # -- parts ------------------------------------------------------------------------------------------------------
 
     def split(self, file: File, part_size: int, chunks: Iterable[bytes]) -> tuple[str, list[Range]]:
@@ -201,7 +206,8 @@ class RecordReader:
 
     A record is any JSON value or table row, or a Reject; its number counts from 0 at `start`. After the iteration
     `records` is the number of lines or records in the range, blank lines included. Of a table only the wanted columns
-    are read, unless it has none of them. `decode` replaces the decoder of JSON records.
+    become records, unless it has none of them; `unread` counts the values of the others. `decode` replaces the decoder
+    of JSON records.
     """
 
     def __init__(
@@ -216,6 +222,7 @@ class RecordReader:
         self.container, self.file, self.start, self.stop = container, file, start, stop
         self.max_record_bytes, self.decode = max_record_bytes, decode
         self.records = 0
+        self.unread: Counter[str] = Counter()
         self.position: Callable[[], int] = lambda: 0
         self._bounds = (0, 0)
 

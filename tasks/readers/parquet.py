@@ -31,11 +31,13 @@ class Parquet(TableContainer):
             for batch in file.iter_batches(
                 batch_size=max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes)),
                 row_groups=list(groups),
-                columns=wanted(file.schema_arrow.names, reader.file),
                 use_threads=False,
             ):
                 yield batch
                 read += batch.num_rows
+
+    def column_names(self, file: File) -> list[str]:
+        return list(self._metadata(file).schema.to_arrow_schema().names)
 
     def split(self, file: File, part_size: int, chunks: Iterable[bytes]) -> tuple[str, list[Range]]:
         """Row groups, as few as reach `part_size` bytes (uncompressed)."""

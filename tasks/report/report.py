@@ -32,6 +32,7 @@ from tasks.inspection.labels import (
     TRAINED_TURNS,
     content_tokens,
     explain_samples,
+    unused_keys,
 )
 from tasks.inspection.lookup import read_rejects
 from tasks.report.figures import Figures, read_figures
@@ -146,6 +147,7 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
             (count, *NOTICED.get(name, ("", name))) for name, count in manifest.noticed_counts.items() if count
         ],
         "content_tokens": content_tokens(manifest.content_tokens),
+        "unused_keys": unused_keys(manifest.unused_keys),
         "sources": manifest.sources[:SHOWN],
         "more_sources": len(manifest.sources) - SHOWN,
         "shards": [(name, shard) for name, split in manifest.splits.items() for shard in split.shards][:SHOWN],

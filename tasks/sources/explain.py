@@ -10,6 +10,7 @@ from pathlib import Path
 import orjson
 
 from tasks.conversations.formats import FORMAT_NAMES, MESSAGE_KEYS, detect, guess_columns
+from tasks.conversations.keys.other_data import unread_preference
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
@@ -29,6 +30,7 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
     """Return the error for a file none of whose first records has a known format."""
     name, columns = file.name, dict(file.columns)
     keys: dict[str, None] = {}
+    objects: list[dict[str, object]] = []
     reject: Reject | None = None
     guessed: dict[str, str] = {}
     without_columns: str | None = None
@@ -37,6 +39,7 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
         count += 1
         if isinstance(record, dict):
             keys |= dict.fromkeys(record)
+            objects.append(record)
             guessed = guessed or guess_columns(record)
             without_columns = without_columns or detect(record)
         elif isinstance(record, Reject):
@@ -56,6 +59,8 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
     if guessed:
         paste = f"columns: {{{', '.join(f'{ours}: {as_yaml(key)}' for ours, key in guessed.items())}}}"
         return DataError("unknown_format", f"{name}: its keys match no format; {found}; did you mean  {paste}  ?")
+    if other := unread_preference(objects, name):
+        return other
     return DataError(
         "unknown_format",
         f"{name}: no known format in its first {f'{count} records' if count > 1 else 'record'}; {found}; "

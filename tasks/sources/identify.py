@@ -39,7 +39,7 @@ def identify(path: Path, name: str, source: Source, stat: os.stat_result) -> Sou
         )
     columns, roles = tuple(source.columns.items()), tuple(source.role_names.items())
     file = SourceFile(path, name, container.name, compression, "", columns, stat.st_size, "", stat.st_mtime_ns)
-    file = replace(file, roles=roles)
+    file = replace(file, roles=roles, ignore=tuple(source.ignore))
     if isinstance(container, Csv):
         file = _csv_file(file, container, source)
     elif found := [key for key in ("delimiter", "encoding") if getattr(source, key) != "auto"]:

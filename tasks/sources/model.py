@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, MESSAGE_KEYS, check_format, read_record
+from tasks.conversations.keys.other_data import OTHER_KEYS, check_ignored, without_parts
 from tasks.conversations.model import Conversation
 from tasks.core.errors import Reject
 from tasks.core.printable import shown
@@ -39,7 +40,7 @@ Delimiter = Annotated[str, AfterValidator(check_delimiter), WithJsonSchema({"typ
 EncodingName = Annotated[str, AfterValidator(check_encoding), WithJsonSchema({"type": "string"})]
 
 # Settings of a source that are recorded only if they are set.
-LATER = ("roles", "delimiter", "encoding")
+LATER = ("roles", "delimiter", "encoding", "ignore")
 
 SHOWN = 5  # files of which an unusual layout is described
 
@@ -69,6 +70,11 @@ class Source(BaseModel):
     encoding: EncodingName = Field(
         default="auto", description="Encoding of a CSV or TSV file, such as windows-1252; auto finds it."
     )
+    ignore: list[str] = Field(
+        default_factory=list,
+        description="Keys, and types of content parts, to leave out of records that are images, audio, video, or "
+        "preference data, such as [images, label].",
+    )
     weight: float = Field(
         default=1.0, gt=0, le=1000, allow_inf_nan=False, description="Weight of this source; see `weighting`."
     )
@@ -77,6 +83,12 @@ class Source(BaseModel):
         ge=1,
         description="Maximum number of conversations to pack from this source, selected by the seed.",
     )
+
+    @field_validator("ignore")
+    @classmethod
+    def _check_ignore(cls, names: list[str]) -> list[str]:
+        check_ignored(names)
+        return sorted(set(names))
 
     @field_validator("roles")
     @classmethod
@@ -122,6 +134,7 @@ class SourceFile:
     sha256: str
     mtime_ns: int
     entry: int = 0
+    ignore: tuple[str, ...] = ()
     roles: tuple[tuple[str, str], ...] = ()
     delimiter: str = ""
     encoding: str = ""
@@ -129,19 +142,21 @@ class SourceFile:
     @property
     def wanted_columns(self) -> frozenset[str]:
         """The keys that have a meaning in a record of this file."""
-        return frozenset((*COLUMNS, *(theirs for ours, theirs in self.columns if ours not in MESSAGE_KEYS)))
+        mapped = (theirs for ours, theirs in self.columns if ours not in MESSAGE_KEYS)
+        return frozenset((*COLUMNS, *mapped, *OTHER_KEYS.difference(self.ignore)))
 
     @property
     def reading(self) -> dict[str, Any]:
         """Further facts about how the file is read, if they are not the usual ones. Part of content keys."""
         facts = {"roles": dict(self.roles), "delimiter": self.delimiter, "encoding": self.encoding}
+        facts |= {"ignore": list(self.ignore)}
         return {name: value for name, value in facts.items() if value}
 
     def conversation(self, record: object) -> Conversation:
         """Read a record of this file. Raises Reject, also if the record is one."""
         if isinstance(record, Reject):
             raise record
-        return read_record(record, self.format, dict(self.columns), dict(self.roles))
+        return read_record(without_parts(record, self.ignore), self.format, dict(self.columns), dict(self.roles))
 
 
 def found_layouts(files: Sequence[SourceFile], sources: Sequence[Source]) -> list[str]:

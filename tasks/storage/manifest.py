@@ -37,7 +37,7 @@ REPAIR = "run: packcorpus repair"
 SHA256 = Field(pattern=r"^[0-9a-f]{64}$")
 
 # Facts about a source that are recorded only if they are not the usual ones.
-READING = ("roles", "delimiter", "encoding")
+READING = ("roles", "delimiter", "encoding", "ignore")
 
 
 class _Part(BaseModel):
@@ -99,11 +99,12 @@ class SourceFacts(_Part):
     roles: dict[str, str] = Field(default_factory=dict, description="Further names of roles, in lower case, and ours.")
     delimiter: str = Field("", description="Of a CSV or TSV file, if it is not comma or tab.")
     encoding: str = Field("", description="Of a CSV or TSV file, if it is not UTF-8.")
+    ignore: list[str] = Field(default_factory=list, description="Keys and parts of other data that were left out.")
 
     @property
     def reading(self) -> dict[str, Any]:
         """Return further facts about how the file was read, if they are not the usual ones."""
-        facts = {"roles": self.roles, "delimiter": self.delimiter, "encoding": self.encoding}
+        facts = {name: getattr(self, name) for name in READING}
         return {name: value for name, value in facts.items() if value}
 
     @model_serializer(mode="wrap")
@@ -267,7 +268,8 @@ class Manifest(_Part):
     ledger: Ledger
     noticed: dict[str, int | dict[str, dict[str, int]]] = Field(
         description="Counts of things that were handled but may surprise; `content_tokens`: how often content became "
-        "each added token that is not special, by role, if it did."
+        "each added token that is not special, by role, if it did; `unused_keys`: by source, how often each key of the "
+        "records occurred that is not used. Absent: there is none, or an earlier version did not count them."
     )
     packing_metadata: PackingMetadata
     splits: dict[str, Split]
@@ -292,6 +294,12 @@ class Manifest(_Part):
         """Give settings that an older version recorded the names of today."""
         today = {old: name for name, old in KEY_NAMES.items()}
         return {today.get(name, name): value for name, value in config.items()}
+
+    @property
+    def unused_keys(self) -> dict[str, dict[str, int]]:
+        """Return the unused keys of each source that has some, and how often they occurred."""
+        found = self.noticed.get("unused_keys", {})
+        return found if isinstance(found, dict) else {}
 
     def listed(self) -> list[Shard | FileFacts]:
         """Return every file of the corpus folder that has a checksum here, shards first."""

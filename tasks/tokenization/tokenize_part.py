@@ -9,12 +9,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from tasks.config import Config
+from tasks.conversations.keys.unused import UnusedKeys
 from tasks.core.errors import PackError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.sources.model import Part
@@ -44,6 +46,7 @@ def tokenize_part(
     rejects: list[list[Any]] = []
     schema = TOKENS_SCHEMA if config.packing else TOKENS_AND_TEXT_SCHEMA
     preparer = Preparer(part.file, template, encoder, config.train_on, config.packing)
+    unused = UnusedKeys(part.file.format, dict(part.file.columns), part.file.ignore)
     reader = read_part(part, config.max_record_bytes, preparer.decode)
     with atomic_file(token_file, "xxh3") as out, _rare_collections():
         with pa.ipc.new_file(pa.PythonFile(out, "w"), schema) as writer:
@@ -54,21 +57,27 @@ def tokenize_part(
                 on_batch(receipt["accepted"] + len(rejects), len(rejects), receipt["tokens"], reader.share)
 
             batch = Batch(encoder, receipt)
-            for number, record in reader:
-                try:
-                    for prepared in preparer.prepare(record):
-                        batch.add(number, prepared)
-                except Reject as reject:
-                    rejects.append([number, reject.reason, reject.message])
-                except PackError as error:
-                    raise type(error)(error.reason, f"{place_of(part, number)}: {error}") from None
-                if batch.is_full:
-                    flush(batch)
-                    batch = Batch(encoder, receipt)
+            for numbers, records in reader.blocks():
+                unused.add(numbers, records, partial(place_of, part))
+                for number, record in zip(numbers, records, strict=True):
+                    try:
+                        for prepared in preparer.prepare(record):
+                            batch.add(number, prepared)
+                    except Reject as reject:
+                        rejects.append([number, reject.reason, reject.message])
+                    except PackError as error:
+                        raise type(error)(error.reason, f"{place_of(part, number)}: {error}") from None
+                    if batch.is_full:
+                        flush(batch)
+                        batch = Batch(encoder, receipt)
             flush(batch)
+        for name, count in reader.unread.items():
+            unused.add_column(name, count)
         receipt["conversations"] = receipt["accepted"] + len(rejects)
         receipt |= {"records": reader.records, "bytes": out.size, "xxh3": out.digest(), "rejects": rejects}
         receipt["engine"] = encoder.engine
+        if counts := unused.found():
+            receipt["unused_keys"] = counts
     write_bytes(receipt_file, to_json(receipt))
     return receipt
 

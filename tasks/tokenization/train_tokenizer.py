@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.conversations.formats import detect
+from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import full_text
 from tasks.core.errors import DataError, Reject
 from tasks.sources.model import Part, SourceFile
@@ -35,9 +36,11 @@ class Unread:
     wrong: str = ""  # the message if its keys are those of another format
 
     def add(self, reject: Reject, value: object, file: SourceFile, place: str) -> None:
+        """Add a record. Raises DataError if the first one is not supervised fine-tuning data."""
         self.count += 1
         if self.count > 1:
             return
+        UnusedKeys(file.format, dict(file.columns), file.ignore).add([0], [value], lambda _: place)
         self.first = f"{place}: {reject.message}"
         found = detect(value, dict(file.columns))
         if found not in (None, file.format):

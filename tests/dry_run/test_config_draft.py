@@ -263,6 +263,19 @@ def test_unreadable_files_become_comments(here: Path) -> None:
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
 
 
+def test_other_data_is_left_out_with_its_reason(here: Path) -> None:
+    chats = conversations(20)
+    write(here / "chats" / "good.jsonl", chats)
+    write(here / "chats" / "vision.jsonl", [*chats[:9], chats[9] | {"images": ["x"]}])
+    write(here / "chats" / "dpo.jsonl", [{"prompt": "a", "chosen": "b", "rejected": "c"}])
+    found, config, text = draft(here, "chats")
+    assert [source.path for source in config.sources] == ["chats/good.jsonl"]
+    comments = " ".join(line.lstrip(" #") for line in text.splitlines())
+    for reason in ("vision.jsonl:10: the record has images", "dpo.jsonl: its records have chosen and rejected"):
+        assert reason in comments
+        assert any(reason in line for line in found.summary())
+
+
 @pytest.mark.parametrize(
     ("record", "columns"),
     [

@@ -31,7 +31,7 @@ from support.commands import BIN, ROOT, command
 from support.damage import DAMAGES
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
-from tasks.inspection.labels import NOTICED
+from tasks.inspection.labels import NOTICED, unused_keys
 from tasks.storage.files import to_json
 from tasks.storage.manifest import manifest_digest
 
@@ -119,6 +119,9 @@ bad(8, "no trained token left after truncation", {"messages": [
 bad(9, "null content", chat(None))
 bad(9, "content that is a number", chat(42))
 bad(9, "content with a part that is not text", chat([{"type": "image_url", "image_url": "x"}]))
+bad(9, "images beside the messages", {**chat(), "images": ["cat.png"]})
+bad(9, "preference data", {**chat(), "chosen": "It is 42.", "rejected": "It is 43."})
+bad(9, "keys that are not used", {**chat(id=1), "source": {"page": 7}})
 bad(10, "U+2581 in a message", chat("a ▁ b"))
 bad(11, "1 MB of one character", chat("a" * 1_000_000))
 
@@ -372,7 +375,9 @@ def seen(make: Case) -> tuple[int, str]:
             shown = ["{code} {source}:{line} {message}".format(**orjson.loads(line)) for line in rejects]
             ledger = facts["ledger"]["conversations"]
             shown += [f"packed {ledger['packed']} of {ledger['read']}" if not rejects else ""]
+            unused = facts["noticed"].pop("unused_keys", {})
             shown += [f"noticed {n} {NOTICED[name][0]} {NOTICED[name][1]}" for name, n in facts["noticed"].items() if n]
+            shown += [f"not used: {line}" for line in unused_keys(unused)]
         return code, "\n".join(line for line in shown if line).replace(f"{folder}/", "")
 
 

@@ -97,7 +97,7 @@ NAMED: dict[str, tuple[Any, Any]] = {
 NO_EFFECT: dict[str, list[Any]] = {"part_size": [1024, 3000, 1 << 30], "engine": ["reference"]}
 
 # A source has fields of its own. format: auto is resolved, so that it has an effect only where it finds another one.
-SOURCE = {"path", "format", "columns", "roles", "delimiter", "encoding", "weight", "limit"}
+SOURCE = {"path", "format", "columns", "roles", "delimiter", "encoding", "ignore", "weight", "limit"}
 
 
 def shard_bytes(made: Recipe) -> list[bytes]:

@@ -206,12 +206,12 @@ def test_parquet_is_cut_by_row_groups(tmp_path: Path) -> None:
 
 def test_only_known_columns_of_a_table_are_read(tmp_path: Path) -> None:
     # Python has no nanoseconds: reading this column would fail
-    table = pa.table({"text": ["a"], "seen": pa.array([1], pa.timestamp("ns")), "label": ["b"]})
+    table = pa.table({"text": ["a"], "seen": pa.array([1], pa.timestamp("ns")), "kind": ["b"]})
     for name, write_table in (("a.parquet", pq.write_table), ("a.feather", pyarrow.feather.write_feather)):
         write_table(table, tmp_path / name)
         assert records_of(tmp_path / name) == [(0, {"text": "a"})]
-        mapped = records_of(tmp_path / name, columns={"prompt": "text", "completion": "label"})
-        assert mapped == [(0, {"text": "a", "label": "b"})]
+        mapped = records_of(tmp_path / name, columns={"prompt": "text", "completion": "kind"})
+        assert mapped == [(0, {"text": "a", "kind": "b"})]
 
 
 def test_a_damaged_row_of_a_table_is_one_reject(tmp_path: Path) -> None:

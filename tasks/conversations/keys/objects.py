@@ -1,0 +1,81 @@
+"""Find the objects within a record that a format reads, each with the keys that are used of it.
+
+{"messages": [{"role": "user", "content": "2+2?", "id": 7}]}
+    → ("messages[]", {"role": "user", "content": "2+2?", "id": 7}, {"role", "content", "name", "tool_calls", …})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from tasks.conversations.keys.training_flags import TRAINING_FLAGS
+from tasks.conversations.model import Record
+
+Object = tuple[str, dict[str, object], Collection[str]]
+"""The path of an object, such as messages[].tool_calls[]; the object; the keys of it that are used."""
+
+REASONING = ("reasoning_content", "reasoning", "thinking")
+
+_OF_MESSAGES = {*TRAINING_FLAGS, *REASONING, "name", "tool_calls", "tool_call_id", "function_call"}
+
+PART = frozenset(("type", "text"))
+
+_FUNCTION = frozenset(("name", "arguments"))
+_CALL = frozenset(("id", "type", "function"))
+_CALL_WITHOUT_FUNCTION = _FUNCTION | {"id", "type"}
+
+
+def objects_in_messages(
+    record: Record, key: str, columns: Mapping[str, str], sharegpt: bool = False
+) -> Iterator[Object]:
+    """Yield the messages of the list under `key`, and the content parts and tool calls in them.
+
+    A message with a role, a string, and nothing else is left out: nearly every one is.
+    """
+    messages = record.get(key)
+    if type(messages) is not list:
+        return
+    where = f"{columns.get(key, key)}[]"
+    mapped = "role" in columns or "content" in columns
+    for item in messages:
+        if type(item) is dict:
+            role, content = ("from", "value") if sharegpt and item.get("from") is not None else ("role", "content")
+            if mapped:  # of the two keys of ShareGPT, one may be mapped and the other keep its name
+                if sharegpt and "content" not in item:
+                    content = "value"
+                role, content = columns.get("role", role), columns.get("content", content)
+            if len(item) != 2 or role not in item or type(item.get(content)) is not str:
+                yield from _in_message(item, where, {*_OF_MESSAGES, role, content}, item.get(content))
+
+
+def _in_message(item: dict[str, object], where: str, used: Collection[str], content: object) -> Iterator[Object]:
+    yield where, item, used
+    for part in content if type(content) is list else ():
+        if type(part) is dict:
+            yield f"{where}.content[]", part, PART
+    calls = item.get("tool_calls")
+    for call in calls if type(calls) is list else ():
+        if type(call) is dict:
+            function = call.get("function")
+            yield f"{where}.tool_calls[]", call, _CALL_WITHOUT_FUNCTION if function is None else _CALL
+            if type(function) is dict:
+                yield f"{where}.tool_calls[].function", function, _FUNCTION
+    function = item.get("function_call")
+    if type(function) is dict:
+        yield f"{where}.function_call", function, _FUNCTION
+
+
+def objects_in_tree(
+    record: Record, key: str, columns: Mapping[str, str], used: Collection[str], replies: str
+) -> Iterator[Object]:
+    """Yield the nodes of the tree under `key`; all below the root have one path.
+
+    A loop, not a recursion, because the data decides how deep the tree is.
+    """
+    root, where = record.get(key), columns.get(key, key)
+    open_nodes = [root] if type(root) is dict else []
+    while open_nodes:
+        node = open_nodes.pop()
+        yield where if node is root else f"{where}.{replies}[]", node, used
+        below = node.get(replies)
+        open_nodes += [reply for reply in below if type(reply) is dict] if type(below) is list else []

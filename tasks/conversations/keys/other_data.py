@@ -1,0 +1,133 @@
+"""Recognize data that is not supervised fine-tuning data: images, audio, and video; preference data.
+
+{"prompt": "…", "completion": "…", "label": true} → the run stops, until the config has  ignore: [label]
+
+To drop such a key means to train on something else than the data was made for, so the config decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from tasks.core.errors import DataError
+from tasks.core.suggest import suggest
+
+# Keys of a record.
+_MEDIA_KEYS = ("image", "images", "audio", "audios", "video", "videos")
+
+_PAIRS = tuple((f"chosen{what}", f"rejected{what}") for what in ("", "_response", "_messages"))
+
+_PREFERENCE_KEYS = (*(key for pair in _PAIRS for key in pair), "kto_tag", "label")
+
+# What an answer is to, in preference data.
+_ASKED = ("prompt", "question", "instruction", "input")
+
+# Types of content parts.
+MEDIA_PARTS = frozenset(
+    ("image", "image_url", "input_image", "audio", "audio_url", "input_audio", "video", "video_url", "input_video")
+)
+
+_KINDS = {"image": "images", "audio": "audio", "video": "video"}
+
+# What the data may be, by key: the keys of a record that can be other data, and what `ignore` may name.
+OTHER_KEYS = frozenset((*_MEDIA_KEYS, *_PREFERENCE_KEYS))
+IGNORABLE = (*_MEDIA_KEYS, *_PREFERENCE_KEYS, *sorted(MEDIA_PARTS.difference(_MEDIA_KEYS)))
+
+
+def is_other_data(key: str, value: object, format: str) -> bool:
+    """Return whether this value of a record means that it is other data.
+
+    A flag or a number under `images` or `rejected` is a remark about the record. `label` is true or false for an
+    answer that is wanted or unwanted (KTO); any other label is a category, and so is every label of plain text.
+    """
+    if key == "label":
+        text = isinstance(value, str) and value.strip().lower() in ("true", "false")  # CSV has only strings
+        return format != "text" and (isinstance(value, bool) or text)
+    return key == "kto_tag" or not isinstance(value, (bool, int, float))
+
+
+def other_data(found: Sequence[str], place: str, part: str = "") -> DataError:
+    """Return the error for a record with these keys, or with a content part of the type `part`."""
+    media = [part] if part else [name for name in found if name in _MEDIA_KEYS]
+    names = media or list(found)  # one decision at a time
+    fix = f"ignore: [{', '.join(names)}]  to its entry of sources"
+    if media:
+        kinds = [kind for key, kind in _KINDS.items() if any(key in name for name in media)]
+        what = f"a content part has type {part}" if part else f"the record has {_and(names)}"
+        return DataError(
+            "media_data",
+            f"{place}: {what}: this is data with {_and(kinds)}, not supervised fine-tuning data for a language model; "
+            f"to train on its text alone, add  {fix}",
+        )
+    return DataError(
+        "preference_data",
+        f"{place}: the record has {_and(names)}: this is preference data (for methods such as DPO and KTO), not "
+        f"supervised fine-tuning data; to train on the conversation in the record nonetheless, add  {fix}",
+    )
+
+
+def unread_preference(records: Collection[Mapping[str, object]], name: str) -> DataError | None:
+    """Return the error for records that match no format because they are preference data; None if they are not."""
+    for record in records:
+        for chosen, rejected in _PAIRS:
+            answer = record.get(chosen)
+            if not answer or not record.get(rejected):
+                continue
+            columns = f"{{messages: {chosen}}}"
+            if isinstance(answer, str):
+                asked = next((key for key in _ASKED if record.get(key)), "")
+                columns = f"{{prompt: {asked}, completion: {chosen}}}" if asked else f"{{text: {chosen}}}"
+            return DataError(
+                "preference_data",
+                f"{name}: its records have {chosen} and {rejected}: this is preference data (for methods such as DPO), "
+                "not supervised fine-tuning data; to train on the chosen answers nonetheless, add  "
+                f"columns: {columns}  and  ignore: [{rejected}]  to its entry of sources",
+            )
+    return None
+
+
+def without_parts(record: object, ignored: Collection[str]) -> object:
+    """Return a record without the content parts of the ignored types; the record itself is not changed."""
+    types = MEDIA_PARTS.intersection(ignored)
+    if not types or not isinstance(record, dict):
+        return record
+    return {key: _without(value, types) for key, value in record.items()}
+
+
+def _without(messages: object, types: Collection[str]) -> object:
+    if not isinstance(messages, list):
+        return messages
+    return [
+        {key: _kept(value, types) for key, value in message.items()} if isinstance(message, dict) else message
+        for message in messages
+    ]
+
+
+def _kept(content: object, types: Collection[str]) -> object:
+    if not isinstance(content, list):
+        return content
+    return [part for part in content if not (isinstance(part, dict) and _type_of(part) in types)]
+
+
+def _type_of(part: Mapping[str, object]) -> str:
+    found = part.get("type")
+    return found if isinstance(found, str) else ""
+
+
+def part_of_other_data(part: Mapping[str, object]) -> str:
+    """Return the type of a content part that is an image, audio, or video, else ""."""
+    found = _type_of(part)
+    return found if found in MEDIA_PARTS else ""
+
+
+def check_ignored(names: Sequence[str]) -> None:
+    """Raise ValueError if `ignore` names something else: a setting that does nothing would mislead."""
+    for name in names:
+        if name not in IGNORABLE:
+            hint = suggest(name, IGNORABLE)
+            known = f": keys that are not used are counted, and only these stop a run: {', '.join(IGNORABLE)}"
+            raise ValueError(f"{name!r} is not a key to ignore{hint or known}")
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))

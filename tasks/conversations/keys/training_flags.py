@@ -1,0 +1,31 @@
+"""Read whether a message is trained on: `weight` (OpenAI), `train` or `training` (axolotl).
+
+{"role": "assistant", "content": "4", "train": false} → 0
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tasks.core.errors import Reject
+from tasks.core.printable import kind
+
+# Each with the values that it has in the data.
+TRAINING_FLAGS = {"weight": "0 or 1", "train": "true or false", "training": "true or false"}
+
+
+def weight_of(message: Mapping[str, object], where: str) -> int:
+    """Return 0 if a message is never trained on, else 1. Raises Reject for other values, and if two keys disagree."""
+    found: dict[str, int] = {}
+    for key, expected in TRAINING_FLAGS.items():
+        value = message.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, (bool, int, float)) or value not in (0, 1):
+            what = repr(value)[:40] if type(value) in (int, float) else kind(value)
+            raise Reject("bad_weight", f"{where}.{key} is {what}; expected {expected}")
+        found[key] = int(value)
+    if len(set(found.values())) > 1:
+        flags = " and ".join(f"{key} is {message[key]!r}".lower() for key in found)
+        raise Reject("bad_weight", f"{where}: {flags}; keep one of them")
+    return next(iter(found.values()), 1)

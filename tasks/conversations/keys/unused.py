@@ -1,0 +1,219 @@
+"""Count the keys of records that are not used, by their path.
+
+    {"id": 7, "messages": [{"role": "user", "content": "2+2?", "id": 1}, …]}  → {"id": 1, "messages[].id": 2}
+
+A value that is null, or an empty string, list, or object, counts as absent. The counts of several parts add up to those
+of the whole: they do not depend on where a part starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import chain, repeat
+from operator import attrgetter, itemgetter
+from typing import Any
+
+from tasks.conversations.formats import FORMAT_OF, rename
+from tasks.conversations.keys.objects import PART
+from tasks.conversations.keys.other_data import OTHER_KEYS, is_other_data, other_data, part_of_other_data
+from tasks.conversations.model import PlainRecord, Record
+from tasks.core.printable import printable
+
+# Different paths that are counted, for each source; a record whose keys are data may have any number.
+MOST_PATHS = 50
+OTHERS = "(others)"
+
+MOST_SHAPES = 16  # different sets of keys in a block that are counted together
+
+LONGEST_KEY = 60  # characters that are shown
+
+
+class PathCounts:
+    """Counts by path: of the `MOST_PATHS` shortest paths, the first ones of the alphabet, and of all others together.
+
+    Which paths these are does not depend on the order: a path that is among the first ones of all records is among the
+    first ones of any part of them.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[str, int] = {}
+        self._others = 0
+        self._last = ""  # the path that gives way to another one; "" if unknown
+
+    def add(self, path: str, count: int) -> None:
+        counts = self._counts
+        if path in counts:
+            counts[path] += count
+        elif path == OTHERS:
+            self._others += count
+        elif len(counts) < MOST_PATHS:
+            counts[path] = count
+            self._last = ""
+        else:
+            self._last = self._last or max(counts, key=_order)
+            if _order(path) < _order(self._last):
+                self._others += counts.pop(self._last)
+                counts[path] = count
+                self._last = ""
+            else:
+                self._others += count
+
+    def found(self) -> dict[str, int]:
+        """Return the counts, the highest first, those of all other paths last."""
+        known = dict(sorted(self._counts.items(), key=lambda item: (-item[1], _order(item[0]))))
+        return known | ({OTHERS: self._others} if self._others else {})
+
+
+def _order(path: str) -> tuple[int, str]:
+    return len(path), path
+
+
+def sum_counts(parts: Collection[Mapping[str, int]]) -> dict[str, int]:
+    """Return the counts of several parts of a source together."""
+    total = PathCounts()
+    for part in parts:
+        for path, count in part.items():
+            total.add(path, count)
+    return total.found()
+
+
+class UnusedKeys:
+    """Count the unused keys of the records of one source file, and raise DataError for a record of other data.
+
+    `columns` and `ignore` are those of the config.
+    """
+
+    def __init__(self, format: str, columns: Mapping[str, str], ignore: Collection[str]):
+        self._format, self._columns, self._ignore = FORMAT_OF[format], columns, frozenset(ignore)
+        self._keys = frozenset(self._format.keys)
+        self._counts = PathCounts()
+        self._shapes: dict[tuple[str, ...], tuple[str, ...] | None] = {}
+
+    def add(self, numbers: Sequence[int], records: Sequence[object], place: Callable[[int], str]) -> None:
+        """Count the keys of a block of records; `place` returns the file and line of a record number."""
+        kinds = set(map(type, records))
+        for kind in kinds:
+            own: Any = records if len(kinds) == 1 else [record for record in records if type(record) is kind]
+            if issubclass(kind, PlainRecord):
+                self._add_plain(kind, own)
+            elif kind is dict and not self._add_alike(own):
+                for number, record in zip(numbers, records, strict=True):
+                    if type(record) is dict:
+                        self._add_record(record, number, place)
+
+    def add_column(self, name: str, count: int) -> None:
+        """Count the values of a column of a table that is not read."""
+        self._counts.add(_safe(name), count)
+
+    def found(self) -> dict[str, int]:
+        """Return how often each key occurred."""
+        return self._counts.found()
+
+    def _add_plain(self, kind: Any, records: Sequence[Any]) -> None:
+        """Count in C: of a plain record, only keys that its format does not have are unused."""
+        for field, name in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
+            if name not in self._keys:
+                values = list(map(attrgetter(field), records))
+                if count := len(values) - values.count(None) - values.count(""):
+                    self._counts.add(name, count)
+
+    def _add_alike(self, records: Sequence[Record]) -> bool:
+        """Count the keys of records that have few different sets of keys, in C; return False if that is impossible."""
+        shapes = list(map(tuple, records))
+        distinct = set(shapes)
+        unused = [self._unused_of(shape) for shape in distinct]
+        if len(distinct) > MOST_SHAPES or None in unused or not self._are_plain(records):
+            return False
+        found = []
+        for shape, keys in zip(distinct, unused, strict=True):
+            for key in keys or ():
+                own = records if len(distinct) == 1 else [r for r, s in zip(records, shapes, strict=True) if s == shape]
+                values = list(map(itemgetter(key), own))
+                count = _present(values)
+                if count and key in OTHER_KEYS and any(self._is_other(key, value) for value in values):
+                    return False  # the first one is to be named
+                found.append((key, count))
+        for key, count in found:
+            if count:
+                self._counts.add(_safe(key), count)
+        return True
+
+    def _unused_of(self, shape: tuple[str, ...]) -> tuple[str, ...] | None:
+        """Return the unused keys of records with these keys; None if that depends on the values."""
+        if shape not in self._shapes:
+            named: Record = dict.fromkeys(shape, "x")
+            used = self._format.used(named) if self._format.used else self._keys
+            unused = tuple(key for key in shape if key not in used)
+            depends = self._columns or not self._keys.isdisjoint(unused)
+            if len(self._shapes) > MOST_SHAPES:
+                self._shapes.clear()
+            self._shapes[shape] = None if depends else unused
+        return self._shapes[shape]
+
+    def _are_plain(self, records: Sequence[Record]) -> bool:
+        """Return whether no record holds an object that has to be examined."""
+        objects = self._format.objects
+        if not objects:
+            return True
+        return next(chain.from_iterable(map(objects, records, repeat(self._columns))), None) is None
+
+    def _is_other(self, key: str, value: object) -> bool:
+        """Return whether this value of a record means that it is other data, and the config did not decide."""
+        if key not in OTHER_KEYS or key in self._ignore or is_absent(value):
+            return False
+        return is_other_data(key, value, self._format.name)
+
+    def _add_record(self, record: Record, number: int, place: Callable[[int], str]) -> None:
+        other = []
+        for path, key, value in self.unused(record):
+            if path:
+                part = part_of_other_data(value) if key == "" and isinstance(value, dict) else ""
+                if part and part not in self._ignore:
+                    raise other_data((), place(number), part)
+                self._counts.add(f"{path}.{part or _safe(key)}", 1)
+            else:
+                if self._is_other(key, value):
+                    other.append(key)
+                self._counts.add(_safe(key), 1)
+        if other:
+            raise other_data(sorted(other), place(number))
+
+    def unused(self, record: Record) -> Iterator[tuple[str, str, object]]:
+        """Yield what a record has and its format does not use: the path of the object, the key, and the value.
+
+        A content part that is an image, audio, or video is unused as a whole; then the key is "".
+        """
+        format, columns = self._format, self._columns
+        named = rename(record, columns) if columns else record
+        used = format.used(named) if format.used else self._keys
+        if columns:
+            used = {columns.get(key, key) for key in used if key in named}
+        for key in record.keys() - used:
+            if not is_absent(record[key]):
+                yield "", key, record[key]
+        if format.objects:
+            for path, item, known in format.objects(named, columns):
+                if known is PART and part_of_other_data(item):
+                    yield path, "", item
+                    continue
+                for key in item.keys() - known:
+                    if not is_absent(item[key]):
+                        yield path, key, item[key]
+
+
+def is_absent(value: object) -> bool:
+    """Return whether a value says nothing. 0 and false do."""
+    return not value and not isinstance(value, (bool, int, float))
+
+
+def _present(values: list[object]) -> int:
+    if set(map(type, values)) <= {str, type(None)}:
+        return len(values) - values.count(None) - values.count("")
+    return sum(not is_absent(value) for value in values)
+
+
+def _safe(key: str) -> str:
+    """Return a key as it can be shown in a line."""
+    if key.isidentifier() and len(key) <= LONGEST_KEY:
+        return key
+    return printable(key[:LONGEST_KEY]).replace("\n", "\\n") + "…" * (len(key) > LONGEST_KEY)
