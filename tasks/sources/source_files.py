@@ -85,5 +85,7 @@ def _how(file: SourceFile, source: Source) -> str:
     columns = ", ".join(f"{ours}: {theirs}" for ours, theirs in file.columns)
     further = [f"columns {{{columns}}}"] * bool(columns) + [f"weight {source.weight:g}"] * (source.weight != 1)
     further += [f"limit {source.limit}"] * (source.limit is not None)
-    further += [f"{name} {value}" for name, value in file.reading.items()]
+    for name, value in file.reading.items():
+        listed = ", ".join(value) if isinstance(value, list) else ""
+        further.append(f"{name} [{listed}]" if listed else f"{name} {value}")
     return f"{file.format} with {', '.join(further)}" if further else file.format

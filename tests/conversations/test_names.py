@@ -47,7 +47,7 @@ def preparer_of(file: SourceFile) -> Preparer:
 
 def outcome(preparer: Preparer, record: object) -> Any:
     try:
-        prepared = preparer.prepare(record)
+        [prepared] = preparer.prepare(record)
     except Reject as reject:
         return reject.reason
     return prepared.texts, prepared.digest, prepared.shape.tokens.tolist()
@@ -113,7 +113,7 @@ def test_named_roles_come_before_the_usual_ones() -> None:
     strings = file_of("prompt_completion", roles={"user": ["assistant"], "assistant": ["user"]})
     pair = {"prompt": "2+2?", "completion": "4"}
     assert strings.conversation(pair) == CHAT, "these roles have no names in the data"
-    shape = preparer_of(strings).prepare(pair).shape
+    shape = preparer_of(strings).prepare(pair)[0].shape
     assert isinstance(shape, Frame)
     assert shape.layout == "\2\3\0"
 

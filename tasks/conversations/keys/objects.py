@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
+from tasks.conversations.chat import REASONING_KEYS
 from tasks.conversations.keys.training_flags import TRAINING_FLAGS
 from tasks.conversations.model import Record
 
 Object = tuple[str, dict[str, object], Collection[str]]
 """The path of an object, such as messages[].tool_calls[]; the object; the keys of it that are used."""
 
-REASONING = ("reasoning_content", "reasoning", "thinking")
-
-_OF_MESSAGES = {*TRAINING_FLAGS, *REASONING, "name", "tool_calls", "tool_call_id", "function_call"}
+_OF_MESSAGES = {*TRAINING_FLAGS, *REASONING_KEYS, "name", "tool_calls", "tool_call_id", "function_call"}
 
 PART = frozenset(("type", "text"))
 
@@ -36,23 +35,27 @@ def objects_in_messages(
     if type(messages) is not list:
         return
     where = f"{columns.get(key, key)}[]"
-    mapped = "role" in columns or "content" in columns
     for item in messages:
         if type(item) is dict:
-            role, content = ("from", "value") if sharegpt and item.get("from") is not None else ("role", "content")
-            if mapped:  # of the two keys of ShareGPT, one may be mapped and the other keep its name
-                if sharegpt and "content" not in item:
-                    content = "value"
-                role, content = columns.get("role", role), columns.get("content", content)
+            role, content = _keys_of(item, columns, sharegpt)
             if len(item) != 2 or role not in item or type(item.get(content)) is not str:
-                yield from _in_message(item, where, {*_OF_MESSAGES, role, content}, item.get(content))
+                yield from _in_message(item, where, {*_OF_MESSAGES, role, content}, content)
 
 
-def _in_message(item: dict[str, object], where: str, used: Collection[str], content: object) -> Iterator[Object]:
+def _keys_of(item: dict[str, object], columns: Mapping[str, str], sharegpt: bool) -> tuple[str, str]:
+    """Return the keys of a message that hold its role and its content; `columns` may map both (see `read_record`)."""
+    role, content = ("from", "value") if sharegpt and item.get("from") is not None else ("role", "content")
+    if sharegpt and columns.keys() & {"role", "content"} and "content" not in item:
+        content = "value"
+    return columns.get("role", role), columns.get("content", content)
+
+
+def _in_message(item: dict[str, object], where: str, used: Collection[str], content: str) -> Iterator[Object]:
     yield where, item, used
-    for part in content if type(content) is list else ():
+    parts = item.get(content)
+    for part in parts if type(parts) is list else ():
         if type(part) is dict:
-            yield f"{where}.content[]", part, PART
+            yield f"{where}.{content}[]", part, PART
     calls = item.get("tool_calls")
     for call in calls if type(calls) is list else ():
         if type(call) is dict:

@@ -161,6 +161,10 @@ def test_the_paths_of_unused_keys() -> None:
     assert paths("messages", said, {"role": "speaker", "content": "said"}) == ["id", "messages[].id", "messages[].role"]
     half = {"conversations": [{"from": "human", "said": "a", "value": "b"}, {"from": "gpt", "said": "b", "role": "c"}]}
     assert paths("sharegpt", half, {"content": "said"}) == ["conversations[].role", "conversations[].value"]
+    apart = {"conversations": [{"from": "human", "value": [{"type": "text", "text": "a", "id": 1}]}]}
+    assert paths("sharegpt", apart) == ["conversations[].value[].id"]
+    apart = {"messages": [{"role": "user", "said": [{"type": "text", "text": "a", "id": 1}]}]}
+    assert paths("messages", apart, {"content": "said"}) == ["messages[].said[].id"]
     assert read_record(half, "sharegpt", {"content": "said"}).messages[1] == Message("assistant", "b")
     assert paths("messages", {"messages": [{"role": "user", "content": "a", "reasoning": "b", "train": False}]}) == []
 
