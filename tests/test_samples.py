@@ -15,7 +15,7 @@ from support.packed_rows import folder_of, sign
 from support.several_samples import stripping_template
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.diff import compare
 from tasks.inspection.dry_run import summarize
@@ -121,6 +121,16 @@ def test_every_sample_leads_to_its_row_and_back(apart: Path) -> None:
     one = next(piece for piece in found["pieces"] if piece["row"] is not None)
     row = shown(apart, row=one["row_of_split"], split=one["split"])
     assert f"chat.jsonl:{several} turn {one['turn']}" in row
+
+
+def test_a_sample_is_found_by_its_turn(apart: Path, tmp_path: Path) -> None:
+    pieces = as_object(apart, at="chat.jsonl:2 turn 1")["pieces"]
+    assert {piece["turn"] for piece in pieces} == {1}
+    with pytest.raises(UsageError, match=r"--at chat.jsonl:2 turn 7: this conversation has samples of the turns 1"):
+        as_object(apart, at="chat.jsonl:2 turn 7")
+    whole = pack_corpus(make_recipe(tmp_path, RECORDS[:2]))
+    with pytest.raises(UsageError, match="this conversation is one sample; omit the turn"):
+        as_object(whole, at="chat.jsonl:2 turn 1")
 
 
 def test_pieces_of_a_sample_are_counted_by_sample(tmp_path: Path) -> None:
