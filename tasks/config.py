@@ -167,8 +167,9 @@ class Config(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         """Return every setting that affects the output, in the order of the fields."""
-        defaults = {name for name in KEYED_IF_SET if getattr(self, name) == type(self).model_fields[name].default}
-        return self.model_dump(exclude=NOT_IN_KEY | defaults)
+        fields = type(self).model_fields
+        unset = {n for n in KEYED_IF_SET if getattr(self, n) == fields[n].get_default(call_default_factory=True)}
+        return self.model_dump(exclude=NOT_IN_KEY | unset)
 
 
 def path_in(folder: Path, named: str) -> Path:

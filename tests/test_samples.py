@@ -102,6 +102,8 @@ def test_check_predicts_the_ledger_of_the_run(apart: Path, tmp_path: Path) -> No
         for name in run.ledger[unit].keys() & ledger[unit].keys():
             assert run.ledger[unit][name] == ledger[unit][name], (unit, name)
     assert run.mixture == manifest.mixture
+    assert run.sources[0].shown is not None
+    assert run.sources[0].shown.place.endswith("chat.jsonl:1 turn 1")
     assert run.rows == {name: split.rows for name, split in manifest.splits.items()}
 
 
