@@ -213,6 +213,29 @@ def test_verify_detects_a_sample_that_left_its_conversation(apart: Path, tmp_pat
         verify(path)
 
 
+def test_an_index_without_a_turn_is_an_error(tmp_path: Path) -> None:
+    path = pack_corpus(make_recipe(tmp_path, RECORDS[:20], turns="apart", max_rejects=1.0))
+    file = folder_of(path) / "index.arrow"
+    table = pa.ipc.open_stream(file.read_bytes()).read_all()
+    turns = pa.array([None, *table["turn"].to_pylist()[1:]], pa.int32())
+    with pa.ipc.new_stream(str(file), table.schema) as writer:
+        writer.write_table(table.set_column(table.schema.get_field_index("turn"), "turn", turns))
+    sign(path)
+    manifest = load_manifest(path)
+    for read in (verify, lambda path: shown(path, at="chat.jsonl:1"), lambda path: shown(path, conversation=0)):
+        with pytest.raises(DataError, match=r"index.arrow: .*turn"):
+            read(path)
+    with pytest.raises(DataError, match=r"index.arrow: .*turn"):
+        read_figures(manifest, folder_of(path))
+
+
+def test_the_dataset_card_counts_samples(apart: Path) -> None:
+    samples = load_manifest(apart).ledger.samples
+    assert samples is not None
+    card = (folder_of(apart) / "README.md").read_text()
+    assert f"| samples | {samples.packed:,}, of some conversations one for each trained turn; " in card
+
+
 def test_format_2_has_a_row_for_each_sample(tmp_path: Path) -> None:
     record = {
         "messages": [{"role": role, "content": f"{role} {n}"} for n in range(2) for role in ("user", "assistant")]

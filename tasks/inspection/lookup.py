@@ -210,6 +210,8 @@ def _check(manifest: Manifest, place: Place) -> None:
     """Raise ValueError if a place refers to something the manifest does not have: the index is damaged."""
     if not 0 <= place["source"] < len(manifest.sources):
         raise ValueError(f"it refers to source {place['source']}")
+    if place.get("turn", -1) is None:
+        raise ValueError("a place lacks its turn")
     if place["row"] is not None:
         if None in (place[name] for name in ("shard", "start", "length", "first", "trained")):
             raise ValueError("a place lacks a number")
