@@ -252,7 +252,7 @@ def test_format_2_has_a_row_for_each_sample(tmp_path: Path) -> None:
 def test_the_report_names_turns(apart: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     page = write_report(apart, tmp_path / "report.html")[0].read_text()
-    assert "repeat the prompt of an earlier turn of the same conversation" in page
+    assert "repeat an earlier sample of the same conversation" in page
     assert " turn 3" in page
 
 

@@ -131,7 +131,7 @@ def _samples(manifest: Manifest) -> str:
     samples = manifest.ledger.samples
     if samples is None:
         return ""
-    repeated = f"{samples.repeated_prompt_tokens:,} tokens repeat the prompt of an earlier turn"
+    repeated = f"{samples.repeated_prompt_tokens:,} prompt tokens repeat an earlier sample"
     return f"| samples | {samples.packed:,}, of some conversations one for each trained turn; {repeated} |\n"
 
 
