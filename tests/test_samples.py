@@ -15,7 +15,7 @@ from support.packed_rows import folder_of, sign
 from support.several_samples import stripping_template
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.diff import compare
 from tasks.inspection.dry_run import summarize
@@ -102,6 +102,8 @@ def test_check_predicts_the_ledger_of_the_run(apart: Path, tmp_path: Path) -> No
         for name in run.ledger[unit].keys() & ledger[unit].keys():
             assert run.ledger[unit][name] == ledger[unit][name], (unit, name)
     assert run.mixture == manifest.mixture
+    assert run.sources[0].shown is not None
+    assert run.sources[0].shown.place.endswith("chat.jsonl:1 turn 1")
     assert run.rows == {name: split.rows for name, split in manifest.splits.items()}
 
 
@@ -121,6 +123,16 @@ def test_every_sample_leads_to_its_row_and_back(apart: Path) -> None:
     one = next(piece for piece in found["pieces"] if piece["row"] is not None)
     row = shown(apart, row=one["row_of_split"], split=one["split"])
     assert f"chat.jsonl:{several} turn {one['turn']}" in row
+
+
+def test_a_sample_is_found_by_its_turn(apart: Path, tmp_path: Path) -> None:
+    pieces = as_object(apart, at="chat.jsonl:2 turn 1")["pieces"]
+    assert {piece["turn"] for piece in pieces} == {1}
+    with pytest.raises(UsageError, match=r"--at chat.jsonl:2 turn 7: this conversation has samples of the turns 1"):
+        as_object(apart, at="chat.jsonl:2 turn 7")
+    whole = pack_corpus(make_recipe(tmp_path, RECORDS[:2]))
+    with pytest.raises(UsageError, match="this conversation is one sample; omit the turn"):
+        as_object(whole, at="chat.jsonl:2 turn 1")
 
 
 def test_pieces_of_a_sample_are_counted_by_sample(tmp_path: Path) -> None:
@@ -201,6 +213,29 @@ def test_verify_detects_a_sample_that_left_its_conversation(apart: Path, tmp_pat
         verify(path)
 
 
+def test_an_index_without_a_turn_is_an_error(tmp_path: Path) -> None:
+    path = pack_corpus(make_recipe(tmp_path, RECORDS[:20], turns="apart", max_rejects=1.0))
+    file = folder_of(path) / "index.arrow"
+    table = pa.ipc.open_stream(file.read_bytes()).read_all()
+    turns = pa.array([None, *table["turn"].to_pylist()[1:]], pa.int32())
+    with pa.ipc.new_stream(str(file), table.schema) as writer:
+        writer.write_table(table.set_column(table.schema.get_field_index("turn"), "turn", turns))
+    sign(path)
+    manifest = load_manifest(path)
+    for read in (verify, lambda path: shown(path, at="chat.jsonl:1"), lambda path: shown(path, conversation=0)):
+        with pytest.raises(DataError, match=r"index.arrow: .*turn"):
+            read(path)
+    with pytest.raises(DataError, match=r"index.arrow: .*turn"):
+        read_figures(manifest, folder_of(path))
+
+
+def test_the_dataset_card_counts_samples(apart: Path) -> None:
+    samples = load_manifest(apart).ledger.samples
+    assert samples is not None
+    card = (folder_of(apart) / "README.md").read_text()
+    assert f"| samples | {samples.packed:,}, of some conversations one for each trained turn; " in card
+
+
 def test_format_2_has_a_row_for_each_sample(tmp_path: Path) -> None:
     record = {
         "messages": [{"role": role, "content": f"{role} {n}"} for n in range(2) for role in ("user", "assistant")]
@@ -217,7 +252,7 @@ def test_format_2_has_a_row_for_each_sample(tmp_path: Path) -> None:
 def test_the_report_names_turns(apart: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     page = write_report(apart, tmp_path / "report.html")[0].read_text()
-    assert "repeat the prompt of an earlier turn of the same conversation" in page
+    assert "repeat an earlier sample of the same conversation" in page
     assert " turn 3" in page
 
 

@@ -19,7 +19,7 @@ from tasks.cli import corpus_view, row_view, search_view, source_view
 from tasks.core.errors import UsageError
 from tasks.inspection import kinds, manifests, rows, search, sources
 from tasks.inspection.kinds import Kind, kind_of
-from tasks.inspection.lookup import Place, parse_place, pieces_of_number, pieces_of_record
+from tasks.inspection.lookup import Place, pieces_of_number, places_at
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.manifest import load_manifest
 
@@ -118,4 +118,4 @@ def _places(path: Path, question: Question) -> list[Place]:
     folder = corpus_folder(manifest, path)
     if question.conversation is not None:
         return pieces_of_number(manifest, folder, question.conversation)
-    return pieces_of_record(manifest, folder, *parse_place(manifest, str(question.at)))
+    return places_at(manifest, folder, str(question.at))

@@ -126,6 +126,15 @@ def size_category(rows: int) -> str:
     return f"n>{edges[-1]}"
 
 
+def _samples(manifest: Manifest) -> str:
+    """Return the line about samples, or nothing if every conversation is one sample."""
+    samples = manifest.ledger.samples
+    if samples is None:
+        return ""
+    repeated = f"{samples.repeated_prompt_tokens:,} prompt tokens repeat an earlier sample"
+    return f"| samples | {samples.packed:,}, of some conversations one for each trained turn; {repeated} |\n"
+
+
 def _body(manifest: Manifest) -> str:
     length, packing, tokenizer = manifest.sequence_length, manifest.packing_metadata, manifest.tokenizer
     conversations, tokens = manifest.ledger.conversations, manifest.ledger.tokens
@@ -139,6 +148,7 @@ def _body(manifest: Manifest) -> str:
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in conversations.dropped.items() if count)
     dropped = f"{sum(conversations.dropped.values()):,} dropped" + (f" ({reasons})" if reasons else "")
     mixture = _mixture(manifest) + (COPIED if tokens.repeated else "")
+    licenses = ", ".join(map(_code, manifest.config.get("license") or [])) or "not specified; see the sources"
     copies = f"; {tokens.repeated:,} are further copies" if tokens.repeated else ""
     training = TRAINING[manifest.format_version].format(split=first, length=f"{length:,}", trained_on=trained_on)
     return f"""\
@@ -155,7 +165,7 @@ row, run `packcorpus verify path/to/this/folder`.
 | tokenizer | {_code(tokenizer.path)}, {tokenizer.kind}, {tokenizer.vocab_size:,} tokens, SHA-256 `{tokenizer.sha256}` |
 | template | {_code(manifest.template.name)}, SHA-256 `{manifest.template.sha256}` |
 | conversations | {conversations.read:,} read, {rejected:,} rejected (see `rejects.jsonl`), {dropped} |
-| license | {", ".join(map(_code, manifest.config.get("license") or [])) or "not specified; see the sources"} |
+{_samples(manifest)}| license | {licenses} |
 | key | `{manifest.key}` |
 
 ## Usage

@@ -238,9 +238,12 @@ def _sources(sampled: list[SampleTokens], selection: Selection, packed: Packed) 
     ):
         sample, shown = each.sample, None
         if inside.start < inside.stop:
-            first = selection.tokens.column("record", inside.start, inside.start + 1)[0]
-            values = selection.tokens.tokens(inside.start)
-            shown = Example(sample.records[first].place, values ^ (values >> 31), values >= 0)
+            first, turn = (
+                int(selection.tokens.column(n, inside.start, inside.start + 1)[0]) for n in ("record", "turn")
+            )
+            values, place = selection.tokens.tokens(inside.start), sample.records[first].place
+            place += f" turn {turn}" if turn >= 0 else ""
+            shown = Example(place, values ^ (values >> 31), values >= 0)
         rejected = sum(float(sample.weights[record]) for record, _ in each.rejects)
         rejected += float(selection.weights[inside][is_late[inside]].sum())
         found.append(Source(sample, sample.expected, rejected, encoded, trained, shown))

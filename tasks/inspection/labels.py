@@ -76,8 +76,8 @@ def explain_samples(samples: Mapping[str, Any] | SampleFacts, packed: int) -> st
     gone = [f"{count:,} {DROPPED.get(reason, reason)}" for reason, count in found.get("dropped", {}).items()]
     return (
         f"{found['packed']:,} of {counted(found['read'], 'sample')} packed{' (' * bool(gone)}{', '.join(gone)}"
-        f"{')' * bool(gone)}; {repeated:,} tokens "
-        f"({100 * repeated / max(1, packed):.1f} %) repeat the prompt of an earlier turn of the same conversation"
+        f"{')' * bool(gone)}; {repeated:,} prompt tokens "
+        f"({100 * repeated / max(1, packed):.1f} %) repeat an earlier sample of the same conversation"
     )
 
 

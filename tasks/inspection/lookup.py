@@ -131,6 +131,23 @@ def sources_taken_whole(manifest: Manifest, folder: Path) -> list[str]:
     return [m.path for entry, m in enumerate(manifest.mixture) if entry not in less and m.conversations]
 
 
+def places_at(manifest: Manifest, folder: Path, text: str) -> list[Place]:
+    """Return all places of the conversation at FILE:LINE, or those of its sample at "FILE:LINE turn N".
+
+    Raises UsageError as `parse_place` and `pieces_of_record` do, and if there is no such sample.
+    """
+    place, between, turn = text.rpartition(" turn ")
+    if not between or not turn.isdecimal():
+        return pieces_of_record(manifest, folder, *parse_place(manifest, text))
+    found = pieces_of_record(manifest, folder, *parse_place(manifest, place))
+    chosen = [piece for piece in found if str(piece.get("turn")) == turn]
+    if not chosen:
+        turns = ", ".join(str(number) for number in sorted({piece.get("turn", -1) for piece in found} - {-1}))
+        has = f"has samples of the turns {turns}" if turns else "is one sample; omit the turn"
+        raise UsageError("not_in_it", f"--at {text}: this conversation {has}")
+    return chosen
+
+
 def parse_place(manifest: Manifest, text: str) -> tuple[int, int]:
     """Parse FILE:LINE into the position of its source in the manifest and the record. FILE may be the end of a path.
 
@@ -193,6 +210,8 @@ def _check(manifest: Manifest, place: Place) -> None:
     """Raise ValueError if a place refers to something the manifest does not have: the index is damaged."""
     if not 0 <= place["source"] < len(manifest.sources):
         raise ValueError(f"it refers to source {place['source']}")
+    if place.get("turn", -1) is None:
+        raise ValueError("a place lacks its turn")
     if place["row"] is not None:
         if None in (place[name] for name in ("shard", "start", "length", "first", "trained")):
             raise ValueError("a place lacks a number")

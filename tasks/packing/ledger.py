@@ -133,7 +133,8 @@ def count_samples(pieces: Pieces, tokens: TokenColumns) -> dict[str, Any] | None
 def repeated_prompt_tokens(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
     """Count the prompt tokens of each sample that its conversation's packed sample before it has, too: int64[samples].
 
-    These are its untrained tokens, at most as many as that sample has tokens. Further copies do not count.
+    These are its untrained tokens, at most as many as that sample has tokens: an upper bound if the template leaves out
+    something of the history. Further copies do not count.
     """
     accepted = pieces.accepted
     length, untrained = np.zeros(len(accepted.length), np.int64), np.zeros(len(accepted.length), np.int64)

@@ -259,9 +259,11 @@ def piece_counts(length: np.ndarray, row: int) -> np.ndarray:
 def _too_long(accepted: Accepted, is_long: np.ndarray, tokens: TokenColumns, recipe: Recipe) -> str:
     first = int(np.flatnonzero(is_long)[0])
     part = int(accepted.part(np.array([first]))[0])
-    record = int(tokens.column("record", first, first + 1)[0])
+    record, turn = (int(tokens.column(name, first, first + 1)[0]) for name in ("record", "turn"))
+    conversations = int(np.count_nonzero(accepted.samples.most(is_long)))
+    where = f"{recipe.parts[part].file.name}:{record + 1}" + (f" turn {turn}" if turn >= 0 else "")
     return (
-        f"{recipe.parts[part].file.name}:{record + 1}: {accepted.length[first]:,} tokens exceed sequence_length "
-        f"{recipe.config.sequence_length:,} (as in {int(is_long.sum()):,} conversations); set overlong to truncate, "
+        f"{where}: {accepted.length[first]:,} tokens exceed sequence_length "
+        f"{recipe.config.sequence_length:,} (as in {conversations:,} conversations); set overlong to truncate, "
         "drop, or split"
     )

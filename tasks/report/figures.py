@@ -89,6 +89,8 @@ def _lengths(index: pa.Table) -> np.ndarray:
 
 
 def _turns(index: pa.Table) -> np.ndarray:
+    if "turn" in index.schema.names and index["turn"].null_count:
+        raise ValueError("a place lacks its turn")
     return index["turn"].to_numpy() if "turn" in index.schema.names else np.full(len(index), -1)
 
 

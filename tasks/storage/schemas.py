@@ -41,7 +41,7 @@ def index_schema(with_turns: bool) -> pa.Schema:
 DROP_REASONS = ("too_long", "min_tokens", "max_tokens", "min_turns", "max_turns", "duplicate", "limit", "weight")
 
 
-# Reasons for samples: another sample of the conversation may be packed, so that this one is no reject.
+# Reasons for samples: another sample of the conversation may be packed, so that dropping this one rejects nothing.
 SAMPLE_DROP_REASONS = (*DROP_REASONS, "no_trained_tokens")
 
 

@@ -13,7 +13,7 @@ A token file is an Arrow IPC file with one row per sample of an accepted convers
 One number carries a token and its label, so one copy moves both: id = v ^ (v >> 31), trained = v >= 0. The first token
 of a conversation is never trained, because nothing precedes it to predict it from. With `packing: false`, three
 columns follow (messages, tools, text), for format 2.0. The samples of a conversation are adjacent rows with the same
-record and digest; what is said below of conversations is true of each of them.
+record and digest. Below, "conversation" means a sample.
 """
 
 from __future__ import annotations

@@ -334,6 +334,13 @@ def test_a_share_of_the_tokens_counts_those_of_samples_that_are_packed() -> None
     assert [facts["trained_tokens"] for facts in receipt["mixture"]] == [4, 4]
 
 
+def test_a_sample_that_is_too_long_is_named_by_its_turn() -> None:
+    corpus = [[Said(1, 4, {1: SHORT, 3: CUT_OFF, 5: CUT_OFF})]]
+    expected = pytest.raises(DataError, match=r"^s0.x:1 turn 3: 21 tokens exceed .* \(as in 1 conversations\)")
+    with recipe_of(corpus, 9, sequence_length=8, overlong="error") as recipe, expected:
+        planned(recipe)
+
+
 def test_the_first_conversations_of_two_sources_are_two() -> None:
     corpus = [[Said(n, 4, {1: SHORT, 3: SHORT})] for n in range(2)]
     with recipe_of(corpus, 9, sequence_length=8) as recipe:

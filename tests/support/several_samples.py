@@ -34,6 +34,9 @@ class Strips:
             return [Sample(self.spans(conversation, trained))]
         return [self._sample(conversation, turn) for turn, flag in enumerate(trained) if flag]
 
+    def outline(self, *_: object) -> None:
+        """Render every conversation in full."""
+
     def _sample(self, conversation: Conversation, turn: int) -> Sample:
         prefix, flags = up_to(conversation, turn)
         for message in prefix.messages[:-1]:
