@@ -217,8 +217,8 @@ class Manifest(_Part):
     mixture: list[MixtureFacts] = Field(description="One entry per entry of the config's `sources`.")
     ledger: Ledger
     noticed: dict[str, int | dict[str, dict[str, int]]] = Field(
-        description="Counts of things that were handled but may surprise; `content_tokens`: how often content became "
-        "each added token that is not special, by role, if it did."
+        description="Counts of things that were handled but may surprise; `content_tokens`: how often "
+        "conversations contain each added token that content may become, by role; absent if they contain none."
     )
     packing_metadata: PackingMetadata
     splits: dict[str, Split]
@@ -233,7 +233,7 @@ class Manifest(_Part):
 
     @property
     def content_tokens(self) -> dict[str, dict[str, int]]:
-        """Return how often content became each content token, by role."""
+        """Return how often conversations contain each content token, by role."""
         found = self.noticed.get("content_tokens", {})
         return found if isinstance(found, dict) else {}
 

@@ -129,8 +129,10 @@ class Batch:
         receipt["control_text_seen"] += sum(encoder.count_controls(self._conversations[n].strings) > 0 for n in found)
         if encoder.content_tokens:
             holding = encoder.holding_content_tokens(texts)
-            found = {*others, *(np.searchsorted(offsets, holding, side="right") - 1).tolist()}
-            counts = count_content_tokens(encoder, [self._conversations[n] for n in sorted(found)])
+            which = np.unique(np.searchsorted(offsets, holding, side="right") - 1).tolist()
+            # By record: each sample of a conversation has all its strings.
+            once = {self.records[n]: self._conversations[n] for n in which}
+            counts = count_content_tokens(encoder, once.values())
             if counts:
                 receipt["content_tokens"] = merged([receipt.get("content_tokens", {}), counts])
 
