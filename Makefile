@@ -89,19 +89,19 @@ bench: .venv/.train  ## pack CONFIG and the same data with TRL, in turns, once a
 	$(BIN)/python bench/preparation.py $(CONFIG) --write docs/benchmarks.md
 	$(BIN)/python bench/preparation.py $(CONFIG) --times 10 --write docs/benchmarks.md
 
-faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about half an hour, needs strace, as root tmpfs
-	$(BIN)/python bench/faults.py
-	$(BIN)/python bench/damage.py --flips 10000
+faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about half an hour; needs strace, and root for the full-disk tests
+	$(BIN)/python bench/reliability/faults.py
+	$(BIN)/python bench/reliability/damage.py --flips 10000
 
 mutants: .venv/.test  ## change the modules that write, verify, and repair, and check that a test fails: hours
-	$(BIN)/python bench/mutate.py
+	$(BIN)/python bench/reliability/mutate.py
 
 bad-inputs: .venv/.test  ## write docs/reference/bad-inputs.md: the message for each bad input
-	$(BIN)/python bench/bad_inputs.py --write docs/reference/bad-inputs.md
+	$(BIN)/python bench/reliability/bad_inputs.py --write docs/reference/bad-inputs.md
 
 fuzz: .venv/.test  ## run the long property tests and fuzzers, about an hour: docs/reliability.md
 	@$(PIP) atheris==3.0.0
-	$(BIN)/python bench/fuzz.py
+	$(BIN)/python bench/reliability/fuzz.py
 
 lock: .venv/.setup  ## pin what CI installs in requirements.lock, with digests (after a change of constraints.txt)
 	@$(PIP) uv==0.13.8

@@ -147,7 +147,7 @@ def planned(task: luigi.Task, receipt: dict[str, Any]) -> None:
     counters.put(task.task_id, fill=full, rows=packing["rows"])
     message = (
         f"planned {counted(packing['rows'], 'row')}, {full:.2f} % full; "
-        f"no plan needs fewer than {packing['lower_bound_rows']:,}"
+        f"no plan can use fewer than {counted(packing['lower_bound_rows'], 'row')}"
     )
     display.show(
         message, planned={"rows": packing["rows"], "fill": full, "lower_bound_rows": packing["lower_bound_rows"]}

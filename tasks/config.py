@@ -8,6 +8,7 @@ Paths in a config are relative to the folder of the config file; ~ is the home f
 from __future__ import annotations
 
 import os
+import shlex
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from tasks.core.errors import UsageError
 from tasks.core.yaml_settings import check_settings, read_settings
+from tasks.readers.containers import container_by_extension
 from tasks.sources.model import Source
 from tasks.storage.keys import KEY_NAMES
 
@@ -128,7 +130,7 @@ class Config(BaseModel):
             return values
         for name, other in KEY_NAMES.items():
             if name in values and other in values:
-                raise ValueError(f"{name} and {other} are the same setting; keep {name}")
+                raise ValueError(f"{name} and {other} are the same setting; keep only {name}")
         today = {other: name for name, other in KEY_NAMES.items()}
         return {today.get(name, name): value for name, value in values.items()}
 
@@ -141,19 +143,25 @@ class Config(BaseModel):
     @model_validator(mode="after")
     def _check_together(self) -> Config:
         if not self.packing and self.overlong == "split":
-            raise ValueError("overlong: split needs packing: true (without packing a row is a whole conversation)")
+            raise ValueError(
+                "overlong: split requires packing: true; without packing, each row is one whole conversation"
+            )
         if not self.packing and self.epochs > 1:
-            raise ValueError("epochs: more than 1 needs packing: true (without it, epochs differ only in row order)")
+            raise ValueError(
+                "epochs: more than 1 requires packing: true; without packing, all epochs have the same rows"
+            )
         for name in ("tokens", "turns"):
             least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if least is not None and most is not None and least > most:
-                raise ValueError(f"min_{name}: {least} is more than max_{name}: {most}; nothing would be left")
+                raise ValueError(
+                    f"min_{name} ({least}) is greater than max_{name} ({most}); every conversation would be dropped"
+                )
         if self.weighting == "subsample":
             for number, source in enumerate(self.sources):
                 if source.weight > 1:
                     raise ValueError(
-                        f"sources[{number}].weight: {source.weight:g} is above 1, all of {source.path}; weighting: "
-                        "subsample keeps a share of a source, weighting: repeat packs it more than once"
+                        f"sources[{number}].weight: {source.weight:g} is above 1, which is all of {source.path}; to "
+                        "pack conversations more than once, set weighting: repeat instead of subsample"
                     )
         return self
 
@@ -169,12 +177,28 @@ def path_in(folder: Path, named: str) -> Path:
     return folder / os.path.expanduser(named)
 
 
+def _read(path: Path) -> dict[str, Any]:
+    """Return the values of a config. Raises UsageError or InputMissing; a data file is called one."""
+    found = container_by_extension(path.name) if os.path.isfile(path) else None
+    try:
+        if found is None or path.suffix.lower() == ".json":  # YAML includes JSON
+            return read_settings(path)
+    except UsageError:
+        if found is None:
+            raise
+    raise UsageError(
+        "bad_config_file",
+        f"{path}: is a data file, not a config; a config is a YAML file that lists data files under `sources:`. "
+        f"Write one with: packcorpus init {shlex.quote(str(path))}",
+    )
+
+
 def load_config(path: Path, sequence_length: str = "") -> Config:
     """Read and check a config. `sequence_length` replaces the config's unless it is empty.
 
     A source may be a plain path. Raises UsageError or InputMissing, naming the key and the closest known one.
     """
-    values = read_settings(path)
+    values = _read(path)
     if not values:
         raise UsageError("bad_config_file", f"{path}: is empty; add at least `sources:`")
     if sequence_length:

@@ -118,7 +118,7 @@ def test_license_is_accepted_by_its_former_name(tmp_path: Path) -> None:
     assert now == then
     assert now.license == ["mit"]
     both = refusal(tmp_path, "sources: x.jsonl\nlicence: [mit]\nlicense: [mit]\n")
-    assert both.endswith("\n  license and licence are the same setting; keep license")
+    assert both.endswith("\n  license and licence are the same setting; keep only license")
     assert "  license[0]: " in refusal(tmp_path, "sources: x.jsonl\nlicence: ['-']\n")
     assert "did you mean license?" in refusal(tmp_path, "sources: x.jsonl\nlicens: [mit]\n")
 
@@ -164,7 +164,7 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         ("template_date: tomorrow", "template_date: "),
         ("engine: fast", "engine: Input should be 'auto', 'gigatoken' or 'reference', found 'fast'"),
         ("part_size: 10", "part_size: "),
-        ("packing: false\noverlong: split", "overlong: split needs packing: true"),
+        ("packing: false\noverlong: split", "overlong: split requires packing: true"),
     ],
 )
 def test_a_wrong_value_is_named(line: str, said: str, tmp_path: Path) -> None:
@@ -253,6 +253,15 @@ def test_a_config_that_is_not_there(tmp_path: Path) -> None:
         load_config(tmp_path)
 
 
+def test_a_data_file_that_is_named_as_the_config_is_called_one(tmp_path: Path) -> None:
+    (tmp_path / "corpus.json").write_text('{"sources": ["a.jsonl"]}')
+    assert load_config(tmp_path / "corpus.json").sources[0].path == "a.jsonl", "YAML includes JSON"
+    for name, text in (("a.jsonl", '{"messages": []}'), ("a.json", "[{}]"), ("a.jsonl.gz", "\x1f"), ("a.csv", "a: b")):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(UsageError, match=rf"/{name}: is a data file, not a config.* packcorpus init .*{name}$"):
+            load_config(tmp_path / name)
+
+
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=3),
@@ -306,14 +315,17 @@ def test_a_bad_weight_or_limit_is_named(text: str, said: str, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("min_tokens: 9\nmax_tokens: 8", "min_tokens: 9 is more than max_tokens: 8; nothing would be left"),
-        ("min_turns: 3\nmax_turns: 2", "min_turns: 3 is more than max_turns: 2"),
+        (
+            "min_tokens: 9\nmax_tokens: 8",
+            "min_tokens (9) is greater than max_tokens (8); every conversation would be dropped",
+        ),
+        ("min_turns: 3\nmax_turns: 2", "min_turns (3) is greater than max_turns (2)"),
         ("epochs: 0", "epochs: Input should be greater than or equal to 1, found 0"),
-        ("epochs: 2\npacking: false", "epochs: more than 1 needs packing: true"),
+        ("epochs: 2\npacking: false", "epochs: more than 1 requires packing: true"),
         ("weighting: token-share", "weighting: Input should be 'repeat', 'subsample' or 'token_share', found"),
         (
             "weighting: subsample",
-            "sources[0].weight: 1.5 is above 1, all of x.jsonl; weighting: subsample keeps a share",
+            "sources[0].weight: 1.5 is above 1, which is all of x.jsonl; to pack",
         ),
         ("duplicates: true", "duplicates: Input should be 'keep' or 'drop', found True"),
     ],

@@ -74,7 +74,7 @@ def show(message: str, **facts: Any) -> None:
     """Print a line for a person, or `facts` as JSON for a machine."""
     how = mode()
     if how == "json":
-        write(json.dumps(facts or {"note": message}, default=str))
+        write(json.dumps(facts or {"note": message.removeprefix("note: ")}, default=str))
     elif how != "quiet":
         write(printable(message))
 

@@ -31,7 +31,7 @@ import typer
 
 from tasks.core.error_codes import DATA
 from tasks.core.error_messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
-from tasks.core.errors import Interrupted, UsageError
+from tasks.core.errors import InputMissing, Interrupted, UsageError
 from tasks.inspection.manifests import (
     complete_file,
     complete_manifest,
@@ -74,6 +74,14 @@ RootOption = Annotated[
     ),
 ]
 
+# What `init` writes and `check` and `pack` read if no config is named.
+DEFAULT_CONFIG = Path("corpus.yaml")
+
+ConfigArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="CONFIG", show_default=False, help=f"The config of the corpus. Default: {DEFAULT_CONFIG}."),
+]
+
 JsonOption = Annotated[
     bool, typer.Option("--json", envvar=JSON, show_envvar=False, help="Print the result as one JSON object.")
 ]
@@ -100,13 +108,22 @@ def _options(
     pass
 
 
+def _default_config() -> Path:
+    """Return the config of a command that names none. Raises InputMissing if it does not exist."""
+    if not DEFAULT_CONFIG.is_file():
+        raise InputMissing(
+            "config_missing", f"{DEFAULT_CONFIG}: no such config; name another one, or run: packcorpus init PATH…"
+        )
+    return DEFAULT_CONFIG
+
+
 # -- make a corpus -----------------------------------------------------------------------------------------------------
 
 
 @app.command()
 def init(
     paths: Annotated[list[Path], typer.Argument(metavar="PATH…", show_default=False, help="Files, folders, or globs.")],
-    output: Annotated[Path, typer.Option(metavar="FILE", help="The config to write.")] = Path("corpus.yaml"),
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The config to write.")] = DEFAULT_CONFIG,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json_output: JsonOption = False,
 ) -> None:
@@ -121,9 +138,7 @@ def init(
 
 @app.command()
 def check(
-    path: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", show_default=False, help="The config of the corpus.")
-    ] = None,
+    path: ConfigArgument = None,
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", show_default=False, help="Same as CONFIG.", hidden=True)
     ] = None,
@@ -155,9 +170,7 @@ def check(
     """
     if path and config:
         raise UsageError("bad_command_line", f"{path} and --config {config}: name one config")
-    config = path or config
-    if config is None:
-        raise UsageError("bad_command_line", "name the config: packcorpus check corpus.yaml")
+    config = path or config or _default_config()
     from tasks.cli.dry_run_view import show_dry_run
     from tasks.config import load_config
     from tasks.dry_run.dry_run import predict
@@ -175,9 +188,7 @@ def check(
 
 @app.command()
 def pack(
-    config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", show_default=False, help="The config of the corpus.")
-    ] = None,
+    config: ConfigArgument = None,
     sequence_length: Annotated[
         str, typer.Option(metavar="N", show_default=False, help="Override the config's sequence_length.")
     ] = "",
@@ -193,10 +204,7 @@ def pack(
     An interrupted run resumes, and a complete one is a no-op. The last line of standard output is the path of the
     manifest. The same as: luigi --module pipeline PackCorpus --config CONFIG
     """
-    if config is None:
-        raise UsageError(
-            "bad_command_line", "name the config: packcorpus pack corpus.yaml; to write one: packcorpus init PATH…"
-        )
+    config = config or _default_config()
     from tasks.cli import start
 
     options = [f"--sequence-length={sequence_length}"] * bool(sequence_length)
@@ -360,12 +368,12 @@ def repair(
     Each has its recorded checksum afterwards; nothing else is changed.
     """
     path = find_damaged(manifest, root)
-    from tasks.core.printable import printable
+    from tasks.core.printable import from_here, printable
     from tasks.inspection.verification import Repaired, Repairs, repair_corpus
 
     def print_file(file: Repaired) -> None:
         if not json_output:
-            print(printable(f"repaired {file.path} ({file.why}) from {file.source}"), flush=True)
+            print(printable(from_here(f"repaired {file.path} ({file.why}) from {file.source}")), flush=True)
 
     def summary(repairs: Repairs) -> list[str]:
         return [] if repairs.mended else ["nothing to repair: every file is as recorded"]
@@ -445,7 +453,9 @@ def main() -> None:
         if not arguments:  # the help, which typer shows without arguments
             error.show()
             sys.exit(UsageError.exit_code)
-        failure = UsageError("bad_command_line", f"{error.format_message().rstrip('.')}; see packcorpus --help")
+        command = error.ctx.info_name if error.ctx and error.ctx.parent else None
+        help_command = " ".join(filter(None, ("packcorpus", command, "--help")))
+        failure = UsageError("bad_command_line", f"{error.format_message().rstrip('.')}; see {help_command}")
     except Exception as error:
         if "--debug" in arguments or is_on(DEBUG):
             raise

@@ -225,7 +225,7 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
         seen = packing.avg_conversations_per_sequence * BATCH_ROWS[1]
         held = f" Each step sees about {seen:,.0f} conversations." if packing.enabled else ""
         warning = (
-            f"An epoch at {BATCH_ROWS[1]} rows per step is {counted(epoch, 'step')}, fewer than {FEW_STEPS}.{held} "
+            f"At {BATCH_ROWS[1]} rows per step, an epoch has {counted(epoch, 'step')}, fewer than {FEW_STEPS}.{held} "
             "Use fewer rows per step, or more epochs."
         )
         indented(console, single(Text(warning, "yellow")))

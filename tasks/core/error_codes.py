@@ -54,7 +54,7 @@ _ALL = [
     Code("E102", "config_missing", MISSING, "The config does not exist.",
          "the path is mistyped, or relative to another folder", "pass it with --config FILE"),
     Code("E103", "bad_config_file", USAGE, "The config is not a YAML file of settings.",
-         "a syntax error, or the wrong file", "fix the line in the message"),
+         "a syntax error, or the wrong file", "fix the line in the message, or name the config"),
     Code("E104", "bad_setting", USAGE, "A setting has an unknown name or value.",
          "it is mistyped or out of range",
          "use the suggested value; docs/reference/config.md lists all settings"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 
 # Marks that frame what is shown. In the data they are escaped, so that no text can pass for a mark.
@@ -31,6 +32,15 @@ def printable(text: str) -> str:
     if text.isprintable() and MARKS.isdisjoint(text):
         return text
     return "".join(char if is_plain(char) else escaped(char) for char in text)
+
+
+def from_here(text: str) -> str:
+    """Return `text` with each path inside the working directory relative to it."""
+    try:
+        here = os.getcwd()
+    except OSError:  # it was deleted
+        return text
+    return text if here == os.sep else re.sub(rf"(?<![^\s'\"(`=]){re.escape(here)}/(?=[^\s/])", "", text)
 
 
 def counted(count: int, noun: str) -> str:

@@ -155,7 +155,9 @@ def _entries(before: list[dict[str, Any]], after: list[dict[str, Any]]) -> Itera
     for path, number in sides[0] | sides[1]:
         mine, theirs = (side.get((path, number)) for side in sides)
         if mine is None or theirs is None:
-            yield Change(f"sources: {path}", mine and "listed", theirs and "listed")
+            yield Change(
+                f"source {path}", *("in the config" if side else "not in the config" for side in (mine, theirs))
+            )
             continue
         for name in mine | theirs:
             if mine.get(name) != theirs.get(name):

@@ -209,14 +209,14 @@ def step_warnings(found: Prediction, batches: list[int]) -> list[str]:
             ways = [f"{counted(fewer, 'row')} per step"] * (fewer > 0) + [f"{epochs} epochs"] * (epochs <= MOST_EPOCHS)
             advice = f"Use {', or '.join(ways)}." if ways else "Only more conversations can change that."
             warnings.append(
-                f"An epoch at {counted(rows, 'row')} per step is {counted(count, 'step')}, fewer than {FEW_STEPS}."
+                f"At {counted(rows, 'row')} per step, an epoch has {counted(count, 'step')}, fewer than {FEW_STEPS}."
                 f"{apart} {advice}"
             )
         if 0 < trained < FEW_TRAINED:
             more = -(-rows * FEW_TRAINED // max(1, round(trained)))
             advice = f" Use {more:,} rows per step." if more < found.rows["train"] else ""
             warnings.append(
-                f"A step of {counted(rows, 'row')} has {trained:,.0f} trained tokens, fewer than {FEW_TRAINED:,}: its "
-                f"gradient is that of a handful of answers.{advice}"
+                f"At {counted(rows, 'row')} per step, a step has {trained:,.0f} trained tokens, fewer than "
+                f"{FEW_TRAINED:,}. Its gradient comes from a few answers.{advice}"
             )
     return warnings

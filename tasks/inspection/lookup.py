@@ -84,9 +84,9 @@ def _why_missing(manifest: Manifest, folder: Path, source: int, record: int) -> 
     where = f"{facts.path}:{record}"
     for reject in read_rejects(manifest, folder):
         if reject.get("source") == facts.path and reject.get("line", reject.get("record")) == record:
-            return f"{where}: was rejected: {reject['code']} {reject['message']}"
+            return f"{where}: was rejected with {reject['code']}: {reject['message']}"
     unit = "lines with a conversation" if container_named(facts.container).numbered_by == "line" else "records"
-    return f"{where}: is not a conversation of this corpus; the source had {facts.conversations:,} {unit}, from 1"
+    return f"{where}: is not in this corpus; the source had {facts.conversations:,} {unit}, and the first has number 1"
 
 
 def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:

@@ -65,12 +65,15 @@ def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Pat
         raise InputMissing("manifest_missing", f"{path}: is not a corpus folder (it has no manifest.json)")
     stems = [file.stem for file in _manifests(root)]
     names = [name for stem in stems for name in (stem, stem.rpartition("-")[0])]
-    message = f"{path}: no such {wanted}{suggest(path.name.removesuffix('.json'), names, LISTED)}"
+    hint = suggest(path.name.removesuffix(".json"), names, LISTED)
+    message = f"{path}: no such {wanted}{hint}"
     ending = path.suffix.lower()
     if wanted != "manifest" and ending in (".yaml", ".yml"):
         raise InputMissing("config_missing", message)
     if wanted != "manifest" and ending not in ("", ".json"):
         raise InputMissing("source_missing", message)
+    known = f"which has {', '.join(reversed(stems[-LISTED:]))}" if stems else "which has no manifests"
+    message = f"{path}: no such {wanted}, and no such name or key in {manifests_of(root)}/{hint or f', {known}'}"
     raise InputMissing("manifest_missing", message)
 
 

@@ -23,12 +23,9 @@ from tasks.tokenization.frames import Frame, Prepared, Shape
 # Characters gathered for one encode call: large enough to spread its overhead, small enough to stay in the cache.
 BATCH_CHARACTERS = 1 << 21
 
-
 # Handled, but a user may want to know: conversations with a control string as text, conversations with a character that
 # decodes to another one, unknown tokens, and conversations whose turns are in an unusual order.
 NOTICED = ("control_text_seen", "not_round_trip", "unknown_tokens", "unusual_order")
-
-
 COUNTS = ("accepted", "tokens", *NOTICED)
 
 

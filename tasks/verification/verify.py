@@ -15,6 +15,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from tasks.core.errors import DataError, PackError
+from tasks.core.printable import counted
 from tasks.storage.corpus_folder import changed_files, check_copies, corpus_folder, foreign_files, raise_all
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.shards import open_index
@@ -49,13 +50,16 @@ def verify(path: Path) -> Report:
     tokens = check_rows(manifest, folder, index)
     held = "every invariant holds" if manifest.packing_metadata.enabled else "as many as in the index"
     report.checks.append(
-        ("rows", f"{tokens.rows:,} rows, {tokens.packed:,} tokens, {tokens.trained:,} trained: {held}")
+        (
+            "rows",
+            f"{counted(tokens.rows, 'row')}, {counted(tokens.packed, 'token')}, {tokens.trained:,} trained: {held}",
+        )
     )
     if not tokens.rows:
         raise DataError("wrong_count", f"{path}: the corpus has no rows")
     if tokens.pieces != len(index) - index["row"].null_count:
         raise DataError("bad_index", f"{folder / 'index.arrow'}: refers to shards or rows that do not exist")
-    report.checks.append(("index", f"{tokens.pieces:,} pieces tile the rows without gap or overlap"))
+    report.checks.append(("index", f"{counted(tokens.pieces, 'piece')} in the rows, without gap or overlap"))
     check_beside(manifest, folder)
     check_recorded_ledger(manifest, folder, index, tokens)
     report.checks.append(("ledger", "conversations, tokens, and figures agree with a second count"))
@@ -75,7 +79,7 @@ def _check_files(path: Path, manifest: Manifest, folder: Path) -> str:
     wrong += changed_files(folder, listed)
     wrong += foreign_files(manifest, folder)
     raise_all(wrong, folder)
-    return f"{len(listed):,} files, {sum(file.bytes for file in listed):,} bytes"
+    return f"{counted(len(listed), 'file')}, {sum(file.bytes for file in listed):,} bytes"
 
 
 def _read_index(manifest: Manifest, folder: Path) -> pa.Table:

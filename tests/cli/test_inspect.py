@@ -9,12 +9,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from cli.hostile_corpus import HOSTILE, REJECTED, SHOWN, pack, packcorpus, records, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
-from support.hostile_corpus import HOSTILE, REJECTED, SHOWN, pack, packcorpus, records, rows
 from support.inspected import as_object, shown
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
@@ -91,8 +91,8 @@ def test_all_pieces_of_a_split_conversation_are_shown_from_any_of_them(corpora: 
     [
         ({"at": "chats.jsonl:1"}, r"did you mean chats\[bold\]\.jsonl"),
         ({"at": "chats[bold].jsonl"}, "expected FILE:LINE"),
-        ({"at": "chats[bold].jsonl:8"}, "was rejected: E207 messages"),
-        ({"at": "chats[bold].jsonl:99"}, "is not a conversation of this corpus"),
+        ({"at": "chats[bold].jsonl:8"}, "was rejected with E207: messages"),
+        ({"at": "chats[bold].jsonl:99"}, "is not in this corpus"),
         ({"conversation": 39}, "has 0 to 38"),
         ({"conversation": -1}, "has 0 to 38"),
         ({"conversation": 1, "row": 1}, "exclude each other"),
@@ -371,8 +371,11 @@ def test_numbers_count_over_the_batches_of_an_index(manifest: Path, tmp_path: Pa
 def test_an_error_says_why_something_is_not_in_a_corpus(manifest: Path) -> None:
     total = len(records())
     for question, message in (
-        ({"at": f"chats[bold].jsonl:{REJECTED + 1}"}, r"was rejected: E2\d\d "),
-        ({"at": "chats[bold].jsonl:99999"}, rf"the source had {total:,} lines with a conversation, from 1$"),
+        ({"at": f"chats[bold].jsonl:{REJECTED + 1}"}, r"was rejected with E2\d\d: "),
+        (
+            {"at": "chats[bold].jsonl:99999"},
+            rf"the source had {total:,} lines with a conversation, and the first has number 1$",
+        ),
         ({"row": 99_999}, r"^--row 99999: train has [\d,]+ rows, 0 to"),
         ({"conversation": 99_999}, r"the index of this corpus has 0 to"),
     ):

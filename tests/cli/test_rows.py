@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from support.hostile_corpus import (
+from cli.hostile_corpus import (
     ANSWER,
     REJECTED,
     ROOT,

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.hostile_corpus import records
+from cli.hostile_corpus import records
 from support.inspected import rendered, shown
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 from syrupy.assertion import SnapshotAssertion

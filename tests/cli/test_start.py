@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tasks.cli import start
 from tasks.cli.app import app
-from tasks.core.errors import InputMissing, UsageError
+from tasks.core.errors import InputMissing
 
 PACKCORPUS = str(BIN / "packcorpus")
 
@@ -72,9 +72,10 @@ def test_shards_without_a_manifest_are_passed_on(started: list[str], tmp_path: P
     assert started == ["train", "--manifest", str(tmp_path)]
 
 
-def test_packing_needs_a_config() -> None:
+def test_packing_needs_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     error = CliRunner().invoke(app, ["pack"]).exception
-    assert isinstance(error, UsageError)
+    assert isinstance(error, InputMissing)
     assert "packcorpus init PATH" in str(error)
 
 

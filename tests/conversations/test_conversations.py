@@ -8,6 +8,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from conversations.record_keys import RECORD_KEYS
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
@@ -575,21 +576,7 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(
-                [
-                    *COLUMNS,
-                    "role",
-                    "content",
-                    "from",
-                    "value",
-                    "tool_calls",
-                    "function",
-                    "name",
-                    "arguments",
-                    "weight",
-                    "rank",
-                ]
-            ),
+            st.sampled_from([*COLUMNS, *RECORD_KEYS]),
             inner,
             max_size=4,
         )

@@ -194,6 +194,28 @@ def test_packcorpus_reports_a_mistake_in_one_form(tmp_path: Path) -> None:
     assert by_environment.stdout == missing.stdout
 
 
+def test_a_mistake_in_a_command_refers_to_the_help_of_that_command(tmp_path: Path) -> None:
+    tool = str(BIN / "packcorpus")
+    for words, helped in (
+        (["pack", "--sequence"], "packcorpus pack --help"),
+        (["diff", "a"], "packcorpus diff --help"),
+        (["--nosuch"], "packcorpus --help"),
+        (["nosuch"], "packcorpus --help"),
+    ):
+        assert command(tmp_path, tool, *words).stderr.splitlines()[0].endswith(f"; see {helped}")
+
+
+def test_without_a_config_corpus_yaml_is_read(tmp_path: Path) -> None:
+    tool = str(BIN / "packcorpus")
+    for name in ("check", "pack"):
+        done = command(tmp_path, tool, name)
+        assert (done.returncode, done.stderr[:37]) == (66, "E102 error: corpus.yaml: no such conf")
+    (tmp_path / "corpus.yaml").write_text("sources: gone.jsonl\n")
+    for name in ("check", "pack"):
+        done = command(tmp_path, tool, name)
+        assert (done.returncode, done.stderr[:23]) == (66, "E301 error: gone.jsonl:")
+
+
 @pytest.mark.slow
 def test_a_fault_of_the_program_shows_where_only_with_debug(tmp_path: Path) -> None:
     """Stands in for a bug: a module that is imported by the command alone fails."""

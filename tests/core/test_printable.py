@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from tasks.core.printable import duration
+from tasks.core.printable import duration, from_here
 from tasks.core.suggest import suggest
 
 DURATIONS = {
@@ -33,3 +35,16 @@ def test_a_close_match_is_suggested_whatever_its_case(value: str, known: list[st
 
 def test_several_matches_are_suggested_the_closest_first() -> None:
     assert suggest("corpus", ["corpse", "corpus-a", "other"], 2) == "; did you mean corpus-a or corpse?"
+
+
+def test_paths_in_the_working_directory_are_relative_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here, beside = tmp_path / "here", tmp_path / "here2"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    assert (
+        from_here(f"{here}/a: is missing; run: packcorpus repair {here}/b") == "a: is missing; run: packcorpus repair b"
+    )
+    for text in (f"{here}: is empty", f"{beside}/a", f"/x{here}/a", "a/b", f"{tmp_path}/a"):
+        assert from_here(text) == text
+    monkeypatch.chdir("/")
+    assert from_here("/a/b: is missing") == "/a/b: is missing"

@@ -255,7 +255,7 @@ def test_steps_for_a_batch_size_and_the_warning_for_few_steps(tmp_path: Path) ->
     assert count == -(-found.rows["train"] // 16)
     assert count * trained == pytest.approx(found.tokens["trained"])
     warnings = step_warnings(found, [16])
-    assert f"is {count} step" in warnings[0]
+    assert f"an epoch has {count} step" in warnings[0]
     assert "fewer than 100" in warnings[0]
     [few] = step_warnings(found, [1])[-1:]
     assert "trained tokens, fewer than 1,000" in few
@@ -265,7 +265,9 @@ def test_steps_for_a_batch_size_and_the_warning_for_few_steps(tmp_path: Path) ->
 def test_advice_for_few_steps_is_feasible(tmp_path: Path) -> None:
     alone = predicted(write_project(tmp_path, conversations(2)))
     [warning, *_] = step_warnings(alone, [8])
-    assert warning == "An epoch at 8 rows per step is 1 step, fewer than 100. Only more conversations can change that."
+    assert (
+        warning == "At 8 rows per step, an epoch has 1 step, fewer than 100. Only more conversations can change that."
+    )
     many = predicted(write_project(tmp_path, conversations(300), sequence_length=64))
     assert 200 < many.rows["train"] < 400, "the corpus of this test lacks what it is for"
     [warning, *_] = step_warnings(many, [16])

@@ -95,7 +95,7 @@ def test_settings_sources_and_figures_that_differ_are_named(base: tuple[Path, li
     assert [source.path for source in found.sources.added] == ["more.jsonl"]
     assert [*found.sources.removed, *found.sources.changed] == []
     assert {
-        (change.name, change.before, change.after) for change in found.settings if not change.name.startswith("sources")
+        (change.name, change.before, change.after) for change in found.settings if not change.name.startswith("source ")
     } == {
         ("seed", 42, 7),
         ("train_on", "assistant", "last"),
@@ -179,8 +179,8 @@ def test_each_change_of_a_source_in_the_settings_is_listed(tmp_path: Path) -> No
     found = list(_entries([entry("chat.jsonl", weight=1.0, limit=None), entry("more.jsonl")], again))
     assert found == [
         Change("chat.jsonl weight", 1.0, 2.5),
-        Change("sources: more.jsonl", "listed", None),
-        Change("sources: chat.jsonl", None, "listed"),
+        Change("source more.jsonl", "in the config", "not in the config"),
+        Change("source chat.jsonl", "not in the config", "in the config"),
     ]
     assert [change.name for change in _entries([entry("b"), entry("a")], [entry("a"), entry("b")])] == [
         "order of sources"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -66,6 +67,9 @@ def test_a_missing_file_is_an_error_that_names_its_kind(here: Path) -> None:
         with pytest.raises(InputMissing, match=f"^{name}: no such file") as missing:
             find_file(Path(name))
         assert missing.value.code == code
+    assert re.search(
+        r"nope: no such file, and no such name or key in manifests/, which has \w+-\w+", str(missing.value)
+    )
 
 
 def test_another_file_is_called_what_it_is(here: Path) -> None:
@@ -122,7 +126,10 @@ def test_names_are_resolved_below_the_root(here: Path, tmp_path: Path, monkeypat
         assert find_manifest(None, root).parent == root / "manifests"
     with pytest.raises(InputMissing, match="did you mean other-name"):
         find_manifest(Path("other-nam"), Path("project"))
-    with pytest.raises(InputMissing, match=r"no such manifest$"):
+    with pytest.raises(
+        InputMissing,
+        match=r"other-name: no such manifest, and no such name or key in manifests/, which has no manifests$",
+    ):
         find_manifest(Path("other-name"))
 
 

@@ -19,7 +19,7 @@ import pytest
 from rich.cells import cell_len
 from support.commands import BIN, ROOT, luigi, write_chats
 
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(ROOT / "docs"))
 from screenshots import on_terminal
 
 from pipeline.progress import counters, display
@@ -162,6 +162,13 @@ def test_a_terminal_keeps_the_messages_and_no_progress_display(folder: Path, wor
     assert screen[3].startswith("400 conversations: 400 packed")
     assert screen[4].startswith("manifests/chats-")
     assert not any(screen[5:]), screen
+
+
+def test_a_note_is_called_one_once(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    display.show("note: a")
+    monkeypatch.setenv("PACKCORPUS_JSON", "1")
+    display.show("note: a")
+    assert capsys.readouterr().err.splitlines() == ["note: a", '{"note": "a"}']
 
 
 @pytest.mark.parametrize(("option", "variable"), [("--quiet", "PACKCORPUS_QUIET"), ("--json", "PACKCORPUS_JSON")])

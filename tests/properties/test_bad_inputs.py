@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support import bad_inputs
+from properties import bad_inputs
 from support.commands import ROOT
 
 DOCUMENT = (ROOT / "docs" / "reference" / "bad-inputs.md").read_text(encoding="utf-8").splitlines()

@@ -1,7 +1,7 @@
 """Damage of every kind to every file of a corpus: every reader refuses it and names the file, and repair restores it.
 
-tests/support/damage.py has the damages of one file, bench/damage.py those of a whole corpus. It injects 10,000 flips,
-these tests a few hundred.
+tests/support/damage.py has the damages of one file, bench/reliability/damage.py those of a whole corpus. It injects
+10,000 flips, these tests a few hundred.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from support.commands import ROOT
 from support.damage import DAMAGES, undo
 
-sys.path.insert(0, str(ROOT / "bench"))
+sys.path.insert(0, str(ROOT / "bench" / "reliability"))
 import damage
 from damage import Corpus, Tally
 

@@ -1,4 +1,4 @@
-"""A few of the faults of bench/faults.py, drawn by a fixed seed: `make faults` has hundreds of each kind."""
+"""A few of the faults of bench/reliability/faults.py, by a fixed seed: `make faults` has hundreds of each kind."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.commands import ROOT, write_chats
 
-_spec = importlib.util.spec_from_file_location("faults", ROOT / "bench" / "faults.py")
+_spec = importlib.util.spec_from_file_location("faults", ROOT / "bench" / "reliability" / "faults.py")
 assert _spec is not None
 assert _spec.loader is not None
 faults = sys.modules["faults"] = importlib.util.module_from_spec(_spec)

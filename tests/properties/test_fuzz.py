@@ -18,6 +18,7 @@ from typing import Any
 import orjson
 import yaml
 import zstandard
+from conversations.record_keys import RECORD_KEYS
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
@@ -110,40 +111,7 @@ TEXTS = st.one_of(
     st.sampled_from(["", "a", "\0", "\ud800", "</s>", "user", "assistant", '{"a": 1}', "[1]", "9" * 30, "x" * 5000]),
 )
 NUMBERS = st.one_of(st.integers(), st.integers(-(1 << 70), 1 << 70), st.floats(), st.booleans(), st.none())
-KEYS = st.sampled_from(
-    [
-        "messages",
-        "conversations",
-        "role",
-        "content",
-        "from",
-        "value",
-        "tool_calls",
-        "function",
-        "name",
-        "arguments",
-        "tools",
-        "text",
-        "prompt",
-        "completion",
-        "instruction",
-        "input",
-        "output",
-        "response",
-        "history",
-        "system",
-        "weight",
-        "type",
-        "id",
-        "replies",
-        "rank",
-        "deleted",
-        "context",
-        "question",
-        "answer",
-        "function_call",
-    ]
-)
+KEYS = st.sampled_from(RECORD_KEYS)
 VALUES = st.recursive(
     st.one_of(TEXTS, NUMBERS),
     lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.one_of(KEYS, TEXTS), inner, max_size=5)),

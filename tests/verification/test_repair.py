@@ -85,6 +85,12 @@ class Copy:
     def without_plans(self) -> None:
         shutil.rmtree(self.root / "data" / "plans")
 
+    def publish(self, values: dict[str, Any]) -> None:
+        """Write both manifests, with the digest of their values."""
+        values["digest"] = manifest_digest(values)
+        for path in (self.path, self.folder / "manifest.json"):
+            path.write_bytes(to_json(values))
+
     def repair(self, *damaged: Path, path: Path | None = None) -> list[str]:
         """Return the origin of each file; the corpus must be as before, with only the damaged files written."""
         restored = list(repair(path or self.path))
@@ -461,6 +467,14 @@ def test_a_rebuilt_corpus_has_the_same_bytes(kind: str, made: dict[str, Path], t
     assert copy.files() == copy.before
 
 
+def check_that_another_engine_is_reported(copy: Copy) -> None:
+    values = orjson.loads(copy.path.read_bytes())
+    values["tokenizer"]["engine"] = "another"
+    copy.publish(values)
+    with pytest.raises(NotReproducible, match=r"manifest.json: .*: tokenizer.engine was another, is gigatoken$"):
+        rebuild(copy.path)
+
+
 def test_a_corpus_that_differs_after_rebuilding_is_reported_by_its_first_file(copy: Copy) -> None:
     shard = copy.folder / "train-00001-of-00003.arrow"
     original = shard.read_bytes()
@@ -468,13 +482,7 @@ def test_a_corpus_that_differs_after_rebuilding_is_reported_by_its_first_file(co
     with pytest.raises(NotReproducible, match=f"{shard}: differs after rebuilding$"):
         rebuild(copy.path)
     shard.write_bytes(original)
-    values = orjson.loads(copy.path.read_bytes())
-    values["tokenizer"]["engine"] = "another"
-    values["digest"] = manifest_digest(values)
-    for path in (copy.path, copy.folder / "manifest.json"):
-        path.write_bytes(to_json(values))
-    with pytest.raises(NotReproducible, match=r"manifest.json: .*: tokenizer.engine was another, is gigatoken$"):
-        rebuild(copy.path)
+    check_that_another_engine_is_reported(copy)
     (copy.root / "chat.jsonl").write_bytes(b'{"messages": []}\n')
     with pytest.raises(NotReproducible, match=r"chat.jsonl has changed since"):
         rebuild(copy.path)
@@ -493,9 +501,7 @@ def as_before_texts_had_a_version(copy: Copy) -> None:
             path = copy.folder / file["path"]
             path.write_bytes(path.read_bytes().replace(b" ", b"  "))
             file |= {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
-    values["digest"] = manifest_digest(values)
-    for path in (copy.path, copy.folder / "manifest.json"):
-        path.write_bytes(to_json(values))
+    copy.publish(values)
     shutil.rmtree(copy.root / "data" / "tokens")
     copy.without_plans()
     copy.before = copy.files()
@@ -536,13 +542,7 @@ def test_an_earlier_corpus_differs_only_in_its_texts_after_rebuilding(copy: Copy
     )
     with pytest.raises(NotReproducible, match=said):
         rebuild(copy.path)
-    values = orjson.loads(copy.path.read_bytes())
-    values["tokenizer"]["engine"] = "another"
-    values["digest"] = manifest_digest(values)
-    for path in (copy.path, copy.folder / "manifest.json"):
-        path.write_bytes(to_json(values))
-    with pytest.raises(NotReproducible, match=r"manifest.json: .*: tokenizer.engine was another, is gigatoken$"):
-        rebuild(copy.path)
+    check_that_another_engine_is_reported(copy)
     flip(copy.listed[0])
     with pytest.raises(NotReproducible, match=f"{copy.listed[0]}: differs after rebuilding$"):
         rebuild(copy.path)
@@ -559,7 +559,9 @@ def test_the_commands(copy: Copy, tmp_path: Path) -> None:
     assert advice[:2] == ["packcorpus", "repair"]
     done = command(copy.root, str(BIN / advice[0]), *advice[1:])
     assert (done.returncode, done.stdout.count("\n"), done.stderr) == (0, 1, "")
-    assert done.stdout.startswith(f"repaired {copy.listed[0]} (does not have the recorded SHA-256")
+    assert done.stdout.startswith(
+        f"repaired {copy.listed[0].relative_to(copy.root)} (does not have the recorded SHA-256"
+    )
     done = command(copy.root, tool, "repair", manifest)
     assert (done.returncode, done.stdout) == (0, "nothing to repair: every file is as recorded\n")
     done = command(copy.root, tool, "verify", "--config", "corpus.yaml", manifest)

@@ -3,7 +3,7 @@
 The facts are read from the model and the rows rather than from the settings.
 
 Run + Steps ─in_effect─▶ {"attention": "sdpa; …", …}: the table before the first step, and `in_effect` of the record
-            └─warnings─▶ one sentence each
+            └─warnings─▶ one short text each
 """
 
 from __future__ import annotations
@@ -60,31 +60,31 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
         "a step": f"{' × '.join(factors)} = {si(run.tokens_per_step)} tokens, {si(trained)} trained on",
         "steps": f"{steps.total:,}, {steps.per_epoch:,} per epoch",
         "folder": str(run.folder.path),
-        "begins": f"after {run.checkpoint.name}" if run.checkpoint else "at the first step",
+        "starts": f"from {run.checkpoint.name}" if run.checkpoint else "from the beginning",
         "expected time": duration(seconds),
     }
 
 
 def warnings(run: Run, steps: Steps) -> list[str]:
-    """Return what may make the run useless, slow, or wrong, one sentence each."""
+    """Return what may make the run useless, slow, or wrong, one short text each."""
     feed, config, choices = run.feed, run.config, run.choices
     found = list(run.warnings)
     if not 0.9 < run.tokens_per_step / config.tokens_per_step < 1.1:
         found.append(
-            f"a step has {si(run.tokens_per_step)} tokens, but tokens_per_step is {si(config.tokens_per_step)}: a step "
-            f"takes whole rows, {choices.micro_batch} at a time on {counted(choices.ranks, 'rank')}, and the corpus "
-            f"has only {counted(len(feed.train), 'row')}"
+            f"a step has {si(run.tokens_per_step)} tokens, but tokens_per_step is {si(config.tokens_per_step)}. Steps "
+            f"take whole rows: {choices.micro_batch} at a time on {counted(choices.ranks, 'rank')}, of "
+            f"{counted(len(feed.train), 'row')} in the corpus"
         )
     if steps.total < FEW_STEPS:
-        fix = f"lower tokens_per_step ({config.tokens_per_step:,}) or raise epochs"
+        fix = f"Lower tokens_per_step ({config.tokens_per_step:,}), or raise epochs"
         found.append(
-            f"only {counted(steps.total, 'optimizer step')}: packing leaves few rows on a small corpus, and a model "
-            f"learns little in fewer than {FEW_STEPS} steps; {'raise max_steps' if config.max_steps else fix}"
+            f"only {counted(steps.total, 'optimizer step')}. A model learns little in fewer than {FEW_STEPS}; packing "
+            f"leaves few rows of a small corpus. {'Raise max_steps' if config.max_steps else fix}"
         )
     if steps.total <= (feed.packings - 1) * steps.per_epoch:
         found.append(
-            f"the corpus has {feed.packings} packings, one for each epoch, and {counted(steps.total, 'step')} use the "
-            f"first {math.ceil(steps.total / steps.per_epoch)}; raise epochs to {feed.packings} to use all of them"
+            f"the corpus has {feed.packings} packings, one for each epoch, but {counted(steps.total, 'step')} use only "
+            f"{math.ceil(steps.total / steps.per_epoch)}. Raise epochs to {feed.packings} to use all of them"
         )
     if run.corpus.format_version == PACKED and not run.corpus.isolated:
         found.append("rows have no position_ids: the conversations of a row see each other (allow_unisolated)")

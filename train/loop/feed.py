@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tasks.core.printable import counted
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 from train.config import TrainingConfig
 from train.data.corpus import PACKED, Corpus
@@ -44,9 +45,8 @@ class PackedFeed:
         self.notes = list(self.train.notes)
         self.longest: Any = self.train  # all rows are equally long
         full = 100 * self.tokens / self.padded_tokens
-        self.described = (
-            f"{len(self.train):,} rows of {corpus.sequence_length:,}, {full:.2f} % full, {_location(self.train)}"
-        )
+        rows = counted(len(self.train), "row")
+        self.described = f"{rows} of {corpus.sequence_length:,}, {full:.2f} % full, {_location(self.train)}"
         self.packings = len(same)
         if self.packings > 1:
             self.described += f"; {self.packings} packings, one for each epoch in turn"
@@ -91,7 +91,7 @@ class ConversationFeed:
                 f"of {counts.read:,} conversations {counts.truncated:,} were truncated to {corpus.sequence_length:,} "
                 f"tokens and {counts.dropped:,} dropped, because no token within that length is trained on"
             )
-        self.described = f"{len(lengths):,} conversations, one per row, {self._mean:,} tokens on average"
+        self.described = f"{counted(len(lengths), 'conversation')}, one per row, {self._mean:,} tokens on average"
 
     def collator(self, attention: str) -> Any:
         from trl.trainer.sft_trainer import DataCollatorForLanguageModeling

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 import torch
 
 from tasks.core.errors import PartMissing
+from tasks.core.printable import counted
 from tasks.core.process import peak_memory
 from train.config import TrainingConfig
 from train.machine import devices
@@ -121,7 +122,7 @@ def find_micro_batch(
     limit = -agree([-memory.limit])[0]
     trials: list[Trial] = []
     candidates = sizes(rows_per_step)
-    reason = f"a step has {candidates[-1]} rows"
+    reason = f"a step has {counted(candidates[-1], 'row')}"
     for size in candidates:
         if trials and (stop := _reason_to_stop(trials, size, limit if memory.cautious else None, spent, budget)):
             reason = stop

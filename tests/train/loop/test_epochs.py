@@ -74,4 +74,4 @@ def test_unused_packings_are_reported(manifest: Path, total: int, used: int) -> 
         assert not found
     else:
         [warning] = found
-        assert f"has 2 packings, one for each epoch, and {total} steps use the first 1; raise epochs to 2" in warning
+        assert f"has 2 packings, one for each epoch, but {total} steps use only 1. Raise epochs to 2" in warning

@@ -1,6 +1,6 @@
 """Mutants of the modules that write, check, and repair corpora: how many of them do the tests notice? Prints a table.
 
-    make mutants         (or: python bench/mutate.py [MODULE …] [--most N] [--seed 0] [--jobs 2])
+    make mutants         (or: python bench/reliability/mutate.py [MODULE …] [--most N] [--seed 0] [--jobs 2])
 
     a copy of the project ─the tests once, under coverage─▶ line ─▶ the tests that run it, the fastest first
     module ─one change─▶ mutant ─those tests, in a fork─▶ killed: one of them fails, or does not end
@@ -41,7 +41,7 @@ import pytest
 from hypothesis import Phase
 from hypothesis import settings as hypothesis_settings
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # Each with the tests that are its own; they come before all others that run the line.
 MODULES = {
     "storage/files": ("storage/test_files",),

@@ -1,6 +1,6 @@
 """Write docs/reference/bad-inputs.md, the message for each bad input, by running the real commands on all of them.
 
-make bad-inputs      (or: python bench/bad_inputs.py [--only 16] [--write docs/reference/bad-inputs.md])
+make bad-inputs      (or: python bench/reliability/bad_inputs.py [--only 16] [--write docs/reference/bad-inputs.md])
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import argparse
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from support.bad_inputs import CASES, table
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+from properties.bad_inputs import CASES, table
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ content   10,000 conversations for each tokenizer and each template: none forges
 hostile   each hostile input through the real command: CPU seconds, and memory beyond that of a usual run
 reader, config, manifest   atheris over the functions of tests/properties/test_fuzz.py, guided by coverage
 
-python bench/fuzz.py [content] [hostile] [reader config manifest] [--seconds 60] [--seed 1]
+python bench/reliability/fuzz.py [content] [hostile] [reader config manifest] [--seconds 60] [--seed 1]
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 # Tests are imported by name, from the folders that they are in.
 sys.path[:0] = [
     str(ROOT),

@@ -3,7 +3,7 @@
     luigi in a pseudo-terminal ─▶ a frame of its progress display and its final output ─┬─▶ rich ─▶ SVG
     packcorpus inspect --at FILE:LINE, with colors forced ──────────────────────────────┘
 
-    python bench/screenshots.py [docs/assets]
+    python docs/screenshots.py [docs/assets]
 
 The pictures use no font that would have to be downloaded.
 """

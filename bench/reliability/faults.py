@@ -1,6 +1,6 @@
 """What a run leaves behind when it is killed, when the disk refuses, when another run is at work. Prints a table.
 
-    make faults          (or: python bench/faults.py [--seed 0] [--jobs 2] [--only ROW] [--case N] [--most N])
+    make faults    (or: python bench/reliability/faults.py [--seed 0] [--jobs 2] [--only ROW] [--case N] [--most N])
 
     project before ─copy─▶ root ─the command, with one fault─▶ root ─the command again─▶ the files of an undisturbed run
                                             └─ nothing is published, or a corpus that `verify` accepts; what was there
@@ -37,7 +37,7 @@ import orjson
 from tasks.core.errors import PackError
 from tasks.verification.verify import verify
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 COMMAND = [str(Path(sys.executable).parent / "luigi"), "--module", "pipeline", "PackCorpus"]
 CONFIG = "name: chats\nsources: chats.jsonl\nsequence_length: 128\nvocab_size: 400\nvalidation: 0.1\npart_size: 24000\n"
 # Another corpus that shares all but its rows, one that shares all but its name, and one that shares nothing.

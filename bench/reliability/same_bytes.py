@@ -1,6 +1,6 @@
 """Check that two checkouts write the same shards, indexes, and plans.
 
-    python bench/same_bytes.py OTHER_CHECKOUT [--corpora FOLDER] [--tokenizer FILE]
+    python bench/reliability/same_bytes.py OTHER_CHECKOUT [--corpora FOLDER] [--tokenizer FILE]
 
 Each checkout needs its own .venv (`make test` sets it up). Both pack the bundled sample and, if given, the source files
 in FOLDER: at four sequence lengths, with each overlong policy, with mixtures, epochs, a Jinja template, and format 2.0.
@@ -20,7 +20,7 @@ from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = (512, 1024, 2048, 4096)
 JINJA = (
     "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"

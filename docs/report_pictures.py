@@ -2,7 +2,7 @@
 
 Writes docs/assets/report.png and docs/assets/report-row.png.
 
-    python bench/report_pictures.py REPORT.html
+    python docs/report_pictures.py REPORT.html
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Damage, one thing at a time, to every file of a corpus: each must be refused, by name, by verify and by the loader.
 
-    python bench/damage.py [--flips 10000] [--seed 0]     a Markdown table; exit code 1 where something was let in
+    python bench/reliability/damage.py [--flips 10000] [--seed 0]    a Markdown table; exit code 1 if one was let in
 
 corpus ─ one damage ─▶ verify ─▶ refused, the file named?
                     └▶ open_corpus + the rows of every split ─▶ the same            then the file is put back
@@ -26,7 +26,7 @@ from typing import Any
 
 import orjson
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from support.damage import DAMAGES, undo
 from support.small_corpus import conversations, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
