@@ -258,7 +258,7 @@ def _print_noticed(manifest: Manifest, console: Console) -> None:
 
 
 def print_content_tokens(found: Mapping[str, Mapping[str, int]], console: Console, where: str = "") -> None:
-    """Print how often content became each content token, by role."""
+    """Print how often conversations contain each content token, by role."""
     if lines := content_tokens(found):
         console.print(Text(f"  tokens written by content{where}: {', '.join(lines)}", "dim"), soft_wrap=True)
 

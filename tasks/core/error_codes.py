@@ -206,7 +206,7 @@ _ALL = [
          "it ends in neither .model nor .json", "name the tokenizer file itself"),
     Code("E404", "no_such_token", USAGE, "The tokenizer lacks a required token.",
          "it names no EOS or padding token, or the setting is mistyped",
-         "set eos_token or pad_token to one of its tokens"),
+         "set eos_token, pad_token, or content_tokens to tokens that it has"),
     Code("E405", "unwritable_text", DATA, "The tokenizer cannot encode a text without a control token.",
          "a character exists only as a control token", "remove it from the data or the tokenizer"),
     Code("E406", "engine_refused", USAGE, "The requested engine cannot replace the tokenizer.",

@@ -43,7 +43,7 @@ def content_tokens_of(
             found.discard(name)
         elif name in reserved:
             raise UsageError(
-                "no_such_token",
+                "bad_setting",
                 f"content_tokens: {shown(name)} begins, ends, or pads a sample, or stands for unknown characters, so "
                 "content may not write it; remove it from content_tokens",
             )

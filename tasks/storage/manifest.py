@@ -267,8 +267,8 @@ class Manifest(_Part):
     mixture: list[MixtureFacts] = Field(description="One entry per entry of the config's `sources`.")
     ledger: Ledger
     noticed: dict[str, int | dict[str, dict[str, int]]] = Field(
-        description="Counts of things that were handled but may surprise; `content_tokens`: how often content became "
-        "each added token that is not special, by role, if it did; `unused_keys`: by source, how often each key of the "
+        description="Counts of things that were handled but may surprise; `content_tokens`: how often conversations "
+        "contain each added token that content may become, by role; `unused_keys`: by source, how often each key of the "
         "records occurred that is not used. Absent: there is none, or an earlier version did not count them."
     )
     packing_metadata: PackingMetadata
@@ -284,7 +284,7 @@ class Manifest(_Part):
 
     @property
     def content_tokens(self) -> dict[str, dict[str, int]]:
-        """Return how often content became each content token, by role."""
+        """Return how often conversations contain each content token, by role."""
         found = self.noticed.get("content_tokens", {})
         return found if isinstance(found, dict) else {}
 

@@ -83,7 +83,8 @@ class Frames(dict[tuple[str, ...], Frame | None]):
 
     def __init__(self, template: Template, encoder: Encoder, train_on: TrainOn, roles: Mapping[str, str]):
         self._template, self._encoder, self._train_on, self._roles = template, encoder, train_on, roles
-        self.known = not encoder.has_space  # with `has_space`, the content decides about a space
+        # With these, the content decides about a space.
+        self.known = not encoder.has_space and not encoder.space_follows
         self._by_shape: dict[tuple[tuple[str, ...], tuple[bool, ...]], Frame | None] = {}
 
     def __missing__(self, names: tuple[str, ...]) -> Frame | None:

@@ -132,9 +132,10 @@ class Batch:
         receipt["control_text_seen"] += sum(encoder.count_controls(each) > 0 for each in strings_of.values())
         if encoder.content_tokens:
             holding = encoder.holding_content_tokens(texts)
-            found = {*others, *(np.searchsorted(offsets, holding, side="right") - 1).tolist()}
-            once = {self.records[n]: self._conversations[n] for n in sorted(found)}
-            counts = count_content_tokens(encoder, list(once.values()))
+            which = np.unique(np.searchsorted(offsets, holding, side="right") - 1).tolist()
+            # By record: each sample of a conversation has all its strings.
+            once = {self.records[n]: self._conversations[n] for n in which}
+            counts = count_content_tokens(encoder, once.values())
             if counts:
                 receipt["content_tokens"] = merged([receipt.get("content_tokens", {}), counts])
 
