@@ -268,8 +268,8 @@ class Manifest(_Part):
     ledger: Ledger
     noticed: dict[str, int | dict[str, dict[str, int]]] = Field(
         description="Counts of things that were handled but may surprise; `content_tokens`: how often conversations "
-        "contain each added token that content may become, by role; `unused_keys`: by source, how often each key of the "
-        "records occurred that is not used. Absent: there is none, or an earlier version did not count them."
+        "contain each added token that content may become, by role; `unused_keys`: by source, how often each key of "
+        "the records occurred that is not used. Absent: there is none, or an earlier version did not count them."
     )
     packing_metadata: PackingMetadata
     splits: dict[str, Split]

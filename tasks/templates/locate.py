@@ -108,7 +108,7 @@ def answer_of(turn: int, message: Any, prompt: str, base: str, alone: str, ends:
 
 
 def _after_other_text(message: Any, prompt: str, base: str, alone: str, ends: re.Pattern[str]) -> str | None:
-    """Return the answer of a turn whose rendering does not start with its prompt; None if it cannot be told."""
+    """Return the answer of a turn whose rendering does not start with its prompt; None if it cannot be determined."""
     same = _common(prompt, alone)
     rest, written = prompt[same:], alone[same:]
     reasoning = _reasoning(message)

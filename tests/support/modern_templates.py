@@ -89,7 +89,7 @@ MODERN = {
 
 # Tools: calls are written if the content is null, or never.
 CALLS_IF_NULL = (
-    LOOP + "{% if m.content is none %}{% for c in m.tool_calls %}<tool_call>{{ c.function.name }} "
+    LOOP + "{% if none == m.content %}{% for c in m.tool_calls %}<tool_call>{{ c.function.name }} "
     "{{ c.function.arguments | tojson }}</tool_call>{% endfor %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
     "{% endfor %}" + PROMPT
 )
