@@ -70,7 +70,11 @@ def test_lines_rows_and_records_read_with_care_have_the_same_roles(
     [line] = fast.decode([json.dumps(record).encode()]) or [None]
     found = outcome(fast, line)
     careful._plain = type(careful._plain)("")
-    if line and "tool" not in [role_names(format, dict(file.roles)).get(name.lower()) for name in roles]:
+    if (
+        line
+        and found != "bad_role"
+        and "tool" not in [role_names(format, dict(file.roles)).get(name.lower()) for name in roles]
+    ):
         with pytest.MonkeyPatch.context() as patch:
             patch.delattr(Preparer, "_prepare_with_care")
             assert outcome(fast, line) == found
