@@ -50,8 +50,8 @@ class Generation(Extension):
     def _mark(self, _: nodes.EvalContext, caller: Callable[[], str]) -> str:
         text = caller()
         if self._written is not None:
-            start = sum(map(len, self._written))
-            self._marks.append((start, start + len(text)))
+            start = sum(map(str.__len__, self._written))  # placeholders record `len`
+            self._marks.append((start, start + str.__len__(text)))
         return text
 
     def rendered(self, template: Template, values: Mapping[str, Any], marks: bool) -> tuple[str, list[Range]]:

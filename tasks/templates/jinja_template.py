@@ -23,6 +23,7 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from itertools import chain, pairwise
@@ -141,9 +142,15 @@ class JinjaTemplate:
         if self._all or not all("\0" in message.content for message in conversation.messages):
             return None
         conversation, trained, added = self.adjust.of(conversation, trained)
-        messages, tools, breaker = self._broken(conversation)
         turns = [k for k, flag in enumerate(trained) if flag]
-        rendering = self._renderer.render(messages, tools, self._marked, turns, self._turns, trace=True)
+        rendering, breaker = self._trace(conversation, turns)
+        strips = bool(rendering.unusual and rendering.unusual[3])
+        if strips:
+            # Only if it strips every content, wherever it is, do contents with and without white space become the same.
+            bare = [replace(message, content=message.content.strip("\v")) for message in conversation.messages]
+            other, breaker = self._trace(Conversation(tuple(bare)), turns)
+            strips = other != rendering
+            rendering = other
         if rendering.lost or rendering.unusual is None:
             return None
         heads = []
@@ -162,7 +169,11 @@ class JinjaTemplate:
                 self._require_agreement(ranges, marked, turns)
                 ranges = marked
             found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
-        return Outline(found, Unusual(rendering.unusual, heads, self._splits_at))
+        return Outline(found, Unusual(rendering.unusual, heads, self._splits_at, strips))
+
+    def _trace(self, conversation: Conversation, turns: list[int]) -> tuple[Rendering, str]:
+        messages, tools, breaker = self._broken(conversation)
+        return self._renderer.render(messages, tools, self._marked, turns, self._turns, trace=True), breaker
 
     def _without(self, rendering: Rendering) -> Ranges:
         """Return the ranges between the located turns, which are all but them."""

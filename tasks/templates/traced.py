@@ -39,10 +39,15 @@ class Trace:
         self.needles: set[str] = set()
         self.starts: set[str] = set()
         self.ends: set[str] = set()
+        self.strips: set[str] = set()
 
     def result(self) -> list[list[str]] | None:
-        """Return the needles, first characters, and last characters of unusual contents; None if all are unusual."""
-        return [sorted(found) for found in (self.needles, self.starts, self.ends)] if self.open else None
+        """Return the needles, first characters, and last characters of unusual contents; None if all are unusual.
+
+        The last list is empty if no content is stripped on both sides.
+        """
+        found = (self.needles, self.starts, self.ends, self.strips)
+        return [sorted(each) for each in found] if self.open else None
 
 
 class Traced(str):
@@ -124,6 +129,7 @@ class Traced(str):
 
     def strip(self, characters: Any = None) -> str:
         if characters is None:
+            self.trace.strips.add("strip")
             return Traced.of(str.strip(self), self.trace)
         return self.lstrip(characters).rstrip(characters)
 

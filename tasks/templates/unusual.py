@@ -11,12 +11,19 @@ _REASONING = "<think>"
 class Unusual:
     """Contents that a template treats differently, by what `Trace` recorded.
 
-    `heads` are the contents that a later prompt has after a text, with the end of that text: `splits` tells whether a
-    token could reach from one into the other.
+    `heads` are the contents that a later prompt has after a text, with the end of that text: `splits` decides whether a
+    token could reach from one into the other. `strips`: the template strips white space around some contents.
     """
 
-    def __init__(self, tests: list[list[str]], heads: list[tuple[int, str]], splits: Callable[[str, str], bool]):
-        needles, starts, ends = tests
+    def __init__(
+        self,
+        tests: list[list[str]],
+        heads: list[tuple[int, str]],
+        splits: Callable[[str, str], bool],
+        strips: bool,
+    ):
+        self._strips = strips
+        needles, starts, ends, _ = tests
         self._needles = tuple(dict.fromkeys((_REASONING, *needles)))
         self._starts, self._ends = frozenset(starts), frozenset(ends)
         self._heads, self._splits = tuple(heads), splits
@@ -27,6 +34,8 @@ class Unusual:
             for content in contents:
                 if needle in content:
                     return True
+        if self._strips and any(content[0].isspace() or content[-1].isspace() for content in contents):
+            return True
         if self._starts and any(content[0] in self._starts for content in contents):
             return True
         if self._ends and any(content[-1] in self._ends for content in contents):

@@ -21,6 +21,10 @@ from tasks.tokenization.frames import Frames, Prepared, Shape, fill
 from tasks.tokenization.plain_records import PlainRecords, as_dict
 from tasks.tokenization.segments import segments_of
 
+# Of the conversations that are filled into what a Jinja template writes around placeholders, one in so many is rendered
+# as well and compared. Their digests decide which, so that the result does not depend on parts or workers.
+COMPARED = 256
+
 
 class Preparer:
     """Prepare the records of one source file for one encoder and template.
@@ -46,6 +50,8 @@ class Preparer:
             names, contents = plain.turns()
             frame = self._frames[names]
             if frame and (prepared := fill(frame, contents)):
+                if frame.unusual and prepared.digest % COMPARED == 0:
+                    self._compare(prepared, self._file.conversation(as_dict(record)))
                 return [prepared]
         return self._prepare_with_care(as_dict(record))
 
@@ -57,7 +63,21 @@ class Preparer:
         if self._packing and (frame := self._frames.of_conversation(conversation, trained)):
             prepared = fill(frame, [message.content for message in conversation.messages])
             if prepared:
+                if frame.unusual and prepared.digest % COMPARED == 0:
+                    self._compare(prepared, conversation)
                 return [prepared]
+        return self._render(conversation, trained)
+
+    def _compare(self, filled: Prepared, conversation: Conversation) -> None:
+        """Check that a template writes a conversation as its frame does."""
+        [rendered] = self._render(conversation, trained_turns(conversation, self._train_on))
+        same = filled.texts == rendered.texts and all(
+            np.array_equal(getattr(filled.shape, name), getattr(rendered.shape, name)) for name in ("tokens", "trained")
+        )
+        if not same or filled.digest != rendered.digest:
+            raise AssertionError(f"template {self._template.name}: {filled.texts} is rendered as {rendered.texts}")
+
+    def _render(self, conversation: Conversation, trained: list[bool]) -> list[Prepared]:
         found = [self._prepare_sample(conversation, sample) for sample in self._template.samples(conversation, trained)]
         found = [prepared for prepared in found if prepared.shape.trained.any()]
         if not found:
