@@ -198,8 +198,13 @@ class JinjaTemplate:
         found = as_openai(message)
         if message.role == "assistant":
             found = with_reasoning(found, self._reasoning_form)
-            if message.tool_calls and not found["content"] and self._null_content:
-                found["content"] = None
+            if message.tool_calls:
+                null_content, text_arguments = self._call_form
+                if null_content and not found["content"]:
+                    found["content"] = None
+                if text_arguments:
+                    for call, written in zip(message.tool_calls, found["tool_calls"], strict=True):
+                        written["function"]["arguments"] = call.arguments
         return found
 
     # How this template reads what templates read differently
@@ -217,14 +222,16 @@ class JinjaTemplate:
         return ReasoningForm.FIELD if _READS_INLINE.search(self._source) else ReasoningForm.NONE
 
     @cached_property
-    def _null_content(self) -> bool:
-        """Return whether the template writes the calls of a message only if its content is null."""
-        call = {"type": "function", "id": "callabcde", "function": {"name": "t-o-o-l", "arguments": {"a": "b"}}}
-        with_text, with_null = (
-            "t-o-o-l" in self._trial({"role": "assistant", "content": content, "tool_calls": [call]})
-            for content in ("", None)
-        )
-        return with_null and not with_text
+    def _call_form(self) -> tuple[bool, bool]:
+        """Return whether the template writes calls only if the content is null, and only if arguments are JSON text."""
+        arguments = {"a": "b"}
+        for text_arguments in (False, True):
+            for content in ("", None):
+                function = {"name": "t-o-o-l", "arguments": json.dumps(arguments) if text_arguments else arguments}
+                call = {"type": "function", "id": "callabcde", "function": function}
+                if "t-o-o-l" in self._trial({"role": "assistant", "content": content, "tool_calls": [call]}):
+                    return content is None, text_arguments
+        return False, False
 
     def _trial(self, answer: dict[str, Any]) -> str:
         try:

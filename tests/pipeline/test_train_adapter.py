@@ -89,7 +89,7 @@ def test_a_signal_leaves_a_checkpoint_from_which_the_same_command_resumes(
     if number == signal.SIGINT:
         done = command(folder, *wanted)
         assert done.returncode == 0, done.stderr
-        assert f"after {checkpoint.name}" in done.stderr
+        assert f"from {checkpoint.name}" in done.stderr
         assert f"resuming after step {checkpoint.name.removeprefix('checkpoint-')}; loading" in done.stderr
 
 

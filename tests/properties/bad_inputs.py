@@ -31,7 +31,7 @@ from support.commands import BIN, ROOT, command
 from support.damage import DAMAGES
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
-from tasks.inspection.labels import NOTICED, unused_keys
+from tasks.inspection.labels import NOTICED, content_tokens, unused_keys
 from tasks.storage.files import to_json
 from tasks.storage.manifest import manifest_digest
 
@@ -225,7 +225,7 @@ JINJA = {
     (27, "a template that includes a file"): "{% include '/etc/passwd' %}",
     (27, "a template that accesses Python internals"): "{{ messages.__class__.__mro__ }}",
     (27, "a template that reads the clock"): "{{ strftime_now('%Y') }}" + CHATML_JINJA,
-    (28, "a template whose turns cannot be located"): "{{ messages | length }}" + CHATML_JINJA,
+    (28, "a template whose turns cannot be located"): CHATML_JINJA.replace("assistant\n", "assistant\nI think: "),
 }
 for (_number, _what), _text in JINJA.items():
 
@@ -376,7 +376,9 @@ def seen(make: Case) -> tuple[int, str]:
             ledger = facts["ledger"]["conversations"]
             shown += [f"packed {ledger['packed']} of {ledger['read']}" if not rejects else ""]
             unused = facts["noticed"].pop("unused_keys", {})
+            written = facts["noticed"].pop("content_tokens", {})
             shown += [f"noticed {n} {NOTICED[name][0]} {NOTICED[name][1]}" for name, n in facts["noticed"].items() if n]
+            shown += [f"tokens written by content: {text}" for text in content_tokens(written)]
             shown += [f"not used: {line}" for line in unused_keys(unused)]
         return code, "\n".join(line for line in shown if line).replace(f"{folder}/", "")
 

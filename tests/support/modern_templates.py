@@ -93,4 +93,10 @@ CALLS_IF_NULL = (
     "{{ c.function.arguments | tojson }}</tool_call>{% endfor %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n"
     "{% endfor %}" + PROMPT
 )
+# Calls are written if the arguments are text.
+TEXT_ARGUMENTS = (
+    LOOP
+    + "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name + ' ' + c.function.arguments }}"
+    "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}" + PROMPT
+)
 NO_CALLS = LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT

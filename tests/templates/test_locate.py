@@ -18,6 +18,7 @@ from support.modern_templates import (
     OPENED,
     OPTIONAL,
     STRIPPED,
+    TEXT_ARGUMENTS,
 )
 from support.profiles import examples
 from support.tokenizer_kinds import open_kind, ordinary, reference, tokenize
@@ -194,8 +195,9 @@ def test_the_default_system_message_is_added_where_there_is_none() -> None:
 
 def test_calls_reach_the_template_in_its_own_form_or_are_rejected() -> None:
     messages = [user("a"), answer("", tool_calls=[CALL]), {"role": "tool", "content": "7"}, answer("b")]
-    [sample] = samples_of(open_jinja(CALLS_IF_NULL), messages)
-    assert trained(sample)[0] == '<tool_call>find {"x": 1}</tool_call><|im_end|>'
+    for source in (CALLS_IF_NULL, TEXT_ARGUMENTS):
+        [sample] = samples_of(open_jinja(source), messages)
+        assert trained(sample)[0].replace(" ", "") == '<tool_call>find{"x":1}</tool_call><|im_end|>'
     with pytest.raises(Reject, match=r"messages\[1\] calls 'find'"):
         samples_of(open_jinja(NO_CALLS), messages)
 

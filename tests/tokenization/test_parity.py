@@ -44,6 +44,9 @@ def encoded_by(recipe: Recipe, place: Path) -> list[str]:
             seen.extend(texts)
             return self.reference.encode(texts)
 
+        def count_content_tokens(self, texts: Sequence[str]) -> list[tuple[int, str]]:
+            return self.reference.count_content_tokens(texts)  # encodes what has been encoded
+
     for part in recipe.parts:
         encoder = Listening(recipe.encoder, lambda text: False)
         tokenize_part(part, encoder, recipe.template, recipe.config, place / "tokens.arrow", place / "receipt.json")

@@ -143,11 +143,11 @@ def test_a_resumed_run_has_the_same_losses(folder: Path, tmp_path: Path, ranks: 
     code, output = stop(command, signal.SIGKILL)
     assert code == (-signal.SIGKILL if ranks == 1 else 1), output
     assert ("rank 1 was killed by SIGKILL" in output) == (ranks == 2)
-    assert f"after {newest.name}" in output
+    assert f"from {newest.name}" in output
 
     resumed = run(command)
     assert resumed.returncode == 0, resumed.stderr
-    assert "after checkpoint-" in resumed.stderr
+    assert "from checkpoint-" in resumed.stderr
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
 
 
