@@ -177,9 +177,16 @@ def check(
         start = starts[number if sample.turn is None else 0]
         stop = next((i for i in range(start, len(flags)) if not flags[i]), len(flags))
         said = [template._as_expected(message) for message in seen[:k]]
-        prompt = library.apply_chat_template(
-            said, tools=tools, chat_template=source, add_generation_prompt=True, tokenize=True, return_dict=False
+        rendered, _ = render_jinja_template(
+            [said],
+            tools=tools,
+            chat_template=source,
+            add_generation_prompt=True,
+            bos_token="<s>",  # noqa: S106
+            eos_token="</s>",  # noqa: S106
+            pad_token="<pad>",  # noqa: S106
         )
+        prompt = library.encode(rendered[0], add_special_tokens=False)
         if ids[:start] != prompt:
             return f"WRONG: ids before messages[{k}] are not those of the prompt"
         text = encoder.decode(ids[start:stop])
