@@ -101,6 +101,7 @@ bad-inputs: .venv/.test  ## write docs/reference/bad-inputs.md: the message for 
 
 fuzz: .venv/.test  ## run the long property tests and fuzzers, about an hour: docs/reliability.md
 	@$(PIP) atheris==3.0.0
+	$(PYTEST) -m "" --hypothesis-profile=fresh
 	$(BIN)/python bench/reliability/fuzz.py
 
 lock: .venv/.setup  ## pin what CI installs in requirements.lock, with digests (after a change of constraints.txt)

@@ -5,6 +5,7 @@
     pytest -m ""             all tests (`make test` runs them in parallel)
 
 Properties draw a quarter of their examples, at most 25; with --hypothesis-profile=ci, as in `make test`, they draw all.
+Both draw the same ones each time; --hypothesis-profile=fresh, as in `make fuzz`, draws new ones.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from typing import Any
 
 import numpy as np
@@ -198,7 +198,7 @@ class JinjaTemplate:
         found = as_openai(message)
         if message.role == "assistant":
             found = with_reasoning(found, self._reasoning_form)
-            if message.tool_calls:
+            if message.tool_calls and self._call_form is not None:
                 null_content, text_arguments = self._call_form
                 if null_content and not found["content"]:
                     found["content"] = None
@@ -222,20 +222,24 @@ class JinjaTemplate:
         return ReasoningForm.FIELD if _READS_INLINE.search(self._source) else ReasoningForm.NONE
 
     @cached_property
-    def _call_form(self) -> tuple[bool, bool]:
-        """Return whether the template writes calls only if the content is null, and only if arguments are JSON text."""
-        arguments = {"a": "b"}
-        for text_arguments in (False, True):
-            for content in ("", None):
-                function = {"name": "t-o-o-l", "arguments": json.dumps(arguments) if text_arguments else arguments}
-                call = {"type": "function", "id": "callabcde", "function": function}
-                if "t-o-o-l" in self._trial({"role": "assistant", "content": content, "tool_calls": [call]}):
-                    return content is None, text_arguments
-        return False, False
+    def _call_form(self) -> tuple[bool, bool] | None:
+        """Return whether the template writes calls only if the content is null, and only if arguments are JSON text.
 
-    def _trial(self, answer: dict[str, Any]) -> str:
+        None: it writes none.
+        """
+        arguments = {"a": "b"}
+        parameters = {"type": "object", "properties": {"a": {"type": "string", "description": "a"}}, "required": ["a"]}
+        tool = {"type": "function", "function": {"name": "other", "description": "a", "parameters": parameters}}
+        for tools, text_arguments, content in product((None, [tool]), (False, True), ("", None)):
+            function = {"name": "t-o-o-l", "arguments": json.dumps(arguments) if text_arguments else arguments}
+            call = {"type": "function", "id": "callabcde", "function": function}
+            if "t-o-o-l" in self._trial({"role": "assistant", "content": content, "tool_calls": [call]}, tools):
+                return content is None, text_arguments
+        return None
+
+    def _trial(self, answer: dict[str, Any], tools: Any = None) -> str:
         try:
-            return self._renderer.render([{"role": "user", "content": "a"}, answer], None, False, [], "others").text
+            return self._renderer.render([{"role": "user", "content": "a"}, answer], tools, False, [], "others").text
         except Reject:
             return ""
 
@@ -339,16 +343,20 @@ class JinjaTemplate:
                 )
 
     def _require_written(self, message: Message, k: int, answer: str) -> None:
-        """Check that the template wrote the reasoning and the calls of a turn."""
+        """Check that the template wrote the reasoning and the calls of a turn.
+
+        What it never writes may be in the answer by chance, so the texts alone do not decide.
+        """
         reasoning = reasoning_of(message)
-        if reasoning and "".join(reasoning.split()) not in "".join(answer.split()):
+        never = self._reasoning_form is ReasoningForm.NONE and bool(message.reasoning)
+        if reasoning and (never or "".join(reasoning.split()) not in "".join(answer.split())):
             raise DataError(
                 "reasoning_not_written",
                 f"template {self.name}: messages[{k}] has reasoning, and the template has no place for it; "
                 "set `reasoning: drop`, or use a template with a place for reasoning",
             )
         for call in message.tool_calls:
-            if "".join(call.name.split()) not in "".join(answer.split()):
+            if self._call_form is None or "".join(call.name.split()) not in "".join(answer.split()):
                 raise Reject(
                     "calls_not_written",
                     f"messages[{k}] calls {call.name!r}, and the template {self.name} does not write tool calls",

@@ -5,7 +5,7 @@
 
 The control tokens of a row are those of the row that says x, at the places of the template's spans; labels are those
 of the spans; and the text comes back. There are at least 5,000 conversations for each tokenizer and for each template;
-`make fuzz` runs as many for each of the two together.
+`make fuzz` checks 10,000 for each of the two together.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Profiles of hypothesis: `dev` for `make quick`, `ci` for everything. Chosen by pytest's --hypothesis-profile."""
+"""Profiles of hypothesis: `dev` for `make quick`, `ci` for everything, `fresh` for `make fuzz`.
+
+Tests that run before every change draw the same examples each time: a failure means that the change broke something.
+New examples are drawn by `make fuzz`. Chosen by pytest's --hypothesis-profile.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ from hypothesis import settings
 
 DEV_EXAMPLES = 25
 
-settings.register_profile("dev", max_examples=DEV_EXAMPLES, deadline=None)
-settings.register_profile("ci", max_examples=100, deadline=None, print_blob=True)
+settings.register_profile("dev", max_examples=DEV_EXAMPLES, deadline=None, derandomize=True)
+settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("fresh", max_examples=300, deadline=None, derandomize=False, print_blob=True)
 
 
 def examples(count: int) -> int:
