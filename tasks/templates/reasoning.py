@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from tasks.conversations.model import Message
-from tasks.templates.jinja_environment import with_reasoning_names
+from tasks.templates.jinja.environment import with_reasoning_names
 
 _INLINE = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 

@@ -28,7 +28,7 @@ from tasks.conversations.formats import read_record
 from tasks.conversations.model import full_text
 from tasks.encoders.encoder import Encoder
 from tasks.templates.built_in import BUILT_IN, BuiltIn
-from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import Template, TrainOn, trained_turns
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")

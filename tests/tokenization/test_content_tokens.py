@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from tasks.cli.app import app
 from tasks.recipe import resolve
 from tasks.storage.manifest import load_manifest
-from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.jinja.template import JinjaTemplate
 from tasks.tokenization.content_tokens import merged
 from tasks.tokenization.engine_check import hard_tokens
 

@@ -35,7 +35,7 @@ from tasks.sources.parts import find_parts
 from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
 from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
-from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TEXT, Sample, Span, Template, TrainOn, trained_turns
 from tasks.tokenization.tokenize_part import COUNTS, tokenize_part
 

@@ -14,9 +14,9 @@ from support.modern_templates import INLINE, LOOP, MODERN, PROMPT
 from support.profiles import examples
 from support.tokenizer_kinds import CHATML_JINJA, hostile, open_kind, ordinary, tokenize
 
-from tasks.templates.jinja_environment import ChatTemplate, chat_environment
-from tasks.templates.jinja_template import JinjaTemplate
-from tasks.templates.traced import Trace, can_be_traced, prepare_tracing, traced
+from tasks.templates.jinja.environment import ChatTemplate, chat_environment
+from tasks.templates.jinja.template import JinjaTemplate
+from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
 from tasks.tokenization import prepare
 
 KIND = "hf_byte_level"

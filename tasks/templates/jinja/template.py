@@ -38,10 +38,10 @@ from tasks.core.errors import DataError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
-from tasks.templates.jinja_sandbox import Method, Renderer, Rendering
+from tasks.templates.jinja.sandbox import Method, Renderer, Rendering
+from tasks.templates.jinja.unusual import Unusual
 from tasks.templates.reasoning import ReasoningForm, reasoning_of, with_reasoning
 from tasks.templates.spans import TEXT, Outline, Sample, Span, TrainOn, Turns
-from tasks.templates.unusual import Unusual
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 

@@ -34,9 +34,9 @@ import orjson
 from jinja2.exceptions import SecurityError, TemplateError
 
 from tasks.core.errors import DataError, Reject
-from tasks.templates.jinja_environment import ChatTemplate, chat_environment, other_file
-from tasks.templates.locate import Located, NotLocated, Range, locate, prefix_ranges
-from tasks.templates.traced import Trace, can_be_traced, prepare_tracing, traced
+from tasks.templates.jinja.environment import ChatTemplate, chat_environment, other_file
+from tasks.templates.jinja.locate import Located, NotLocated, Range, locate, prefix_ranges
+from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
 
 # Limit of CPU time, which does not depend on the load of the machine. All renderings of one conversation take a
 # millisecond; a template that takes this long loops.
