@@ -196,4 +196,4 @@ def test_what_is_said_is_never_a_control_token_and_comes_back(kind: str, name: s
         packed.append(check_batch(kind, name, seed, CONVERSATIONS))
 
     check()
-    assert sum(packed) > CONVERSATIONS * len(packed) // 2
+    assert sum(packed) > CONVERSATIONS * len(packed) // 3  # some templates write no calls

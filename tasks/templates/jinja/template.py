@@ -20,7 +20,6 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from itertools import chain, pairwise, product
@@ -35,10 +34,11 @@ from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
 from tasks.templates.jinja.breaker import Breaker, escaped
-from tasks.templates.jinja.sandbox import Method, Renderer, Rendering
+from tasks.templates.jinja.sandbox import Method, Renderer, Rendering, Tracing
 from tasks.templates.jinja.token_boundary import TokenBoundary
 from tasks.templates.jinja.unusual import Unusual
-from tasks.templates.reasoning import ReasoningForm, reasoning_of, with_reasoning
+from tasks.templates.placeholders import GAP
+from tasks.templates.reasoning import ReasoningForm, reasoning_of, separated, with_reasoning
 from tasks.templates.spans import TEXT, Outline, Sample, Span, TrainOn, Turns
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -46,10 +46,10 @@ _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 # Templates that look for reasoning in the content split it at its end marker, or test for it.
 _READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""")
 
-Ranges = list[tuple[int, int]]
+# What `outline` has for a value that is written as JSON.
+_JSON_GAP = re.compile("\0(\\d+):\\d+\0")
 
-# A placeholder, with the white space around it that a template strips.
-_GAP = re.compile("\v?\0\\d+\0\v?")
+Ranges = list[tuple[int, int]]
 
 
 class JinjaTemplate:
@@ -133,18 +133,23 @@ class JinjaTemplate:
             found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
         return found
 
+    def separate(self, conversation: Conversation) -> Conversation | None:
+        """Return a conversation with its reasoning where this template reads it; None if it must be rendered."""
+        if self._reasoning_form is not ReasoningForm.FIELD:
+            return None if any(message.reasoning for message in conversation.messages) else conversation
+        return separated(conversation)
+
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
-        """Return the samples of a conversation of placeholders, if the template only writes and tests contents."""
-        if self._all or not all("\0" in message.content for message in conversation.messages):
+        """Return the samples of a conversation of placeholders, if the template only writes and tests its values."""
+        if self._all or conversation.messages[0].role == "text":
             return None
         conversation, trained, added = self.adjust.of(conversation, trained)
         turns = [k for k, flag in enumerate(trained) if flag]
-        rendering, breaker = self._trace(conversation, turns)
-        strips = bool(rendering.unusual and rendering.unusual[3])
+        rendering, breaker = self._trace(conversation, turns, "spaced")
+        strips = bool(rendering.unusual and rendering.unusual[3]) or not _has_all_space(rendering)
         if strips:
-            # Only if it strips every content, wherever it is, do contents with and without white space become the same.
-            bare = [replace(message, content=message.content.strip("\v")) for message in conversation.messages]
-            other, breaker = self._trace(Conversation(tuple(bare)), turns)
+            # Only if it strips every value, wherever it is, do values with and without white space become the same.
+            other, breaker = self._trace(conversation, turns, "bare")
             strips = other != rendering
             rendering = other
         if rendering.lost or rendering.unusual is None:
@@ -153,25 +158,30 @@ class JinjaTemplate:
         for text, ranges, turn in rendering.samples:
             for start, stop in self._inner(text, ranges) if turn is None else []:
                 tail = self._boundary.tail(text[:start].replace(breaker, ""))
-                head = _GAP.match(text, start, stop)
-                if head is None and not self._boundary.splits(
-                    tail, text[start:stop].partition("\0")[0].replace(breaker, "")
-                ):
-                    return None
-                if head is not None and tail:
-                    heads.append((int(head.group().strip("\v\0")), tail))
+                head = GAP.match(text, start, stop)
+                if head is None:
+                    written = text[start:stop].partition("\0")[0].replace(breaker, "")
+                    if not self._boundary.splits(tail, written):
+                        return None
+                elif tail:
+                    if head[2]:
+                        return None
+                    heads.append((int(head[1]), tail))
         marked = self._marked_turns(rendering, conversation, trained) if self._marked else None
         found = []
         for text, ranges, turn in rendering.samples:
             if turn is None and marked is not None:
                 self._require_agreement(ranges, marked, turns)
                 ranges = marked
+            for k, (start, stop) in zip(turns if turn is None else [turn], ranges, strict=True):
+                self._require_written(conversation.messages[k], k, text[start:stop])
             found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
-        return Outline(found, Unusual(rendering.unusual, heads, self._boundary.splits, strips))
+        *tests, formats = rendering.unusual
+        return Outline(found, Unusual(tests, heads, self._boundary.splits, strips), formats)
 
-    def _trace(self, conversation: Conversation, turns: list[int]) -> tuple[Rendering, str]:
+    def _trace(self, conversation: Conversation, turns: list[int], tracing: Tracing) -> tuple[Rendering, str]:
         messages, tools, breaker = self._broken(conversation)
-        return self._renderer.render(messages, tools, self._marked, turns, self._turns, trace=True), breaker
+        return self._renderer.render(messages, tools, self._marked, turns, self._turns, tracing), breaker
 
     def _without(self, rendering: Rendering) -> Ranges:
         """Return the ranges between the located turns, which are all but them."""
@@ -275,6 +285,7 @@ class JinjaTemplate:
 
         What it never writes may be in the answer by chance, so the texts alone do not decide.
         """
+        answer = _JSON_GAP.sub("\0\\1\0", answer)
         reasoning = reasoning_of(message)
         never = self._reasoning_form is ReasoningForm.NONE and bool(message.reasoning)
         if reasoning and (never or "".join(reasoning.split()) not in "".join(answer.split())):
@@ -346,3 +357,9 @@ class JinjaTemplate:
             end = match.end()
         add(end, len(text))
         return spans
+
+
+def _has_all_space(rendering: Rendering) -> bool:
+    """Return whether every gap for a text still has its white space."""
+    gaps = [gap for text, *_ in rendering.samples for gap in GAP.finditer(text)]
+    return all(gap[0][0] == gap[0][-1] == "\v" for gap in gaps if not gap[2])

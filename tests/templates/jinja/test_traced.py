@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 from unittest import mock
@@ -17,7 +19,7 @@ from support.tokenizer_kinds import CHATML_JINJA, hostile, open_kind, ordinary, 
 from tasks.templates.jinja.environment import ChatTemplate, chat_environment
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
-from tasks.tokenization import prepare
+from tasks.tokenization.frames import Filling
 
 KIND = "hf_byte_level"
 FEW = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -35,6 +37,13 @@ TEMPLATES = MODERN | {
     "inline": INLINE,
     "macro": MACRO,
 }
+
+
+@contextmanager
+def rendering_all() -> Iterator[None]:
+    nothing = {"fill": lambda *_: None, "fill_values": lambda *_: None}
+    with mock.patch.multiple(Filling, **nothing):
+        yield
 
 
 def written(*contents: str) -> list[dict[str, Any]]:
@@ -56,7 +65,7 @@ def test_filled_conversations_are_what_is_rendered(name: str) -> None:
     def check(contents: list[str]) -> None:
         record = {"messages": written(*contents)}
         filled, first = tokenize([record], encoder, template)
-        with mock.patch.object(prepare, "fill", return_value=None):
+        with rendering_all():
             rendered, second = tokenize([record], encoder, template)
         assert first["rejects"] == second["rejects"]
         assert [row.ids.tolist() for row in filled] == [row.ids.tolist() for row in rendered]
@@ -77,19 +86,22 @@ def test_ordinary_conversations_are_filled() -> None:
 @pytest.mark.parametrize(
     ("expression", "expected"),
     [
-        ("m.content", [[], [], [], []]),
-        ("m.content | trim", [[], [], [], ["strip"]]),
-        ("m.content ~ 'a' + m.content", [[], [], [], []]),
-        ("m.content if 'x' in m.content else m.content", [["x"], [], [], []]),
-        ("m.content.split('x')[-1].lstrip('\n')", [["x"], ["\n"], [], []]),
-        ("m.content.replace('x', 'y') if m.content.startswith('z')", [["z"], [], [], []]),
-        ("m.content if m.content == 'x'", [["x"], [], [], []]),
+        ("m.content", [[], [], [], [], []]),
+        ("m.content | trim", [[], [], [], ["strip"], []]),
+        ("m.content ~ 'a' + m.content", [[], [], [], [], []]),
+        ("m.content if 'x' in m.content else m.content", [["x"], [], [], [], []]),
+        ("m.content.split('x')[-1].lstrip('\n')", [["x"], ["\n"], [], [], []]),
+        ("m.content.replace('x', 'y') if m.content.startswith('z')", [["z"], [], [], [], []]),
+        ("m.content if m.content == 'x'", [["x"], [], [], [], []]),
         ("m.content | length", None),
         ("m.content | upper", None),
         ("m.content[0]", None),
         ("'%s' % m.content", None),
         ("(m.content ~ 'a') if 'x' in (m.content ~ 'a')", None),
-        ("m.content | tojson", [[], [], [], []]),  # its placeholder is escaped, so that there is no frame
+        ("m.content | tojson", [[], [], [], [], [[False, None, None, False]]]),
+        ("m | tojson(sort_keys=true)", [[], [], [], [], [[False, None, None, True]]]),
+        ("m | tojson(indent=2)", None),
+        ("(m.content ~ 'a') | tojson", None),
         ("m.content | urlencode", None),
         ("m.content.encode()", None),
     ],
@@ -99,5 +111,5 @@ def test_a_trace_knows_what_was_done(expression: str, expected: list[list[str]] 
     environment = chat_environment(datetime(2026, 1, 1))
     prepare_tracing(environment)
     trace = Trace()
-    ChatTemplate(environment, source, {}).render(traced([{"content": "\v\0" + "0\0\v"}], trace), None, False)
+    ChatTemplate(environment, source, {}).render(traced([{"content": "\0" + "0\0"}], trace, True), None, False)
     assert (trace.result() if can_be_traced(environment, source) else None) == expected
