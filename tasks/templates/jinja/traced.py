@@ -133,7 +133,7 @@ class Traced(str):
     endswith = startswith
 
     def __eq__(self, other: object) -> bool:
-        if other != "" or isinstance(other, Traced):
+        if isinstance(other, Traced) or (isinstance(other, str) and other != ""):
             self._test(other)
         return False
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from typing import Any
 from unittest import mock
@@ -11,11 +12,12 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.jinja_sources import CHATML_MARKED, LLAMA2, LLAMA3
-from support.modern_templates import INLINE, LOOP, MODERN, PROMPT
+from support.jinja_sources import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
+from support.modern_templates import CALLS_IF_NULL, INLINE, LOOP, MODERN, NO_CALLS, PROMPT, TEXT_ARGUMENTS
 from support.profiles import examples
 from support.tokenizer_kinds import CHATML_JINJA, hostile, open_kind, ordinary, tokenize
 
+from tasks.core.errors import DataError
 from tasks.templates.jinja.environment import ChatTemplate, chat_environment
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
@@ -29,6 +31,11 @@ MACRO = (
     + "{% set text = written(m.content) %}{% if 'secret' in text %}(hidden){% else %}{{ text }}{% endif %}<|im_end|>\n"
     "{% endfor %}" + PROMPT
 )
+AS_JSON = (
+    LOOP + "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
+    "{% if m.reasoning_content %}{{ m.reasoning_content | trim | tojson(ensure_ascii=true) }}{% endif %}<|im_end|>\n"
+    "{% endfor %}{{ tools | tojson }}{% for tool in tools or [] %}{{ tool | tojson(indent=2) }}{% endfor %}" + PROMPT
+)
 TEMPLATES = MODERN | {
     "chatml": CHATML_JINJA,
     "marked": CHATML_MARKED,
@@ -36,6 +43,12 @@ TEMPLATES = MODERN | {
     "llama3": LLAMA3,
     "inline": INLINE,
     "macro": MACRO,
+    "tools": TOOLS,
+    "joined": JOINED,
+    "calls if null": CALLS_IF_NULL,
+    "text arguments": TEXT_ARGUMENTS,
+    "no calls": NO_CALLS,
+    "everything as JSON": AS_JSON,
 }
 
 
@@ -72,6 +85,96 @@ def test_filled_conversations_are_what_is_rendered(name: str) -> None:
         assert [row.trained.tolist() for row in filled] == [row.trained.tolist() for row in rendered]
 
     check()
+
+
+@st.composite
+def modern(draw: st.DrawFn) -> dict[str, Any]:
+    """A conversation with reasoning, calls, results, and tools; its strings are short words, and odd ones seldom."""
+    odd = st.sampled_from(
+        ["</think>", "<think>a</think>b", "secret", "\nb", " b ", "b\n\n", 'é\u2028"\\', "<|im_end|>"]
+    )
+    text = st.one_of(*[st.sampled_from(["yes", "no", "2+2?", "It is 4."])] * 9, odd)
+    flag = st.booleans()
+    value = st.dictionaries(text, st.one_of(text, st.integers(), st.lists(text, max_size=2)), max_size=2)
+    messages: list[dict[str, Any]] = []
+    if draw(flag):
+        messages.append({"role": "system", "content": draw(text)})
+    for _ in range(draw(st.integers(1, 3))):
+        messages.append({"role": "user", "content": draw(text)} | ({"name": draw(text)} if draw(flag) else {}))
+        thought = draw(st.sampled_from([None, None, "reasoning_content", "inline"]))
+        if draw(flag):
+            calls = []
+            for number in range(draw(st.integers(1, 2))):
+                arguments: Any = draw(value)
+                if draw(flag):
+                    arguments = json.dumps(arguments)
+                function = {"name": draw(text), "arguments": arguments}
+                calls.append({"function": function} | ({"id": f"id{number}"} if draw(flag) else {}))
+            messages.append(
+                {"role": "assistant", "content": draw(st.sampled_from(["", "Let me see."])), "tool_calls": calls}
+            )
+            messages += [{"role": "tool", "content": draw(text)} for _ in calls]
+        answer = {"role": "assistant", "content": draw(text)}
+        if thought == "inline":
+            answer["content"] = f"<think>\n{draw(text)}\n</think>\n\n{answer['content']}"
+        elif thought:
+            answer[thought] = draw(text)
+        messages.append(answer)
+    tools = [{"type": "function", "function": {"name": draw(text), "parameters": draw(value)}} for _ in range(2)]
+    return {"messages": messages} | ({"tools": tools} if draw(flag) else {})
+
+
+@pytest.mark.parametrize("turns", ["auto", "apart"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_modern_conversations_are_what_is_rendered(name: str, turns: Any) -> None:
+    encoder = open_kind(KIND)
+    template = JinjaTemplate("test.jinja", TEMPLATES[name], encoder, "assistant", "2026-01-01", turns)
+
+    @FEW
+    @given(modern())
+    def check(record: dict[str, Any]) -> None:
+        compare_with_rendered(record, template)
+
+    check()
+
+
+def compare_with_rendered(record: dict[str, Any], template: JinjaTemplate) -> None:
+    """Compare the rows and the receipt of a conversation that is filled in with those of one that is rendered."""
+    results = []
+    for rendered in (False, True):
+        with rendering_all() if rendered else nullcontext():
+            try:
+                rows, receipt = tokenize([record], open_kind(KIND), template)
+                results.append(([(row.ids.tolist(), row.trained.tolist()) for row in rows], receipt))
+            except DataError as error:
+                results.append(([], {"error": str(error)}))
+    assert results[0] == results[1]
+
+
+CALL = {"function": {"name": "f", "arguments": {"a": "é"}}, "id": "c1"}
+RESULT = {"role": "tool", "content": "r", "tool_call_id": "c1"}
+USED = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT]
+THOUGHT = {"role": "assistant", "content": "b", "reasoning_content": "t"}
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "tools"),
+    [
+        ("tools", [*USED, *written("b")], [{"type": "function", "function": {"name": "f"}}]),
+        ("text arguments", USED, None),
+        ("calls if null", USED, None),
+        ("reasoning stripped from history", [*written("a"), THOUGHT], None),
+        ("reasoning stripped from history", [*written("a"), THOUGHT, *written("c"), THOUGHT], None),
+        ("reasoning stripped from history", written("a", "<think>\nt\n</think>\n\nb", "c", "d"), None),
+        ("empty block in the last turn", written("a", "b", "c", "d"), None),
+    ],
+)
+def test_modern_conversations_are_filled(name: str, messages: list[Any], tools: Any) -> None:
+    """Else the tests above would compare renderings with themselves."""
+    template = JinjaTemplate("test.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01")
+    with mock.patch.object(template, "samples", side_effect=AssertionError("rendered")):
+        rows, _ = tokenize([{"messages": messages} | ({"tools": tools} if tools else {})], open_kind(KIND), template)
+    assert rows
 
 
 def test_ordinary_conversations_are_filled() -> None:
