@@ -288,14 +288,14 @@ class JinjaTemplate:
         answer = _JSON_GAP.sub("\0\\1\0", answer)
         reasoning = reasoning_of(message)
         never = self._reasoning_form is ReasoningForm.NONE and bool(message.reasoning)
-        if reasoning and (never or "".join(reasoning.split()) not in "".join(answer.split())):
+        if reasoning and (never or not _is_in(reasoning, answer)):
             raise DataError(
                 "reasoning_not_written",
                 f"template {self.name}: messages[{k}] has reasoning, and the template has no place for it; "
                 "set `reasoning: drop`, or use a template with a place for reasoning",
             )
         for call in message.tool_calls:
-            if self._call_form is None or "".join(call.name.split()) not in "".join(answer.split()):
+            if self._call_form is None or not _is_in(call.name, answer):
                 raise Reject(
                     "calls_not_written",
                     f"messages[{k}] calls {call.name!r}, and the template {self.name} does not write tool calls",
@@ -357,6 +357,13 @@ class JinjaTemplate:
             end = match.end()
         add(end, len(text))
         return spans
+
+
+def _is_in(value: str, answer: str) -> bool:
+    """Return whether a value is in an answer, as text or as JSON, whatever white space there is."""
+    written = "".join(answer.split())
+    forms = (value, *(json.dumps(value, ensure_ascii=flag)[1:-1] for flag in (False, True)))
+    return any("".join(form.split()) in written for form in forms)
 
 
 def _has_all_space(rendering: Rendering) -> bool:

@@ -33,7 +33,9 @@ MACRO = (
 )
 AS_JSON = (
     LOOP + "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
-    "{% if m.reasoning_content %}{{ m.reasoning_content | trim | tojson(ensure_ascii=true) }}{% endif %}<|im_end|>\n"
+    "{% for c in m.tool_calls or [] if not c.function.arguments %}nothing{% endfor %}"
+    "{% if m.reasoning_content is defined %}{{ m.reasoning_content | trim | tojson(ensure_ascii=true) }}{% endif %}"
+    "<|im_end|>\n"
     "{% endfor %}{{ tools | tojson }}{% for tool in tools or [] %}{{ tool | tojson(indent=2) }}{% endfor %}" + PROMPT
 )
 TEMPLATES = MODERN | {
@@ -89,12 +91,13 @@ def test_filled_conversations_are_what_is_rendered(name: str) -> None:
 
 @st.composite
 def modern(draw: st.DrawFn) -> dict[str, Any]:
-    """A conversation with reasoning, calls, results, and tools; its strings are short words, and odd ones seldom."""
+    """A conversation with reasoning, calls, results, and tools; half of them have only short words."""
     odd = st.sampled_from(
         ["</think>", "<think>a</think>b", "secret", "\nb", " b ", "b\n\n", 'é\u2028"\\', "<|im_end|>"]
     )
-    text = st.one_of(*[st.sampled_from(["yes", "no", "2+2?", "It is 4."])] * 9, odd)
+    clean = st.sampled_from(["yes", "no", "2+2?", "é", "It is 4."])
     flag = st.booleans()
+    text = clean if draw(flag) else st.one_of(clean, clean, clean, odd)
     value = st.dictionaries(text, st.one_of(text, st.integers(), st.lists(text, max_size=2)), max_size=2)
     messages: list[dict[str, Any]] = []
     if draw(flag):
@@ -116,7 +119,7 @@ def modern(draw: st.DrawFn) -> dict[str, Any]:
             messages += [{"role": "tool", "content": draw(text)} for _ in calls]
         answer = {"role": "assistant", "content": draw(text)}
         if thought == "inline":
-            answer["content"] = f"<think>\n{draw(text)}\n</think>\n\n{answer['content']}"
+            answer["content"] = f"<think>\n{draw(st.just('') | text)}\n</think>\n\n{answer['content']}"
         elif thought:
             answer[thought] = draw(text)
         messages.append(answer)
@@ -167,6 +170,7 @@ THOUGHT = {"role": "assistant", "content": "b", "reasoning_content": "t"}
         ("reasoning stripped from history", [*written("a"), THOUGHT, *written("c"), THOUGHT], None),
         ("reasoning stripped from history", written("a", "<think>\nt\n</think>\n\nb", "c", "d"), None),
         ("empty block in the last turn", written("a", "b", "c", "d"), None),
+        ("everything as JSON", [*USED, *written("b"), THOUGHT], [{"type": "function", "function": {"name": "é"}}]),
     ],
 )
 def test_modern_conversations_are_filled(name: str, messages: list[Any], tools: Any) -> None:
@@ -216,3 +220,9 @@ def test_a_trace_knows_what_was_done(expression: str, expected: list[list[str]] 
     trace = Trace()
     ChatTemplate(environment, source, {}).render(traced([{"content": "\0" + "0\0"}], trace, True), None, False)
     assert (trace.result() if can_be_traced(environment, source) else None) == expected
+
+
+def test_a_blank_block_of_reasoning_is_rendered() -> None:
+    """A template may ask whether the reasoning is defined."""
+    template = JinjaTemplate("test.jinja", AS_JSON, open_kind(KIND), "assistant", "2026-01-01")
+    compare_with_rendered({"messages": written("a", "<think>\n\n</think>\n\nb")}, template)
