@@ -221,7 +221,7 @@ def main() -> None:
         if settings.template == "tokenizer":
             from own_template.compare import compare  # uses functions of this module
 
-            title += f", template of {Path(settings.tokenizer).name}"
+            title = f"Template of {Path(settings.tokenizer).name}"
             body = f"{machine()}; {runs} of whole processes; {compare(config, options, Path(name))}"
         else:
             body = f"{machine()}; medians of {runs}.\n\n{table(measure(config, options, Path(name)))}"
