@@ -29,6 +29,7 @@ import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import date
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -145,7 +146,10 @@ def compare(manifest: Path, reference: Reference) -> Tally:
         tally.samples += 1
         tally.turns += len(turns)
         tally.trained_tokens += int(trained.sum())
-        problem = difference(ids, trained, [reference.turn(line - 1, k) for k in turns], reference)
+        try:
+            problem = difference(ids, trained, [reference.turn(line - 1, k) for k in turns], reference)
+        except ValueError as error:
+            problem = str(error)
         if problem:
             tally.wrong.append((line, turn, problem))
     for line, record in enumerate(records, 1):
@@ -265,12 +269,14 @@ def with_reasoning(solutions: Path, inline: bool) -> list[Record]:
 
 
 def pack(records: Sequence[Record], settings: Record, folder: Path) -> Path | str:
-    """Pack records with the real command; return the manifest, or the error."""
+    """Pack records with the real command; return the manifest, or what it printed if it failed."""
     folder.mkdir()
     with (folder / "messages.jsonl").open("wb") as file:
         file.writelines(orjson.dumps(record) + b"\n" for record in records)
     common = {"name": "own-ids", "sources": ["messages.jsonl"], "sequence_length": LENGTH, "overlong": "drop"}
-    (folder / "corpus.yaml").write_text(yaml.safe_dump(common | {"max_rejects": 1.0} | settings))
+    # Where a template writes the date, transformers gives it the present one.
+    common |= {"max_rejects": 1.0, "template_date": date.today().isoformat()}
+    (folder / "corpus.yaml").write_text(yaml.safe_dump(common | settings))
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", "2"]
     env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg"), "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, check=False)
