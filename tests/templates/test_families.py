@@ -124,6 +124,8 @@ def test_together_refuses_what_mistral_writes_otherwise_later() -> None:
         written("mistral", {"messages": messages}, encoder, "together")
     assert len(written("mistral", {"messages": messages}, encoder)) == 2
     assert len(written("mistral", {"messages": messages[1:]}, encoder, "together")) == 1
+    messages[0]["content"] = ""
+    assert len(written("mistral", {"messages": messages}, encoder, "together")) == 1
 
 
 @pytest.mark.parametrize("has_input", [False, True])
