@@ -360,7 +360,7 @@ FOLLOWED = {
 NOTES = """\
 - Turns keep their order. `llama2` and `mistral` join consecutive messages before an answer.
 - None adds a system message that the data does not have, as Qwen2.5's own template does; `default_system` adds one.
-  An empty system message is none for `alpaca` and `mistral`.
+  `alpaca` and `mistral` ignore an empty system message.
 - White space around contents stays, except where the family removes it: `llama3` around every content; `llama2`
   around all but the system message, and not between it and the request; `mistral` spaces after an answer.
 - Hermes: the tools are in the system message, calls are `<tool_call>` elements, and consecutive results are
