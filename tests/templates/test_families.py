@@ -138,6 +138,18 @@ def test_alpaca_mentions_an_input_only_if_there_is_one(has_input: bool) -> None:
     assert ("\n\n### Input:\n2 and 2\n\n### Response:\n4" in text) == has_input
 
 
+def test_alpaca_begins_alike_with_an_empty_system_message_and_without_one() -> None:
+    """Also with the space that SentencePiece adds to the start of a text."""
+    turns = [{"role": "user", "content": "Add."}, {"role": "assistant", "content": "4"}]
+    encoder, found = open_kind("sp_bpe_chatml"), []
+    for system in ([], [{"role": "system", "content": ""}], [{"role": "system", "content": " \n"}]):
+        conversation = read_record({"messages": [*system, *turns]}, "messages")
+        trained = trained_turns(conversation, "assistant")
+        found.append(BuiltIn("alpaca", encoder, "assistant").spans(conversation, trained))
+    assert found[0] == found[1] == found[2]
+    assert found[0][1].start
+
+
 @pytest.mark.parametrize("template", BUILT_IN)
 def test_tools_are_described_once_whatever_the_family(template: str) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
