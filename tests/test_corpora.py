@@ -484,8 +484,12 @@ def test_a_hugging_face_tokenizer_gives_the_ids_of_its_own_library(name: str, tm
     roles = ("user", "assistant") * 2
     odd = {"messages": [{"role": role, "content": text} for role, text in zip(roles, SAID, strict=True)]}
     strings = control_strings(case.kind)
+    hostile = [everywhere("x"), everywhere(" ".join(strings) + "".join(strings))]
+    if case.render is None:  # the template writes no calls, and would reject the conversations for them
+        for record in hostile:
+            del record["messages"][2]["tool_calls"]
     with (tmp_path / "chats.jsonl").open("ab") as file:
-        for record in (odd, everywhere("x"), everywhere(" ".join(strings) + "".join(strings))):
+        for record in (odd, *hostile):
             file.write(orjson.dumps(record) + b"\n")
     shutil.copytree(kind_path(case.kind), tmp_path / "tokenizer")
     write_config(

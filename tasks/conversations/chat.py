@@ -188,8 +188,18 @@ def tools_of(record: dict[str, object]) -> tuple[str, ...]:
             tool = parsed(text_of(tool, where), where, "bad_tools")
         if not isinstance(tool, dict):
             raise Reject("bad_tools", f"{where}: expected an object, found {kind(tool)}")
-        tools.append(json_of(tool, where, "bad_tools"))
+        tools.append(json_of(_as_function(tool), where, "bad_tools"))
     return tuple(tools)
+
+
+def _as_function(tool: dict[str, object]) -> dict[str, object]:
+    """Return a schema as the `function` of a tool, which is what templates and models expect.
+
+    Some data has the function alone; OpenAI's Responses API has the type next to the name.
+    """
+    if "function" in tool or not isinstance(tool.get("name"), str) or tool.get("type") not in (None, "function"):
+        return tool
+    return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 
 def refuse_role(role: object, where: str, roles: Mapping[str, str], fixed: bool = False) -> NoReturn:

@@ -42,7 +42,7 @@ from tasks.packing.ledger import (
 from tasks.packing.mixture import mix
 from tasks.packing.pieces import CHUNK, Accepted, Pieces, cut_overlong
 from tasks.packing.placement import Placed, hold_out_at_least_one, place, repack
-from tasks.packing.rejects import Rejected, check_rejects, write_rejects
+from tasks.packing.rejects import Rejected, check_rejects, first_of_each, write_rejects
 from tasks.packing.row_companions import Companions
 from tasks.recipe import Recipe
 from tasks.sources.model import Part
@@ -84,7 +84,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     check_rejects(rejects, cut_off, read, recipe, folder / "rejects.jsonl")
     pieces = mix(pieces, tokens, recipe)
     lost = count_losses(pieces, config)
-    _check_left(pieces, lost, read, len(rejects), recipe)
+    _check_left(pieces, lost, read, rejects, recipe, folder / "rejects.jsonl")
     sums = tally(pieces, tokens, recipe)
     placed = _write_blocks(folder, pieces, tokens, recipe)
     places = sum(block.rows for block in placed) * config.sequence_length if config.packing else 0
@@ -180,16 +180,18 @@ def _rejects(
     return sorted(found, key=lambda reject: (reject.part, reject.record))
 
 
-def _check_left(pieces: Pieces, lost: Losses, read: int, rejected: int, recipe: Recipe) -> None:
+def _check_left(
+    pieces: Pieces, lost: Losses, read: int, rejects: list[Rejected], recipe: Recipe, rejects_file: Path
+) -> None:
     """Raise DataError if no conversation is left to train on.
 
-    The error lists what removed the conversations.
+    The error lists what removed the conversations, and the first reject of each reason.
     """
     config, accepted = recipe.config, pieces.accepted
     if ((accepted.reason == 0) & ~accepted.held_out).any():
         return
     held_out = int(np.count_nonzero(accepted.left()))
-    counts = [f"{read:,} read", f"{rejected:,} rejected"]
+    counts = [f"{read:,} read", f"{len(rejects):,} rejected"]
     for reason, count in lost.dropped.items():
         setting = getattr(config, reason, None)
         label = f"longer than {config.sequence_length:,} tokens" if reason == "too_long" else reason
@@ -197,7 +199,10 @@ def _check_left(pieces: Pieces, lost: Losses, read: int, rejected: int, recipe: 
             f"{count:,} dropped as {label}" if setting is None else f"{count:,} dropped by {reason}: {setting}"
         )
     counts += [f"{held_out:,} held out"] * (held_out > 0)
-    raise DataError("nothing_to_pack", f"{config.name}: no conversation is left to pack: {', '.join(counts)}")
+    reasons = Counter(reject.reason for reject in rejects)
+    lines = [f"{config.name}: no conversation is left to pack: {', '.join(counts)}"]
+    lines += first_of_each(rejects_file, reasons) if reasons else []
+    raise DataError("nothing_to_pack", "\n".join(lines))
 
 
 def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> list[Placed]:

@@ -18,7 +18,7 @@ from tasks.conversations.model import ROLES, Conversation, Message, ToolCall, co
 from tasks.core.errors import Reject
 
 SYSTEM, USER, ASSISTANT = Message("system", "Be brief."), Message("user", "2+2?"), Message("assistant", "4")
-WEATHER = '{"name":"weather","parameters":{"type":"object"}}'
+WEATHER = '{"type":"function","function":{"name":"weather","parameters":{"type":"object"}}}'
 
 # format, record, conversation
 GOLDEN: list[tuple[str, dict[str, object], Conversation]] = [
@@ -601,7 +601,8 @@ def test_any_value_is_read_or_rejected(record: object, format: str) -> None:
 def test_content_digest_is_the_same_for_ever() -> None:
     assert whole_text(Conversation((USER, ASSISTANT))) == "\2\3\0002+2?\0004"
     assert digest_of(Conversation((USER, ASSISTANT))) == 12592626845801325349
-    assert digest_of(GOLDEN[0][2]) == 3442527453750267523
+    tools = ('{"name":"weather","parameters":{"type":"object"}}',)
+    assert digest_of(Conversation(GOLDEN[0][2].messages, tools)) == 3442527453750267523
 
 
 def digest_of(conversation: Conversation) -> int:

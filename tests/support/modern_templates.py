@@ -44,6 +44,11 @@ INLINE = (
 END_TWICE = (
     LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT.replace("{% endif %}", "{% else %}<|eot_id|>{% endif %}")
 )
+# The header of the next turn follows every turn: a model stops before it, at its EOS token.
+NEXT_HEADER = (
+    "<|im_start|>{{ messages[0].role }}\n{% for m in messages %}{{ m.content }}<|im_end|>\n"
+    "<|im_start|>{{ 'user' if m.role == 'assistant' else 'assistant' }}\n{% endfor %}"
+)
 # An end token at the very end only: no turn in the history has one.
 END_LAST = (
     "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content }}"
@@ -79,6 +84,7 @@ MODERN = {
     "prompt opens the reasoning": OPENED,
     "prompt has an empty block": OPTIONAL,
     "end token twice at the end": END_TWICE,
+    "header after every turn": NEXT_HEADER,
     "end token at the end only": END_LAST,
     "no end token": NO_END,
     "default system message": DEFAULT_SYSTEM,

@@ -290,7 +290,7 @@ def test_without_packing_the_messages_and_the_text_are_kept(tmp_path: Path) -> N
         {"role": "user", "content": "a</s>", "name": "Ada", "tool_calls": None, "tool_call_id": None, "weight": 1},
         {"role": "assistant", "content": "", "name": None, "tool_calls": [call], "tool_call_id": None, "weight": 1},
     ]
-    assert tools == ['[{"name":"f"}]', None]
+    assert tools == ['[{"type":"function","function":{"name":"f"}}]', None]
     assert text[1] == "<|im_start|>user\n2+2?<|im_end|>\n<|im_start|>assistant\n4<|im_end|>"
 
 

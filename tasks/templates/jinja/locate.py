@@ -50,19 +50,26 @@ class NotLocated(Exception):
 
 
 def locate(
-    render: Render, messages: Sequence[Any], whole: str, trained: Sequence[int], turns: Turns, ends: re.Pattern[str]
+    render: Render,
+    messages: Sequence[Any],
+    whole: str,
+    trained: Sequence[int],
+    turns: Turns,
+    ends: re.Pattern[str],
+    eos: str = "",
 ) -> list[Located]:
     """Return the samples of a conversation.
 
-    `whole` is its rendering, `trained` are the numbers of the trained turns, and `ends` matches a control token. Raises
-    NotLocated.
+    `whole` is its rendering, `trained` are the numbers of the trained turns, `ends` matches a control token, and `eos`
+    is the one at which a model stops. Raises NotLocated.
     """
     pairs = []
     for k in trained:
         prompt = render(list(messages[:k]), True)
         alone = whole if k + 1 == len(messages) else render(list(messages[: k + 1]), False)
         base = "" if alone.startswith(prompt) else render(list(messages[:k]), False)
-        pairs.append((k, prompt, answer_of(k, messages[k], prompt, base, alone, ends)))
+        answer = _until(eos, answer_of(k, messages[k], prompt, base, alone, ends))
+        pairs.append((k, prompt, answer))
     if turns != "apart":
         found = [_range_in(whole, prompt, answer, ends) for _, prompt, answer in pairs]
         different = next((n for n, place in enumerate(found) if place is None), None)
@@ -106,6 +113,12 @@ def answer_of(turn: int, message: Any, prompt: str, base: str, alone: str, ends:
         answer = written
     last = max((match.end() for match in ends.finditer(answer)), default=0)
     return answer[:last] if last and not answer[last:].strip() else answer
+
+
+def _until(eos: str, answer: str) -> str:
+    """Return an answer up to its EOS token: some templates write the start of the next turn after every turn."""
+    stop = answer.find(eos) if eos else -1
+    return answer[: stop + len(eos)] if stop >= 0 and answer[:stop].strip() else answer
 
 
 def _after_other_text(message: Any, prompt: str, base: str, alone: str, ends: re.Pattern[str]) -> str | None:

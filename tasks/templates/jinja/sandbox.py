@@ -253,7 +253,7 @@ def _serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: d
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     template: ChatTemplate | None = None
     tracing: tuple[ChatTemplate, bool] | None = None
-    pattern = re.compile(ends)
+    pattern, eos = re.compile(ends), constants.get("eos_token", "")
     request: Any = None
     while True:
         seconds = math.ceil(time.process_time() + SECONDS)
@@ -267,10 +267,10 @@ def _serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: d
                     prepare_tracing(environment)
                     tracing = ChatTemplate(environment, source, constants), can_be_traced(environment, source)
                 trace = Trace()
-                value = _rendering(_Tracing(tracing[0], trace, spaced == "spaced"), pattern, *request)
+                value = _rendering(_Tracing(tracing[0], trace, spaced == "spaced"), pattern, eos, *request)
                 value = (*value, trace.result() if tracing[1] else None)
             else:
-                value = (*_rendering(template, pattern, *request), None)
+                value = (*_rendering(template, pattern, eos, *request), None)
             reply = orjson.dumps(["done", value])
         except _Problem as problem:
             kind, text = problem.args
@@ -317,6 +317,7 @@ def _compile(source: str, constants: Mapping[str, Any], today: datetime) -> Chat
 def _rendering(
     template: ChatTemplate | _Tracing,
     ends: re.Pattern[str],
+    eos: str,
     messages: list[Any],
     tools: Any,
     marked: bool,
@@ -348,7 +349,7 @@ def _rendering(
         if method == "others":
             samples = [Located(whole, prefix_ranges(text_of, messages, whole, turns), None)]
         else:
-            samples = locate(text_of, messages, whole, turns, method, ends)
+            samples = locate(text_of, messages, whole, turns, method, ends, eos)
     except NotLocated as lost:
         return whole, marks, [], (lost.turn, lost.problem)
     return whole, marks, [tuple(sample) for sample in samples], None

@@ -13,6 +13,7 @@ from support.modern_templates import (
     INLINE,
     INTRODUCED,
     MODERN,
+    NEXT_HEADER,
     NO_CALLS,
     NO_END,
     OPENED,
@@ -149,6 +150,12 @@ def test_a_turn_without_an_end_token_ends_with_the_token_that_follows() -> None:
     assert trained(sample) == ["b<|start_header_id|>", "d"]  # and the separator, which is trained on too
     first, second = samples_of(open_jinja(END_LAST), [user("a"), answer("b"), user("c"), answer("d")])
     assert (trained(first), trained(second)) == (["b<|eot_id|>"], ["d<|eot_id|>"])
+
+
+def test_nothing_after_the_eos_token_is_the_model_s() -> None:
+    for turns in ("auto", "apart"):
+        samples = samples_of(open_jinja(NEXT_HEADER, turns), [user("a"), answer("b"), user("c"), answer("d")])
+        assert [text for sample in samples for text in trained(sample)] == ["b<|im_end|>", "d<|im_end|>"]
 
 
 def test_together_is_refused_if_the_model_would_see_another_history() -> None:
