@@ -37,6 +37,7 @@ DEFAULTS = {
     "license": [],
     "language": [],
     "packing": True,
+    "roles": {},
     "seed": 42,
     "eos_token": None,
     "pad_token": None,
@@ -83,6 +84,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     values = {
         "name": "a.b-c_1",
         "sources": [{"path": "a*", "format": "alpaca", "columns": {"instruction": "frage"}}, {"path": "b"}],
+        "roles": {"user": ["customer"]},
         "tokenizer": "t.model",
         "template": "llama2",
         "sequence_length": 8,
@@ -122,6 +124,20 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     assert config.sources[0].columns == {"instruction": "frage"}
 
 
+def test_roles_of_the_config_hold_for_all_sources(tmp_path: Path) -> None:
+    text = "sources: [a.jsonl, {path: b.jsonl, roles: {user: kunde, assistant: x}}]\nroles: {user: [X, customer]}\n"
+    config = load(tmp_path, text)
+    assert [source.roles for source in config.sources] == [
+        {"user": ["X", "customer"]},
+        {"user": ["kunde", "customer"], "assistant": ["x"]},
+    ], "a source's own names come first"
+    apart = load(tmp_path, "sources: [{path: a.jsonl, roles: {user: customer}}]\n")
+    together = load(tmp_path, "sources: [a.jsonl]\nroles: {user: [customer]}\n")
+    assert apart.settings() == together.settings(), "the same corpus, the same key"
+    assert "  roles.user: " in refusal(tmp_path, "sources: [a.jsonl]\nroles: {user: 5}\n")
+    assert refusal(tmp_path, "sources: [a.jsonl]\nroles: {agent: assistant}\n").count("agent") == 3, "said once"
+
+
 def test_license_is_accepted_by_its_former_name(tmp_path: Path) -> None:
     now, then = (load(tmp_path, f"sources: x.jsonl\n{name}: [mit]\n") for name in ("license", "licence"))
     assert now == then
@@ -147,7 +163,7 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     [
         ("sequence_lenght: 5", "sequence_lenght: unknown key; did you mean sequence_length?"),
         ("overlap: 5", "overlap: unknown key; did you mean overlong?"),
-        ("zzz: 5", "zzz: unknown key; known keys: name, sources, tokenizer,"),
+        ("zzz: 5", "zzz: unknown key; known keys: name, sources, roles, tokenizer,"),
         ("weight: 5", "weight: unknown key here; it belongs to a source, an entry of `sources`"),
         ("1: 2", "1: Keys should be strings, found 1"),
         ("sequence_length: 0", "sequence_length: Input should be greater than or equal to 8, found 0"),

@@ -67,9 +67,7 @@ def read_settings(path: Path) -> dict[str, Any]:
             )
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise InputMissing(
-            "config_missing", f"{path}: no such config; pass one with --config FILE{_yaml_nearby(path)}"
-        ) from None
+        raise InputMissing("config_missing", f"{path}: no such config; name another one{_yaml_nearby(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("bad_config_file", f"{path}: cannot be read as a config: {error}") from error
     return parse_settings(text, str(path))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import orjson
 
-from tasks.conversations.formats import FORMAT_NAMES, MESSAGE_KEYS, detect, guess_columns
+from tasks.conversations.formats import FORMAT_NAMES, detect, guess_columns
 from tasks.conversations.keys.other_data import unread_preference
+from tasks.conversations.keys.renaming import MESSAGE_KEYS
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
@@ -64,7 +65,8 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
     return DataError(
         "unknown_format",
         f"{name}: no known format in its first {f'{count} records' if count > 1 else 'record'}; {found}; "
-        f"formats tried: {', '.join(FORMAT_NAMES)}; set format:, or map your keys with columns:",
+        f"formats tried: {', '.join(FORMAT_NAMES)}; name one with `format`, or map your keys with `columns`, such as "
+        "columns: {instruction: question, output: answer}",
     )
 
 

@@ -774,6 +774,9 @@ def test_the_same_file_read_in_two_ways(tmp_path: Path) -> None:
         find_parts([Source(path="a.jsonl"), Source(path="*.jsonl", format="alpaca")], tmp_path, 100)
     with pytest.raises(UsageError, match=r"this one as text with columns \{text: text\}"):
         find_parts([Source(path="a.jsonl"), Source(path="a.jsonl", columns={"text": "text"})], tmp_path, 100)
+    named = Source(path="a.jsonl", roles={"user": ["Kunde", "gast"]}, ignore=["images"])
+    with pytest.raises(UsageError, match=r"as text with roles \{user: \[Kunde, gast\]\}, ignore \[images\]; remove"):
+        find_parts([Source(path="a.jsonl"), named], tmp_path, 100)
     with pytest.raises(UsageError, match=r"reads as text, this one as text with weight 2\.5, limit 7; remove"):
         find_parts([Source(path="*.jsonl"), Source(path="a.jsonl", weight=2.5, limit=7)], tmp_path, 100)
 
