@@ -159,7 +159,7 @@ def _strings(conversation: Conversation) -> Iterator[str]:
     """Yield every text of a conversation."""
     yield from conversation.tools
     for message in conversation.messages:
-        yield from (message.context, message.content)
+        yield from (message.context, message.content, message.reasoning)
         for call in message.tool_calls:
             yield from (call.name, call.arguments)
 

@@ -269,6 +269,20 @@ def test_lines_are_counted_as_the_corpus_counts_them(
                     as_object(path, line=number)
 
 
+def test_reasoning_and_turns_that_are_not_trained_on_are_shown(tmp_path: Path) -> None:
+    answers = [
+        {"role": "assistant", "content": "4", "reasoning_content": "Two and two."},
+        {"role": "assistant", "content": "5", "train": False},
+    ]
+    source = tmp_path / "chats.jsonl"
+    source.write_text(json.dumps({"messages": [{"role": "user", "content": "2+2?"}, *answers]}) + "\n")
+    page = shown(source, line=1)
+    titles = re.findall("▐(.*)▌", page)
+    assert titles == ["user", "assistant", "reasoning", "content", "assistant not trained on"]
+    assert re.search("▐reasoning▌\n +Two and two", page)
+    assert "1 conversation\n" in shown(source, search="and two")
+
+
 def test_a_config_lists_its_sources_and_its_corpora(manifest: Path) -> None:
     config = manifest.parent.parent / "corpus.yaml"
     made = as_object(config)
