@@ -59,7 +59,9 @@ class Preparer:
         conversation = self._file.conversation(record)
         trained = trained_turns(conversation, self._train_on)
         if not any(trained):
-            raise Reject("no_trained_tokens", f"none of its turns is trained on (train_on: {self._train_on})")
+            left_out = any(not message.weight for message in conversation.messages)
+            why = f"train_on: {self._train_on}{', and flags leave turns out' if left_out else ''}"
+            raise Reject("no_trained_tokens", f"none of its turns is trained on ({why})")
         if self._packing:
             found, is_compared = self._frames.filled(conversation, trained)
             if found:
