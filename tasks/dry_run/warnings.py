@@ -8,6 +8,9 @@ from tasks.dry_run.model import Prediction, about
 from tasks.encoders.added_tokens import is_blank
 from tasks.packing.rejects import suggest_settings
 
+# Share of tokens that repeat a prompt above which a warning explains why.
+NOTEWORTHY = 0.2
+
 
 def find_failures(found: Prediction) -> list[str]:
     """Return the reasons why the run will fail, as far as the sample shows."""
@@ -47,6 +50,7 @@ def find_warnings(found: Prediction) -> list[str]:
     warnings += found.recipe.notes
     warnings += flag_hints(found.unused_keys)
     warnings += _overlong(found)
+    warnings += _repeated(found)
     warnings += _markers_in_content(found)
     short = [source.sample.file.name for source in found.sources if source.sample.reach < 1]
     if short:
@@ -67,6 +71,19 @@ def _overlong(found: Prediction) -> list[str]:
 
 def _conversations(count: float, found: Prediction) -> str:
     return f"{about(count, found)} conversation{'' if round(count) == 1 else 's'}"
+
+
+def _repeated(found: Prediction) -> list[str]:
+    """Explain why conversations have several samples if nobody asked for them."""
+    if not found.samples or found.config.turns != "auto":
+        return []
+    share = found.samples["repeated_prompt_tokens"] / max(1.0, found.tokens["packed"])
+    if share < NOTEWORTHY:
+        return []
+    return [
+        "turns: auto: the template writes earlier turns differently once another one follows, so each trained turn is "
+        f"a sample after its own prompt; {100 * share:.0f} % of all tokens repeat. train_on: last repeats none"
+    ]
 
 
 def _markers_in_content(found: Prediction) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.modern_templates import STRIPPED
 from support.small_corpus import conversations, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
@@ -65,6 +66,17 @@ def test_markers_that_messages_can_write_are_named_and_the_fix_works(tmp_path: P
     assert names == ("-<|start_header_id|>", "-<|eot_id|>")
     again = warnings(tmp_path, [{"messages": CHAT}] * 9, content_tokens=list(names), **settings)
     assert not [line for line in again if "frame turns" in line]
+
+
+def test_several_samples_are_explained(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(STRIPPED)
+    thought = {"role": "assistant", "content": "It is 4.", "reasoning": "Two and two."}
+    records = [{"messages": [CHAT[0], thought, CHAT[0], thought, CHAT[0], thought]}] * 9
+    settings = {"template": "own.jinja", "tokenizer": str(kind_path("hf_byte_level"))}
+    [line] = [line for line in warnings(tmp_path, records, **settings) if "turns" in line]
+    assert line.startswith("turns: auto: the template writes earlier turns differently")
+    assert not [line for line in warnings(tmp_path, records, turns="apart", **settings) if "turns" in line]
+    assert not [line for line in warnings(tmp_path, records, train_on="last", **settings) if "turns" in line]
 
 
 def test_keys_that_may_be_training_flags_are_named(tmp_path: Path) -> None:
