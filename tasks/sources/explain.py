@@ -49,7 +49,8 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
         return DataError("empty_source", f"{name}: contains no records")
     if not keys and reject and (error := _explain_unreadable(file, reject)):
         return error
-    found = _keys_found(list(keys)) if keys else f"no record is an object{f' ({reject})' if reject else ''}"
+    header = isinstance(container_named(file.container), Csv)
+    found = _keys_found(list(keys), header) if keys else f"no record is an object{f' ({reject})' if reject else ''}"
     missing = [(ours, key) for ours, key in columns.items() if key not in keys and ours not in MESSAGE_KEYS]
     if keys and missing:
         problems = "; ".join(
@@ -92,8 +93,9 @@ def _explain_unreadable(file: SourceFile, reject: Reject) -> DataError | None:
     return DataError("unknown_json", f"{file.name}: {explained}") if explained else None
 
 
-def _keys_found(keys: Sequence[str]) -> str:
-    return f"keys found: {', '.join(shown(key)[1:-1] for key in keys[:20])}{' …' if len(keys) > 20 else ''}"
+def _keys_found(keys: Sequence[str], header: bool) -> str:
+    where = "columns, named by its first row" if header else "keys found"
+    return f"{where}: {', '.join(shown(key)[1:-1] for key in keys[:20])}{' …' if len(keys) > 20 else ''}"
 
 
 def _convert(file: SourceFile, encoding: str) -> str:
