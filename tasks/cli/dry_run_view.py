@@ -49,9 +49,10 @@ def show_dry_run(run: DryRun, console: Console) -> None:
     _print_sources(run, console)
     _print_conversations(run, console)
     _print_rejects(run, console)
-    _print_figures(run, console)
-    print_mixture(run.mixture, run.settings["weighting"], console)
-    _print_steps(run, console)
+    if any(run.rows.values()):  # else, all figures would be zero
+        _print_figures(run, console)
+        print_mixture(run.mixture, run.settings["weighting"], console)
+        _print_steps(run, console)
     for warning in run.warnings[len(run.failures) :]:
         console.print()
         indented(console, single(Text(printable(warning), "yellow")))

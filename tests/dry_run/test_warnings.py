@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.inspected import rendered
 from support.modern_templates import STRIPPED
 from support.small_corpus import conversations, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
+from tasks.cli.dry_run_view import show_dry_run
 from tasks.config import load_config
 from tasks.conversations.keys.training_flags import flag_hints
 from tasks.dry_run.dry_run import predict
+from tasks.inspection.dry_run import summarize
 
 CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is 4."}]
 
@@ -94,3 +97,12 @@ def test_keys_that_may_be_training_flags_are_named(tmp_path: Path) -> None:
     assert [line.split()[1] for line in flag_hints({"a": paths})] == [
         "turns[].loss", "turns[].loss_mask", "turns[].trainable", "turns[].is_masked"
     ]  # fmt: skip
+
+
+def test_nothing_is_predicted_if_nothing_can_be_packed(tmp_path: Path) -> None:
+    config = write_project(tmp_path, [{"messages": CHAT[:1]}] * 3)
+    page = rendered(summarize(predict(load_config(config), tmp_path, tmp_path), config, []), show_dry_run)
+    assert "no conversation of the sample is left to train on" in page
+    assert "the assistant says nothing" in page
+    assert "Prediction" not in page
+    assert "Steps" not in page
