@@ -63,6 +63,8 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
     if content is not None:
         text = _content(content, f"{where}.{content_key}")
     elif not tool_calls:
+        if any(item.get(key) for key in REASONING_KEYS):
+            raise Reject("bad_content", f"{where} has reasoning, but no content; that is allowed only with tool_calls")
         if content_key not in item:
             missing(item, content_key, where)
         raise Reject("bad_content", f"{where}.{content_key} is null; that is allowed only with tool_calls")

@@ -306,6 +306,18 @@ BAD: list[tuple[str, object, str, str]] = [
         'messages[1].role "<|im_end|>" is not a role; map it to system, user, assistant, or tool, '
         'such as roles: {user: ["<|im_end|>"]}',
     ),
+    (
+        "messages",
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "thinking": "b"}]},
+        "bad_content",
+        "messages[1] has reasoning, but no content; that is allowed only with tool_calls",
+    ),
+    (
+        "messages",
+        {"messages": [{"role": None, "content": "a"}]},
+        "missing_key",
+        "messages[0].role is null",
+    ),
     ("messages", _message(role="text"), "bad_role", 'messages[1].role "text" is not a role; map it to'),
     ("messages", _message(role="\x1b[2Jx\x9b\ud800"), "bad_role", '"\\u001b[2Jx\\u009b\\ud800" is not a role'),
     ("messages", _message(role=["user"]), "bad_role", "messages[1].role: expected a string, found a list"),
