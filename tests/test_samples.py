@@ -129,6 +129,9 @@ def test_check_shows_each_sample_of_a_conversation(tmp_path: Path) -> None:
 def test_samples_of_a_row_are_called_samples(apart: Path) -> None:
     assert re.search(r"^\d+ samples?, ", shown(apart, row=0), re.M)
     assert "samples per row" in shown(apart)
+    page = write_report(apart, apart.parent / "report.html")[0].read_text()
+    assert "by number of samples; the mean is" in page
+    assert re.search(r">\d+ samples? · ", page)
 
 
 def test_every_sample_leads_to_its_row_and_back(apart: Path) -> None:
