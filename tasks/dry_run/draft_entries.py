@@ -141,7 +141,7 @@ def _entry(path: Path, given: dict[str, Any]) -> Entry:
         [file] = find_files([Source(**{"path": str(path), **given})], Path())
     except DataError as error:
         guessed = error.reason == "unknown_format" and not columns
-        columns = _guess_columns(path) if guessed else columns
+        columns = guess_columns_of(path) if guessed else columns
         try:
             [file] = find_files([Source(**{"path": str(path), **given, "columns": columns})], Path())
         except DataError as again:
@@ -174,7 +174,7 @@ def _count_fitting(sample: Sample) -> tuple[int, str]:
     return fitting, first
 
 
-def _guess_columns(path: Path) -> dict[str, str]:
+def guess_columns_of(path: Path) -> dict[str, str]:
     """Return `guess_columns` of the first record of a file, or {} if it cannot be read."""
     known = Source(path=str(path), format="text")
     try:
