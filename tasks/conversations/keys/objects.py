@@ -36,12 +36,12 @@ def objects_in_messages(
     if type(messages) is not list:
         return
     where = f"{columns.get(key, key)}[]"
-    of_messages = frozenset(columns.get(name, name) for name in _OF_MESSAGES)
     for item in messages:
         if type(item) is dict:
             role, content = _keys_of(item, columns, sharegpt)
             if len(item) != 2 or role not in item or type(item.get(content)) is not str:
-                yield from _in_message(item, where, of_messages | {role, content}, content)
+                names = (columns.get(name, name) for name in _OF_MESSAGES) if columns else _OF_MESSAGES
+                yield from _in_message(item, where, {*names, role, content}, content)
 
 
 def _keys_of(item: dict[str, object], columns: Mapping[str, str], sharegpt: bool) -> tuple[str, str]:
