@@ -117,7 +117,10 @@ def type_of(schema: dict[str, Any]) -> str:
         items = schema.get("items", {})
         return "list of paths or source entries" if "anyOf" in items else f"list of {type_of(items)}s"
     if kind == "object":
-        return "mapping of strings"
+        values = schema.get("additionalProperties", {})
+        if "propertyNames" in schema:
+            return "mapping to names"
+        return f"mapping to {type_of(values)}s" if isinstance(values, dict) and "type" in values else "mapping"
     least, most = schema.get("minimum"), schema.get("maximum")
     above, below = schema.get("exclusiveMinimum"), schema.get("exclusiveMaximum")
     bounds = [f"≥ {number(least)}" if least is not None else f"> {number(above)}" if above is not None else ""]
@@ -282,9 +285,9 @@ def formats_page() -> str:
         "If your keys have other names, map them with `columns` (ours → yours), for example",
         "`columns: {instruction: frage, output: antwort}`. The names that can be mapped are",
         ", ".join(f"`{name}`" for name in column_names()) + ".",
-        "Within a message, `role` and `content` can be mapped as well.",
+        "Within a message, `role`, `content`, `reasoning`, and `train` can be mapped as well.",
         "",
-        "Names of roles that are known in any case, for every format with roles; `roles` of a source adds others:",
+        "Names of roles that are known in any case, for every format with roles; `roles` adds others:",
         "",
         "| role | names |",
         "|---|---|",

@@ -1,7 +1,7 @@
 """Create the pictures of the README, run.svg and row.svg, from the bundled sample.
 
-    luigi in a pseudo-terminal ─▶ a frame of its progress display and its final output ─┬─▶ rich ─▶ SVG
-    packcorpus inspect --at FILE:LINE, with colors forced ──────────────────────────────┘
+    packcorpus pack in a pseudo-terminal ─▶ a frame of its progress and its final output ─┬─▶ rich ─▶ SVG
+    packcorpus inspect --at FILE:LINE, with colors forced ────────────────────────────────┘
 
     python docs/screenshots.py [docs/assets]
 
@@ -76,7 +76,7 @@ def on_terminal(words: list[str], folder: Path, columns: int) -> tuple[int, str]
 
 def capture_run(columns: int) -> str:
     """Return the command, a frame from the middle of the run, and the final lines."""
-    words = ["luigi", "--module", "pipeline", "PackCorpus", "--config", "data/sample/corpus.yaml"]
+    words = ["packcorpus", "pack", "data/sample/corpus.yaml"]
     with tempfile.TemporaryDirectory() as root:
         _, written = on_terminal([*words[:-1], str(SAMPLE)], Path(root), columns)
     text = written.replace("\r\n", "\n")

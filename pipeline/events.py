@@ -20,6 +20,7 @@ import luigi.interface
 
 from pipeline.progress import counters, display
 from pipeline.run_guard import guard
+from tasks.conversations.keys.training_flags import flag_hints
 from tasks.core.errors import Busy
 from tasks.core.printable import aligned, counted, duration
 from tasks.core.process import peak_memory
@@ -27,7 +28,6 @@ from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_tab
 from tasks.inspection.labels import unused_keys
 from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
-from tasks.sources.model import found_layouts
 from tasks.stages import Progress
 from tasks.storage.corpus_folder import default_report_path, remember_manifest
 from tasks.storage.manifest import Manifest, load_manifest
@@ -99,7 +99,7 @@ def announce(recipe: Recipe) -> None:
     if recipe.tokenizer_key is None and recipe.template.markers_as_text:
         markers = ", ".join(recipe.template.markers_as_text)
         display.show(f"note: written as text, since the tokenizer has no such token: {markers}")
-    for line in found_layouts(recipe.files, config.sources):
+    for line in recipe.notes:
         display.show(f"note: {line}")
 
 
@@ -216,7 +216,7 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         display.show(explain_samples(ledger.samples, tokens.packed))
     if unused := unused_keys(manifest.unused_keys):
         display.show("keys that are not used, and how often they occurred:")
-        for line in unused:
+        for line in (*unused, *flag_hints(manifest.unused_keys)):
             display.show(line)
     _print_mixture(manifest, Path(path).parent.parent / manifest.corpus)
     for line in _overlong(manifest):

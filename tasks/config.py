@@ -15,14 +15,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from tasks.conversations.keys.role_names import Roles, with_roles
 from tasks.core.errors import UsageError
 from tasks.core.yaml_settings import check_settings, read_settings
 from tasks.readers.containers import container_by_extension
 from tasks.sources.model import Source
 from tasks.storage.keys import KEY_NAMES
 
-# Settings that cannot change the output: they are neither in the corpus key nor in the manifest.
-NOT_IN_KEY = {"part_size", "engine"}
+# Settings that are neither in the corpus key nor in the manifest: they cannot change the output, or (`roles`) they are
+# part of each of the `sources`.
+NOT_IN_KEY = {"part_size", "engine", "roles"}
 
 # Settings that are neither in the corpus key nor in the manifest at their default, so that older corpora keep theirs.
 KEYED_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
@@ -50,6 +52,11 @@ class Config(BaseModel):
         list[Source],
         Field(min_length=1, description="Files with conversations, in order.", json_schema_extra=_or_paths),
     ]
+    roles: Roles = Field(
+        default_factory=dict,
+        description="Role → its names in all sources, such as {user: [customer], assistant: [agent]}; case is ignored, "
+        "and common names are known.",
+    )
     tokenizer: str | None = Field(
         None,
         min_length=1,
@@ -150,6 +157,14 @@ class Config(BaseModel):
                 raise ValueError(f"{name} and {other} are the same setting; keep only {name}")
         today = {other: name for name, other in KEY_NAMES.items()}
         return {today.get(name, name): value for name, value in values.items()}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pass_roles_on(cls, values: Any) -> Any:
+        """Add the roles of the config to each source, so that its files are read with them."""
+        if not isinstance(values, dict) or not values.get("roles") or not isinstance(values.get("sources"), list):
+            return values
+        return {**values, "sources": [with_roles(source, values["roles"]) for source in values["sources"]]}
 
     @field_validator("template_date")
     @classmethod

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import re
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from tasks.core.errors import InputMissing, UsageError
 from tasks.core.suggest import suggest
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
-from tasks.sources.model import Part, SourceFile
+from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
 from tasks.storage.keys import VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
@@ -155,6 +156,11 @@ class Recipe:
     def _adjust(self) -> Adjust:
         return Adjust(self.config.reasoning == "drop", self.config.default_system)
 
+    @property
+    def notes(self) -> list[str]:
+        """Return a line for each thing to know before a run: an option without effect, an unusual layout of a file."""
+        return _unused_options(self.config, self.template_source) + found_layouts(self.files, self.config.sources)
+
     # Keys
 
     def settings(self) -> dict[str, Any]:
@@ -279,3 +285,14 @@ def recipe_of(config: Config, folder: Path, root: Path) -> Recipe:
         tuple(file for file, _ in found),
         tuple(part for _, parts in found for part in parts),
     )
+
+
+def _unused_options(config: Config, template: str | None) -> list[str]:
+    """Return a line for each of `template_options` that the template does not name; `template` is None if built in."""
+    known = set(re.findall(r"[A-Za-z_]\w*", template or ""))
+    which = "the template does not use" if template is not None else "a built-in template has no option"
+    return [
+        f"template_options: {which} {name}, so it has no effect{suggest(name, known)}"
+        for name in config.template_options
+        if name not in known
+    ]

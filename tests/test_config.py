@@ -37,6 +37,7 @@ DEFAULTS = {
     "license": [],
     "language": [],
     "packing": True,
+    "roles": {},
     "seed": 42,
     "eos_token": None,
     "pad_token": None,
@@ -83,6 +84,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     values = {
         "name": "a.b-c_1",
         "sources": [{"path": "a*", "format": "alpaca", "columns": {"instruction": "frage"}}, {"path": "b"}],
+        "roles": {"user": ["customer"]},
         "tokenizer": "t.model",
         "template": "llama2",
         "sequence_length": 8,
@@ -122,6 +124,20 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
     assert config.sources[0].columns == {"instruction": "frage"}
 
 
+def test_roles_of_the_config_hold_for_all_sources(tmp_path: Path) -> None:
+    text = "sources: [a.jsonl, {path: b.jsonl, roles: {user: kunde, assistant: x}}]\nroles: {user: [X, customer]}\n"
+    config = load(tmp_path, text)
+    assert [source.roles for source in config.sources] == [
+        {"user": ["X", "customer"]},
+        {"user": ["kunde", "customer"], "assistant": ["x"]},
+    ], "a source's own names come first"
+    apart = load(tmp_path, "sources: [{path: a.jsonl, roles: {user: customer}}]\n")
+    together = load(tmp_path, "sources: [a.jsonl]\nroles: {user: [customer]}\n")
+    assert apart.settings() == together.settings(), "the same corpus, the same key"
+    assert "  roles.user: " in refusal(tmp_path, "sources: [a.jsonl]\nroles: {user: 5}\n")
+    assert refusal(tmp_path, "sources: [a.jsonl]\nroles: {agent: assistant}\n").count("agent") == 3, "said once"
+
+
 def test_license_is_accepted_by_its_former_name(tmp_path: Path) -> None:
     now, then = (load(tmp_path, f"sources: x.jsonl\n{name}: [mit]\n") for name in ("license", "licence"))
     assert now == then
@@ -136,9 +152,9 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     text = "sources: [{path: x}]\nsequence_length: 512\n"
     assert load(tmp_path, text, "2048").sequence_length == 2048
     assert load(tmp_path, text).sequence_length == 512
-    with pytest.raises(UsageError, match="sequence_length: Input should be greater than or equal to 8, found 7"):
+    with pytest.raises(UsageError, match="sequence_length: must be greater than or equal to 8, found 7"):
         load(tmp_path, text, "7")
-    with pytest.raises(UsageError, match="sequence_length: Input should be a valid integer, found '1k'"):
+    with pytest.raises(UsageError, match="sequence_length: must be an integer, found '1k'"):
         load(tmp_path, text, "1k")
 
 
@@ -147,31 +163,31 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     [
         ("sequence_lenght: 5", "sequence_lenght: unknown key; did you mean sequence_length?"),
         ("overlap: 5", "overlap: unknown key; did you mean overlong?"),
-        ("zzz: 5", "zzz: unknown key; known keys: name, sources, tokenizer,"),
+        ("zzz: 5", "zzz: unknown key; known keys: name, sources, roles, tokenizer,"),
         ("weight: 5", "weight: unknown key here; it belongs to a source, an entry of `sources`"),
         ("1: 2", "1: Keys should be strings, found 1"),
-        ("sequence_length: 0", "sequence_length: Input should be greater than or equal to 8, found 0"),
-        ("sequence_length: '512'", "sequence_length: Input should be a valid integer, found '512'"),
-        ("sequence_length: 1.5", "sequence_length: Input should be a valid integer"),
-        ("sequence_length: 99999999", "sequence_length: Input should be less than or equal to 1048576"),
-        ("seed: true", "seed: Input should be a valid integer, found True"),
+        ("sequence_length: 0", "sequence_length: must be greater than or equal to 8, found 0"),
+        ("sequence_length: '512'", "sequence_length: must be an integer, found '512'"),
+        ("sequence_length: 1.5", "sequence_length: must be an integer"),
+        ("sequence_length: 99999999", "sequence_length: must be less than or equal to 1048576"),
+        ("seed: true", "seed: must be an integer, found True"),
         ("seed: -1", "seed: "),
-        ("packing: 1", "packing: Input should be a valid boolean, found 1"),
-        ("packing: 'no'", "packing: Input should be a valid boolean, found 'no'"),
-        ("validation: 1.0", "validation: Input should be less than 1, found 1.0"),
+        ("packing: 1", "packing: must be true or false, found 1"),
+        ("packing: 'no'", "packing: must be true or false, found 'no'"),
+        ("validation: 1.0", "validation: must be less than 1, found 1.0"),
         ("validation: .nan", "validation: "),
         ("max_rejects: .nan", "max_rejects: "),
         ("max_rejects: 1.1", "max_rejects: "),
-        ("train_on: assistent", "train_on: Input should be 'assistant', 'all' or 'last', found 'assistent'"),
-        ("overlong: cut", "overlong: Input should be 'truncate', 'drop', 'split' or 'error', found 'cut'"),
+        ("train_on: assistent", "train_on: must be 'assistant', 'all' or 'last', found 'assistent'"),
+        ("overlong: cut", "overlong: must be 'truncate', 'drop', 'split' or 'error', found 'cut'"),
         ("name: a/b", "name: "),
         ("name: ../x", "name: "),
         ("name: ''", "name: "),
         ("tokenizer: ''", "tokenizer: "),
-        ("template: 5", "template: Input should be a valid string, found 5"),
+        ("template: 5", "template: must be a string, found 5"),
         ("template_date: 2026-02-30", "template_date: day is out of range for month, found '2026-02-30'"),
         ("template_date: tomorrow", "template_date: "),
-        ("engine: fast", "engine: Input should be 'auto', 'gigatoken' or 'reference', found 'fast'"),
+        ("engine: fast", "engine: must be 'auto', 'gigatoken' or 'reference', found 'fast'"),
         ("part_size: 10", "part_size: "),
         ("packing: false\noverlong: split", "overlong: split requires packing: true"),
     ],
@@ -190,7 +206,7 @@ def test_a_source_may_be_a_path_by_itself(tmp_path: Path) -> None:
     [
         ("", "sources: "),
         ("[]", "sources: List should have at least 1 item"),
-        ("5", "sources: Input should be a valid list, found 5"),
+        ("5", "sources: must be a list, found 5"),
         ("[5]", "sources[0]: "),
         ("[{path: a}, {path: b, fromat: auto}]", "sources[1].fromat: unknown key; did you mean format?"),
         ("[{format: auto}]", "sources[0].path: missing"),
@@ -307,13 +323,13 @@ def test_whatever_stands_in_a_config_there_is_a_message(
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("weight: 0", "sources[0].weight: Input should be greater than 0, found 0"),
-        ("weight: -2", "sources[0].weight: Input should be greater than 0, found -2"),
-        ("weight: 1e9", "sources[0].weight: Input should be less than or equal to 1000, found 1000000000.0"),
-        ("weight: .nan", "sources[0].weight: Input should be a finite number, found nan"),
-        ("weight: .inf", "sources[0].weight: Input should be a finite number, found inf"),
-        ("weight: half", "sources[0].weight: Input should be a valid number, found 'half'"),
-        ("limit: 0", "sources[0].limit: Input should be greater than or equal to 1, found 0"),
+        ("weight: 0", "sources[0].weight: must be greater than 0, found 0"),
+        ("weight: -2", "sources[0].weight: must be greater than 0, found -2"),
+        ("weight: 1e9", "sources[0].weight: must be less than or equal to 1000, found 1000000000.0"),
+        ("weight: .nan", "sources[0].weight: must be a finite number, found nan"),
+        ("weight: .inf", "sources[0].weight: must be a finite number, found inf"),
+        ("weight: half", "sources[0].weight: must be a number, found 'half'"),
+        ("limit: 0", "sources[0].limit: must be greater than or equal to 1, found 0"),
         ("weigth: 2", "sources[0].weigth: unknown key; did you mean weight?"),
     ],
 )
@@ -329,14 +345,14 @@ def test_a_bad_weight_or_limit_is_named(text: str, said: str, tmp_path: Path) ->
             "min_tokens (9) is greater than max_tokens (8); every conversation would be dropped",
         ),
         ("min_turns: 3\nmax_turns: 2", "min_turns (3) is greater than max_turns (2)"),
-        ("epochs: 0", "epochs: Input should be greater than or equal to 1, found 0"),
+        ("epochs: 0", "epochs: must be greater than or equal to 1, found 0"),
         ("epochs: 2\npacking: false", "epochs: more than 1 requires packing: true"),
-        ("weighting: token-share", "weighting: Input should be 'repeat', 'subsample' or 'token_share', found"),
+        ("weighting: token-share", "weighting: must be 'repeat', 'subsample' or 'token_share', found"),
         (
             "weighting: subsample",
             "sources[0].weight: 1.5 is above 1, which is all of x.jsonl; to pack",
         ),
-        ("duplicates: true", "duplicates: Input should be 'keep' or 'drop', found True"),
+        ("duplicates: true", "duplicates: must be 'keep' or 'drop', found True"),
     ],
 )
 def test_settings_that_cannot_go_together_are_named(text: str, said: str, tmp_path: Path) -> None:

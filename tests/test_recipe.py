@@ -135,7 +135,7 @@ def test_a_changed_setting_changes_the_corpus_key(field: str, tmp_path: Path) ->
 
 def test_what_cannot_change_the_output_changes_no_key(tmp_path: Path) -> None:
     before = recipe(tmp_path / "here")
-    assert {"part_size", "engine"} == NOT_IN_KEY
+    assert {"part_size", "engine", "roles"} == NOT_IN_KEY
     parted = recipe(tmp_path / "here", part_size=1024)
     assert len(parted.parts) > 1
     assert parted.corpus_key == before.corpus_key

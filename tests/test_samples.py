@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from support.commands import packcorpus
-from support.inspected import as_object, shown
+from support.inspected import as_object, rendered, shown
 from support.packed_rows import folder_of, sign
 from support.several_samples import stripping_template
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
+from tasks.cli.dry_run_view import show_dry_run
+from tasks.config import load_config
 from tasks.core.errors import DataError, UsageError
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.diff import compare
@@ -105,6 +108,30 @@ def test_check_predicts_the_ledger_of_the_run(apart: Path, tmp_path: Path) -> No
     assert run.sources[0].shown is not None
     assert run.sources[0].shown.place.endswith("chat.jsonl:1 turn 1")
     assert run.rows == {name: split.rows for name, split in manifest.splits.items()}
+
+
+def test_check_shows_each_sample_of_a_conversation(tmp_path: Path) -> None:
+    turns = [{"role": ("user", "assistant")[n % 2], "content": f"{n}."} for n in range(20)]
+    config = write_project(tmp_path, [{"messages": turns[:4]}, *RECORDS], turns="apart")
+    run = summarize(predict(load_config(config), tmp_path, tmp_path), config, [])
+    places = [sample.place for sample in run.sources[0].other_samples]
+    assert [place.removeprefix(f"{tmp_path}/") for place in places] == ["chat.jsonl:1 turn 3"]
+    page = rendered(run, show_dry_run)
+    for place in ("chat.jsonl:1 turn 1", "chat.jsonl:1 turn 3"):
+        number = 1 if place.endswith("1") else 2
+        assert re.search(rf"{re.escape(place)} .* sample {number} of 2", page)
+    assert re.search(r"trained tokens +samples", page), "a step has samples, not conversations"
+    config = write_project(tmp_path, [{"messages": turns}], turns="apart")
+    run = summarize(predict(load_config(config), tmp_path, tmp_path), config, [])
+    assert len(run.sources[0].other_samples) == 7, "the first eight are shown"
+
+
+def test_samples_of_a_row_are_called_samples(apart: Path) -> None:
+    assert re.search(r"^\d+ samples?, ", shown(apart, row=0), re.M)
+    assert "samples per row" in shown(apart)
+    page = write_report(apart, apart.parent / "report.html")[0].read_text()
+    assert "by number of samples; the mean is" in page
+    assert re.search(r">\d+ samples? · ", page)
 
 
 def test_every_sample_leads_to_its_row_and_back(apart: Path) -> None:

@@ -133,13 +133,29 @@ def init(
             help="A key of the format and its name in the files, such as instruction=frage; repeatable.",
         ),
     ] = None,
+    roles: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OURS=YOURS",
+            show_default=False,
+            help="A role and its name in the files, such as user=customer; repeatable.",
+        ),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            show_default=False,
+            help="A key or part to leave out of images, audio, video, or preference data; repeatable.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
     json_output: JsonOption = False,
 ) -> None:
     """Inspect data files and write a commented config for them."""
     from tasks.dry_run.config_draft import write_draft
 
-    draft = write_draft(paths, output, force, format, columns or ())
+    draft = write_draft(paths, output, force, format, columns or (), roles or (), ignore or ())
     next_step = f"{output}: written; next: packcorpus check {shlex.quote(str(output))}"
     value = {"config": output, "settings": draft.values, "found": draft.summary()}
     _show(value, lambda value: [*value["found"], next_step], json_output)

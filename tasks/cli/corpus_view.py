@@ -215,7 +215,11 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
                 Text(f"{packing.packing_efficiency:.2f} %", "bold"),
                 Text("of all positions hold a token", "dim"),
             )
-        table.add_row("conversations per row", f"{packing.avg_conversations_per_sequence:.2f}", "")
+        table.add_row(
+            f"{'samples' if manifest.ledger.samples else 'conversations'} per row",
+            f"{packing.avg_conversations_per_sequence:.2f}",
+            "",
+        )
         indented(console, table)
     heading(console, "Splits")
     table = plain_table()
@@ -235,7 +239,8 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
     epoch = -(-rows // BATCH_ROWS[1])
     if epoch < FEW_STEPS:
         seen = packing.avg_conversations_per_sequence * BATCH_ROWS[1]
-        held = f" Each step sees about {seen:,.0f} conversations." if packing.enabled else ""
+        noun = "samples" if manifest.ledger.samples else "conversations"
+        held = f" Each step sees about {seen:,.0f} {noun}." if packing.enabled else ""
         warning = (
             f"At {BATCH_ROWS[1]} rows per step, an epoch has {counted(epoch, 'step')}, fewer than {FEW_STEPS}.{held} "
             "Use fewer rows per step, or more epochs."

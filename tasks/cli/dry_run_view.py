@@ -49,9 +49,10 @@ def show_dry_run(run: DryRun, console: Console) -> None:
     _print_sources(run, console)
     _print_conversations(run, console)
     _print_rejects(run, console)
-    _print_figures(run, console)
-    print_mixture(run.mixture, run.settings["weighting"], console)
-    _print_steps(run, console)
+    if any(run.rows.values()):  # else, all figures would be zero
+        _print_figures(run, console)
+        print_mixture(run.mixture, run.settings["weighting"], console)
+        _print_steps(run, console)
     for warning in run.warnings[len(run.failures) :]:
         console.print()
         indented(console, single(Text(printable(warning), "yellow")))
@@ -100,17 +101,21 @@ def _print_sources(run: DryRun, console: Console) -> None:
 
 
 def _print_conversations(run: DryRun, console: Console) -> None:
-    examples = [source.shown for source in run.sources if source.shown]
-    if not examples:
+    shown = [(source.shown, *source.other_samples) for source in run.sources if source.shown]
+    if not shown:
         return
     heading(console, "Conversations", "one per source, as rendered")
     print_legend(console)
-    for example in examples[:SHOWN_CONVERSATIONS]:
+    examples = [
+        (one, number, samples) for samples in shown[:SHOWN_CONVERSATIONS] for number, one in enumerate(samples, 1)
+    ]
+    for example, number, samples in examples:
         console.print()
         facts = [counted(example.tokens, "token"), f"{example.trained_tokens:,} trained"]
+        facts += [f"sample {number} of {len(samples)}"] * (len(samples) > 1)
         print_title(console, "", printable(example.place), facts)
         print_hanging(console, _shortened(example.spans))
-    if (rest := len(examples) - SHOWN_CONVERSATIONS) > 0:
+    if (rest := len(shown) - SHOWN_CONVERSATIONS) > 0:
         console.print(Text(f"\n… {rest:,} more sources", "dim"))
 
 
@@ -200,7 +205,13 @@ def _reason(run: DryRun, reason: str) -> str:
 def _print_steps(run: DryRun, console: Console) -> None:
     heading(console, "Steps", "of the optimizer in one epoch, by rows per step")
     table = plain_table()
-    for name in ("steps", "rows", "tokens", "trained tokens", "conversations"):
+    for name in (
+        "steps",
+        "rows",
+        "tokens",
+        "trained tokens",
+        "samples" if "samples" in run.ledger else "conversations",
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for one in run.steps:
         tokens = f"{one.rows_per_step * run.settings['sequence_length']:,}" if run.settings["packing"] else ""

@@ -37,8 +37,9 @@ def show_row(row: Row, console: Console) -> None:
         _print_messages("1/1", row.conversations[0] | row.columns, console)
         return
     length = row.tokens + row.padding
+    noun = "sample" if any(piece.get("turn", -1) >= 0 for piece in row.conversations) else "conversation"
     console.print(
-        f"{counted(len(row.conversations), 'conversation')}, {counted(row.tokens, 'token')} of {length:,}, "
+        f"{counted(len(row.conversations), noun)}, {counted(row.tokens, 'token')} of {length:,}, "
         f"{row.trained:,} trained ({100 * row.trained / max(row.tokens, 1):.0f} %), "
         f"{counted(row.padding, 'padding token')}",
         soft_wrap=True,
@@ -138,10 +139,15 @@ def print_messages(messages: Sequence[dict[str, Any]], tools: str | None, consol
         title = message["role"] + "".join(
             f" {name} {message[name]}" for name in ("name", "tool_call_id") if message[name] is not None
         )
-        _print_titled(console, title, message["content"] or "")
+        title += " not trained on" if message["weight"] == 0 else ""
+        reasoning = message.get("reasoning_content")
+        _print_titled(console, title, "" if reasoning else message["content"] or "")
+        if reasoning:
+            _print_titled(console, "reasoning", reasoning, 4)
+            _print_titled(console, "content", message["content"] or "", 4)
         for call in message["tool_calls"] or []:
             function = call["function"]
-            _print_titled(console, f"  calls {function['name']}", _pretty(function["arguments"] or ""), 4)
+            _print_titled(console, f"calls {function['name']}", _pretty(function["arguments"] or ""), 4)
 
 
 def _print_titled(console: Console, title: str, content: str, indent: int = 2) -> None:

@@ -18,6 +18,7 @@ from tasks.core.printable import counted, in_bytes, printable
 from tasks.inspection.kinds import ShardFigures
 from tasks.inspection.sources import ConfigOverview, SourceInfo, SourceOverview, SourceRecords
 from tasks.readers.csv_files.delimiter import name_of
+from tasks.sources.explain import as_yaml
 
 SHOWN_REJECTS = 3
 
@@ -48,7 +49,9 @@ def _facts(source: SourceInfo) -> str:
     compression = f".{source.compression}" if source.compression else ""
     found = f", delimiter {name_of(source.delimiter)}" if source.delimiter else ""
     found += f", {source.encoding}" if source.encoding else ""
-    return f"{source.format}, {source.container}{compression}{found}, {in_bytes(source.bytes)}"
+    mapped = ", ".join(f"{ours}: {as_yaml(theirs)}" for ours, theirs in source.columns.items())
+    columns = f", columns {{{printable(mapped)}}}" if mapped else ""
+    return f"{source.format}, {source.container}{compression}{found}{columns}, {in_bytes(source.bytes)}"
 
 
 def _print_record(source: SourceInfo, record: dict[str, Any], console: Console) -> None:

@@ -42,6 +42,8 @@ def messages_of(value: object, where: str, roles: Mapping[str, str]) -> list[Mes
         raw_role = item.get(role_key)
         role = role_named(raw_role, roles)
         if role is None:
+            if raw_role is None and role_key in item:
+                raise Reject("missing_key", f"{where}[{index}].{role_key} is null")
             if raw_role is None:
                 missing(item, role_key, f"{where}[{index}]")
             refuse_role(raw_role, f"{where}[{index}].{role_key}", roles)
@@ -61,6 +63,8 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
     if content is not None:
         text = _content(content, f"{where}.{content_key}")
     elif not tool_calls:
+        if any(item.get(key) for key in REASONING_KEYS):
+            raise Reject("bad_content", f"{where} has reasoning, but no content; that is allowed only with tool_calls")
         if content_key not in item:
             missing(item, content_key, where)
         raise Reject("bad_content", f"{where}.{content_key} is null; that is allowed only with tool_calls")
@@ -202,12 +206,14 @@ def _as_function(tool: dict[str, object]) -> dict[str, object]:
     return {"type": "function", "function": {key: value for key, value in tool.items() if key != "type"}}
 
 
-def refuse_role(role: object, where: str, roles: Mapping[str, str], fixed: bool = False) -> NoReturn:
-    """Raise Reject. If the names are not `fixed`, the setting `roles` can map others."""
+def refuse_role(role: object, where: str, roles: Mapping[str, str]) -> NoReturn:
+    """Raise Reject, and show how the setting `roles` maps this name."""
     if not isinstance(role, str):
         raise Reject("bad_role", f"{where}: expected a string, found {kind(role)}")
     near = suggest(role, roles)
-    advice = near or f"; known are {', '.join(name for name in roles if fixed or name in ROLES)}"
-    if not fixed:
-        advice += " Or map it with roles" if near else "; map it with roles, such as roles: {user: [customer]}"
+    name = role if role.isidentifier() and len(role) <= 60 else shown(role)
+    closest = roles.get(near.removeprefix("; did you mean ").removesuffix("?"), "")
+    example = f"roles: {{{closest if closest in ROLES else 'user'}: [{name}]}}"
+    known = "; map it to system, user, assistant, or tool, such as"
+    advice = f"{near} Or map it with {example}" if near else f"{known} {example}"
     raise Reject("bad_role", f"{where} {shown(role)} is not a role{advice}")

@@ -18,8 +18,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tasks.conversations.instruction import ALPACA, DOLLY
+from tasks.conversations.keys.guess_messages import guess_messages
+from tasks.conversations.keys.renaming import in_own_names, rename, rename_messages
 from tasks.conversations.messages import MESSAGES
-from tasks.conversations.model import ROLES, Conversation, Format, role_named
+from tasks.conversations.model import ROLES, Conversation, Format
 from tasks.conversations.oasst import OASST
 from tasks.conversations.prompt_completion import PROMPT_COMPLETION
 from tasks.conversations.sharegpt import SHAREGPT
@@ -36,14 +38,6 @@ FORMAT_OF: dict[str, Format] = {format.name: format for format in FORMATS}
 
 # The names that a `columns` mapping may give to keys of a record.
 COLUMNS: tuple[str, ...] = tuple(dict.fromkeys(key for format in FORMATS for key in format.keys))
-
-# The names that it may give to keys of a message.
-MESSAGE_KEYS: tuple[str, ...] = ("role", "content")
-
-# Keys of a record that hold a list of messages in some format.
-_MESSAGE_LISTS = (
-    "messages", "conversations", "conversation", "prompt", "question", "completion", "answer", "response"
-)  # fmt: skip
 
 # Of one conversation. A message takes 30 µs and 3.5 KB until it is tokens, so these take 3 s and 350 MB.
 MOST_MESSAGES = 100_000
@@ -89,62 +83,19 @@ def read_record(
     if not isinstance(record, dict):
         raise Reject("not_an_object", f"the record is {kind(record)}; expected an object with keys")
     if columns or roles:
-        record = _rename_messages(rename(record, columns), format, columns, roles)
-    conversation = read(record)
+        record = rename_messages(rename(record, columns), format, columns, roles)
+    try:
+        conversation = read(record)
+    except Reject as reject:
+        if not columns:
+            raise
+        raise Reject(reject.reason, in_own_names(reject.message, columns)) from None
     if not conversation.messages:
         raise Reject("empty", "the record holds no messages")
     if len(conversation.messages) > MOST_MESSAGES:
         found = f"the record holds {len(conversation.messages):,} messages"
         raise Reject("too_many_turns", f"{found}, more than {MOST_MESSAGES:,}; split it")
     return conversation
-
-
-def rename(record: dict[str, object], columns: Mapping[str, str]) -> dict[str, object]:
-    """Return the record under our names of its keys; its messages keep theirs."""
-    return _renamed(record, {ours: theirs for ours, theirs in columns.items() if ours not in MESSAGE_KEYS})
-
-
-def _rename_messages(
-    record: dict[str, object], format: str, columns: Mapping[str, str], roles: Mapping[str, str]
-) -> dict[str, object]:
-    """Return the record with its lists of messages under our names of keys and roles."""
-    keys = {ours: theirs for ours, theirs in columns.items() if ours in MESSAGE_KEYS}
-    if not keys and not roles:
-        return record
-    return {
-        key: [_rename_message(item, format, keys, roles) if type(item) is dict else item for item in value]
-        if key in _MESSAGE_LISTS and isinstance(value, list)
-        else value
-        for key, value in record.items()
-    }
-
-
-def _rename_message(
-    item: dict[str, object], format: str, keys: Mapping[str, str], roles: Mapping[str, str]
-) -> dict[str, object]:
-    by_from = format == "sharegpt" and item.get("from") is not None
-    if keys:
-        # Of the two keys of ShareGPT, one may be mapped and the other keep its name.
-        others = {"role": "from", "content": "value"} if by_from else {}
-        if format == "sharegpt" and "content" not in item:
-            others["content"] = "value"
-        item = _renamed(item, {**others, **keys})
-        if by_from:
-            item.pop("from", None)
-    key = "from" if by_from and not keys else "role"
-    if roles and (role := role_named(item.get(key), roles)):
-        item = {**item, key: role}
-    return item
-
-
-def _renamed(values: dict[str, object], keys: Mapping[str, str]) -> dict[str, object]:
-    """Return an object under our names. A name that is mapped means the mapped key and no other."""
-    taken = {*keys, *keys.values()}
-    renamed = {key: value for key, value in values.items() if key not in taken}
-    for ours, theirs in keys.items():
-        if theirs in values:
-            renamed[ours] = values[theirs]
-    return renamed
 
 
 # -- keys that no format has ------------------------------------------------------------------------------------------
@@ -157,8 +108,8 @@ _ANSWERED = ("completion", "response", "output", "answer", "assistant", "gpt", "
 def guess_columns(record: Mapping[str, object]) -> dict[str, str]:
     """Guess a `columns` mapping by the names of a record's keys; return {} if none fits.
 
-    Keys are ours in another case, or a common pair of names: {"Question": …, "Answer": …} → {question: Question,
-    answer: Answer}, but {"frage": …, "antwort": …} → {}.
+    Keys are ours in another case, a common pair of names, or a list of messages: {"Question": …, "Answer": …} →
+    {question: Question, answer: Answer}, but {"frage": …, "antwort": …} → {}.
     """
     keys = {key.lower().strip().replace(" ", "_"): key for key in record if isinstance(key, str)}
     columns = {name: keys[name] for name in COLUMNS if name in keys}
@@ -166,5 +117,5 @@ def guess_columns(record: Mapping[str, object]) -> dict[str, str]:
         return columns
     asked = next((keys[name] for name in _ASKED if name in keys), None)
     answered = next((keys[name] for name in _ANSWERED if name in keys and keys[name] != asked), None)
-    columns = {"prompt": asked, "completion": answered} if asked and answered else {}
+    columns = {"prompt": asked, "completion": answered} if asked and answered else guess_messages(record)
     return columns if detect(record, columns) else {}

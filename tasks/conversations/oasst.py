@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from tasks.conversations.chat import refuse_role
+from tasks.conversations.chat import ROLE_NAMES, refuse_role
 from tasks.conversations.fields import list_of, required, required_text
 from tasks.conversations.keys.objects import objects_in_tree
 from tasks.conversations.model import Conversation, Format, Message, Record, role_named
 from tasks.core.errors import Reject
 from tasks.core.printable import kind
-
-OASST_ROLE_NAMES = {"prompter": "user", "assistant": "assistant"}
 
 _KEYS = frozenset(("role", "text", "replies", "rank", "deleted"))
 
@@ -31,9 +29,9 @@ def read(record: Record) -> Conversation:
                 break
             path.append(place)
             raw_role = node.get("role")
-            role = role_named(raw_role, OASST_ROLE_NAMES)
+            role = role_named(raw_role, ROLE_NAMES)
             if role is None:
-                refuse_role(raw_role, "role", OASST_ROLE_NAMES, fixed=True)
+                refuse_role(raw_role, "role", ROLE_NAMES)
             messages.append(Message(role, required_text(node, "text")))
             node, place = _best_reply(node)
     except Reject as error:  # joined only here: at every node, the cost would be quadratic in the depth

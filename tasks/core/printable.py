@@ -98,7 +98,8 @@ def shown(value: object) -> str:
     """A value of the data within a message: short, and with every character that a terminal could obey escaped."""
     if not isinstance(value, str):
         return kind(value)
-    return json.dumps(value if len(value) <= 60 else value[:60] + "…")
+    text = json.dumps(value if len(value) <= 60 else value[:60] + "…", ensure_ascii=False)
+    return "".join(char if is_plain(char) else json.dumps(char)[1:-1] for char in text)
 
 
 def in_bytes(count: int) -> str:

@@ -67,9 +67,7 @@ def read_settings(path: Path) -> dict[str, Any]:
             )
         text = path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise InputMissing(
-            "config_missing", f"{path}: no such config; pass one with --config FILE{_yaml_nearby(path)}"
-        ) from None
+        raise InputMissing("config_missing", f"{path}: no such config; name another one{_yaml_nearby(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError("bad_config_file", f"{path}: cannot be read as a config: {error}") from error
     return parse_settings(text, str(path))
@@ -130,8 +128,27 @@ def _problem(model: type[BaseModel], item: Any) -> tuple[str, str, str]:
         return where, f"unknown key{hint}", ""
     if item["type"] == "missing":
         return where, "missing", ""
-    message = item["msg"].removeprefix("Value error, ")
+    message = _plain(item["msg"])
     return where, message, f", found {item['input']!r:.80}" if where else ""
+
+
+# pydantic's words, and plainer ones.
+_PLAINER = {
+    "Value error, ": "",
+    "Input should be": "must be",
+    "a valid dictionary": "`key: value` pairs",
+    "a valid boolean": "true or false",
+    "a valid integer": "an integer",
+    "a valid number": "a number",
+    "a valid string": "a string",
+    "a valid list": "a list",
+}
+
+
+def _plain(message: str) -> str:
+    for theirs, ours in _PLAINER.items():
+        message = message.replace(theirs, ours)
+    return message
 
 
 def _within(model: type[BaseModel], key: str) -> str:

@@ -25,7 +25,7 @@ import yaml
 from tasks.config import Config, load_config
 from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PackError, UsageError
-from tasks.core.printable import counted, in_bytes
+from tasks.core.printable import counted, from_here, in_bytes
 from tasks.core.yaml_settings import check_settings, parse_settings
 from tasks.dry_run.draft_entries import BUDGET, Entry, Search, find_entries, one_line
 from tasks.dry_run.dry_run import predict
@@ -81,6 +81,8 @@ class Draft:
             f"tokenizer: {self.tokenizer or NO_TOKENIZER}{f'; {OF_YOUR_MODEL}' * bool(self.tokenizer)}",
             f"template: {self.template} ({self.template_note})",
         ]
+        files = [file for entry in self.entries if not entry.problem for file in entry.files]
+        lines += map(from_here, found_layouts(files, [Source(path="x")]))
         lines += [f"left out: {one_line(str(entry.path))}: {entry.problem}" for entry in self.entries if entry.problem]
         if "max_rejects" in self.values:
             why = "; ".join([_cut_off(self.found)] * bool(self.found.cut_off.looked_at) + _broken(self.found)[:1])
@@ -95,9 +97,15 @@ class Draft:
 
 
 def write_draft(
-    paths: Sequence[Path], output: Path, overwrite: bool, format: str = "auto", columns: Sequence[str] = ()
+    paths: Sequence[Path],
+    output: Path,
+    overwrite: bool,
+    format: str = "auto",
+    columns: Sequence[str] = (),
+    roles: Sequence[str] = (),
+    ignore: Sequence[str] = (),
 ) -> Draft:
-    """Draft a config for `paths` and write it. `columns` are mappings, each OURS=YOURS.
+    """Draft a config for `paths` and write it. `columns` and `roles` are mappings, each OURS=YOURS.
 
     Raises UsageError if it exists and `overwrite` is false, and InputMissing or DataError if no path contains readable
     conversations.
@@ -106,7 +114,11 @@ def write_draft(
         raise UsageError(
             "config_exists", f"{output}: already exists; choose another path with --output, or replace it with --force"
         )
-    draft, text = make_draft(paths, output, format, _columns(columns))
+    names: dict[str, list[str]] = {}
+    for ours, theirs in _pairs(roles, "--roles user=customer"):
+        names.setdefault(ours, []).append(theirs)
+    given = {"columns": dict(_pairs(columns, "--columns instruction=frage")), "roles": names, "ignore": list(ignore)}
+    draft, text = make_draft(paths, output, format, {key: value for key, value in given.items() if value})
     # It must load before it replaces anything.
     check_settings(Config, parse_settings(text, str(output)), str(output))
     write_bytes(output, text.encode())
@@ -114,36 +126,41 @@ def write_draft(
     return draft
 
 
-def _columns(mappings: Sequence[str]) -> dict[str, str]:
+def _pairs(mappings: Sequence[str], example: str) -> list[tuple[str, str]]:
     pairs = [mapping.partition("=") for mapping in mappings]
-    for ours, _, theirs in pairs:
+    for mapping, (ours, _, theirs) in zip(mappings, pairs, strict=True):
         if not ours or not theirs:
             raise UsageError(
-                "bad_command_line", f"--columns {ours}: expected OURS=YOURS, such as --columns instruction=frage"
+                "bad_command_line", f"{example.split()[0]} {mapping}: expected OURS=YOURS, such as {example}"
             )
-    return {ours: theirs for ours, _, theirs in pairs}
+    return [(ours, theirs) for ours, _, theirs in pairs]
 
 
 def make_draft(
-    paths: Sequence[Path], output: Path, format: str = "auto", columns: dict[str, str] | None = None
+    paths: Sequence[Path], output: Path, format: str = "auto", given: dict[str, Any] | None = None
 ) -> tuple[Draft, str]:
-    """Return the draft and its YAML. Raises as `write_draft` does."""
-    search = Search(format, columns or {})
-    check_settings(Source, {"path": "x", "format": format}, "--format")
+    """Return the draft and its YAML. `given` are other settings of all sources. Raises as `write_draft` does."""
+    settings = {"format": format, **(given or {})}
+    for name, value in settings.items():
+        check_settings(Source, {"path": "x", name: value}, f"--{name}")
+    search = Search(settings)
     entries = [entry for path in paths for entry in find_entries(path, search)]
     usable = [entry for entry in entries if not entry.problem]
     if not usable:
+        if len(entries) == 1 and entries[0].error:
+            raise entries[0].error
         problem = next((entry.problem for entry in entries), f"no file has a known extension: {_some(search.left_out)}")
         raise DataError("nothing_to_draft", f"{', '.join(map(str, paths))}: {problem}")
     folder = output.parent
     tokenizer, others = tokenizer_near([file.path.parent for entry in usable for file in entry.files])
     # Relative to the working directory: the folder of the config may not exist yet.
-    values: dict[str, Any] = {"sources": [_source(str(entry.path), entry) for entry in usable]}
+    further = {name: settings[name] for name in ("roles", "ignore") if name in settings}
+    values: dict[str, Any] = {"sources": [_source(str(entry.path), entry) | further for entry in usable]}
     if tokenizer:
         values["tokenizer"] = str(tokenizer)
     template, note, found = _choose_template(values, tokenizer)
     values = {"name": _name(paths[0])}
-    values["sources"] = [_source(_path_in(folder, entry.path), entry) for entry in usable]
+    values["sources"] = [_source(_path_in(folder, entry.path), entry) | further for entry in usable]
     if tokenizer:
         values["tokenizer"] = _path_in(folder, tokenizer)
     values["template"] = template
@@ -249,7 +266,7 @@ def _source_lines(draft: Draft) -> Iterator[str]:
         count = f"{'' if entry.counted else 'about '}{entry.total:,.0f} {noun}{' (counted)' * entry.counted}"
         many = f"{len(entry.files):,} files, " if len(entry.files) > 1 else ""
         further = "; columns guessed by their names" * entry.guessed
-        further += "".join(f"; {line}" for line in found_layouts(entry.files, [Source(path=str(entry.path))]))
+        further += "".join(f"; {from_here(line)}" for line in found_layouts(entry.files, [Source(path="x")]))
         note = f"{many}{size}, {count}; {entry.format}: {share} {entry.looked_at:,} sampled records{further}"
         yield from _comment(note, "  # ", "  # ")
         for number, (key, value) in enumerate(next(values).items()):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tasks.conversations.formats import guess_columns
 from tasks.core.errors import DataError, PackError, Reject, UsageError
@@ -41,14 +42,14 @@ class Entry:
     total: float = 0.0  # records, estimated unless `counted`
     counted: bool = True
     problem: str = ""
+    error: PackError | None = None  # the same, if it is about the kind of data
 
 
 @dataclass
 class Search:
-    """The format and the columns that the user gave, and what was found so far."""
+    """The settings of a source that the user gave (format, columns, roles, ignore), and what was found so far."""
 
-    format: str = "auto"
-    columns: dict[str, str] = field(default_factory=dict)
+    given: dict[str, Any] = field(default_factory=dict)
     left_out: list[str] = field(default_factory=list)  # files with an unknown extension
     skipped: list[str] = field(default_factory=list)  # folders with outputs of packcorpus
     seen: set[Path] = field(default_factory=set)
@@ -69,7 +70,7 @@ def find_entries(path: Path, search: Search) -> Iterator[Entry]:
                 is_whole = False
                 continue
             search.seen.add(file.resolve())
-            entries.append(_entry(file, search.format, search.columns))
+            entries.append(_entry(file, search.given))
         first = entries[0] if entries else Entry(part, [])
         if (
             is_whole
@@ -133,27 +134,32 @@ def _globs(path: Path, names: list[str], left_out: list[str]) -> Iterator[Path]:
         yield Path(f"{glob.escape(str(path))}/{deep}*{extension}")
 
 
-def _entry(path: Path, format: str, columns: dict[str, str]) -> Entry:
+def _entry(path: Path, given: dict[str, Any]) -> Entry:
     """Sample one file; `problem` is the reason why it cannot be read."""
-    guessed = False
+    guessed, columns = False, given.get("columns", {})
     try:
-        [file] = find_files([Source(path=str(path), format=format, columns=columns)], Path())
+        [file] = find_files([Source(**{"path": str(path), **given})], Path())
     except DataError as error:
         guessed = error.reason == "unknown_format" and not columns
-        columns = _guess_columns(path) if guessed else columns
+        columns = guess_columns_of(path) if guessed else columns
         try:
-            [file] = find_files([Source(path=str(path), format=format, columns=columns)], Path())
+            [file] = find_files([Source(**{"path": str(path), **given, "columns": columns})], Path())
         except DataError as again:
-            return Entry(path, [], problem=one_line(str(again).removeprefix(f"{path}: ")))
+            return _left_out(path, [], again)
     try:
         [sample] = sample_files([file], BUDGET // 4, 1 << 24)
         count_unused_keys(sample)
     except PackError as error:
-        return Entry(path, [file], problem=one_line(str(error).removeprefix(f"{path}: ")))
+        return _left_out(path, [file], error)
     fitting, first = _count_fitting(sample)
     looked_at = len(sample.records)
     problem = "" if fitting else one_line(f"none of its first {looked_at:,} records can be used; the first: {first}")
     return Entry(path, [file], file.format, columns, guessed, fitting, looked_at, sample.total, sample.counted, problem)
+
+
+def _left_out(path: Path, files: list[SourceFile], error: PackError) -> Entry:
+    kind = error if error.reason in ("media_data", "preference_data") else None
+    return Entry(path, files, problem=one_line(str(error).removeprefix(f"{path}: ")), error=kind)
 
 
 def _count_fitting(sample: Sample) -> tuple[int, str]:
@@ -168,7 +174,7 @@ def _count_fitting(sample: Sample) -> tuple[int, str]:
     return fitting, first
 
 
-def _guess_columns(path: Path) -> dict[str, str]:
+def guess_columns_of(path: Path) -> dict[str, str]:
     """Return `guess_columns` of the first record of a file, or {} if it cannot be read."""
     known = Source(path=str(path), format="text")
     try:

@@ -52,6 +52,9 @@ BUDGET = 8 << 20  # bytes of the sources; gigatoken and everything around it tak
 SLOWER = 4  # divides the budget if the tokenizer's own library encodes: 1 to 2 s
 
 
+MOST_SAMPLES = 8  # of a conversation that is shown
+
+
 JINJA_RECORDS = 1000  # a Jinja template takes 0.3 to 1 ms per conversation
 
 
@@ -236,18 +239,20 @@ def _sources(sampled: list[SampleTokens], selection: Selection, packed: Packed) 
     for each, inside, encoded, trained in zip(
         sampled, selection.parts, _encoded(selection), packed.trained_of_sources, strict=True
     ):
-        sample, shown = each.sample, None
-        if inside.start < inside.stop:
-            first, turn = (
-                int(selection.tokens.column(n, inside.start, inside.start + 1)[0]) for n in ("record", "turn")
-            )
-            values, place = selection.tokens.tokens(inside.start), sample.records[first].place
-            place += f" turn {turn}" if turn >= 0 else ""
-            shown = Example(place, values ^ (values >> 31), values >= 0)
+        sample = each.sample
+        records = selection.tokens.column("record", inside.start, min(inside.stop, inside.start + MOST_SAMPLES))
+        shown = [_example(selection, inside.start + at, sample) for at in np.flatnonzero(records == records[:1])]
         rejected = sum(float(sample.weights[record]) for record, _ in each.rejects)
         rejected += float(selection.weights[inside][is_late[inside]].sum())
         found.append(Source(sample, sample.expected, rejected, encoded, trained, shown))
     return found
+
+
+def _example(selection: Selection, number: int, sample: Sample) -> Example:
+    """Return one sample of a conversation."""
+    record, turn = (int(selection.tokens.column(name, number, number + 1)[0]) for name in ("record", "turn"))
+    values, place = selection.tokens.tokens(number), sample.records[record].place
+    return Example(place + (f" turn {turn}" if turn >= 0 else ""), values ^ (values >> 31), values >= 0)
 
 
 def _encoded(selection: Selection) -> list[float]:

@@ -47,7 +47,7 @@ class Source:
     rejected: float
     tokens: float
     trained: float
-    shown: Example | None
+    shown: list[Example]  # the samples of its first conversation
 
 
 @dataclass(slots=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from tasks.conversations.keys.training_flags import flag_hints
 from tasks.corpus.mixture_table import explain_limits
 from tasks.dry_run.model import Prediction, about
+from tasks.encoders.added_tokens import is_blank
 from tasks.packing.rejects import suggest_settings
-from tasks.sources.model import found_layouts
+
+# Share of tokens that repeat a prompt above which a warning explains why.
+NOTEWORTHY = 0.2
 
 
 def find_failures(found: Prediction) -> list[str]:
@@ -43,10 +47,66 @@ def find_warnings(found: Prediction) -> list[str]:
         warnings.append(limited)
     if found.config.duplicates == "drop" and not found.whole:
         warnings.append("duplicates: drop: duplicates are only found within the sample; the run may drop more")
-    files = [source.sample.file for source in found.sources]
-    warnings += found_layouts(files, found.config.sources)
+    warnings += found.recipe.notes
+    warnings += flag_hints(found.unused_keys)
+    warnings += _overlong(found)
+    warnings += _repeated(found)
+    warnings += _markers_in_content(found)
     short = [source.sample.file.name for source in found.sources if source.sample.reach < 1]
     if short:
         names = ", ".join(short[:3]) + " and others" * (len(short) > 3)
         warnings.append(f"{names}: compressed and too large to read completely; only the beginning was sampled")
     return warnings
+
+
+def _overlong(found: Prediction) -> list[str]:
+    """Say what becomes of conversations that are longer than a row."""
+    config, dropped = found.config, found.dropped.get("too_long", 0.0)
+    length = f"longer than {config.sequence_length:,} tokens"
+    keep = "to keep them whole, raise sequence_length; to keep all their tokens, set overlong: split"
+    if found.cut and config.overlong == "truncate":
+        return [f"overlong: {_conversations(found.cut, found)} {length}, to be cut; {keep}"]
+    return [f"overlong: {_conversations(dropped, found)} {length}, to be left out; {keep}"] if dropped else []
+
+
+def _conversations(count: float, found: Prediction) -> str:
+    return f"{about(count, found)} conversation{'' if round(count) == 1 else 's'}"
+
+
+def _repeated(found: Prediction) -> list[str]:
+    """Explain why conversations have several samples if nobody asked for them."""
+    if not found.samples or found.config.turns != "auto":
+        return []
+    share = found.samples["repeated_prompt_tokens"] / max(1.0, found.tokens["packed"])
+    if share < NOTEWORTHY:
+        return []
+    return [
+        "turns: auto: the template writes earlier turns differently once another one follows, so each trained turn is "
+        f"a sample after its own prompt; {100 * share:.0f} % of all tokens repeat. train_on: last repeats none"
+    ]
+
+
+def _markers_in_content(found: Prediction) -> list[str]:
+    """Name the tokens that begin and end turns and that messages can write.
+
+    Some tokenizers do not mark them as special. Then they are matched in messages, as at inference.
+    """
+    encoder = found.encoder
+    names = {token: name for name, token in encoder.content_tokens.items() if not is_blank(name)}
+    markers: dict[int, None] = {}
+    for one in [example for source in found.sources for example in source.shown]:
+        ids = one.ids.tolist()
+        first = 1 if ids[0] == encoder.bos_id and len(ids) > 1 else 0
+        if ids[first] in names:
+            markers[ids[first]] = None
+            for place in range(first + 1, len(ids)):
+                if ids[place] == ids[first]:
+                    before = [token for token in ids[max(0, place - 3) : place] if encoder.token_bytes(token).strip()]
+                    markers |= dict.fromkeys(token for token in before[-1:] if token in names)
+    if not markers:
+        return []
+    setting = ", ".join(f"'-{names[token]}'" for token in markers)
+    return [
+        f"{' and '.join(names[token] for token in markers)} frame turns, but the tokenizer does not mark them "
+        f"as special: a message can write them, as at inference; to prevent that, set  content_tokens: [{setting}]"
+    ]

@@ -49,7 +49,8 @@ class Example:
 class Source:
     """One file that was sampled. The figures cover the `stands_for` files like it; `counted` conversations are exact.
 
-    `reach` is the fraction of the file that can be sampled, `whole` whether every record was read.
+    `reach` is the fraction of the file that can be sampled, `whole` whether every record was read. `other_samples` are
+    those of the conversation that is shown, if it has several.
     """
 
     path: str
@@ -63,6 +64,7 @@ class Source:
     tokens: int
     trained_tokens: int
     shown: Example | None
+    other_samples: list[Example]
     stands_for: float
     whole: bool
 
@@ -176,12 +178,13 @@ def _ledger(found: Prediction) -> dict[str, dict[str, Any]]:
 
 
 def _source(found: Prediction, source: PredictedSource) -> Source:
-    sample, file, example = source.sample, source.sample.file, None
-    if one := source.shown:
+    sample, file = source.sample, source.sample.file
+    examples = []
+    for one in source.shown:
         labels = one.ids.copy()
         labels[~one.trained] = IGNORED
         spans = spans_of(found.encoder, one.ids, labels)
-        example = Example(one.place, len(one.ids), int(one.trained.sum()), spans)
+        examples.append(Example(one.place, len(one.ids), int(one.trained.sum()), spans))
     return Source(
         path=file.name,
         format=file.format,
@@ -193,7 +196,8 @@ def _source(found: Prediction, source: PredictedSource) -> Source:
         rejected=round(source.rejected),
         tokens=round(source.tokens),
         trained_tokens=round(source.trained),
-        shown=example,
+        shown=next(iter(examples), None),
+        other_samples=examples[1:],
         stands_for=sample.stands_for,
         whole=sample.whole,
     )
@@ -213,7 +217,8 @@ def step_warnings(found: Prediction, batches: list[int]) -> list[str]:
         count, trained = steps(found, rows)
         if 0 < count < FEW_STEPS:
             alone = math.ceil(held * found.rows["train"] / rows)
-            apart = f" One conversation per row would make {alone:,}." if held > 1.05 and alone > count else ""
+            noun = "sample" if found.samples else "conversation"
+            apart = f" One {noun} per row would make {alone:,}." if held > 1.05 and alone > count else ""
             fewer, epochs = found.rows["train"] // FEW_STEPS, -(-FEW_STEPS // count)
             ways = [f"{counted(fewer, 'row')} per step"] * (fewer > 0) + [f"{epochs} epochs"] * (epochs <= MOST_EPOCHS)
             advice = f"Use {', or '.join(ways)}." if ways else "Only more conversations can change that."

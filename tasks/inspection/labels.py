@@ -20,7 +20,10 @@ NOTICED = {
     "control_text_seen": ("conversation", "with the name of a control token in its text: encoded as plain text"),
     "not_round_trip": ("conversation", "with ▁ (U+2581), which this tokenizer decodes to a space"),
     "unknown_tokens": ("token", "that is the unknown token: this tokenizer cannot encode these characters"),
-    "unusual_order": ("conversation", "not in the order system, user, assistant, user, …: kept as it is"),
+    "unusual_order": (
+        "conversation",
+        "in another order than system, user, assistant, user, …: the order is kept",
+    ),
 }
 
 # Content tokens that are listed.

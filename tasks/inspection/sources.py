@@ -12,11 +12,12 @@ from tasks.config import Config, load_config
 from tasks.conversations.model import Conversation
 from tasks.conversations.openai import as_row
 from tasks.core.error_codes import CODES
-from tasks.core.errors import PackError, Reject, UsageError
+from tasks.core.errors import DataError, PackError, Reject, UsageError
+from tasks.dry_run.draft_entries import guess_columns_of
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import container_named
 from tasks.sources.locate import find_paths
-from tasks.sources.model import SourceFile
+from tasks.sources.model import Source, SourceFile
 from tasks.sources.source_files import identify_file
 from tasks.storage.manifest import load_manifest
 
@@ -34,6 +35,7 @@ class SourceInfo:
     bytes: int
     delimiter: str  # of a CSV or TSV file, "" if it is the usual one
     encoding: str  # the same
+    columns: dict[str, str]  # guessed by their names if the keys match no format
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class ConfigOverview:
 
 def source_overview(path: Path, limit: int) -> SourceOverview:
     """Read the first `limit` records of a source. Raises UsageError, InputMissing, DataError or StorageError."""
-    file = identify_file(path)
+    file = _identified(path)
     read = list(islice(records_of(file), max(limit, SAMPLED)))
     first = [record for _, record in read[:SAMPLED]]
     turns = [len(record.messages) for record in first if isinstance(record, Conversation)]
@@ -87,13 +89,13 @@ def source_overview(path: Path, limit: int) -> SourceOverview:
 
 def source_line(path: Path, line: int) -> SourceRecords:
     """Read the record of a line. Raises as source_overview does, and UsageError if there is no such line."""
-    file = identify_file(path)
+    file = _identified(path)
     return SourceRecords(**vars(_facts(file)), records=[_record_value(line, record_of(file, line))])
 
 
 def source_search(path: Path, text: str, limit: int) -> SourceRecords:
     """Read the first `limit` records that contain a text. Raises as source_overview does."""
-    file = identify_file(path)
+    file = _identified(path)
     found = containing(file, text)
     records = [_record_value(number, record) for number, record in islice(found, limit)]
     more = next(found, None) is not None
@@ -107,9 +109,27 @@ def config_overview(path: Path, manifests: Path) -> ConfigOverview:
     return ConfigOverview(path, config.settings(), sources, corpora_of(config, manifests), manifests)
 
 
+def _identified(path: Path) -> SourceFile:
+    """Identify a file. If its keys match no format, guess which keys have which meaning, as `init` does."""
+    try:
+        return identify_file(path)
+    except DataError as error:
+        columns = guess_columns_of(path) if error.reason == "unknown_format" else {}
+        if not columns:
+            raise
+        return identify_file(path, source=Source(path=str(path), columns=columns))
+
+
 def _facts(file: SourceFile) -> SourceInfo:
     return SourceInfo(
-        file.name, file.format, file.container, file.compression, file.bytes, file.delimiter, file.encoding
+        file.name,
+        file.format,
+        file.container,
+        file.compression,
+        file.bytes,
+        file.delimiter,
+        file.encoding,
+        dict(file.columns),
     )
 
 
@@ -159,7 +179,7 @@ def _strings(conversation: Conversation) -> Iterator[str]:
     """Yield every text of a conversation."""
     yield from conversation.tools
     for message in conversation.messages:
-        yield from (message.context, message.content)
+        yield from (message.context, message.content, message.reasoning)
         for call in message.tool_calls:
             yield from (call.name, call.arguments)
 

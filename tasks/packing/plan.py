@@ -16,6 +16,7 @@ conversations are held out, weighted, deduplicated, or repacked for further epoc
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

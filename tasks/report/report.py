@@ -295,7 +295,8 @@ def _plots(manifest: Manifest, figures: Figures, steps: list[Step], token_steps:
         pads = pad_groups((manifest.sequence_length - figures.filled)[~figures.repacked])
         drawn["fill"] = plots.bars("fill", pads, "padding per row")
         groups = count_groups(figures.conversations[~figures.repacked])
-        drawn["row"] = plots.bars("row", groups, "conversations per row")
+        noun = "samples" if manifest.ledger.samples else "conversations"
+        drawn["row"] = plots.bars("row", groups, f"{noun} per row")
     return {name: Markup(svg) for name, svg in drawn.items()}  # noqa: S704 - made by plots, which escapes
 
 

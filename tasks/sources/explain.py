@@ -9,8 +9,9 @@ from pathlib import Path
 
 import orjson
 
-from tasks.conversations.formats import FORMAT_NAMES, MESSAGE_KEYS, detect, guess_columns
+from tasks.conversations.formats import FORMAT_NAMES, detect, guess_columns
 from tasks.conversations.keys.other_data import unread_preference
+from tasks.conversations.keys.renaming import MESSAGE_KEYS
 from tasks.core.errors import DataError, Reject
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
@@ -48,7 +49,8 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
         return DataError("empty_source", f"{name}: contains no records")
     if not keys and reject and (error := _explain_unreadable(file, reject)):
         return error
-    found = _keys_found(list(keys)) if keys else f"no record is an object{f' ({reject})' if reject else ''}"
+    header = isinstance(container_named(file.container), Csv)
+    found = _keys_found(list(keys), header) if keys else f"no record is an object{f' ({reject})' if reject else ''}"
     missing = [(ours, key) for ours, key in columns.items() if key not in keys and ours not in MESSAGE_KEYS]
     if keys and missing:
         problems = "; ".join(
@@ -64,7 +66,8 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
     return DataError(
         "unknown_format",
         f"{name}: no known format in its first {f'{count} records' if count > 1 else 'record'}; {found}; "
-        f"formats tried: {', '.join(FORMAT_NAMES)}; set format:, or map your keys with columns:",
+        f"formats tried: {', '.join(FORMAT_NAMES)}; name one with `format`, or map your keys with `columns`, such as "
+        "columns: {instruction: question, output: answer}",
     )
 
 
@@ -90,8 +93,9 @@ def _explain_unreadable(file: SourceFile, reject: Reject) -> DataError | None:
     return DataError("unknown_json", f"{file.name}: {explained}") if explained else None
 
 
-def _keys_found(keys: Sequence[str]) -> str:
-    return f"keys found: {', '.join(shown(key)[1:-1] for key in keys[:20])}{' …' if len(keys) > 20 else ''}"
+def _keys_found(keys: Sequence[str], header: bool) -> str:
+    where = "columns, named by its first row" if header else "keys found"
+    return f"{where}: {', '.join(shown(key)[1:-1] for key in keys[:20])}{' …' if len(keys) > 20 else ''}"
 
 
 def _convert(file: SourceFile, encoding: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -18,11 +18,12 @@ from pydantic import (
     model_serializer,
 )
 
-from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, MESSAGE_KEYS, check_format, read_record
+from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, check_format, read_record
 from tasks.conversations.keys.other_data import OTHER_KEYS, check_ignored, without_parts
+from tasks.conversations.keys.renaming import MESSAGE_KEYS
+from tasks.conversations.keys.role_names import Roles
 from tasks.conversations.model import Conversation
 from tasks.core.errors import Reject
-from tasks.core.printable import shown
 from tasks.readers.csv_files.delimiter import check_delimiter, name_of
 from tasks.readers.csv_files.encoding import check_encoding
 
@@ -34,8 +35,6 @@ def _check_format(name: str) -> str:
 FormatName = Annotated[
     str, AfterValidator(_check_format), WithJsonSchema({"type": "string", "enum": ["auto", *FORMAT_NAMES]})
 ]
-Role = Literal["system", "user", "assistant", "tool"]
-RoleName = Annotated[str, Field(min_length=1)]
 Delimiter = Annotated[str, AfterValidator(check_delimiter), WithJsonSchema({"type": "string"})]
 EncodingName = Annotated[str, AfterValidator(check_encoding), WithJsonSchema({"type": "string"})]
 
@@ -56,10 +55,10 @@ class Source(BaseModel):
     )
     columns: dict[str, str] = Field(
         default_factory=dict,
-        description="packcorpus key → key of the file, such as {instruction: frage}; `role` and `content` are keys "
-        "of a message.",
+        description="packcorpus key → key of the file, such as {instruction: frage}; `role`, `content`, `reasoning`, "
+        "and `train` are keys of a message.",
     )
-    roles: dict[Role, list[RoleName]] = Field(
+    roles: Roles = Field(
         default_factory=dict,
         description="Role → its names in the file, such as {user: [customer], assistant: [agent]}; case is ignored, "
         "and common names are known.",
@@ -89,17 +88,6 @@ class Source(BaseModel):
     def _check_ignore(cls, names: list[str]) -> list[str]:
         check_ignored(names)
         return sorted(set(names))
-
-    @field_validator("roles")
-    @classmethod
-    def _check_roles(cls, roles: dict[Role, list[RoleName]]) -> dict[Role, list[RoleName]]:
-        """Refuse a name of two roles."""
-        seen: dict[str, str] = {}
-        for role, names in roles.items():
-            for name in names:
-                if seen.setdefault(name.lower(), role) != role:
-                    raise ValueError(f"{shown(name)} is a name of {seen[name.lower()]} and of {role}; case is ignored")
-        return roles
 
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tasks.conversations.formats import COLUMNS, MESSAGE_KEYS
+from tasks.conversations.formats import COLUMNS
+from tasks.conversations.keys.renaming import MESSAGE_KEYS
 from tasks.core.errors import StorageError, UsageError
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
@@ -85,7 +86,9 @@ def _how(file: SourceFile, source: Source) -> str:
     columns = ", ".join(f"{ours}: {theirs}" for ours, theirs in file.columns)
     further = [f"columns {{{columns}}}"] * bool(columns) + [f"weight {source.weight:g}"] * (source.weight != 1)
     further += [f"limit {source.limit}"] * (source.limit is not None)
-    for name, value in file.reading.items():
-        listed = ", ".join(value) if isinstance(value, list) else ""
-        further.append(f"{name} [{listed}]" if listed else f"{name} {value}")
+    if source.roles:
+        roles = ", ".join(f"{role}: [{', '.join(names)}]" for role, names in source.roles.items())
+        further.append(f"roles {{{roles}}}")
+    further += [f"{name} {value}" for name in ("delimiter", "encoding") if (value := getattr(file, name))]
+    further += [f"ignore [{', '.join(file.ignore)}]"] * bool(file.ignore)
     return f"{file.format} with {', '.join(further)}" if further else file.format

@@ -2,15 +2,19 @@
 
     {"<think>": {"assistant": 12}, "<tool_call>": {"assistant": 3, "user": 1}}
 
-What a template writes is not counted, and neither is white space.
+What a template writes is not counted, and neither is white space, nor what a template leaves out of a conversation,
+such as the reasoning of earlier turns.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 from tasks.conversations.model import ROLES
+from tasks.encoders.added_tokens import is_blank
 from tasks.encoders.encoder import Encoder
 from tasks.tokenization.frames import Prepared
 
@@ -20,17 +24,52 @@ Counts = dict[str, dict[str, int]]
 _SEVERAL = {"\x0e": 2, "\x0f": 3}
 
 
-def count_content_tokens(encoder: Encoder, conversations: Iterable[Prepared]) -> Counts:
-    """Return how often each content token occurs in what the conversations say, by role."""
+# Characters around a token, without white space, by which it is found in what a template writes.
+_NEAR = 24
+
+
+def count_content_tokens(encoder: Encoder, conversations: Iterable[Sequence[Prepared]]) -> Counts:
+    """Return how often each content token occurs in what the template writes of the conversations, by role.
+
+    Each conversation has all its samples.
+    """
     texts: list[str] = []
     roles: list[str] = []
-    for prepared in conversations:
-        layout, said = prepared.strings[0], prepared.strings[1:]
-        if prepared.shape.layout:
-            layout, said = prepared.shape.layout, prepared.strings
+    for samples in conversations:
+        prepared = samples[0]  # each has all strings of the conversation
+        filled = prepared.shape.layout  # set if the texts contain every string
+        layout, said = (filled, prepared.strings) if filled else (prepared.strings[0], prepared.strings[1:])
+        owners = _roles(layout, len(said))
+        if not filled:
+            written = "\0".join(text for sample in samples for text in sample.texts)
+            pairs = [
+                (part, role)
+                for text, role in zip(said, owners, strict=True)
+                for part in _written(text, written, encoder)
+            ]
+            said, owners = [part for part, _ in pairs], [role for _, role in pairs]
         texts += said
-        roles += _roles(layout, len(said))
+        roles += owners
     return _by_token(Counter((token, roles[index]) for index, token in encoder.count_content_tokens(texts)))
+
+
+def _written(text: str, written: str, encoder: Encoder) -> list[str]:
+    """Return what a template writes of a string: all of it, or the content tokens that have the same text around them.
+
+    A template may strip a content, write the reasoning in it elsewhere, or format the JSON of a call, so that white
+    space does not count.
+    """
+    if text in written:
+        return [text]
+    bare, all_bare = "".join(text.split()), "".join(written.split())
+    places = [match.span() for match in _tokens(encoder).finditer(bare)]
+    return [bare[start:end] for start, end in places if bare[max(0, start - _NEAR) : end + _NEAR] in all_bare]
+
+
+@lru_cache(maxsize=2)
+def _tokens(encoder: Encoder) -> re.Pattern[str]:
+    names = ["".join(name.split()) for name in encoder.content_tokens if not is_blank(name)]
+    return re.compile("|".join(map(re.escape, sorted(names, key=len, reverse=True))) or r"(?!)")
 
 
 def merged(found: Iterable[Mapping[str, Mapping[str, int]]]) -> Counts:

@@ -59,7 +59,7 @@ class Preparer:
         conversation = self._file.conversation(record)
         trained = trained_turns(conversation, self._train_on)
         if not any(trained):
-            raise Reject("no_trained_tokens", f"none of its turns is trained on (train_on: {self._train_on})")
+            raise Reject("no_trained_tokens", _why_untrained(conversation, self._train_on))
         if self._packing:
             found, is_compared = self._frames.filled(conversation, trained)
             if found:
@@ -94,6 +94,17 @@ class Preparer:
 def _comparable(sample: Prepared) -> tuple[object, ...]:
     shape = sample.shape
     return sample.texts, sample.digest, shape.turn, shape.tokens.tolist(), shape.trained.tolist(), shape.separator
+
+
+def _why_untrained(conversation: Conversation, train_on: TrainOn) -> str:
+    why = f"none of its turns is trained on (train_on: {train_on})"
+    answers = [message for message in conversation.messages if message.role == "assistant"]
+    if any(not message.weight for message in answers):
+        return f"{why}: weight, train, or training leaves answers out"
+    if not answers and conversation.messages[0].role != "text":
+        return f"{why}: the assistant says nothing"
+    empty = "its last answer is" if train_on == "last" else "its answers are" if answers else "its text is"
+    return f"{why}: {empty} empty"
 
 
 def prepare_spans(conversation: Conversation, spans: list[Span], encoder: Encoder, turn: int | None = None) -> Prepared:

@@ -133,9 +133,12 @@ class Batch:
         if encoder.content_tokens:
             holding = encoder.holding_content_tokens(texts)
             which = np.unique(np.searchsorted(offsets, holding, side="right") - 1).tolist()
-            # By record: each sample of a conversation has all its strings.
-            once = {self.records[n]: self._conversations[n] for n in which}
-            counts = count_content_tokens(encoder, once.values())
+            # By record: each sample of a conversation has all its strings, and the template may write each in another.
+            samples_of: dict[int, list[Prepared]] = {self.records[n]: [] for n in which}
+            for record, prepared in zip(self.records, self._conversations, strict=True):
+                if record in samples_of:
+                    samples_of[record].append(prepared)
+            counts = count_content_tokens(encoder, samples_of.values())
             if counts:
                 receipt["content_tokens"] = merged([receipt.get("content_tokens", {}), counts])
 

@@ -21,7 +21,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.cli import token_text
 from tasks.cli.inspect_command import Question, answer, render
-from tasks.core.errors import UsageError
+from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import BOUNDARY
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
@@ -267,6 +267,33 @@ def test_lines_are_counted_as_the_corpus_counts_them(
             else:
                 with pytest.raises(UsageError):
                     as_object(path, line=number)
+
+
+def test_reasoning_and_turns_that_are_not_trained_on_are_shown(tmp_path: Path) -> None:
+    answers = [
+        {"role": "assistant", "content": "4", "reasoning_content": "Two and two."},
+        {"role": "assistant", "content": "5", "train": False},
+    ]
+    source = tmp_path / "chats.jsonl"
+    source.write_text(json.dumps({"messages": [{"role": "user", "content": "2+2?"}, *answers]}) + "\n")
+    page = shown(source, line=1)
+    titles = re.findall("▐(.*)▌", page)
+    assert titles == ["user", "assistant", "reasoning", "content", "assistant not trained on"]
+    assert re.search("▐reasoning▌\n +Two and two", page)
+    assert "1 conversation\n" in shown(source, search="and two")
+
+
+def test_columns_of_a_source_are_guessed_by_their_names(tmp_path: Path) -> None:
+    source = tmp_path / "chats.jsonl"
+    turns = [{"speaker": "user", "text": "2+2?"}, {"speaker": "agent", "text": "4"}]
+    source.write_text(json.dumps({"dialog": turns[:1]}) + "\n" + json.dumps({"dialog": turns}) + "\n")
+    page = shown(source, 300)
+    assert "messages, jsonl, columns {messages: dialog, role: speaker, content: text}, " in page
+    assert "2+2?" in page
+    assert 'dialog[1].speaker "agent" is not a role' in shown(source, 300, line=2)
+    source.write_text('{"a": 1}\n')
+    with pytest.raises(DataError, match="no known format"):
+        shown(source)
 
 
 def test_a_config_lists_its_sources_and_its_corpora(manifest: Path) -> None:

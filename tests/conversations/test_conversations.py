@@ -267,7 +267,7 @@ def test_columns_are_applied_first() -> None:
     assert read_record(swapped, "prompt_completion", crossed) == Conversation((USER, ASSISTANT))
     # a key that is mapped away no longer counts, and a mapped name means the mapped key alone
     assert detect({"text": "2+2?", "label": "4"}, {"prompt": "text", "completion": "label"}) == "prompt_completion"
-    with pytest.raises(Reject, match="output is missing; the keys found are: instruction"):
+    with pytest.raises(Reject, match="antwort is missing; the keys found are: frage"):
         read_record({"frage": "2+2?", "output": "4"}, "alpaca", columns)
     assert record == {"frage": "2+2?", "antwort": "4", "prompt": "x", "completion": "y"}
     assert set(columns) <= set(COLUMNS)
@@ -303,10 +303,22 @@ BAD: list[tuple[str, object, str, str]] = [
         "messages",
         _message(role="<|im_end|>"),
         "bad_role",
-        'messages[1].role "<|im_end|>" is not a role; known are system, user, assistant, tool; map it with roles, '
-        "such as roles: {user: [customer]}",
+        'messages[1].role "<|im_end|>" is not a role; map it to system, user, assistant, or tool, '
+        'such as roles: {user: ["<|im_end|>"]}',
     ),
-    ("messages", _message(role="text"), "bad_role", 'messages[1].role "text" is not a role; known are'),
+    (
+        "messages",
+        {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "thinking": "b"}]},
+        "bad_content",
+        "messages[1] has reasoning, but no content; that is allowed only with tool_calls",
+    ),
+    (
+        "messages",
+        {"messages": [{"role": None, "content": "a"}]},
+        "missing_key",
+        "messages[0].role is null",
+    ),
+    ("messages", _message(role="text"), "bad_role", 'messages[1].role "text" is not a role; map it to'),
     ("messages", _message(role="\x1b[2Jx\x9b\ud800"), "bad_role", '"\\u001b[2Jx\\u009b\\ud800" is not a role'),
     ("messages", _message(role=["user"]), "bad_role", "messages[1].role: expected a string, found a list"),
     (
@@ -516,7 +528,7 @@ BAD: list[tuple[str, object, str, str]] = [
         "missing_key",
         "prompt.replies[0].text is missing; the keys found are: role",
     ),
-    ("oasst", _tree({"role": "user", "text": "b"}), "bad_role", 'prompt.replies[0].role "user" is not a role'),
+    ("oasst", _tree({"role": "usr", "text": "b"}), "bad_role", 'prompt.replies[0].role "usr" is not a role'),
     (
         "oasst",
         _tree({"text": "b", "rank": "0"}),

@@ -15,6 +15,8 @@ from support.tokenizer_kinds import open_kind
 
 from tasks.conversations.chat import ROLE_NAMES
 from tasks.conversations.formats import detect, read_record, role_names
+from tasks.conversations.keys.renaming import in_own_names
+from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import Conversation, Message
 from tasks.core.errors import Reject, UsageError
 from tasks.sources.model import Source, SourceFile
@@ -125,17 +127,18 @@ def test_a_call_in_sharegpt_stays_one_unless_its_name_is_mapped() -> None:
 
 def test_an_unknown_role_is_rejected_and_names_the_setting() -> None:
     for role, advice in (
-        ("kunde", "; known are system, user, assistant, tool; map it with roles, such as roles: {user: [customer]}"),
-        ("usr", "; did you mean user? Or map it with roles"),
+        ("kunde", "; map it to system, user, assistant, or tool, such as roles: {user: [kunde]}"),
+        ("Bot 1", '; did you mean bot? Or map it with roles: {assistant: ["Bot 1"]}'),
     ):
         with pytest.raises(Reject) as reject:
             file_of(roles={"user": ["customer"]}).conversation({"messages": messages("customer", role)})
         assert reject.value.message == (f'messages[1].role "{role}" is not a role{advice}')
-    with pytest.raises(Reject, match=r'role "kunde" is not a role; known are prompter, assistant$'):
-        read_record({"prompt": {"role": "kunde", "text": "a"}}, "oasst")
 
 
 def test_a_name_belongs_to_one_role() -> None:
+    with pytest.raises(ValidationError, match=r'"agent" is not a role; .* on the left: roles: \{user: \[agent\]\}'):
+        Source(path="a", roles={"agent": "user"})
+    assert Source(path="a", roles={"user": "kunde"}) == Source(path="a", roles={"user": ["kunde"]})
     with pytest.raises(ValidationError, match='"BOT" is a name of user and of assistant; case is ignored'):
         Source(path="a", roles={"user": ["bot"], "assistant": ["BOT"]})
     for wrong in ({"usr": ["a"]}, {"user": [""]}, {"user": [1]}, {"text": ["a"]}):
@@ -182,12 +185,74 @@ def test_keys_of_a_message_are_mapped(format: str, record: dict[str, object], co
 def test_a_mapped_key_means_that_key_and_no_other() -> None:
     file = file_of(columns={"content": "text"})
     advice = r"if one of them is the content, map it with columns: \{content: …\}"
-    with pytest.raises(Reject, match=rf"messages\[0\]\.content is missing; the keys found are: role; {advice}$"):
+    with pytest.raises(Reject, match=rf"messages\[0\]\.text is missing; the keys found are: role; {advice}$"):
         file.conversation({"messages": messages("user")})
     assert file.conversation({"messages": [{"role": "user", "text": "a", "content": "b", "weight": 0}]}) == (
         Conversation((Message("user", "a", weight=0),))
     )
     assert file_of("text", columns={"content": "text"}).conversation({"text": "a"}).messages[0].content == "a"
+
+
+TREE = {
+    "prompt": {
+        "who": "Kunde",
+        "says": "2+2?",
+        "replies": [{"who": "assistant", "says": "5", "rank": 1}, {"who": "Bot", "says": "4", "rank": 0}],
+    }
+}
+
+
+def test_trees_have_named_roles_and_keys() -> None:
+    file = file_of("oasst", columns={"role": "who", "content": "says"}, roles={"user": "kunde"})
+    assert file.conversation(TREE) == CHAT
+    assert TREE["prompt"]["who"] == "Kunde", "the record is not changed"
+    unused = UnusedKeys("oasst", dict(file.columns), ())
+    unused.add([1], [TREE], lambda number: "a:1")
+    assert not unused.found()
+    with pytest.raises(Reject, match=r'^prompt\.who "Kunde" is not a role'):
+        file_of("oasst", columns={"role": "who", "content": "says"}).conversation(TREE)
+    deep: dict[str, object] = {"role": "assistant", "text": "a"}
+    for _ in range(5000):
+        deep = {"role": "prompter", "text": "b", "replies": [deep]}
+    assert len(file_of("oasst", roles={"user": "kunde"}).conversation({"prompt": deep}).messages) == 5001
+
+
+@pytest.mark.parametrize("format", ["messages", "sharegpt"])
+def test_flags_and_reasoning_have_other_names(format: str) -> None:
+    keys = {"role": "from", "content": "value"} if format == "sharegpt" else {}
+    record = {{"sharegpt": "conversations"}.get(format, format): messages("user", "bot", **keys)}
+    [turns] = record.values()
+    turns[1] |= {"should_train": False, "thought": "Two and two.", "train": True}
+    file = file_of(format, columns={"train": "should_train", "reasoning": "thought"})
+    expected = (Message("user", "2+2?"), Message("assistant", "4", weight=0, reasoning="Two and two."))
+    assert file.conversation(record).messages == expected
+    unused = UnusedKeys(format, dict(file.columns), ())
+    unused.add([1], [record], lambda number: "a:1")
+    assert list(unused.found()) == [f"{next(iter(record))}[].train"]
+    turns[1]["should_train"] = 0.5
+    with pytest.raises(Reject, match=r"\[1\]\.should_train is 0\.5; expected true or false$"):
+        file.conversation(record)
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("messages[3].role is null", "dialog[3].who is null"),
+        ("messages[3].content[0].text: expected a string", "dialog[3].says[0].text: expected a string"),
+        ("messages is missing; the keys found are: id, tools", "dialog is missing; the keys found are: id, extra"),
+        (
+            "messages[0].role is missing; the keys found are: content; if one of them is the role, map it",
+            "dialog[0].who is missing; the keys found are: says; if one of them is the role, map it",
+        ),
+        ("messages[0].tool_calls[0]: role", "dialog[0].tool_calls[0]: role"),
+        ("none of its turns is trained on", "none of its turns is trained on"),
+        ("", ""),
+    ],
+)
+def test_messages_have_the_names_of_the_file(message: str, expected: str) -> None:
+    columns = {"messages": "dialog", "tools": "extra", "role": "who", "content": "says"}
+    assert in_own_names(message, columns) == expected
+    assert in_own_names(message, {}) == message
 
 
 def test_names_of_columns_are_checked(tmp_path: Path) -> None:

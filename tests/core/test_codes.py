@@ -132,7 +132,8 @@ def test_rejects_that_stop_a_run_are_a_line_for_each_code(tmp_path: Path) -> Non
     project(tmp_path, good=40, bad=25, max_rejects=0.1)
     done = luigi(tmp_path, "--config", "corpus.yaml")
     assert done.returncode == 65
-    first = 'chats.jsonl:41 messages[0].role "assistent" is not a role; did you mean assistant? Or map it with roles'
+    advice = "did you mean assistant? Or map it with roles: {assistant: [assistent]}"
+    first = f'chats.jsonl:41 messages[0].role "assistent" is not a role; {advice}'
     assert f"  E207 bad_role, 25: {first}\n" in done.stderr
     assert done.stderr.count("E207") == 1
     assert "E251 error: 25 of 65" in done.stderr

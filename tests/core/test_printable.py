@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.printable import duration, from_here
+from tasks.core.printable import duration, from_here, shown
 from tasks.core.suggest import suggest
 
 DURATIONS = {
@@ -31,6 +31,21 @@ def test_durations_have_two_units_without_zeros(seconds: float, text: str) -> No
 )
 def test_a_close_match_is_suggested_whatever_its_case(value: str, known: list[str], text: str) -> None:
     assert suggest(value, known) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("Köln, 東京 👍", '"Köln, 東京 👍"'),
+        ('a"b\\\n', r'"a\"b\\\n"'),
+        ("\x1b[2J\x9b\ud800\u202e", r'"\u001b[2J\u009b\ud800\u202e"'),
+        ("⟦a⟧", r'"\u27e6a\u27e7"'),
+        ("é" * 61, f'"{"é" * 60}…"'),
+        (["a"], "a list"),
+    ],
+)
+def test_values_of_the_data_are_readable_and_harmless(value: object, text: str) -> None:
+    assert shown(value) == text
 
 
 def test_several_matches_are_suggested_the_closest_first() -> None:

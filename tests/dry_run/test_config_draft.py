@@ -212,11 +212,29 @@ def test_columns_and_format_are_used_for_all_files(here: Path) -> None:
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
 
 
+def test_roles_and_ignored_keys_are_used_for_all_files(here: Path) -> None:
+    chat = {"dialog": [{"speaker": "Kunde", "text": "2+2?"}, {"speaker": "Agent", "text": "4"}], "images": ["x"]}
+    write(here / "a.jsonl", [chat] * 30)
+    with pytest.raises(DataError, match=r"a\.jsonl:1: the record has images") as refused:
+        draft(here, "a.jsonl")
+    assert refused.value.reason == "media_data"
+    with pytest.raises(DataError, match=r'dialog\[0\]\.speaker "Kunde" is not a role; map it to .*\[Kunde\]'):
+        draft(here, "a.jsonl", ignore=["images"])
+    _, config, _ = draft(here, "a.jsonl", ignore=["images"], roles=["user=Kunde", "assistant=Agent", "user=Gast"])
+    [source] = config.sources
+    assert (source.roles, source.ignore) == ({"user": ["Kunde", "Gast"], "assistant": ["Agent"]}, ["images"])
+    assert source.columns == {"messages": "dialog", "role": "speaker", "content": "text"}, "guessed"
+    run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
+
+
 def test_format_and_columns_that_are_wrong(here: Path) -> None:
     write(here / "a.jsonl", ALPACA)
     for options, error, message in (
         ({"format": "alpacca"}, UsageError, "--format: invalid config\n  format: .*did you mean alpaca"),
         ({"columns": ["instruction"]}, UsageError, "--columns instruction: expected OURS=YOURS, such as"),
+        ({"roles": ["kunde=user"]}, UsageError, "--roles: invalid config\n  roles.kunde"),
+        ({"roles": ["user"]}, UsageError, "--roles user: expected OURS=YOURS, such as --roles user=customer"),
+        ({"ignore": ["image_"]}, UsageError, "--ignore: .*\n.* is not a key to ignore; did you mean image"),
         ({"columns": ["frage=instruction"]}, UsageError, "packcorpus names go on the left"),
         ({"columns": ["instruction=frage"]}, DataError, "columns: instruction: no key `frage`; keys found: "),
         ({"format": "messages"}, DataError, "none of its first 60 records can be used; the first: messages is missing"),
@@ -282,6 +300,10 @@ def test_other_data_is_left_out_with_its_reason(here: Path) -> None:
         ({"Instruction": "2+2?", "Output": "4"}, {"instruction": "Instruction", "output": "Output"}),
         ({"Question": "2+2?", "Answer": "4"}, {"question": "Question", "answer": "Answer"}),
         ({"query": "2+2?", "reply": "4", "id": 7}, {"prompt": "query", "completion": "reply"}),
+        (
+            {"tags": ["a"], "chat": [{"Sender": "human", "Text": "2+2?"}, {"Sender": "bot", "Text": "4"}]},
+            {"messages": "chat", "role": "Sender", "content": "Text"},
+        ),
     ],
 )
 def test_columns_of_other_names_are_guessed(here: Path, record: dict[str, Any], columns: dict[str, str]) -> None:

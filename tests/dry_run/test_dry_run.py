@@ -355,3 +355,12 @@ def test_if_everything_is_rejected_the_first_reason_is_reported(tmp_path: Path) 
     config.write_text("sources: [chat.jsonl]\n")
     with pytest.raises(DataError, match=r"the first of 3 rejects: \S*chat\.jsonl:1: .*assistent"):
         predicted(config)
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_an_error_of_the_template_names_the_place(tmp_path: Path, engine: str) -> None:
+    chat = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
+    reasoned = [chat[0], chat[1] | {"reasoning": "Two and two."}]
+    config = write_project(tmp_path, [{"messages": chat}, {"messages": reasoned}], engine=engine)
+    with pytest.raises(DataError, match=r"chat\.jsonl:2: messages\[1\] has reasoning"):
+        predict(load_config(config), tmp_path, tmp_path)

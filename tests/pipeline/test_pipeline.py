@@ -229,7 +229,7 @@ FAILURES = {
     "overlong": ({"overlong": "error", "sequence_length": 16}, (), "tokens exceed sequence_length 16"),
     "all dropped": ({"overlong": "drop", "sequence_length": 8}, (), "no conversation is left to pack"),
     "not a tokenizer": ({"tokenizer": "chats.jsonl"}, (), "not a .model or .json file"),
-    "no number": ({}, ("--sequence-length", "1k"), "sequence_length: Input should be a valid integer, found '1k'"),
+    "no number": ({}, ("--sequence-length", "1k"), "sequence_length: must be an integer, found '1k'"),
     "nearly a template": ({"template": "chat-ml"}, (), "did you mean chatml?"),
     "zero length": ({}, ("--sequence-length", "0"), "greater than or equal to 8"),
 }

@@ -578,6 +578,7 @@ def test_utf16_is_refused_with_a_command_that_converts_it(tmp_path: Path, name: 
             b'[\n {\n  "text": "a"\n }\n]',
             "starts like a JSON array instead of one object per line; rename it to .json",
         ),
+        ("a.csv", b"x,y\n1,2", "columns, named by its first row: x, y; formats tried: messages"),
         ("a.jsonl", b'{"x": 1}\n{"y": 2}', "keys found: x, y; formats tried: messages, sharegpt, alpaca, dolly"),
         ("a.txt", b"text", "unknown extension; known are .jsonl .ndjson .json .parquet"),
         ("a", b"text", "unknown extension"),
@@ -774,6 +775,9 @@ def test_the_same_file_read_in_two_ways(tmp_path: Path) -> None:
         find_parts([Source(path="a.jsonl"), Source(path="*.jsonl", format="alpaca")], tmp_path, 100)
     with pytest.raises(UsageError, match=r"this one as text with columns \{text: text\}"):
         find_parts([Source(path="a.jsonl"), Source(path="a.jsonl", columns={"text": "text"})], tmp_path, 100)
+    named = Source(path="a.jsonl", roles={"user": ["Kunde", "gast"]}, ignore=["images"])
+    with pytest.raises(UsageError, match=r"as text with roles \{user: \[Kunde, gast\]\}, ignore \[images\]; remove"):
+        find_parts([Source(path="a.jsonl"), named], tmp_path, 100)
     with pytest.raises(UsageError, match=r"reads as text, this one as text with weight 2\.5, limit 7; remove"):
         find_parts([Source(path="*.jsonl"), Source(path="a.jsonl", weight=2.5, limit=7)], tmp_path, 100)
 
@@ -953,6 +957,11 @@ def test_the_place_of_a_record_is_its_line_in_the_file_not_in_its_part(tmp_path:
             r"did you mean  columns: \{question: Question, answer: Answer\}  \?$",
         ),
         (b'{"a b": "x", "Output": "y", "query": "z"}\n', "unknown_format", r"\{prompt: query, completion: Output\}"),
+        (
+            b'{"dialog": [{"who": "Agent", "Text": "x", "at": "y"}]}\n',
+            "unknown_format",
+            r"columns: \{messages: dialog, role: who, content: Text\}",
+        ),
         (b'{"frage": "x", "antwort": "y"}\n', "unknown_format", r"keys found: frage, antwort; formats tried: messages"),
     ],
 )

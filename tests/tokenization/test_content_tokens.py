@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.modern_templates import STRIPPED
 from support.profiles import examples
 from support.small_corpus import conversations, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, everywhere, kind_path, open_kind, ordinary, reference, tokenize
@@ -33,6 +34,9 @@ REASONING = (
     "{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n<think>{% endif %}"
 )
+
+# As above, with calls; neither names nor tools are written.
+CALLING = REASONING.replace("{{ m.content }}", "{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}")
 
 
 def with_tokens(kind: str) -> st.SearchStrategy[str]:
@@ -93,17 +97,36 @@ def test_every_field_is_counted_by_its_role(template: str) -> None:
     bound: Any = template
     if template == "tokenizer":
         pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
-        calls = "{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}"
-        bound = JinjaTemplate(
-            "test.jinja", REASONING.replace("{{ m.content }}", calls), encoder, "assistant", "2026-01-01"
-        )
+        bound = JinjaTemplate("test.jinja", CALLING, encoder, "assistant", "2026-01-01")
     records = [everywhere("<think><|im_end|><think"), {"messages": [{"role": "user", "content": "a"}, ANSWER]}]
     _, receipt = tokenize(records, encoder, bound)
     # content and name; two calls with id, name, and four strings each
     expected = {"system": 2, "user": 2, "assistant": 2 + 2 * 6 + 1, "tool": 3, "tools": 4}
+    if template == "tokenizer":  # which writes no tools
+        expected.pop("tools")
     assert receipt["content_tokens"] == {"<think>": dict(sorted(expected.items()))}
     _, receipt = tokenize([{"messages": [{"role": "user", "content": "a"}, ANSWER]}], encoder, bound)
     assert "content_tokens" not in receipt
+
+
+@pytest.mark.parametrize(("train_on", "count"), [("assistant", 2), ("last", 1)])
+def test_what_a_template_leaves_out_is_not_counted(train_on: Any, count: int) -> None:
+    """The reasoning of the first answer is written in its own sample only."""
+    encoder = open_kind("hf_byte_level")
+    template = JinjaTemplate("test.jinja", STRIPPED, encoder, train_on, "2026-01-01")
+    for thoughts in (
+        ("<think>\nTwo.\n</think>\n\n", "<think>Six by seven.</think>"),
+        ("<think>\nTwo.\n</think>\n\n",) * 2,
+    ):
+        turns = ["2+2?", f"{thoughts[0]}4", "What is <think>?", f"{thoughts[1]}A token."]
+        roles = ("user", "assistant") * 2
+        messages = [{"role": role, "content": turn} for role, turn in zip(roles, turns, strict=True)]
+        messages[0]["name"] = "The <think> fan"  # which no template here writes
+        _, receipt = tokenize([{"messages": messages}], encoder, template, train_on)
+        assert receipt["content_tokens"] == {
+            "</think>": {"assistant": count},
+            "<think>": {"assistant": count, "user": 1},
+        }
 
 
 ANSWER = {"role": "assistant", "content": "b <think"}

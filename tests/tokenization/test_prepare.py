@@ -280,3 +280,21 @@ def test_rows_of_a_token_file_are_in_the_order_of_the_records(tmp_path: Path) ->
     template = BuiltIn("chatml", encoder, "assistant")
     tokenize_part(part, encoder, template, config, tmp_path / "tokens.arrow", tmp_path / "receipt.json")
     assert [row.record for row in read_rows(tmp_path / "tokens.arrow")] == list(range(8))
+
+
+@pytest.mark.parametrize(
+    ("train_on", "messages", "why"),
+    [
+        ("assistant", [("user", "a", 1)], "the assistant says nothing"),
+        ("assistant", [("user", "a", 1), ("assistant", " ", 1)], "its answers are empty"),
+        ("last", [("assistant", "a", 1), ("user", "a", 1), ("assistant", "", 1)], "its last answer is empty"),
+        ("assistant", [("user", "a", 1), ("assistant", "a", 0)], "weight, train, or training leaves answers out"),
+    ],
+)
+def test_the_reason_why_nothing_is_trained_on(train_on: TrainOn, messages: list[tuple[Any, ...]], why: str) -> None:
+    file = SourceFile(Path("a"), "a", "jsonl", "", "messages", (), 0, "", 0)
+    encoder = open_kind("sp_bpe_chatml")
+    preparer = Preparer(file, BuiltIn("chatml", encoder, train_on), encoder, train_on)
+    turns = [dict(zip(("role", "content", "weight"), message, strict=True)) for message in messages]
+    with pytest.raises(Reject, match=rf"^none of its turns is trained on \(train_on: {train_on}\): {why}$"):
+        preparer.prepare({"messages": turns})

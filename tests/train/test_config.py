@@ -33,16 +33,16 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("lora_rank: 8", "lora_rank: unknown key; did you mean lora_r?"),
-        ("weight_decay: much", "weight_decay: Input should be a valid number"),
+        ("weight_decay: much", "weight_decay: must be a number"),
         (
             "learning_rate: fast",
-            "learning_rate: Input should be 'auto' or Input should be a valid number, found",
+            "learning_rate: must be 'auto' or must be a number, found",
         ),
         ("micro_batch: 0", "micro_batch"),
         ("gpus: all", "gpus"),
-        ("attention: flash", "attention: Input should be"),
-        ("lora_dropout: 1.0", "lora_dropout: Input should be less than 1"),
-        ("compile: 1", "compile: Input should be a valid boolean"),
+        ("attention: flash", "attention: must be"),
+        ("lora_dropout: 1.0", "lora_dropout: must be less than 1"),
+        ("compile: 1", "compile: must be true or false"),
         ("base_model: ''", "base_model"),
         ("- 1", "expected `key: value` lines"),
         ("a: [", "line 1"),
@@ -59,7 +59,7 @@ def test_an_invalid_setting_names_its_key(tmp_path: Path, text: str, message: st
 def test_an_invalid_option_names_the_command_line() -> None:
     with pytest.raises(UsageError, match=r"command line") as caught:
         load_training_config(overrides={"lora_r": "many"})
-    assert "lora_r: Input should be a valid integer" in str(caught.value)
+    assert "lora_r: must be an integer" in str(caught.value)
 
 
 def test_a_missing_file_is_reported() -> None:

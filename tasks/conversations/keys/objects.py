@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 
 from tasks.conversations.chat import REASONING_KEYS
+from tasks.conversations.keys.renaming import MESSAGE_KEYS
 from tasks.conversations.keys.training_flags import TRAINING_FLAGS
 from tasks.conversations.model import Record
 
 Object = tuple[str, dict[str, object], Collection[str]]
 """The path of an object, such as messages[].tool_calls[]; the object; the keys of it that are used."""
 
-_OF_MESSAGES = {*TRAINING_FLAGS, *REASONING_KEYS, "name", "tool_calls", "tool_call_id", "function_call"}
+_OF_MESSAGES = (*TRAINING_FLAGS, *REASONING_KEYS, "name", "tool_calls", "tool_call_id", "function_call")
 
 PART = frozenset(("type", "text"))
 
@@ -39,13 +40,14 @@ def objects_in_messages(
         if type(item) is dict:
             role, content = _keys_of(item, columns, sharegpt)
             if len(item) != 2 or role not in item or type(item.get(content)) is not str:
-                yield from _in_message(item, where, {*_OF_MESSAGES, role, content}, content)
+                names = (columns.get(name, name) for name in _OF_MESSAGES) if columns else _OF_MESSAGES
+                yield from _in_message(item, where, {*names, role, content}, content)
 
 
 def _keys_of(item: dict[str, object], columns: Mapping[str, str], sharegpt: bool) -> tuple[str, str]:
     """Return the keys of a message that hold its role and its content; `columns` may map both (see `read_record`)."""
     role, content = ("from", "value") if sharegpt and item.get("from") is not None else ("role", "content")
-    if sharegpt and columns.keys() & {"role", "content"} and "content" not in item:
+    if sharegpt and not columns.keys().isdisjoint(MESSAGE_KEYS) and "content" not in item:
         content = "value"
     return columns.get("role", role), columns.get("content", content)
 
@@ -76,6 +78,8 @@ def objects_in_tree(
     A loop, not a recursion, because the data decides how deep the tree is.
     """
     root, where = record.get(key), columns.get(key, key)
+    mapped = {"role": columns.get("role", "role"), "text": columns.get("content", "text")}
+    used = {mapped.get(name, name) for name in used}
     open_nodes = [root] if type(root) is dict else []
     while open_nodes:
         node = open_nodes.pop()

@@ -46,18 +46,20 @@ def is_other_data(key: str, value: object, format: str) -> bool:
     return key == "kto_tag" or not isinstance(value, (bool, int, float))
 
 
-def other_data(found: Sequence[str], place: str, part: str = "") -> DataError:
-    """Return the error for a record with these keys, or with a content part of the type `part`."""
-    media = [part] if part else [name for name in found if name in _MEDIA_KEYS]
+def other_data(found: Sequence[str], place: str, parts: Sequence[str] = ()) -> DataError:
+    """Return the error for a record with these keys, and with content parts of the types `parts`."""
+    keys = [name for name in found if name in _MEDIA_KEYS]
+    media = list(dict.fromkeys((*keys, *parts)))
     names = media or list(found)  # one decision at a time
     fix = f"ignore: [{', '.join(names)}]  to its entry of sources"
     if media:
         kinds = [kind for key, kind in _KINDS.items() if any(key in name for name in media)]
-        what = f"a content part has type {part}" if part else f"the record has {_and(names)}"
+        what = [f"the record has {_and(keys)}"] if keys else []
+        what += [f"a content part has type {_and(parts)}"] if parts else []
         return DataError(
             "media_data",
-            f"{place}: {what}: this is data with {_and(kinds)}, not supervised fine-tuning data for a language model; "
-            f"to train on its text alone, add  {fix}",
+            f"{place}: {_and(what)}: this is data with {_and(kinds)}, not supervised fine-tuning data for a language "
+            f"model; to train on its text alone, add  {fix}",
         )
     return DataError(
         "preference_data",

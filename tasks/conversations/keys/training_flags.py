@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from tasks.core.errors import Reject
@@ -12,6 +13,24 @@ from tasks.core.printable import kind
 
 # Each with the values that it has in the data.
 TRAINING_FLAGS = {"weight": "0 or 1", "train": "true or false", "training": "true or false"}
+
+
+# Names of keys in a message that may say that it is not trained on.
+_SUSPECTS = re.compile(r"(?:^|[._])(?:train|training|trainable|loss|mask|masked|weight|weights)(?:$|_)", re.IGNORECASE)
+
+
+def flag_hints(unused: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a line for each unused key of messages that may be a training flag; `unused` has counts by source.
+
+    {"a.jsonl": {"messages[].should_train": 200}} → a.jsonl: messages[].should_train may be a training flag …
+    """
+    return [
+        f"{source}: {path} may be a training flag, and it is not used; if it is one, set  "
+        f"columns: {{train: {path.rpartition('.')[2]}}}"
+        for source, counts in unused.items()
+        for path in counts
+        if path.count("[].") == 1 and path.count(".") == 1 and _SUSPECTS.search(path.rpartition(".")[2])
+    ]
 
 
 def weight_of(message: Mapping[str, object], where: str) -> int:

@@ -13,9 +13,10 @@ from itertools import chain, repeat
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from tasks.conversations.formats import FORMAT_OF, rename
+from tasks.conversations.formats import FORMAT_OF
 from tasks.conversations.keys.objects import PART
 from tasks.conversations.keys.other_data import OTHER_KEYS, is_other_data, other_data, part_of_other_data
+from tasks.conversations.keys.renaming import rename
 from tasks.conversations.model import PlainRecord, Record
 from tasks.core.printable import printable
 
@@ -164,19 +165,20 @@ class UnusedKeys:
         return is_other_data(key, value, self._format.name)
 
     def _add_record(self, record: Record, number: int, place: Callable[[int], str]) -> None:
-        other = []
+        other: list[str] = []
+        parts: list[str] = []
         for path, key, value in self.unused(record):
             if path:
                 part = part_of_other_data(value) if key == "" and isinstance(value, dict) else ""
                 if part and part not in self._ignore:
-                    raise other_data((), place(number), part)
+                    parts.append(part)
                 self._counts.add(f"{path}.{part or _safe(key)}", 1)
             else:
                 if self._is_other(key, value):
                     other.append(key)
                 self._counts.add(_safe(key), 1)
-        if other:
-            raise other_data(sorted(other), place(number))
+        if other or parts:
+            raise other_data(sorted(other), place(number), sorted(set(parts)))
 
     def unused(self, record: Record) -> Iterator[tuple[str, str, object]]:
         """Yield what a record has and its format does not use: the path of the object, the key, and the value.

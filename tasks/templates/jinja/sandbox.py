@@ -314,6 +314,9 @@ def _compile(source: str, constants: Mapping[str, Any], today: datetime) -> Chat
     return template
 
 
+NO_PROMPT = "; it writes no prompt before messages[0]: set train: false in that message, or remove it"
+
+
 def _rendering(
     template: ChatTemplate | _Tracing,
     ends: re.Pattern[str],
@@ -332,11 +335,11 @@ def _rendering(
         except SecurityError as error:
             raise _Problem("unsafe", str(error)) from None
         except TemplateError as error:
-            raise _Problem("refused", str(error)) from None
+            raise _Problem("refused", f"{error}{NO_PROMPT * (not messages)}") from None
         except MemoryError:
             raise
         except Exception as error:  # a template can raise any exception of Python
-            raise _Problem("failed", str(error)) from None
+            raise _Problem("failed", f"{error}{NO_PROMPT * (not messages)}") from None
         if len(text) > MOST_CHARACTERS:
             raise _Problem("long", "")
         return text, marks

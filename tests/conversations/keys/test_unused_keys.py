@@ -276,6 +276,12 @@ def with_part(**part: Any) -> dict[str, Any]:
         ("alpaca", {"instruction": "a", "output": "b", "audio": {"path": "x"}}, "media_data", "data with audio"),
         ("text", {"text": "a", "image": "x.png", "videos": ["y"]}, "media_data", "with images and video, not"),
         ("messages", with_part(type="image_url", image_url={"url": "x"}), "media_data", "part has type image_url"),
+        (
+            "messages",
+            with_part(type="image_url") | {"images": ["x"], "video": "y"},
+            "media_data",
+            "the record has images and video and a content part has type image_url: ",
+        ),
         ("messages", with_part(type="input_audio"), "media_data", "ignore: [input_audio]"),
         ("messages", with_part(type="video", video="x"), "media_data", "not supervised fine-tuning data"),
     ],

@@ -422,6 +422,17 @@ def test_a_conversation_that_a_template_cannot_write_is_rejected(source: str, co
     assert problem in message
 
 
+def test_a_first_turn_without_a_prompt_is_named_and_the_fix_works() -> None:
+    template = jinja("{% if messages[0].role == 'system' %}{% endif %}" + CHATML_JINJA, "hf_byte_level")
+    first = {"role": "assistant", "content": "Hello!"}
+    records = [{"messages": [one, *TWO_ANSWERS["messages"]]} for one in (first, first | {"train": False})]
+    rows, receipt = tokenize(records, open_kind("hf_byte_level"), template)
+    assert [row.record for row in rows] == [1]
+    [[index, code, message]] = receipt["rejects"]
+    assert (index, code) == (0, "template_refused")
+    assert message.endswith("; it writes no prompt before messages[0]: set train: false in that message, or remove it")
+
+
 def test_arguments_nested_too_deeply_are_rejected() -> None:
     for depth in (300, 900):
         arguments = '{"a":' * depth + "1" + "}" * depth

@@ -239,7 +239,7 @@ def test_another_corpus_than_that_of_the_run_is_rejected(
     ("options", "code", "message"),
     [
         (["--lora-rr", "8"], 64, "unrecognized arguments: --lora-rr"),
-        (["--lora-r", "many"], 64, "lora_r: Input should be a valid integer"),
+        (["--lora-r", "many"], 64, "lora_r: must be an integer"),
         (["--precision", "bf16"], 69, "bf16"),
         (["--attention", "varlen"], 69, "varlen needs a GPU"),
         (["--base-model", "./nowhere"], 66, "no such folder"),

@@ -1,0 +1,110 @@
+"""Give a record our names of keys and roles, and a message about it the names of the file.
+
+{"dialog": [{"speaker": "Agent", "text": "Hi"}]}  ─renamed─▶  {"messages": [{"role": "assistant", "content": "Hi"}]}
+messages[0].role is null                          ─in_own_names─▶  dialog[0].speaker is null
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from tasks.conversations.model import role_named
+
+# The names that `columns` may give to keys of a message.
+MESSAGE_KEYS: tuple[str, ...] = ("role", "content", "reasoning", "train")
+
+# Names of formats for the same.
+_SAME = {"from": "role", "value": "content", "text": "content"}
+
+# Keys of a record that hold a list of messages in some format.
+_MESSAGE_LISTS = (
+    "messages", "conversations", "conversation", "prompt", "question", "completion", "answer", "response"
+)  # fmt: skip
+
+
+def rename(record: dict[str, object], columns: Mapping[str, str]) -> dict[str, object]:
+    """Return the record under our names of its keys; its messages keep theirs."""
+    return _renamed(record, {ours: theirs for ours, theirs in columns.items() if ours not in MESSAGE_KEYS})
+
+
+def rename_messages(
+    record: dict[str, object], format: str, columns: Mapping[str, str], roles: Mapping[str, str]
+) -> dict[str, object]:
+    """Return the record with its messages under our names of keys and roles."""
+    keys = {ours: theirs for ours, theirs in columns.items() if ours in MESSAGE_KEYS}
+    if not keys and not roles:
+        return record
+    if format == "oasst":
+        return {key: _rename_tree(value, keys, roles) if key == "prompt" else value for key, value in record.items()}
+    return {
+        key: [_rename_message(item, format, keys, roles) if type(item) is dict else item for item in value]
+        if key in _MESSAGE_LISTS and isinstance(value, list)
+        else value
+        for key, value in record.items()
+    }
+
+
+def _rename_tree(root: object, keys: Mapping[str, str], roles: Mapping[str, str]) -> object:
+    """Rename every node of a tree. A loop, not a recursion, because the data decides how deep the tree is."""
+    keys = {"text" if ours == "content" else ours: theirs for ours, theirs in keys.items()}
+    top: list[object] = [root]
+    open_lists = [top]
+    while open_lists:
+        nodes = open_lists.pop()
+        for index, node in enumerate(nodes):
+            if type(node) is dict:
+                nodes[index] = item = _with_role(_renamed(node, keys), "role", roles)
+                replies = item.get("replies")
+                if type(replies) is list:
+                    item["replies"] = replies = list(replies)
+                    open_lists.append(replies)
+    return top[0]
+
+
+def _rename_message(
+    item: dict[str, object], format: str, keys: Mapping[str, str], roles: Mapping[str, str]
+) -> dict[str, object]:
+    by_from = format == "sharegpt" and item.get("from") is not None
+    if keys:
+        # Of the two keys of ShareGPT, one may be mapped and the other keep its name.
+        others = {"role": "from", "content": "value"} if by_from else {}
+        if format == "sharegpt" and "content" not in item:
+            others["content"] = "value"
+        item = _renamed(item, {**others, **keys})
+        if by_from:
+            item.pop("from", None)
+    return _with_role(item, "from" if by_from and not keys else "role", roles)
+
+
+def _with_role(item: dict[str, object], key: str, roles: Mapping[str, str]) -> dict[str, object]:
+    role = role_named(item.get(key), roles) if roles else None
+    return {**item, key: role} if role else item
+
+
+def _renamed(values: dict[str, object], keys: Mapping[str, str]) -> dict[str, object]:
+    """Return an object under our names. A name that is mapped means the mapped key and no other."""
+    taken = {*keys, *keys.values()}
+    renamed = {key: value for key, value in values.items() if key not in taken}
+    for ours, theirs in keys.items():
+        if theirs in values:
+            renamed[ours] = values[theirs]
+    return renamed
+
+
+def in_own_names(message: str, columns: Mapping[str, str]) -> str:
+    """Return the message of a reject with the names of the file for the place and for the keys that were found."""
+    place = re.match(r"[A-Za-z_]+(?:\[\d+\])?(?:\.[A-Za-z_]+|\.replies\[\d+\])*", message)
+    if place is None:
+        return message
+    first, *inner = re.split(r"(?=[.\[])", place[0])
+    keys = {ours: theirs for ours, theirs in columns.items() if ours in MESSAGE_KEYS}
+    keys |= {same: keys[ours] for same, ours in _SAME.items() if ours in keys}
+    names = [columns.get(first, first)]
+    names += ["." + keys.get(part[1:], part[1:]) if part[0] == "." else part for part in inner]
+    if not inner:
+        keys = {ours: theirs for ours, theirs in columns.items() if ours not in MESSAGE_KEYS}
+    head, found, tail = message[place.end() :].partition("the keys found are: ")
+    listed, semicolon, advice = tail.partition(";")
+    listed = ", ".join(keys.get(key, key) for key in listed.split(", "))
+    return "".join(names) + head + found + listed + semicolon + advice

@@ -1,0 +1,108 @@
+"""What a dry run warns about: settings without effect, long conversations, markers and flags that data may have."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.inspected import rendered
+from support.modern_templates import STRIPPED
+from support.small_corpus import conversations, write_project
+from support.tokenizer_kinds import CHATML_JINJA, kind_path
+
+from tasks.cli.dry_run_view import show_dry_run
+from tasks.config import load_config
+from tasks.conversations.keys.training_flags import flag_hints
+from tasks.dry_run.dry_run import predict
+from tasks.inspection.dry_run import summarize
+
+CHAT = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "It is 4."}]
+
+
+def warnings(folder: Path, records: list[dict[str, Any]], **settings: Any) -> list[str]:
+    config = write_project(folder, records, **settings)
+    return predict(load_config(config), folder, folder).warnings
+
+
+def test_options_without_effect_are_named(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("{% if enable_thinking %}x{% endif %}" + CHATML_JINJA)
+    options = {"enable_thinkin": False, "enable_thinking": True}
+    found = warnings(tmp_path, conversations(5), template="own.jinja", template_options=options)
+    advice = "so it has no effect; did you mean enable_thinking?"
+    assert [line for line in found if "option" in line] == [
+        f"template_options: the template does not use enable_thinkin, {advice}"
+    ]
+    found = warnings(tmp_path, conversations(5), template_options={"a": 1})
+    assert "template_options: a built-in template has no option a, so it has no effect" in found
+
+
+def test_long_conversations_are_counted(tmp_path: Path) -> None:
+    long = {"messages": [CHAT[0], {"role": "assistant", "content": "four " * 300}]}
+    records = [*conversations(20), long]
+    for overlong, fate in (("truncate", "to be cut"), ("drop", "to be left out"), ("split", "")):
+        found = [line for line in warnings(tmp_path, records, overlong=overlong) if "overlong" in line]
+        assert [f"overlong: 1 conversation longer than 128 tokens, {fate}; " in line for line in found] == [True] * (
+            fate != ""
+        )
+    assert not [line for line in warnings(tmp_path, records[:-1]) if "overlong" in line]
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_markers_that_messages_can_write_are_named_and_the_fix_works(tmp_path: Path, special: bool) -> None:
+    folder = Path(shutil.copytree(kind_path("hf_byte_level"), tmp_path / "tokenizer"))
+    file = folder / "tokenizer.json"
+    values = json.loads(file.read_text())
+    names = ("<|start_header_id|>", "<|eot_id|>")
+    for token in values["added_tokens"]:
+        token["special"] = special if token["content"] in names else token["special"]
+    file.write_text(json.dumps(values))
+    settings: dict[str, Any] = {"template": "llama3", "tokenizer": "tokenizer"}
+    found = [line for line in warnings(tmp_path, [{"messages": CHAT}] * 9, **settings) if "frame turns" in line]
+    if special:
+        assert not found
+        return
+    assert found[0].startswith("<|start_header_id|> and <|eot_id|> frame turns, but the tokenizer does not mark them")
+    names = tuple(found[0].partition("content_tokens: [")[2].rstrip("]").replace("'", "").split(", "))
+    assert names == ("-<|start_header_id|>", "-<|eot_id|>")
+    again = warnings(tmp_path, [{"messages": CHAT}] * 9, content_tokens=list(names), **settings)
+    assert not [line for line in again if "frame turns" in line]
+
+
+def test_several_samples_are_explained(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text(STRIPPED)
+    thought = {"role": "assistant", "content": "It is 4.", "reasoning": "Two and two."}
+    records = [{"messages": [CHAT[0], thought, CHAT[0], thought, CHAT[0], thought]}] * 9
+    settings = {"template": "own.jinja", "tokenizer": str(kind_path("hf_byte_level"))}
+    [line] = [line for line in warnings(tmp_path, records, **settings) if "turns" in line]
+    assert line.startswith("turns: auto: the template writes earlier turns differently")
+    assert not [line for line in warnings(tmp_path, records, turns="apart", **settings) if "turns" in line]
+    assert not [line for line in warnings(tmp_path, records, train_on="last", **settings) if "turns" in line]
+
+
+def test_keys_that_may_be_training_flags_are_named(tmp_path: Path) -> None:
+    turns = [CHAT[0], CHAT[1] | {"should_train": False}]
+    [line] = [line for line in warnings(tmp_path, [{"messages": turns}] * 9) if "flag" in line]
+    assert line == (
+        "chat.jsonl: messages[].should_train may be a training flag, and it is not used; if it is one, set  "
+        "columns: {train: should_train}"
+    )
+    source = {"path": "chat.jsonl", "columns": {"train": "should_train"}}
+    turns += CHAT
+    assert not [line for line in warnings(tmp_path, [{"messages": turns}] * 9, sources=[source]) if "flag" in line]
+    names = {"loss": 1, "loss_mask": 1, "trainable": 1, "is_masked": 1, "strain": 1, "trainer_id": 1, "gloss": 1}
+    paths = {f"turns[].{name}": 1 for name in names} | {"weight": 3, "messages[].tool_calls[].weight": 1}
+    assert [line.split()[1] for line in flag_hints({"a": paths})] == [
+        "turns[].loss", "turns[].loss_mask", "turns[].trainable", "turns[].is_masked"
+    ]  # fmt: skip
+
+
+def test_nothing_is_predicted_if_nothing_can_be_packed(tmp_path: Path) -> None:
+    config = write_project(tmp_path, [{"messages": CHAT[:1]}] * 3)
+    page = rendered(summarize(predict(load_config(config), tmp_path, tmp_path), config, []), show_dry_run)
+    assert "no conversation of the sample is left to train on" in page
+    assert "the assistant says nothing" in page
+    assert "Prediction" not in page
+    assert "Steps" not in page
