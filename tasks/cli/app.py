@@ -180,7 +180,7 @@ def check(
     if path and config:
         raise UsageError("bad_command_line", f"{path} and --config {config}: name one config")
     config = path or config or _default_config()
-    from tasks.cli.dry_run_view import show_dry_run
+    from tasks.cli.views.dry_run_view import show_dry_run
     from tasks.config import load_config
     from tasks.dry_run.dry_run import predict
     from tasks.inspection.dry_run import summarize
@@ -291,7 +291,7 @@ def inspect(
 @app.command("list")
 def list_command(root: RootOption = Path(), json_output: JsonOption = False) -> None:
     """List all corpora in manifests/."""
-    from tasks.cli.corpus_view import show_list
+    from tasks.cli.views.corpus_view import show_list
 
     _render(list_manifests(root), show_list, json_output)
 
@@ -317,7 +317,7 @@ def diff(
     json_output: JsonOption = False,
 ) -> None:
     """Compare two corpora: settings, figures, and conversations."""
-    from tasks.cli.diff_view import show_difference
+    from tasks.cli.views.diff_view import show_difference
     from tasks.inspection.diff import compare
 
     _render(compare(find_manifest(before, root), find_manifest(after, root)), show_difference, json_output)
@@ -359,7 +359,7 @@ def verify(
     if config and not rebuild:
         raise UsageError("bad_command_line", "--config requires --rebuild")
     path = find_manifest(manifest, root)
-    from tasks.cli.corpus_view import show_checks
+    from tasks.cli.views.corpus_view import show_checks
     from tasks.inspection.verification import verify_corpus
 
     _render(verify_corpus(path, rebuild, config), show_checks, json_output)
@@ -416,7 +416,7 @@ def _render(value: Any, render: Callable[[Any, Any], None], json_output: bool) -
     if json_output:
         print(value_as_json(value))
         return
-    from tasks.cli.console import open_console
+    from tasks.cli.views.console import open_console
 
     render(value, open_console())
 
