@@ -29,6 +29,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tasks.cli.options import DEFAULT_CONFIG, ConfigArgument, ConfigOption, JsonOption, ManifestArgument, RootOption
 from tasks.core.error_codes import DATA
 from tasks.core.error_messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
 from tasks.core.errors import InputMissing, Interrupted, UsageError
@@ -47,44 +48,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-ManifestArgument = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="MANIFEST",
-        show_default=False,
-        help="A manifest (file, name, or key) or a corpus folder. Default: the corpus of the latest run.",
-        autocompletion=complete_manifest,
-    ),
-]
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", show_default=False, help="The config of the corpus, if it is not where run.json records it."
-    ),
-]
-
-RootOption = Annotated[
-    Path,
-    typer.Option(
-        metavar="FOLDER",
-        show_default=False,
-        help="The project's root, with data/ and manifests/. Default: the working directory.",
-    ),
-]
-
-# What `init` writes and `check` and `pack` read if no config is named.
-DEFAULT_CONFIG = Path("corpus.yaml")
-
-ConfigArgument = Annotated[
-    Path | None,
-    typer.Argument(metavar="CONFIG", show_default=False, help=f"The config of the corpus. Default: {DEFAULT_CONFIG}."),
-]
-
-JsonOption = Annotated[
-    bool, typer.Option("--json", envvar=JSON, show_envvar=False, help="Print the result as one JSON object.")
-]
 
 # typer does not export click's exceptions; this one is raised for an invalid command line.
 _BadCommandLine: Any = typer.BadParameter.__base__
