@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.jinja_sources import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
 from support.profiles import examples
+from support.templates.jinja_sources import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
 from support.tokenizer_kinds import CHATML_JINJA, KINDS, LOSSLESS, check_row, control_strings, open_kind, tokenize
 
 from tasks.conversations.formats import read_record

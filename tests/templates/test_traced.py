@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.jinja_sources import CHATML_MARKED, LLAMA2, LLAMA3
-from support.modern_templates import INLINE, LOOP, MODERN, PROMPT
 from support.profiles import examples
+from support.templates.jinja_sources import CHATML_MARKED, LLAMA2, LLAMA3
+from support.templates.modern_templates import INLINE, LOOP, MODERN, PROMPT
 from support.tokenizer_kinds import CHATML_JINJA, hostile, open_kind, ordinary, tokenize
 
 from tasks.templates.jinja_environment import ChatTemplate, chat_environment
