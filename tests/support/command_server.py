@@ -88,6 +88,10 @@ def run(words: list[str]) -> None:
         from tasks.cli import app
 
         sys.exit(app.main())
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "-c", "exec"), {"__name__": "__main__"})  # noqa: S102 - the code of a test
+        return
     options = [word for word in words[:2] if word in ("-P", "-u")]
     words = words[len(options) :]
     if words[0] == "-m":

@@ -51,7 +51,14 @@ def command(folder: Path, *words: str, **environment: str) -> Done:
     module = words[2].partition(".")[0] if words[:2] == (sys.executable, "-m") else ""
     if changes_start or not (ours or module in ("luigi", "tasks", "torch", "train")):
         return process(folder, *words, **environment)
-    return _server("train" if module in ("torch", "train") else "tasks").run(folder, words, _environment(environment))
+    if module in ("torch", "train"):
+        return in_fork_with_torch(folder, *words[1:], **environment)
+    return _server("tasks").run(folder, words, _environment(environment))
+
+
+def in_fork_with_torch(folder: Path, *words: str, **environment: str) -> Done:
+    """Run `python WORDS` in a fork of a process that has loaded torch and all modules of `train`."""
+    return _server("train").run(folder, (sys.executable, *words), _environment(environment))
 
 
 class Started(NamedTuple):
