@@ -73,8 +73,8 @@ def enlarge(config: Path, folder: Path, times: int) -> None:
                         record["tools"] = tools[index]
                     out.write(orjson.dumps(record, option=orjson.OPT_APPEND_NEWLINE))
     settings = load_config(config).model_dump(mode="json", exclude_unset=True) | {"sources": names}
-    for key in ("tokenizer", "template"):
-        if (config.parent / settings.get(key, "")).is_file():
+    for key, is_path in (("tokenizer", Path.exists), ("template", Path.is_file)):
+        if settings.get(key) and is_path(config.parent / settings[key]):
             settings[key] = str((config.parent / settings[key]).resolve())
     (folder / "config.yaml").write_bytes(orjson.dumps(settings, option=orjson.OPT_INDENT_2))  # JSON is YAML
 

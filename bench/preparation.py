@@ -5,9 +5,9 @@
 Each round runs, in this order: the whole command from a cold start (nothing cached) with one worker and with two; the
 command for another length (token files reused); TRL's SFTTrainer with packing_strategy="bfd" and two processes; the
 floor (bench/floor.py). With --times, the conversations are enlarged first: every prompt is combined with other
-completions. The config must name a SentencePiece model. The input of TRL is written before and not timed. The table has
-medians; MB refer to the conversations as JSON lines of messages. With --write, the table replaces the one with the same
-title in FILE.
+completions. The config must name a tokenizer. The input of TRL is written before and not timed. The table has medians;
+MB refer to the conversations as JSON lines of messages. With --write, the table replaces the one with the same title in
+FILE. With `template: tokenizer`, the runs are those of bench/own_template/compare.py.
 """
 
 from __future__ import annotations
@@ -217,11 +217,17 @@ def main() -> None:
         if options.times > 1:
             enlarge(config, Path(name) / "enlarged", options.times)
             config = Path(name) / "enlarged" / "config.yaml"
-        found = measure(config, options, Path(name))
-    body = f"{machine()}; medians of {options.runs} alternating runs.\n\n{table(found)}"
+        title, runs = settings.name, f"{options.runs} alternating runs"
+        if settings.template == "tokenizer":
+            from own_template.compare import compare  # uses functions of this module
+
+            title = f"Template of {Path(settings.tokenizer).name}"
+            body = f"{machine()}; {runs} of whole processes; {compare(config, options, Path(name))}"
+        else:
+            body = f"{machine()}; medians of {runs}.\n\n{table(measure(config, options, Path(name)))}"
     print(body)
     if options.write:
-        write_section(options.write, f"{settings.name}{f', times {options.times}' * (options.times > 1)}", body)
+        write_section(options.write, f"{title}{f', times {options.times}' * (options.times > 1)}", body)
 
 
 if __name__ == "__main__":

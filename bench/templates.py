@@ -37,7 +37,7 @@ from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.templates.adjust import Adjust
-from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import trained_turns
 from tasks.tokenization.segments import segments_of
 

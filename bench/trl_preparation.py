@@ -1,10 +1,11 @@
 """Measure TRL's own preparation: SFTTrainer with packing and two processes.
 
-    python bench/trl_preparation.py CONVERSATIONS.jsonl TOKENIZER.model LENGTH OUTPUT_FOLDER
+    python bench/trl_preparation.py CONVERSATIONS.jsonl TOKENIZER LENGTH OUTPUT_FOLDER [own]
 
-Prints one JSON object. Measures what a user waits for before the first training step: the construction of SFTTrainer
-(template, tokenization, truncation, packing), with a model of a few thousand parameters and an empty cache. Imports
-are not included.
+TOKENIZER is a SentencePiece model or the folder of a Hugging Face tokenizer. The template is ChatML, or with `own` that
+of the tokenizer. Prints one JSON object. Measures what a user waits for before the first training step: the
+construction of SFTTrainer (template, tokenization, truncation, packing), with a model of a few thousand parameters and
+an empty cache. Imports are not included.
 """
 
 from __future__ import annotations
@@ -22,19 +23,23 @@ CHATML = (
 )
 
 
-def main(conversations: str, tokenizer_model: str, length: int, output: str) -> None:
+def main(conversations: str, tokenizer_path: str, length: int, output: str, template: str = "chatml") -> None:
     os.environ["HF_DATASETS_CACHE"] = str(Path(output) / "cache")
     from datasets import load_dataset
-    from transformers import LlamaConfig, LlamaForCausalLM, LlamaTokenizerFast
+    from transformers import LlamaConfig, LlamaForCausalLM, LlamaTokenizerFast, PreTrainedTokenizerFast
     from trl import SFTConfig, SFTTrainer
 
-    # The class reads the vocabulary from `vocab_file` in some releases and from a folder in others.
-    folder = Path(output) / "tokenizer"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tokenizer.model").write_bytes(Path(tokenizer_model).read_bytes())
-    tokenizer = LlamaTokenizerFast.from_pretrained(str(folder), add_bos_token=False, add_eos_token=False)
-    tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.chat_template = CHATML
+    if Path(tokenizer_path).is_dir():
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(tokenizer_path)
+    else:
+        # The class reads the vocabulary from `vocab_file` in some releases and from a folder in others.
+        folder = Path(output) / "tokenizer"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tokenizer.model").write_bytes(Path(tokenizer_path).read_bytes())
+        tokenizer = LlamaTokenizerFast.from_pretrained(str(folder), add_bos_token=False, add_eos_token=False)
+        tokenizer.pad_token = tokenizer.eos_token
+    if template == "chatml":
+        tokenizer.chat_template = CHATML
     model = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=len(tokenizer), hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
@@ -78,4 +83,4 @@ def _cpu_seconds() -> float:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4])
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), *sys.argv[4:])

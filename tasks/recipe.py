@@ -28,7 +28,7 @@ from tasks.storage.paths import Layout
 from tasks.storage.splits import split_names
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
-from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import Template
 
 # About 100 MB per shard: a task costs 60 ms besides its work (fork, page faults, Luigi, syncs), and shards of 25 MB

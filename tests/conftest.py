@@ -30,7 +30,7 @@ SLOW = (
     "properties",
     "readers/test_bounded.py",
     "report",
-    "templates/test_rendering.py",
+    "templates/jinja/test_rendering.py",
     "test_corpora.py",
     "test_docs.py",
     "test_imports.py",

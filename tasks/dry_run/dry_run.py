@@ -43,7 +43,7 @@ from tasks.storage.paths import Layout
 from tasks.storage.schemas import DROP_REASONS, REJECTED, drop_code
 from tasks.storage.splits import SPLITS, split_names
 from tasks.storage.token_files import TokenColumns
-from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.jinja.template import JinjaTemplate
 from tasks.tokenization.token_batch import noticed_in
 
 BUDGET = 8 << 20  # bytes of the sources; gigatoken and everything around it take 0.7 s for them

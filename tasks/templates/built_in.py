@@ -22,6 +22,7 @@ from tasks.core.errors import DataError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.families import alpaca, chatml, llama2, llama3, mistral, plain, zephyr
+from tasks.templates.placeholders import is_plain
 from tasks.templates.spans import Outline, Sample, Span, TrainOn, Turns, up_to
 from tasks.templates.writer import Family, Writer, with_tools
 
@@ -81,9 +82,14 @@ class BuiltIn:
             return [Sample(self.spans(conversation, trained))]
         return [Sample(self.spans(*up_to(conversation, turn)), turn) for turn, flag in enumerate(trained) if flag]
 
+    def separate(self, conversation: Conversation) -> Conversation | None:
+        return conversation if is_plain(conversation) else None
+
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
         """Return the sample of a conversation of placeholders. See `Family`."""
         if self.apart or self.adjust.drop_reasoning:  # reasoning may be in a content
+            return None
+        if any(message.role == "tool" for message in conversation.messages):  # results may be parsed
             return None
         return Outline(self.samples(conversation, trained))
 

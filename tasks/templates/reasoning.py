@@ -10,8 +10,8 @@ import re
 from enum import Enum
 from typing import Any
 
-from tasks.conversations.model import Message
-from tasks.templates.jinja_environment import with_reasoning_names
+from tasks.conversations.model import Conversation, Message
+from tasks.templates.jinja.environment import with_reasoning_names
 
 _INLINE = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
@@ -35,6 +35,23 @@ def without_reasoning(message: Message) -> Message:
     content = _INLINE.sub("", message.content, count=1) if _INLINE.match(message.content) else message.content
     fields = {name: getattr(message, name) for name in message.__slots__}
     return Message(**fields | {"content": content, "reasoning": ""})
+
+
+def separated(conversation: Conversation) -> Conversation | None:
+    """Return a conversation with reasoning in its field instead of the content; None if the reasoning is blank."""
+    messages = []
+    for message in conversation.messages:
+        found = None
+        if message.role == "assistant" and not message.reasoning and "<think>" in message.content:
+            found = _INLINE.match(message.content)
+        if found and (message.context or not found[1].strip()):
+            return None
+        if found:
+            fields = {name: getattr(message, name) for name in message.__slots__}
+            content = message.content[found.end() :]
+            message = Message(**fields | {"content": content, "reasoning": found[1].strip()})
+        messages.append(message)
+    return Conversation(tuple(messages), conversation.tools)
 
 
 def with_reasoning(message: dict[str, Any], form: ReasoningForm) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from tasks.conversations.model import ROLES, Conversation
 
@@ -33,10 +33,14 @@ class Sample(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """Samples whose contents are placeholders, and which contents must not be filled into them."""
+    """Samples of placeholders, and which values must not be filled into them.
+
+    `formats` are the arguments of `tojson` that values are written with, by number.
+    """
 
     samples: list[Sample]
     unusual: Callable[[Sequence[str]], bool] | None = None
+    formats: Sequence[Sequence[Any]] = ()
 
 
 class Template(Protocol):
@@ -51,6 +55,10 @@ class Template(Protocol):
 
     def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
         """Return the samples of a conversation, in the order of its turns. Raises Reject as `spans` does."""
+        ...
+
+    def separate(self, conversation: Conversation) -> Conversation | None:
+        """Return a conversation with its reasoning where the template reads it; None if it has no outline."""
         ...
 
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:

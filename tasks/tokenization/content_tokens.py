@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 
 from tasks.conversations.model import ROLES
 from tasks.encoders.encoder import Encoder
-from tasks.tokenization.frames import Frame, Prepared
+from tasks.tokenization.frames import Prepared
 
 Counts = dict[str, dict[str, int]]
 
@@ -26,8 +26,8 @@ def count_content_tokens(encoder: Encoder, conversations: Iterable[Prepared]) ->
     roles: list[str] = []
     for prepared in conversations:
         layout, said = prepared.strings[0], prepared.strings[1:]
-        if isinstance(prepared.shape, Frame):
-            layout, said = prepared.shape.layout[:-1], prepared.strings
+        if prepared.shape.layout:
+            layout, said = prepared.shape.layout, prepared.strings
         texts += said
         roles += _roles(layout, len(said))
     return _by_token(Counter((token, roles[index]) for index, token in encoder.count_content_tokens(texts)))

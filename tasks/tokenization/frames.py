@@ -1,20 +1,19 @@
-"""Render conversations with what a built-in template writes around the contents, which depends on the roles alone.
+"""Render conversations with what a template writes around their values, which depends on the shape alone.
 
-    roles user, assistant ──Frames──▶ Frame   "<|im_start|>user\n…<|im_end|>\n<|im_start|>assistant\n"   not trained on
-                                              "…<|im_end|>"                                              trained on
-    contents "2+2?", "4"  ─fill─────▶ Prepared: the texts of this conversation
+    roles user, assistant ──Frames──▶ Filling  "<|im_start|>user\n…<|im_end|>\n<|im_start|>assistant\n"  not trained on
+                                               "…<|im_end|>"                                             trained on
+    contents "2+2?", "4"  ─Filling──▶ Prepared: the texts of this conversation
 
-A frame is rendered once, by the template itself, with gaps for the contents. To fill it takes 1 µs per conversation;
-messages, spans, and segments take 15 µs. A conversation whose contents could change more than the gaps (tools, tool
-calls, a blank turn, a name, …) has no frame.
+What surrounds the values is rendered once, by the template itself, with gaps. To fill the gaps takes 1 µs per plain
+conversation; messages, spans, and segments take 15 µs, and a Jinja template takes a millisecond. A conversation whose
+values could change more than the gaps (a blank turn, a value that the template tests, …) is not filled in.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -27,22 +26,25 @@ from tasks.conversations.model import (
     role_named,
     turns_of,
     usual_order,
+    whole_text,
 )
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
+from tasks.templates.placeholders import GAP, ConversationShape, as_json, blank, gaps_in, is_plain, shape_of, values_of
 from tasks.templates.spans import Template, TrainOn, trained_turns
 from tasks.tokenization.segments import segments_of
 
-# The maximum number of frames. Conversations of more shapes (roles, and which turns are trained on) have no frame.
-MOST_FRAMES = 1024
+# The maximum number of shapes. Conversations of more shapes are rendered, and so are those of more messages than this.
+MOST_SHAPES = 1024
 
-# Stands for the content of a turn, which never contains NUL. A template that strips contents strips the white space.
-_GAP = re.compile("\v?\0\\d+\0\v?")
+# The maximum number of pieces of text around gaps, of one shape and of all: with samples of each turn, they grow with
+# the square of the turns.
+PIECES_OF_SHAPE, PIECES_OF_ALL = 1 << 14, 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """What conversations have in common that differ in their texts only; S segments, some of which are texts."""
+    """What samples have in common that differ in their texts only; S segments, some of which are texts."""
 
     tokens: np.ndarray  # int32[S], TEXT for a text
     trained: np.ndarray  # bool[S]
@@ -51,17 +53,8 @@ class Shape:
     turns: int  # messages that are not system messages
     # Index of the message that a sample trains on; -1 if the sample is the whole conversation.
     turn: int = field(default=-1, kw_only=True)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Frame(Shape):
-    """The shape of all conversations with the same roles, and what the template writes around their contents."""
-
-    parts: list[str]  # of all texts, joined with NUL: every second one, "", is to be replaced by a content
-    texts: int
-    layout: str  # the layout_of these conversations, and NUL
-    strips: bool  # the template removes white space around contents
-    unusual: Callable[[Sequence[str]], bool] | None  # whether the template may write contents differently
+    # If the texts contain every string of the conversation: its layout.
+    layout: str = field(default="", kw_only=True)
 
 
 class Prepared(Struct, gc=False):
@@ -70,13 +63,96 @@ class Prepared(Struct, gc=False):
     shape: Shape
     texts: list[str]  # to be encoded, in the order of the segments of `shape`
     characters: int  # to be encoded, and at most one more for each text
-    strings: Sequence[str]  # all strings of the conversation
+    strings: Sequence[str]  # all strings of the conversation, after its layout unless the shape has it
     digest: int  # its content_digest
     row: tuple[str, str | None, str] | None = None  # messages, tools, text: further columns of format 2.0
 
 
-class Frames(dict[tuple[str, ...], Frame | None]):
-    """Frames by the names of the roles; None for roles without a frame. A frame is rendered on first use.
+class _Frame(NamedTuple):
+    """What a template writes around the values of a sample."""
+
+    shape: Shape
+    parts: list[str]  # of all texts, joined with NUL: every second one, "", is to be replaced by a value
+    gaps: list[tuple[int, int]]  # number of the value, and number of its JSON format or -1
+
+
+class Filling:
+    """The samples of all conversations with the same shape, to be filled with values.
+
+    `strips`: the template removes white space around values. `unusual` says whether it may write values differently.
+    """
+
+    def __init__(
+        self,
+        frames: list[_Frame],
+        layout: str,
+        strips: bool,
+        unusual: Callable[[Sequence[str]], bool] | None,
+        objects: frozenset[int],
+        formats: Sequence[Sequence[Any]],
+    ):
+        self._frames, self._layout, self._strips, self.unusual = frames, layout + "\0", strips, unusual
+        self._objects, self._formats = objects, formats
+        # Nearly always, there is one sample that has every content once.
+        self._only = frames[0] if frames[0].shape.layout else None
+
+    def fill(self, contents: list[str]) -> list[Prepared] | None:
+        """Return the samples of a plain conversation with these contents.
+
+        Return None if a content is blank (then a template may write something else, and the turn is not trained on), or
+        not valid text.
+        """
+        for content in contents:
+            if not content or content.isspace():
+                return None
+        if self.unusual and self.unusual(contents):
+            return None
+        whole = self._layout + "\0".join(contents)
+        if whole.count("\0") != len(contents):
+            return None
+        try:
+            digest = content_digest(whole.encode())
+        except UnicodeEncodeError:  # a lone surrogate
+            return None
+        if self._only is None:
+            return self._filled(contents, whole.split("\0"), digest)
+        shape, parts, _ = self._only
+        parts = parts.copy()
+        parts[1::2] = map(str.strip, contents) if self._strips else contents
+        joined = "".join(parts)
+        return [Prepared(shape, joined.split("\0"), len(joined), contents, digest)]
+
+    def fill_values(self, values: list[str], conversation: Conversation) -> list[Prepared] | None:
+        """Return the samples of any conversation with these values."""
+        if any(not value or value.isspace() or "\0" in value for value in values):
+            return None
+        # Of an object, a template sees nothing but its JSON.
+        seen = ["{}" if number in self._objects else value for number, value in enumerate(values)]
+        if self.unusual and self.unusual(seen):
+            return None
+        whole = whole_text(conversation)
+        try:
+            return self._filled(values, whole.split("\0"), content_digest(whole.encode()))
+        except UnicodeEncodeError:
+            return None
+
+    def _filled(self, values: list[str], strings: list[str], digest: int) -> list[Prepared]:
+        stripped = [value.strip() for value in values] if self._strips else values
+        written = {gap: stripped[gap[0]] for frame in self._frames for gap in frame.gaps if gap[1] < 0}
+        for gap in {gap for frame in self._frames for gap in frame.gaps if gap[1] >= 0}:
+            number, form = gap
+            written[gap] = as_json(stripped[number], number in self._objects, self._formats[form])
+        found = []
+        for shape, parts, gaps in self._frames:
+            parts = parts.copy()
+            parts[1::2] = map(written.__getitem__, gaps)
+            joined = "".join(parts)
+            found.append(Prepared(shape, joined.split("\0"), len(joined), strings, digest))
+        return found
+
+
+class Frames(dict[tuple[str, ...], Filling | None]):
+    """Fillings by the names of the roles; None for roles without one. They are rendered on first use.
 
     `roles` maps the names in records, in lower case, to ours.
     """
@@ -85,89 +161,90 @@ class Frames(dict[tuple[str, ...], Frame | None]):
         self._template, self._encoder, self._train_on, self._roles = template, encoder, train_on, roles
         # With these, the content decides about a space.
         self.known = not encoder.has_space and not encoder.space_follows
-        self._by_shape: dict[tuple[tuple[str, ...], tuple[bool, ...]], Frame | None] = {}
+        self._by_shape: dict[ConversationShape, Filling | None] = {}
+        self._pieces = 0
 
-    def __missing__(self, names: tuple[str, ...]) -> Frame | None:
+    def __missing__(self, names: tuple[str, ...]) -> Filling | None:
         roles = tuple([role_named(name, self._roles) or "" for name in names])
-        frame = None
-        if roles and all(roles) and len(roles) <= MOST_FRAMES:
+        filling = None
+        if roles and all(roles) and len(roles) <= MOST_SHAPES:
             turns = Conversation(tuple(Message(role, "content") for role in roles))
-            frame = self._of_roles(roles, tuple(trained_turns(turns, self._train_on)))
-        if len(self) < MOST_FRAMES:
-            self[names] = frame
-        return frame
+            filling = self._of_shape(turns, trained_turns(turns, self._train_on))
+        if len(self) < MOST_SHAPES:
+            self[names] = filling
+        return filling
 
-    def of_conversation(self, conversation: Conversation, trained: Sequence[bool]) -> Frame | None:
-        """Return the frame of a conversation, which `fill` fills with the contents of its messages."""
-        messages = conversation.messages
-        if conversation.tools or len(messages) > MOST_FRAMES:
-            return None
-        if any(m.context or m.reasoning or m.tool_calls or m.tool_call_id or m.name is not None for m in messages):
-            return None
-        return self._of_roles(tuple([message.role for message in messages]), tuple(trained))
+    def filled(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[list[Prepared] | None, bool]:
+        """Return the samples of a conversation, or None, and whether such conversations are to be compared."""
+        if not self.known or len(conversation.messages) > MOST_SHAPES:
+            return None, False
+        apart = self._template.separate(conversation)
+        filling = self._of_shape(apart, trained) if apart is not None else None
+        if filling is None or apart is None:
+            return None, False
+        contents = [message.content for message in conversation.messages]
+        if apart is conversation and is_plain(conversation) and all(contents):
+            return filling.fill(contents), filling.unusual is not None
+        return filling.fill_values(values_of(apart), conversation), filling.unusual is not None
 
-    def _of_roles(self, roles: tuple[str, ...], trained: tuple[bool, ...]) -> Frame | None:
-        shape = (roles, trained)
+    def _of_shape(self, conversation: Conversation, trained: Sequence[bool]) -> Filling | None:
+        shape = shape_of(conversation, trained)
+        if shape is None:
+            return None
         if shape not in self._by_shape:
-            if not self.known or len(self._by_shape) >= MOST_FRAMES:
+            if not self.known or len(self._by_shape) >= MOST_SHAPES:
                 return None
-            self._by_shape[shape] = self._render(*shape)
+            self._by_shape[shape] = self._render(shape, trained)
         return self._by_shape[shape]
 
-    def _render(self, roles: tuple[str, ...], trained: tuple[bool, ...]) -> Frame | None:
-        """Return None if the template rejects the roles, if nothing is trained on, or if there are tool results."""
-        if "tool" in roles:
-            return None
-        turns = Conversation(tuple(Message(role, f"\v\0{number}\0\v") for number, role in enumerate(roles)))
+    def _render(self, shape: ConversationShape, trained: Sequence[bool]) -> Filling | None:
+        """Return None if the template rejects the roles, or if nothing is trained on."""
+        turns, objects = blank(shape)
         try:
             outline = self._template.outline(turns, trained)
         except (Reject, DataError):  # the conversations themselves will say why
             return None
-        if outline is None or len(outline.samples) != 1:
+        if outline is None:
             return None
-        [(spans, turn)] = outline.samples
-        tokens, flags, texts, separator = segments_of(spans, self._encoder)
-        gaps = [int(gap.strip("\v\0")) for text in texts for gap in _GAP.findall(text)]
-        if True not in flags or gaps != list(range(len(roles))):  # some templates leave a message out
+        every = [(number, -1) for number in range(len(shape.turns))]  # of a plain conversation
+        frames, spaces, pieces = [], set(), 0
+        for spans, turn in outline.samples:
+            tokens, flags, texts, separator = segments_of(spans, self._encoder)
+            parts, gaps = _cut(texts)
+            pieces += len(parts)
+            spaces |= {space for number, form, space in gaps if form < 0 or number not in objects}
+            places = [gap[:2] for gap in gaps]
+            has_all = turn is None and places == every and is_plain(turns)
+            found = Shape(
+                tokens=np.array(tokens, np.int32),
+                trained=np.array(flags, bool),
+                separator=separator,
+                usual=usual_order([message.role for message in turns.messages]),
+                turns=turns_of([message.role for message in turns.messages]),
+                turn=-1 if turn is None else turn,
+                layout=layout_of(turns) if has_all else "",
+            )
+            if True in flags:
+                frames.append(_Frame(found, parts, places))
+        self._pieces += pieces
+        if not frames or len(spaces) > 1 or pieces > PIECES_OF_SHAPE or self._pieces > PIECES_OF_ALL:
             return None
-        stripped = sum(text.count("\v") for text in texts)
-        if stripped not in (0, 2 * len(gaps)):  # of some contents only
-            return None
-        between = "\0".join(_GAP.sub("\v", text) for text in texts).split("\v")
-        return Frame(
-            tokens=np.array(tokens, np.int32),
-            trained=np.array(flags, bool),
-            separator=separator,
-            usual=usual_order(roles),
-            turns=turns_of(roles),
-            parts=list(chain.from_iterable((part, "") for part in between))[:-1],
-            texts=len(texts),
-            layout=layout_of(turns) + "\0",
-            turn=-1 if turn is None else turn,
-            strips=not stripped,
-            unusual=outline.unusual,
-        )
+        if outline.unusual is None and not frames[0].shape.layout:
+            return None  # a built-in template leaves a message out
+        return Filling(frames, layout_of(turns), spaces != {True}, outline.unusual, objects, outline.formats)
 
 
-def fill(frame: Frame, contents: list[str]) -> Prepared | None:
-    """Return the conversation with this frame and these contents.
-
-    Return None if a content is blank (then a template may write something else, and the turn is not trained
-    on), or not valid text.
-    """
-    for content in contents:
-        if not content or content.isspace():
-            return None
-    if frame.unusual and frame.unusual(contents):
-        return None
-    parts = frame.parts.copy()
-    parts[1::2] = map(str.strip, contents) if frame.strips else contents
-    joined = "".join(parts)
-    texts = joined.split("\0")
-    if len(texts) > frame.texts:  # a content contains NUL
-        return None
-    try:
-        digest = content_digest((frame.layout + "\0".join(contents)).encode())
-    except UnicodeEncodeError:  # a lone surrogate
-        return None
-    return Prepared(frame, texts, len(joined), contents, digest)
+def _cut(texts: Sequence[str]) -> tuple[list[str], list[tuple[int, int, bool]]]:
+    """Return the pieces of texts joined with NUL, every second one an empty one for a gap, and the gaps."""
+    parts = [""]
+    gaps: list[tuple[int, int, bool]] = []
+    for number, text in enumerate(texts):
+        parts[-1] += "\0" * (number > 0)
+        end = 0
+        for gap in GAP.finditer(text):
+            parts[-1] += text[end : gap.start()]
+            parts += ["", ""]
+            end = gap.end()
+        parts[-1] += text[end:]
+        gaps += gaps_in(text)
+    return parts, gaps

@@ -17,7 +17,7 @@ from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.sources.model import SourceFile
 from tasks.templates.spans import Sample, Span, Template, TrainOn, trained_turns, up_to
-from tasks.tokenization.frames import Frames, Prepared, Shape, fill
+from tasks.tokenization.frames import Frames, Prepared, Shape
 from tasks.tokenization.plain_records import PlainRecords, as_dict
 from tasks.tokenization.segments import segments_of
 
@@ -48,11 +48,11 @@ class Preparer:
         plain = record if isinstance(record, PlainRecord) else self._plain.of(record)
         if plain:
             names, contents = plain.turns()
-            frame = self._frames[names]
-            if frame and (prepared := fill(frame, contents)):
-                if frame.unusual and prepared.digest % COMPARED == 0:
-                    self._compare(prepared, self._file.conversation(as_dict(record)))
-                return [prepared]
+            filling = self._frames[names]
+            if filling and (found := filling.fill(contents)):
+                if filling.unusual and found[0].digest % COMPARED == 0:
+                    self._compare(found, self._file.conversation(as_dict(record)))
+                return found
         return self._prepare_with_care(as_dict(record))
 
     def _prepare_with_care(self, record: object) -> list[Prepared]:
@@ -60,22 +60,20 @@ class Preparer:
         trained = trained_turns(conversation, self._train_on)
         if not any(trained):
             raise Reject("no_trained_tokens", f"none of its turns is trained on (train_on: {self._train_on})")
-        if self._packing and (frame := self._frames.of_conversation(conversation, trained)):
-            prepared = fill(frame, [message.content for message in conversation.messages])
-            if prepared:
-                if frame.unusual and prepared.digest % COMPARED == 0:
-                    self._compare(prepared, conversation)
-                return [prepared]
+        if self._packing:
+            found, is_compared = self._frames.filled(conversation, trained)
+            if found:
+                if is_compared and found[0].digest % COMPARED == 0:
+                    self._compare(found, conversation)
+                return found
         return self._render(conversation, trained)
 
-    def _compare(self, filled: Prepared, conversation: Conversation) -> None:
-        """Check that a template writes a conversation as its frame does."""
-        [rendered] = self._render(conversation, trained_turns(conversation, self._train_on))
-        same = filled.texts == rendered.texts and all(
-            np.array_equal(getattr(filled.shape, name), getattr(rendered.shape, name)) for name in ("tokens", "trained")
-        )
-        if not same or filled.digest != rendered.digest:
-            raise AssertionError(f"template {self._template.name}: {filled.texts} is rendered as {rendered.texts}")
+    def _compare(self, filled: list[Prepared], conversation: Conversation) -> None:
+        """Check that a template writes a conversation as it was filled in."""
+        rendered = self._render(conversation, trained_turns(conversation, self._train_on))
+        if list(map(_comparable, filled)) != list(map(_comparable, rendered)):
+            texts = [[sample.texts for sample in samples] for samples in (filled, rendered)]
+            raise AssertionError(f"template {self._template.name}: {texts[0]} is rendered as {texts[1]}")
 
     def _render(self, conversation: Conversation, trained: list[bool]) -> list[Prepared]:
         found = [self._prepare_sample(conversation, sample) for sample in self._template.samples(conversation, trained)]
@@ -91,6 +89,11 @@ class Preparer:
             shown = conversation if sample.turn is None else up_to(conversation, sample.turn)[0]
             prepared.row = (turns_json(shown), tools_json(shown), text)
         return prepared
+
+
+def _comparable(sample: Prepared) -> tuple[object, ...]:
+    shape = sample.shape
+    return sample.texts, sample.digest, shape.turn, shape.tokens.tolist(), shape.trained.tolist(), shape.separator
 
 
 def prepare_spans(conversation: Conversation, spans: list[Span], encoder: Encoder, turn: int | None = None) -> Prepared:

@@ -18,7 +18,7 @@ from tasks.encoders.encoder import Encoded, Encoder
 from tasks.storage.arrow import offsets_of, to_arrow
 from tasks.templates.spans import TEXT
 from tasks.tokenization.content_tokens import count_content_tokens, merged
-from tasks.tokenization.frames import Frame, Prepared, Shape
+from tasks.tokenization.frames import Prepared, Shape
 
 # Characters gathered for one encode call: large enough to spread its overhead, small enough to stay in the cache.
 BATCH_CHARACTERS = 1 << 21
@@ -121,10 +121,10 @@ class Batch:
             underlined = np.fromiter(map(str.__contains__, texts, repeat("▁")), bool, len(texts))
             samples = np.searchsorted(offsets, np.flatnonzero(underlined), "right") - 1
             receipt["not_round_trip"] += len({self.records[n] for n in samples.tolist()})
-        # Only the strings of the conversation count: a marker that the template writes as text is intended. The texts
-        # of a frame contain all strings; another template may leave one out.
+        # Only the strings of the conversation count: a marker that the template writes as text is intended. If the
+        # texts contain all strings, the shape has their layout.
         found = set((np.searchsorted(offsets, holding, side="right") - 1).tolist())
-        others = [n for n, prepared in enumerate(self._conversations) if not isinstance(prepared.shape, Frame)]
+        others = [n for n, prepared in enumerate(self._conversations) if not prepared.shape.layout]
         strings = ["\0".join(self._conversations[n].strings) for n in others]
         found |= {others[n] for n in encoder.holding(strings)}
         # All samples of a conversation have its strings.

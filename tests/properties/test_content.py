@@ -28,7 +28,7 @@ from tasks.conversations.formats import read_record
 from tasks.conversations.model import full_text
 from tasks.encoders.encoder import Encoder
 from tasks.templates.built_in import BUILT_IN, BuiltIn
-from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import Template, TrainOn, trained_turns
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
@@ -203,4 +203,4 @@ def test_what_is_said_is_never_a_control_token_and_comes_back(kind: str, name: s
         packed.append(check_batch(kind, name, seed, CONVERSATIONS))
 
     check()
-    assert sum(packed) > CONVERSATIONS * len(packed) // 2
+    assert sum(packed) > CONVERSATIONS * len(packed) // 3  # some templates write no calls

@@ -20,6 +20,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from support.commands import ROOT
+from support.packed_rows import folder_of
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from torch.nn.attention import varlen
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
@@ -46,17 +47,23 @@ Row = dict[str, torch.Tensor]
 def packed_rows() -> list[Row]:
     """Return rows of the sample: input_ids, position_ids int32[256], labels int64."""
     with tempfile.TemporaryDirectory() as folder:
-        manifest = pack_corpus(
-            make_recipe(Path(folder), conversations(40), sources=SOURCES, sequence_length=LENGTH, **SETTINGS)
+        return rows_of(
+            pack_corpus(
+                make_recipe(Path(folder), conversations(40), sources=SOURCES, sequence_length=LENGTH, **SETTINGS)
+            )
         )
-        facts = orjson.loads(manifest.read_bytes())
-        assert facts["tokenizer"]["vocab_size"] == VOCABULARY
-        (shard,) = facts["splits"]["train"]["shards"]
-        table = pa.ipc.open_stream((Path(folder) / facts["corpus"] / shard["path"]).read_bytes()).read_all()
-        names = ("input_ids", "labels", "position_ids")
-        columns = {
-            name: torch.tensor(table[name].combine_chunks().flatten().to_numpy().reshape(-1, LENGTH)) for name in names
-        }
+
+
+def rows_of(manifest: Path) -> list[Row]:
+    """Return the rows of a corpus with one shard."""
+    facts = orjson.loads(manifest.read_bytes())
+    assert facts["tokenizer"]["vocab_size"] == VOCABULARY
+    (shard,) = facts["splits"]["train"]["shards"]
+    table = pa.ipc.open_stream((folder_of(manifest) / shard["path"]).read_bytes()).read_all()
+    names = ("input_ids", "labels", "position_ids")
+    columns = {
+        name: torch.tensor(table[name].combine_chunks().flatten().to_numpy().reshape(-1, LENGTH)) for name in names
+    }
     columns["labels"] = columns["labels"].long()
     return [{name: column[i] for name, column in columns.items()} for i in range(table.num_rows)]
 

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from tasks.cli.app import app
 from tasks.recipe import resolve
 from tasks.storage.manifest import load_manifest
-from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.jinja.template import JinjaTemplate
 from tasks.tokenization.content_tokens import merged
 from tasks.tokenization.engine_check import hard_tokens
 
@@ -93,7 +93,10 @@ def test_every_field_is_counted_by_its_role(template: str) -> None:
     bound: Any = template
     if template == "tokenizer":
         pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
-        bound = JinjaTemplate("test.jinja", REASONING, encoder, "assistant", "2026-01-01")
+        calls = "{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}"
+        bound = JinjaTemplate(
+            "test.jinja", REASONING.replace("{{ m.content }}", calls), encoder, "assistant", "2026-01-01"
+        )
     records = [everywhere("<think><|im_end|><think"), {"messages": [{"role": "user", "content": "a"}, ANSWER]}]
     _, receipt = tokenize(records, encoder, bound)
     # content and name; two calls with id, name, and four strings each

@@ -21,8 +21,7 @@ from tasks.core.errors import Reject
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.templates.built_in import BUILT_IN, BuiltIn
 from tasks.templates.spans import TrainOn
-from tasks.tokenization import prepare
-from tasks.tokenization.frames import Frame, Prepared
+from tasks.tokenization.frames import Filling, Prepared
 from tasks.tokenization.plain_records import PlainRecords
 from tasks.tokenization.prepare import Preparer
 from tasks.tokenization.tokenize_part import tokenize_part
@@ -107,10 +106,11 @@ def changed(random: Random, line: bytes, more: tuple[str, ...]) -> bytes:
 
 
 def with_care(patch: pytest.MonkeyPatch) -> None:
-    """Read every record by itself and with care, and fill no frame."""
+    """Read every record by itself and with care, and fill nothing in."""
     patch.setattr(PlainRecords, "decode", lambda *_: None)
     patch.setattr(PlainRecords, "of", lambda *_: None)
-    patch.setattr(prepare, "fill", lambda *_: None)
+    patch.setattr(Filling, "fill", lambda *_: None)
+    patch.setattr(Filling, "fill_values", lambda *_: None)
 
 
 def part_of(place: Path, content: list[bytes], format: Format) -> Part:
@@ -205,7 +205,7 @@ def is_filled(preparer: Preparer, record: object) -> bool:
         patch.setattr(Preparer, "_prepare_with_care", fail)
         try:
             [prepared] = preparer.prepare(record)
-            return isinstance(prepared.shape, Frame)
+            return prepared.shape.layout != ""
         except AssertionError:
             return False
 
@@ -261,7 +261,7 @@ def test_an_encoder_that_adds_spaces_needs_the_contents(kind: str) -> None:
 
 
 def test_a_frame_is_rendered_once_and_their_number_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tasks.tokenization.frames.MOST_FRAMES", 2)
+    monkeypatch.setattr("tasks.tokenization.frames.MOST_SHAPES", 2)
     [messages] = [format for format in FORMATS if format.name == "messages"]
     preparer = preparer_of(messages)
     [first] = preparer.prepare(turns("a", "b"))

@@ -28,14 +28,14 @@ import tasks.tokenization.token_batch
 import tasks.tokenization.tokenize_part
 from tasks.config import Config
 from tasks.conversations.formats import read_record
-from tasks.conversations.model import content_digest, whole_text
+from tasks.conversations.model import Conversation, content_digest, whole_text
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.sources.model import Part, Source
 from tasks.sources.parts import find_parts
 from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
 from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
-from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TEXT, Sample, Span, Template, TrainOn, trained_turns
 from tasks.tokenization.tokenize_part import COUNTS, tokenize_part
 
@@ -223,6 +223,9 @@ def test_white_space_after_the_eos_does_not_hide_it(trained: bool) -> None:
         def samples(self, *_: Any) -> list[Sample]:
             return [Sample(self.spans())]
 
+        def separate(self, conversation: Conversation) -> Conversation:
+            return conversation
+
         def outline(self, *_: Any) -> None:
             return None
 
@@ -348,6 +351,9 @@ class Fails:
 
     def samples(self, *_: Any) -> list[Sample]:
         return [Sample(self.spans())]
+
+    def separate(self, conversation: Conversation) -> Conversation:
+        return conversation
 
     def outline(self, *_: Any) -> None:
         return None

@@ -39,7 +39,7 @@ from tasks.storage.schemas import IGNORED, TOKENS_SCHEMA
 from tasks.storage.shards import open_index, open_shard, shard_schema
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, BuiltIn, built_in_sha256
-from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import Sample, Template, trained_turns
 from tasks.tokenization.prepare import prepare_spans
 from tasks.tokenization.token_batch import COUNTS, Batch

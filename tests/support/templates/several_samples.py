@@ -34,6 +34,9 @@ class Strips:
             return [Sample(self.spans(conversation, trained))]
         return [self._sample(conversation, turn) for turn, flag in enumerate(trained) if flag]
 
+    def separate(self, _: Conversation) -> None:
+        """Render every conversation in full."""
+
     def outline(self, *_: object) -> None:
         """Render every conversation in full."""
 

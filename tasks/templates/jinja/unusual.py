@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-# Inline reasoning is given to the template in another form.
-_REASONING = "<think>"
+from tasks.templates.jinja.locate import MARKER
+
+# What a marker around reasoning starts with.
+_FIRST = "<["
 
 
 class Unusual:
@@ -24,7 +26,7 @@ class Unusual:
     ):
         self._strips = strips
         needles, starts, ends, _ = tests
-        self._needles = tuple(dict.fromkeys((_REASONING, *needles)))
+        self._needles = needles
         self._starts, self._ends = frozenset(starts), frozenset(ends)
         self._heads, self._splits = tuple(heads), splits
 
@@ -34,6 +36,9 @@ class Unusual:
             for content in contents:
                 if needle in content:
                     return True
+        # Reasoning in a content may be given to the template in another form, and matters where turns are located.
+        if any((content[0] in _FIRST or content[0].isspace()) and MARKER.match(content) for content in contents):
+            return True
         if self._strips and any(content[0].isspace() or content[-1].isspace() for content in contents):
             return True
         if self._starts and any(content[0] in self._starts for content in contents):

@@ -34,9 +34,9 @@ import orjson
 from jinja2.exceptions import SecurityError, TemplateError
 
 from tasks.core.errors import DataError, Reject
-from tasks.templates.jinja_environment import ChatTemplate, chat_environment, other_file
-from tasks.templates.locate import Located, NotLocated, Range, locate, prefix_ranges
-from tasks.templates.traced import Trace, can_be_traced, prepare_tracing, traced
+from tasks.templates.jinja.environment import ChatTemplate, chat_environment, other_file
+from tasks.templates.jinja.locate import Located, NotLocated, Range, locate, prefix_ranges
+from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
 
 # Limit of CPU time, which does not depend on the load of the machine. All renderings of one conversation take a
 # millisecond; a template that takes this long loops.
@@ -58,6 +58,10 @@ _TRIAL = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"
 Method = Literal["auto", "together", "apart", "others"]
 
 
+# Whether placeholders are traced, and whether with white space around them.
+Tracing = Literal["", "bare", "spaced"]
+
+
 class Rendering(NamedTuple):
     """A rendered conversation.
 
@@ -69,7 +73,7 @@ class Rendering(NamedTuple):
     marks: list[Range]
     samples: list[Located]
     lost: tuple[int, str] | None
-    unusual: list[list[str]] | None = None
+    unusual: list[list[Any]] | None = None
 
 
 class Renderer:
@@ -96,12 +100,13 @@ class Renderer:
             raise
 
     def render(
-        self, messages: list[Any], tools: Any, marks: bool, turns: list[int], method: Method, trace: bool = False
+        self, messages: list[Any], tools: Any, marks: bool, turns: list[int], method: Method, trace: Tracing = ""
     ) -> Rendering:
         """Render one conversation and locate `turns`, which are numbers of messages.
 
-        `trace` records what the template does to contents that are placeholders. Raises Reject if the template refuses
-        this conversation or fails on it, DataError if it must not be used at all.
+        `trace` records what the template does to values that are placeholders, which have white space around them if it
+        is "spaced". Raises Reject if the template refuses this conversation or fails on it, DataError if it must not be
+        used at all.
         """
         request = orjson.dumps([messages, tools, marks, turns, method, trace])
         if len(turns) * (len(messages) + len(request) // 1000) > MOST_WORK:
@@ -247,7 +252,7 @@ def _limit(kind: int, value: int) -> None:
 def _serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: datetime, ends: str) -> None:
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
     template: ChatTemplate | None = None
-    tracing: ChatTemplate | None = None
+    tracing: tuple[ChatTemplate, bool] | None = None
     pattern = re.compile(ends)
     request: Any = None
     while True:
@@ -256,14 +261,14 @@ def _serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: d
         try:
             if template is None:
                 template, value = _compile(source, constants, today), None
-            elif request.pop():
-                environment = chat_environment(today)
-                prepare_tracing(environment)
-                tracing = tracing or ChatTemplate(environment, source, constants)
+            elif spaced := request.pop():
+                if tracing is None:
+                    environment = chat_environment(today)
+                    prepare_tracing(environment)
+                    tracing = ChatTemplate(environment, source, constants), can_be_traced(environment, source)
                 trace = Trace()
-                request[0] = traced(request[0], trace)
-                value = (*_rendering(tracing, pattern, *request), None)
-                value = (*value[:-1], trace.result() if can_be_traced(environment, source) else None)
+                value = _rendering(_Tracing(tracing[0], trace, spaced == "spaced"), pattern, *request)
+                value = (*value, trace.result() if tracing[1] else None)
             else:
                 value = (*_rendering(template, pattern, *request), None)
             reply = orjson.dumps(["done", value])
@@ -284,6 +289,17 @@ def _serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: d
             return
 
 
+class _Tracing:
+    """A template that traces what it renders. Turns are located in the renderings without a trace of it."""
+
+    def __init__(self, template: ChatTemplate, trace: Trace, spaced: bool):
+        self._template, self._trace, self._spaced = template, trace, spaced
+
+    def render(self, messages: list[Any], tools: Any, prompt: bool, marks: bool = False) -> tuple[str, list[Range]]:
+        messages, tools = traced(messages, self._trace, self._spaced), traced(tools, self._trace, self._spaced)
+        return self._template.render(messages, tools, prompt, marks)
+
+
 def _compile(source: str, constants: Mapping[str, Any], today: datetime) -> ChatTemplate:
     environment = chat_environment(today)
     try:
@@ -299,7 +315,7 @@ def _compile(source: str, constants: Mapping[str, Any], today: datetime) -> Chat
 
 
 def _rendering(
-    template: ChatTemplate,
+    template: ChatTemplate | _Tracing,
     ends: re.Pattern[str],
     messages: list[Any],
     tools: Any,

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from support.commands import ROOT
 
-import tasks.templates.jinja_sandbox
+import tasks.templates.jinja.sandbox
 from tasks.core.errors import DataError, PackError, Reject
-from tasks.templates.jinja_sandbox import MEMORY, Renderer, Rendering
+from tasks.templates.jinja.sandbox import MEMORY, Renderer, Rendering
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 
@@ -86,7 +86,7 @@ def test_a_hostile_template_ends_with_one_message(
 ) -> None:
     # The system takes 0.2 s of CPU time for 1. What runs out of memory gets the usual time: a busy machine is slow.
     if "memory" not in problem:
-        monkeypatch.setattr(tasks.templates.jinja_sandbox, "SECONDS", 0.2)
+        monkeypatch.setattr(tasks.templates.jinja.sandbox, "SECONDS", 0.2)
     before = children()
     start = os.times()
     raised: Exception | None = None

@@ -105,7 +105,7 @@ def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
-def _to_json(
+def to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
     """Write JSON as transformers does: Jinja's own filter escapes for HTML."""
@@ -117,7 +117,7 @@ def chat_environment(today: datetime) -> Environment:
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, LoopControlExtension]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = to_json
     environment.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": today.strftime,

@@ -27,7 +27,7 @@ from tasks.conversations.formats import read_record
 from tasks.core.errors import DataError, Reject
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BuiltIn
-from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import Sample, Turns, trained_turns
 
 pytest.importorskip("transformers", reason="transformers is the reference and is not installed")

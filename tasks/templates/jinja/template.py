@@ -8,10 +8,7 @@ The template is the tokenizer's own, or a file.
 Templates are rendered in the environment that they are written for, so the text equals the one the model sees in use.
 This module adds two things:
 
-- Content stays content. A private character is inserted into every control string that a message contains, and before
-  or after every fragment of one that a neighboring field could complete (also if the template strips the white space
-  around it). Any control string that is intact after rendering was therefore written by the template. The private
-  character is then removed.
+- Content stays content (see `breaker`): any control string that is intact after rendering was written by the template.
 - Trained turns are located (see `locate`): after exactly the prompt that the model sees at inference.
   `{% generation %}` marks are used if the template has them, and must agree. If a turn cannot be located, the run fails
   and names it, because any guess would produce wrong labels silently.
@@ -23,13 +20,11 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from itertools import chain, pairwise, product
 from typing import Any
 
-import numpy as np
 import orjson
 
 from tasks.conversations.model import Conversation, Message
@@ -38,23 +33,23 @@ from tasks.core.errors import DataError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
-from tasks.templates.jinja_sandbox import Method, Renderer, Rendering
-from tasks.templates.reasoning import ReasoningForm, reasoning_of, with_reasoning
+from tasks.templates.jinja.breaker import Breaker, escaped
+from tasks.templates.jinja.sandbox import Method, Renderer, Rendering, Tracing
+from tasks.templates.jinja.token_boundary import TokenBoundary
+from tasks.templates.jinja.unusual import Unusual
+from tasks.templates.placeholders import GAP
+from tasks.templates.reasoning import ReasoningForm, reasoning_of, separated, with_reasoning
 from tasks.templates.spans import TEXT, Outline, Sample, Span, TrainOn, Turns
-from tasks.templates.unusual import Unusual
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 # Templates that look for reasoning in the content split it at its end marker, or test for it.
 _READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""")
 
-# Unicode's three areas for private use.
-_PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+# What `outline` has for a value that is written as JSON.
+_JSON_GAP = re.compile("\0(\\d+):\\d+\0")
 
 Ranges = list[tuple[int, int]]
-
-# A placeholder, with the white space around it that a template strips.
-_GAP = re.compile("\v?\0\\d+\0\v?")
 
 
 class JinjaTemplate:
@@ -94,7 +89,8 @@ class JinjaTemplate:
             )
             if token is not None
         }
-        self._splits: dict[tuple[str, str], bool] = {}
+        self._boundary = TokenBoundary(encoder)
+        self._breaker = Breaker(encoder, source)
         ends = encoder.control_pattern.pattern
         self._renderer = Renderer(name, source, special | dict(options or {}), date, ends)
 
@@ -137,18 +133,23 @@ class JinjaTemplate:
             found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
         return found
 
+    def separate(self, conversation: Conversation) -> Conversation | None:
+        """Return a conversation with its reasoning where this template reads it; None if it must be rendered."""
+        if self._reasoning_form is not ReasoningForm.FIELD:
+            return None if any(message.reasoning for message in conversation.messages) else conversation
+        return separated(conversation)
+
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
-        """Return the samples of a conversation of placeholders, if the template only writes and tests contents."""
-        if self._all or not all("\0" in message.content for message in conversation.messages):
+        """Return the samples of a conversation of placeholders, if the template only writes and tests its values."""
+        if self._all or conversation.messages[0].role == "text":
             return None
         conversation, trained, added = self.adjust.of(conversation, trained)
         turns = [k for k, flag in enumerate(trained) if flag]
-        rendering, breaker = self._trace(conversation, turns)
-        strips = bool(rendering.unusual and rendering.unusual[3])
+        rendering, breaker = self._trace(conversation, turns, "spaced")
+        strips = bool(rendering.unusual and rendering.unusual[3]) or not _has_all_space(rendering)
         if strips:
-            # Only if it strips every content, wherever it is, do contents with and without white space become the same.
-            bare = [replace(message, content=message.content.strip("\v")) for message in conversation.messages]
-            other, breaker = self._trace(Conversation(tuple(bare)), turns)
+            # Only if it strips every value, wherever it is, do values with and without white space become the same.
+            other, breaker = self._trace(conversation, turns, "bare")
             strips = other != rendering
             rendering = other
         if rendering.lost or rendering.unusual is None:
@@ -156,24 +157,31 @@ class JinjaTemplate:
         heads = []
         for text, ranges, turn in rendering.samples:
             for start, stop in self._inner(text, ranges) if turn is None else []:
-                tail = self._tail(text[:start].replace(breaker, ""))
-                head = _GAP.match(text, start, stop)
-                if head is None and not self._splits_at(tail, text[start:stop].partition("\0")[0].replace(breaker, "")):
-                    return None
-                if head is not None and tail:
-                    heads.append((int(head.group().strip("\v\0")), tail))
+                tail = self._boundary.tail(text[:start].replace(breaker, ""))
+                head = GAP.match(text, start, stop)
+                if head is None:
+                    written = text[start:stop].partition("\0")[0].replace(breaker, "")
+                    if not self._boundary.splits(tail, written):
+                        return None
+                elif tail:
+                    if head[2]:
+                        return None
+                    heads.append((int(head[1]), tail))
         marked = self._marked_turns(rendering, conversation, trained) if self._marked else None
         found = []
         for text, ranges, turn in rendering.samples:
             if turn is None and marked is not None:
                 self._require_agreement(ranges, marked, turns)
                 ranges = marked
+            for k, (start, stop) in zip(turns if turn is None else [turn], ranges, strict=True):
+                self._require_written(conversation.messages[k], k, text[start:stop])
             found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
-        return Outline(found, Unusual(rendering.unusual, heads, self._splits_at, strips))
+        *tests, formats = rendering.unusual
+        return Outline(found, Unusual(tests, heads, self._boundary.splits, strips), formats)
 
-    def _trace(self, conversation: Conversation, turns: list[int]) -> tuple[Rendering, str]:
+    def _trace(self, conversation: Conversation, turns: list[int], tracing: Tracing) -> tuple[Rendering, str]:
         messages, tools, breaker = self._broken(conversation)
-        return self._renderer.render(messages, tools, self._marked, turns, self._turns, trace=True), breaker
+        return self._renderer.render(messages, tools, self._marked, turns, self._turns, tracing), breaker
 
     def _without(self, rendering: Rendering) -> Ranges:
         """Return the ranges between the located turns, which are all but them."""
@@ -188,11 +196,7 @@ class JinjaTemplate:
         """Return messages and tools as the template expects them, with broken control strings, and the breaker."""
         messages = [self._as_expected(message) for message in conversation.messages]
         tools: Any = [orjson.loads(tool) for tool in conversation.tools] or None
-        try:
-            breaker = self._breaker(messages, tools)
-            return self._break(messages, breaker), self._break(tools, breaker), breaker
-        except (orjson.JSONEncodeError, RecursionError):
-            raise Reject("too_deep", "a tool, or the arguments of a tool call, are nested too deeply") from None
+        return self._breaker.broken(messages, tools)
 
     def _as_expected(self, message: Message) -> dict[str, Any]:
         found = as_openai(message)
@@ -243,72 +247,6 @@ class JinjaTemplate:
         except Reject:
             return ""
 
-    # Content stays content
-
-    @cached_property
-    def _pieces(self) -> tuple[_Ends, _Ends, frozenset[str], tuple[str, ...]]:
-        """Return proper prefixes, suffixes, and inner substrings of control strings.
-
-        The last item are the strings too long to list their substrings.
-        """
-        strings = self._encoder.controls
-        starts = _Ends([s[:i] for s in strings for i in range(1, len(s))], left=False)
-        ends = _Ends([s[i:] for s in strings for i in range(1, len(s))], left=True)
-        short = [s for s in strings if len(s) < 64]
-        insides = frozenset(s[i:j] for s in short for i in range(1, len(s)) for j in range(i + 1, len(s)))
-        return starts, ends, insides, tuple(s for s in strings if len(s) >= 64)
-
-    def _breaker(self, *values: Any) -> str:
-        """Return a private character that neither conversation nor template contains.
-
-        They do not contain it escaped either.
-        """
-        text = orjson.dumps(values).decode() + self._source
-        seen = set(text) if not text.isascii() else set[str]()
-        private = (chr(code) for code in chain(*_PRIVATE))
-        free = next((c for c in private if c not in seen and _escaped(c) not in text), None)
-        if free is None:
-            raise Reject("no_private_character", "the conversation uses all 137,468 private characters of Unicode")
-        return free
-
-    def _break(self, value: Any, breaker: str, trusted: bool = False) -> Any:
-        if isinstance(value, str):
-            return value if trusted else self._break_text(value, breaker)
-        if isinstance(value, dict):
-            # Keys of the message format and the role of a message are known strings, not content.
-            return {
-                self._break_text(key, breaker) if key not in _OUR_KEYS else key: self._break(
-                    item, breaker, trusted=key == "role" and item in _ROLES
-                )
-                for key, item in value.items()
-            }
-        if isinstance(value, list):
-            return [self._break(item, breaker) for item in value]
-        return value
-
-    def _break_text(self, text: str, breaker: str) -> str:
-        core = text.strip()
-        if not core:
-            return text
-        starts, ends, insides, long = self._pieces
-        before = ends.match(core)
-        after = core in insides or starts.match(core) or any(core in string for string in long)
-        left, right = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
-        return left + breaker * before + self._break_controls(core, breaker) + breaker * after + right
-
-    def _break_controls(self, text: str, breaker: str) -> str:
-        """Break each control string after its first character, also within another one.
-
-        A control string of one character gets a private character on both sides.
-        """
-        pieces: list[str] = []
-        end = 0
-        while match := self._encoder.control_pattern.search(text, end):
-            alone = len(match.group()) == 1
-            pieces += [text[end : match.start()], breaker * alone, text[match.start()], breaker]
-            end = match.start() + 1
-        return "".join(pieces) + text[end:] if pieces else text
-
     # Labels
 
     def _require_located(self, rendering: Rendering, conversation: Conversation, start: str, breaker: str) -> None:
@@ -318,7 +256,7 @@ class JinjaTemplate:
         raise DataError(
             "turn_not_located",
             f"template {self.name}: messages[{k}] ({conversation.messages[k].role}) cannot be located: its rendering "
-            f"does not continue {start}: {problem.replace(_escaped(breaker), '')}",
+            f"does not continue {start}: {problem.replace(escaped(breaker), '')}",
         )
 
     def _marked_turns(self, rendering: Rendering, conversation: Conversation, trained: Sequence[bool]) -> Ranges:
@@ -347,16 +285,17 @@ class JinjaTemplate:
 
         What it never writes may be in the answer by chance, so the texts alone do not decide.
         """
+        answer = _JSON_GAP.sub("\0\\1\0", answer)
         reasoning = reasoning_of(message)
         never = self._reasoning_form is ReasoningForm.NONE and bool(message.reasoning)
-        if reasoning and (never or "".join(reasoning.split()) not in "".join(answer.split())):
+        if reasoning and (never or not _is_in(reasoning, answer)):
             raise DataError(
                 "reasoning_not_written",
                 f"template {self.name}: messages[{k}] has reasoning, and the template has no place for it; "
                 "set `reasoning: drop`, or use a template with a place for reasoning",
             )
         for call in message.tool_calls:
-            if self._call_form is None or "".join(call.name.split()) not in "".join(answer.split()):
+            if self._call_form is None or not _is_in(call.name, answer):
                 raise Reject(
                     "calls_not_written",
                     f"messages[{k}] calls {call.name!r}, and the template {self.name} does not write tool calls",
@@ -368,7 +307,9 @@ class JinjaTemplate:
         A turn is encoded from its own start, as the model writes it; later prompts are encoded as a whole.
         """
         return all(
-            self._splits_at(self._tail(text[:start].replace(breaker, "")), text[start:stop].replace(breaker, ""))
+            self._boundary.splits(
+                self._boundary.tail(text[:start].replace(breaker, "")), text[start:stop].replace(breaker, "")
+            )
             for text, ranges, turn in rendering.samples
             if turn is None
             for start, stop in self._inner(text, ranges)
@@ -378,37 +319,6 @@ class JinjaTemplate:
     def _inner(text: str, ranges: Ranges) -> Ranges:
         """Return the ranges that a later prompt contains."""
         return ranges[:-1]
-
-    def _tail(self, before: str) -> str:
-        """Return the end of a text, from its last control token on."""
-        ends = self._encoder.control_pattern.finditer(before, max(0, len(before) - 64))
-        return before[max((match.end() for match in ends), default=0) :][-32:]
-
-    def _splits_at(self, tail: str, after: str) -> bool:
-        """Return whether no token would reach from the end of one text, its `_tail`, into the text after it."""
-        if not tail or not after or self._encoder.leading_space != "none":
-            return True
-        match = self._encoder.control_pattern.search(after, 0, 64)
-        head = after[: match.start() if match else 32]
-        if not head:
-            return True
-        if tail.endswith("\n") and not head[0].isspace() and self._newlines_end_tokens:
-            key = (tail, head[0])
-            if key not in self._splits:
-                self._splits[key] = self._is_split(tail, head[0])
-            return self._splits[key]
-        return self._is_split(tail, head)
-
-    def _is_split(self, tail: str, head: str) -> bool:
-        encoded = self._encoder.encode([tail + head, tail, head])
-        first = encoded.offsets[1]
-        return bool(np.array_equal(encoded.ids[:first], encoded.ids[first:]))
-
-    @cached_property
-    def _newlines_end_tokens(self) -> bool:
-        """Return whether only white space follows a line end within a token: then none reaches into a word after it."""
-        pieces = map(self._encoder.token_bytes, range(self._encoder.vocab_size))
-        return not any(piece.rpartition(b"\n")[2].strip() for piece in pieces if b"\n" in piece)
 
     def _without_space(self, text: str, start: int, stop: int) -> int:
         """Return the end of a turn without white space after its last control token."""
@@ -420,7 +330,7 @@ class JinjaTemplate:
         spans: list[Span] = []
         edges = sorted({edge for turn in ranges for edge in turn})
         starts = [start for start, _ in ranges]  # in ascending order
-        escaped = _escaped(breaker)
+        in_json = escaped(breaker)
 
         def is_trained(position: int) -> bool:
             turn = bisect_right(starts, position) - 1
@@ -429,7 +339,7 @@ class JinjaTemplate:
         def add(start: int, stop: int) -> None:
             cuts = [start, *edges[bisect_right(edges, start) : bisect_left(edges, stop)], stop]
             for left, right in pairwise(cuts):
-                piece = text[left:right].replace(breaker, "").replace(escaped, "")
+                piece = text[left:right].replace(breaker, "").replace(in_json, "")
                 if piece:
                     spans.append(Span(piece, TEXT, is_trained(left), ""))
 
@@ -449,36 +359,14 @@ class JinjaTemplate:
         return spans
 
 
-class _Ends:
-    """Strings that a text may start (`left`) or end with.
-
-    For nearly every text, the first characters show that it starts with none: `_stems` has the first characters of the
-    strings, from one up to STEM of them.
-    """
-
-    STEM = 8
-
-    def __init__(self, strings: Sequence[str], left: bool):
-        self._strings, self._left = frozenset(strings), left
-        self._longest = max(map(len, strings), default=0)
-        stems = range(1, self.STEM + 1)
-        self._stems = frozenset(string[:k] if left else string[-k:] for string in self._strings for k in stems)
-
-    def match(self, text: str) -> bool:
-        """Return whether the text starts or ends with one of the strings."""
-        for k in range(1, min(self._longest, len(text)) + 1):
-            piece = text[:k] if self._left else text[-k:]
-            if piece in self._strings:
-                return True
-            if k <= self.STEM and piece not in self._stems:
-                return False
-        return False
+def _is_in(value: str, answer: str) -> bool:
+    """Return whether a value is in an answer, as text or as JSON, whatever white space there is."""
+    written = "".join(answer.split())
+    forms = (value, *(json.dumps(value, ensure_ascii=flag)[1:-1] for flag in (False, True)))
+    return any("".join(form.split()) in written for form in forms)
 
 
-_OUR_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments"}
-_ROLES = {"system", "user", "assistant", "tool"}
-
-
-def _escaped(character: str) -> str:
-    """Escape a character as in ASCII JSON."""
-    return json.dumps(character)[1:-1]
+def _has_all_space(rendering: Rendering) -> bool:
+    """Return whether every gap for a text still has its white space."""
+    gaps = [gap for text, *_ in rendering.samples for gap in GAP.finditer(text)]
+    return all(gap[0][0] == gap[0][-1] == "\v" for gap in gaps if not gap[2])

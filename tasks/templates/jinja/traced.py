@@ -1,12 +1,13 @@
-"""Record what a template does to the contents of messages, by rendering placeholders that watch it.
+"""Record what a template does to the values of a conversation, by rendering placeholders that watch it.
 
     {{ '<|im_start|>user\\n' + message.content }}     written only: the same for every content
+    {{ tool_call.arguments | tojson }}               written as JSON: the same for all arguments
     {% if '</think>' in message.content %}           a test, which fails for contents without '</think>'
     {{ message.content | upper }}                    anything else: every content must be rendered
 
-If a template only writes contents and tests them, contents that no test finds anything in can be filled into the
-rendering of the placeholders. `Trace` collects the tests. A placeholder keeps its trace when it is joined with other
-text; then any test of the whole ends the trace, because the other text takes part in it.
+If a template only writes values and tests them, values that no test finds anything in can be filled into the rendering
+of the placeholders. `Trace` collects the tests. A placeholder keeps its trace when it is joined with other text; then
+any test of the whole ends the trace, because the other text takes part in it.
 """
 
 from __future__ import annotations
@@ -18,20 +19,30 @@ from typing import Any
 import jinja2.runtime
 from jinja2 import Environment, nodes
 
+from tasks.templates.jinja.environment import to_json
+
 # Filters that call methods of a text, which `Traced` records, or that do not join texts to a new one.
 _SAFE_FILTERS = {
     *("trim", "string", "tojson", "length", "count", "list", "selectattr", "rejectattr", "default", "d", "items"),
     *("first", "last", "int", "replace", "upper", "lower", "capitalize", "title", "dictsort", "sort", "map", "reject"),
-    *("safe", "join"),  # as `prepare_tracing` defines them
+    *("safe", "join", "tojson"),  # as `prepare_tracing` defines them
 }
 
-_PLACEHOLDER = re.compile("\v?\0\\d+\0\v?")
+_PLACEHOLDER = re.compile("\v?\0(\\d+)\0\v?")
+
+# A placeholder for an object; the same as JSON text, for templates that read arguments so; one written as JSON.
+_OBJECT = re.compile("\0(\\d+)\0")
+_OBJECT_TEXT = re.compile(r'\{"\\u0000(\d+)\\u0000": ?0\}')
+_WRITTEN = re.compile(r'"((?:\\u000b)?)\\u0000(\d+)\\u0000(?:\\u000b)?"')
+
+Format = list[Any]  # the arguments of `to_json`
 
 
 class Trace:
-    """What was tested: contents with one of `needles`, or that start or end with one of these characters, are unusual.
+    """What was tested: values with one of `needles`, or that start or end with one of these characters, are unusual.
 
-    `open` is False once a template did anything else to a content.
+    `formats` are those in which values were written as JSON. `open` is False once a template did anything else to a
+    value.
     """
 
     def __init__(self) -> None:
@@ -40,14 +51,28 @@ class Trace:
         self.starts: set[str] = set()
         self.ends: set[str] = set()
         self.strips: set[str] = set()
+        self.formats: list[Format] = []
 
-    def result(self) -> list[list[str]] | None:
-        """Return the needles, first characters, and last characters of unusual contents; None if all are unusual.
+    def result(self) -> list[list[Any]] | None:
+        """Return the needles, first characters, and last characters of unusual values; None if all are unusual.
 
-        The last list is empty if no content is stripped on both sides.
+        The fourth list is empty if no value is stripped on both sides; the last one has the formats.
         """
         found = (self.needles, self.starts, self.ends, self.strips)
-        return [sorted(each) for each in found] if self.open else None
+        return [*(sorted(each) for each in found), self.formats] if self.open else None
+
+    def as_json(self, value: Any, form: Format) -> str:
+        """Return a value that is or contains placeholders as JSON, with gaps."""
+        if form[1] is not None and not isinstance(value, Traced | TracedObject):
+            self.open = False  # the indentation of an inner value depends on its place
+        if form not in self.formats:
+            self.formats.append(form)
+        number = self.formats.index(form)
+        text = _WRITTEN.sub(
+            lambda found: "{0}\0{1}:{2}\0{0}".format("\v" if found[1] else "", found[2], number),
+            to_json(_without_traces(value), *form),
+        )
+        return Traced.of(text, self)
 
 
 class Traced(str):
@@ -108,7 +133,7 @@ class Traced(str):
     endswith = startswith
 
     def __eq__(self, other: object) -> bool:
-        if other != "" or isinstance(other, Traced):
+        if isinstance(other, Traced) or (isinstance(other, str) and other != ""):
             self._test(other)
         return False
 
@@ -167,6 +192,71 @@ _RECORDED = {
 }
 
 
+class TracedObject(dict[str, Any]):
+    """A placeholder for an object that is not empty. It can only be written as JSON."""
+
+    trace: Trace
+    number: int
+
+    @staticmethod
+    def of(number: int, trace: Trace) -> TracedObject:
+        traced = TracedObject()
+        object.__setattr__(traced, "trace", trace)
+        object.__setattr__(traced, "number", number)
+        return traced
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name not in ("trace", "number"):
+            dict.__getattribute__(self, "trace").open = False
+        return dict.__getattribute__(self, name)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _other(self, *given: Any, **named: Any) -> Any:
+        self.trace.open = False
+        raise KeyError("a placeholder")
+
+    def __eq__(self, other: object) -> bool:
+        if self is not other:
+            self.trace.open = False
+        return self is other
+
+    __hash__ = None
+    __getitem__ = __iter__ = __len__ = __contains__ = __str__ = __repr__ = __or__ = __ror__ = _other
+    __reversed__ = __format__ = _other
+
+
+def _trace_of(value: Any) -> Trace | None:
+    """Return the trace of a placeholder within a value."""
+    if isinstance(value, Traced | TracedObject):
+        return value.trace
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    keys = list(value) if isinstance(value, dict) else []
+    return next((trace for trace in map(_trace_of, [*keys, *inner]) if trace), None)
+
+
+def _without_traces(value: Any) -> Any:
+    """Return a value with its placeholders as plain text."""
+    if isinstance(value, TracedObject):
+        return f"\0{value.number}\0"
+    if isinstance(value, Traced):
+        if not _PLACEHOLDER.fullmatch(str.__str__(value)):
+            value.trace.open = False  # other text that is joined with a value would be escaped as well
+        return str.__str__(value)
+    if isinstance(value, dict):
+        return {_without_traces(key): _without_traces(item) for key, item in value.items()}
+    return [_without_traces(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    trace = _trace_of(value)
+    form = [ensure_ascii, indent, list(separators) if separators else separators, sort_keys]
+    return to_json(value, *form) if trace is None else trace.as_json(value, form)
+
+
 def _joined(texts: Iterable[Any]) -> str:
     """Join texts; the result is traced if one of them is."""
     texts = [text if isinstance(text, str) else str(text) for text in texts]
@@ -186,7 +276,7 @@ def _join(values: Iterable[Any], between: str = "", attribute: Any = None) -> st
 def prepare_tracing(environment: Environment) -> None:
     """Make an environment keep traces where it joins texts. It changes Jinja itself: for a child process only."""
     environment.concat = _joined  # type: ignore[method-assign]
-    environment.filters |= {"safe": lambda value: value, "join": _join}
+    environment.filters |= {"safe": lambda value: value, "join": _join, "tojson": _to_json}
     jinja2.runtime.str_join = _joined  # type: ignore[assignment]
 
 
@@ -196,13 +286,18 @@ def can_be_traced(environment: Environment, source: str) -> bool:
     return all(found.name in _SAFE_FILTERS for found in environment.parse(source).find_all(filters))
 
 
-def traced(messages: list[Any], trace: Trace) -> list[Any]:
-    """Return messages whose contents are traced."""
-    return [
-        message | {"content": Traced.of(message["content"], trace)} if _has_gap(message.get("content")) else message
-        for message in messages
-    ]
-
-
-def _has_gap(content: object) -> bool:
-    return isinstance(content, str) and _PLACEHOLDER.fullmatch(content) is not None
+def traced(value: Any, trace: Trace, spaced: bool) -> Any:
+    """Return messages or tools whose placeholders are traced; `spaced` puts white space around them."""
+    if isinstance(value, str):
+        found = _PLACEHOLDER.fullmatch(value) or _OBJECT_TEXT.fullmatch(value)
+        if found:
+            space = "\v" if spaced else ""
+            return Traced.of(f"{space}\0{found[1]}\0{space}", trace)
+        trace.open = trace.open and "\0" not in value
+        return value
+    if isinstance(value, dict):
+        found = _OBJECT.fullmatch(next(iter(value))) if len(value) == 1 else None
+        if found:
+            return TracedObject.of(int(found[1]), trace)
+        return {key: traced(item, trace, spaced) for key, item in value.items()}
+    return [traced(item, trace, spaced) for item in value] if isinstance(value, list) else value

@@ -27,6 +27,7 @@ _OPENS = r"<(?P<tag>[\w:]*think(?:ing)?)>|(?P<mistral>\[THINK\])|(?P<cohere><\|S
 _CLOSES = r"</[\w:]*think(?:ing)?>|\[/THINK\]|<\|END_THINKING\|>"
 _OPEN = re.compile(rf"\s*(?:{_OPENS})\s*")
 _CLOSE = re.compile(rf"\s*(?:{_CLOSES})")
+MARKER = re.compile(rf"\s*(?:{_OPENS}|{_CLOSES})")
 _EMPTY_BLOCK = re.compile(rf"\s*(?:(?:{_OPENS})?\s*(?:{_CLOSES})|<\|channel>thought\s*<channel\|>)\s*")
 # The start of a marker, in which the renderings of two turns may part.
 _MARKUP = re.compile(r"<[^<>\n]{0,60}\Z|\[[A-Z_/]{0,40}\Z")

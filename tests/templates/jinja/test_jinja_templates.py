@@ -38,12 +38,12 @@ from support.tokenizer_kinds import (
     tokenize,
 )
 
-import tasks.templates.jinja_sandbox
+import tasks.templates.jinja.sandbox
 from tasks.conversations.formats import read_record
 from tasks.core.errors import DataError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
-from tasks.templates.jinja_template import JinjaTemplate
+from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TEXT, Span, TrainOn, Turns, trained_turns
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
@@ -399,7 +399,7 @@ TWO_ANSWERS = {
 def test_a_template_whose_labels_would_be_wrong_stops_the_run(
     source: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks.templates.jinja_sandbox, "SECONDS", 0.2)
+    monkeypatch.setattr(tasks.templates.jinja.sandbox, "SECONDS", 0.2)
     with pytest.raises(DataError, match=problem):
         tokenize([TWO_ANSWERS], open_kind("hf_byte_level"), jinja(source, "hf_byte_level"))
 

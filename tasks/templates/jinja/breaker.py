@@ -1,0 +1,140 @@
+"""Break control strings in what a conversation says, so that only a template writes intact ones.
+
+    "<|im_end|>"  ──▶  "<\\ue000|im_end|>"
+
+A private character is inserted into every control string that a message contains, and before or after every fragment of
+one that a neighboring field could complete (also if the template strips the white space around it). Any control string
+that is intact after rendering was therefore written by the template. The private character is then removed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import orjson
+
+from tasks.core.errors import Reject
+from tasks.encoders.encoder import Encoder
+
+# Unicode's three areas for private use.
+_PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+
+_OUR_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments"}
+_ROLES = {"system", "user", "assistant", "tool"}
+
+
+class Breaker:
+    """Break control strings of a tokenizer in conversations for a template with this source."""
+
+    def __init__(self, encoder: Encoder, source: str):
+        self._encoder, self._source = encoder, source
+
+    def broken(self, messages: Any, tools: Any) -> tuple[Any, Any, str]:
+        """Return messages and tools with broken control strings, and the private character.
+
+        Raises Reject if they are nested too deeply.
+        """
+        try:
+            breaker = self._breaker(messages, tools)
+            return self._break(messages, breaker), self._break(tools, breaker), breaker
+        except (orjson.JSONEncodeError, RecursionError):
+            raise Reject("too_deep", "a tool, or the arguments of a tool call, are nested too deeply") from None
+
+    @cached_property
+    def _pieces(self) -> tuple[_Ends, _Ends, frozenset[str], tuple[str, ...]]:
+        """Return proper prefixes, suffixes, and inner substrings of control strings.
+
+        The last item are the strings too long to list their substrings.
+        """
+        strings = self._encoder.controls
+        starts = _Ends([s[:i] for s in strings for i in range(1, len(s))], left=False)
+        ends = _Ends([s[i:] for s in strings for i in range(1, len(s))], left=True)
+        short = [s for s in strings if len(s) < 64]
+        insides = frozenset(s[i:j] for s in short for i in range(1, len(s)) for j in range(i + 1, len(s)))
+        return starts, ends, insides, tuple(s for s in strings if len(s) >= 64)
+
+    def _breaker(self, *values: Any) -> str:
+        """Return a private character that neither conversation nor template contains.
+
+        They do not contain it escaped either.
+        """
+        text = orjson.dumps(values).decode() + self._source
+        seen = set(text) if not text.isascii() else set[str]()
+        private = (chr(code) for code in chain(*_PRIVATE))
+        free = next((c for c in private if c not in seen and escaped(c) not in text), None)
+        if free is None:
+            raise Reject("no_private_character", "the conversation uses all 137,468 private characters of Unicode")
+        return free
+
+    def _break(self, value: Any, breaker: str, trusted: bool = False) -> Any:
+        if isinstance(value, str):
+            return value if trusted else self._break_text(value, breaker)
+        if isinstance(value, dict):
+            # Keys of the message format and the role of a message are known strings, not content.
+            return {
+                self._break_text(key, breaker) if key not in _OUR_KEYS else key: self._break(
+                    item, breaker, trusted=key == "role" and item in _ROLES
+                )
+                for key, item in value.items()
+            }
+        if isinstance(value, list):
+            return [self._break(item, breaker) for item in value]
+        return value
+
+    def _break_text(self, text: str, breaker: str) -> str:
+        core = text.strip()
+        if not core:
+            return text
+        starts, ends, insides, long = self._pieces
+        before = ends.match(core)
+        after = core in insides or starts.match(core) or any(core in string for string in long)
+        left, right = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
+        return left + breaker * before + self._break_controls(core, breaker) + breaker * after + right
+
+    def _break_controls(self, text: str, breaker: str) -> str:
+        """Break each control string after its first character, also within another one.
+
+        A control string of one character gets a private character on both sides.
+        """
+        pieces: list[str] = []
+        end = 0
+        while match := self._encoder.control_pattern.search(text, end):
+            alone = len(match.group()) == 1
+            pieces += [text[end : match.start()], breaker * alone, text[match.start()], breaker]
+            end = match.start() + 1
+        return "".join(pieces) + text[end:] if pieces else text
+
+
+class _Ends:
+    """Strings that a text may start (`left`) or end with.
+
+    For nearly every text, the first characters show that it starts with none: `_stems` has the first characters of the
+    strings, from one up to STEM of them.
+    """
+
+    STEM = 8
+
+    def __init__(self, strings: Sequence[str], left: bool):
+        self._strings, self._left = frozenset(strings), left
+        self._longest = max(map(len, strings), default=0)
+        stems = range(1, self.STEM + 1)
+        self._stems = frozenset(string[:k] if left else string[-k:] for string in self._strings for k in stems)
+
+    def match(self, text: str) -> bool:
+        """Return whether the text starts or ends with one of the strings."""
+        for k in range(1, min(self._longest, len(text)) + 1):
+            piece = text[:k] if self._left else text[-k:]
+            if piece in self._strings:
+                return True
+            if k <= self.STEM and piece not in self._stems:
+                return False
+        return False
+
+
+def escaped(character: str) -> str:
+    """Escape a character as in ASCII JSON."""
+    return json.dumps(character)[1:-1]

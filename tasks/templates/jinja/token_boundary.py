@@ -1,0 +1,52 @@
+"""Decide whether a token could reach over the place where a trained turn begins.
+
+A turn is encoded from its own start, as the model writes it; later prompts are encoded as a whole. Both are the same
+only if no token reaches from the text before the turn into the turn.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+
+from tasks.encoders.encoder import Encoder
+
+
+class TokenBoundary:
+    """The boundaries of an encoder's tokens between two texts."""
+
+    def __init__(self, encoder: Encoder):
+        self._encoder = encoder
+        self._known: dict[tuple[str, str], bool] = {}
+
+    def tail(self, before: str) -> str:
+        """Return the end of a text, from its last control token on."""
+        ends = self._encoder.control_pattern.finditer(before, max(0, len(before) - 64))
+        return before[max((match.end() for match in ends), default=0) :][-32:]
+
+    def splits(self, tail: str, after: str) -> bool:
+        """Return whether no token would reach from the end of one text, its `tail`, into the text after it."""
+        if not tail or not after or self._encoder.leading_space != "none":
+            return True
+        match = self._encoder.control_pattern.search(after, 0, 64)
+        head = after[: match.start() if match else 32]
+        if not head:
+            return True
+        if tail.endswith("\n") and not head[0].isspace() and self._newlines_end_tokens:
+            key = (tail, head[0])
+            if key not in self._known:
+                self._known[key] = self._is_split(tail, head[0])
+            return self._known[key]
+        return self._is_split(tail, head)
+
+    def _is_split(self, tail: str, head: str) -> bool:
+        encoded = self._encoder.encode([tail + head, tail, head])
+        first = encoded.offsets[1]
+        return bool(np.array_equal(encoded.ids[:first], encoded.ids[first:]))
+
+    @cached_property
+    def _newlines_end_tokens(self) -> bool:
+        """Return whether only white space follows a line end within a token: then none reaches into a word after it."""
+        pieces = map(self._encoder.token_bytes, range(self._encoder.vocab_size))
+        return not any(piece.rpartition(b"\n")[2].strip() for piece in pieces if b"\n" in piece)

@@ -1,0 +1,122 @@
+"""Put placeholders in the place of all strings of a conversation, to see what a template writes around them.
+
+    user "2+2?", assistant reasoning "easy", "4"   ──shape_of──▶ (user, content), (assistant, content, reasoning)
+                                                   ──values_of─▶ "2+2?", "4", "easy"
+    shape ──blank──▶ user ␀0␀, assistant reasoning ␀2␀, ␀1␀    the same for all conversations of this shape
+
+A gap is what a template makes of a placeholder. `␀0␀` is the string itself, with a vertical tab on either side that
+disappears where the template strips white space; `␀0:1␀` is the value as JSON in the second of the formats used.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from tasks.conversations.model import Conversation, Message, ToolCall, full_text
+
+GAP = re.compile("\v?\0(\\d+)(?::(\\d+))?\0\v?")
+
+# The arguments of a call: text, an object, or an empty object, which is not replaced.
+_TEXT, _OBJECT, _EMPTY = range(3)
+
+# A value with more brackets may be nested too deeply to be sent to the template: rendering it gives the error.
+_MOST_BRACKETS = 200
+
+# What a message has, and whether it is trained on: role, content, reasoning, name, tool_call_id, calls.
+_Turn = tuple[str, bool, bool, bool, bool, bool, tuple[tuple[int, bool], ...]]
+
+
+class ConversationShape(NamedTuple):
+    """What conversations with the same placeholders have in common. `tools` is their number."""
+
+    turns: tuple[_Turn, ...]
+    tools: int
+
+
+def is_plain(conversation: Conversation) -> bool:
+    """Return whether a conversation has nothing but roles and contents."""
+    return not conversation.tools and not any(
+        m.context or m.reasoning or m.tool_calls or m.tool_call_id or m.name is not None for m in conversation.messages
+    )
+
+
+def shape_of(conversation: Conversation, trained: Sequence[bool]) -> ConversationShape | None:
+    """Return the shape of a conversation, or None if a value of it has no placeholder."""
+    turns: list[_Turn] = []
+    for message, flag in zip(conversation.messages, trained, strict=True):
+        kinds = [_kind(call.arguments) for call in message.tool_calls]
+        if -1 in kinds or not all(call.name for call in message.tool_calls):
+            return None
+        calls = tuple((kind, bool(call.id)) for kind, call in zip(kinds, message.tool_calls, strict=True))
+        if message.name == "" or message.tool_call_id == "":  # a template may ask whether they are there
+            return None
+        content, reasoning = bool(message.content or message.context), bool(message.reasoning)
+        turns.append((message.role, flag, content, reasoning, bool(message.name), bool(message.tool_call_id), calls))
+    if any(_kind(tool) != _OBJECT for tool in conversation.tools):
+        return None
+    return ConversationShape(tuple(turns), len(conversation.tools))
+
+
+def _kind(text: str) -> int:
+    """Return what the arguments of a call are; -1 if they have no placeholder."""
+    try:
+        value = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return _TEXT if text else -1
+    if text.count("{") + text.count("[") > _MOST_BRACKETS or not isinstance(value, dict):
+        return -1
+    return _OBJECT if value else _EMPTY
+
+
+def values_of(conversation: Conversation) -> list[str]:
+    """Return the values of a conversation, in the order of its placeholders."""
+    values: list[str] = []
+    for message in conversation.messages:
+        values += filter(None, (full_text(message), message.reasoning, message.name, message.tool_call_id))
+        for call in message.tool_calls:
+            values += filter(None, (call.name, call.arguments if _kind(call.arguments) != _EMPTY else "", call.id))
+    return values + list(conversation.tools)
+
+
+def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
+    """Return the conversation of placeholders with a shape, and the numbers of those that are JSON objects."""
+    objects: set[int] = set()
+    numbers = iter(range(1 << 30))
+
+    def text(there: bool) -> str:
+        return f"\v\0{next(numbers)}\0\v" if there else ""
+
+    def value(kind: int) -> str:
+        if kind == _OBJECT:
+            number = next(numbers)
+            objects.add(number)
+            return json.dumps({f"\0{number}\0": 0})
+        return text(True) if kind == _TEXT else "{}"
+
+    messages = []
+    for role, _, content, reasoning, name, call_id, calls in shape.turns:
+        message = Message(role, text(content), reasoning=text(reasoning))
+        message.name, message.tool_call_id = text(name) or None, text(call_id) or None
+        message.tool_calls = tuple(ToolCall(text(True), value(kind), text(has_id) or None) for kind, has_id in calls)
+        messages.append(message)
+    tools = tuple(value(_OBJECT) for _ in range(shape.tools))
+    return Conversation(tuple(messages), tools), frozenset(objects)
+
+
+def gaps_in(text: str) -> Iterator[tuple[int, int, bool]]:
+    """Yield the gaps of a text: number, JSON format or -1, and whether white space around the value is kept."""
+    for gap in GAP.finditer(text):
+        yield int(gap[1]), int(gap[2] or -1), "\v" in gap[0]
+
+
+def as_json(text: str, is_object: bool, form: Sequence[Any]) -> str:
+    """Return a value as a template writes it with `tojson`, whose arguments are `form`."""
+    ascii, indent, separators, sort_keys = form
+    value = orjson.loads(text) if is_object else text
+    separators = tuple(separators) if separators else None
+    return json.dumps(value, ensure_ascii=ascii, indent=indent, separators=separators, sort_keys=sort_keys)

@@ -1,0 +1,228 @@
+"""Contents are filled into the rendering of placeholders only if the template would write the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from datetime import datetime
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from support.profiles import examples
+from support.templates.jinja_sources import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
+from support.templates.modern_templates import CALLS_IF_NULL, INLINE, LOOP, MODERN, NO_CALLS, PROMPT, TEXT_ARGUMENTS
+from support.tokenizer_kinds import CHATML_JINJA, hostile, open_kind, ordinary, tokenize
+
+from tasks.core.errors import DataError
+from tasks.templates.jinja.environment import ChatTemplate, chat_environment
+from tasks.templates.jinja.template import JinjaTemplate
+from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
+from tasks.tokenization.frames import Filling
+
+KIND = "hf_byte_level"
+FEW = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MACRO = (
+    "{% macro written(c) %}{{ c | trim }}{% endmacro %}"
+    + LOOP
+    + "{% set text = written(m.content) %}{% if 'secret' in text %}(hidden){% else %}{{ text }}{% endif %}<|im_end|>\n"
+    "{% endfor %}" + PROMPT
+)
+AS_JSON = (
+    LOOP + "{{ m.content }}{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}"
+    "{% for c in m.tool_calls or [] if not c.function.arguments %}nothing{% endfor %}"
+    "{% if m.reasoning_content is defined %}{{ m.reasoning_content | trim | tojson(ensure_ascii=true) }}{% endif %}"
+    "<|im_end|>\n"
+    "{% endfor %}{{ tools | tojson }}{% for tool in tools or [] %}{{ tool | tojson(indent=2) }}{% endfor %}" + PROMPT
+)
+TEMPLATES = MODERN | {
+    "chatml": CHATML_JINJA,
+    "marked": CHATML_MARKED,
+    "llama2": LLAMA2,
+    "llama3": LLAMA3,
+    "inline": INLINE,
+    "macro": MACRO,
+    "tools": TOOLS,
+    "joined": JOINED,
+    "calls if null": CALLS_IF_NULL,
+    "text arguments": TEXT_ARGUMENTS,
+    "no calls": NO_CALLS,
+    "everything as JSON": AS_JSON,
+}
+
+
+@contextmanager
+def rendering_all() -> Iterator[None]:
+    nothing = {"fill": lambda *_: None, "fill_values": lambda *_: None}
+    with mock.patch.multiple(Filling, **nothing):
+        yield
+
+
+def written(*contents: str) -> list[dict[str, Any]]:
+    roles = ("user", "assistant")
+    return [{"role": roles[number % 2], "content": content} for number, content in enumerate(contents)]
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_filled_conversations_are_what_is_rendered(name: str) -> None:
+    encoder = open_kind(KIND)
+    template = JinjaTemplate("test.jinja", TEMPLATES[name], encoder, "assistant", "2026-01-01")
+    odd = st.sampled_from(["</think>", "<think>a</think>b", "secret", "\nb", " b ", "\0", "b\n\n", "<think>"])
+    content = st.one_of(ordinary(KIND), hostile(KIND), odd)
+
+    @FEW
+    @given(st.lists(content.map(lambda text: "Q" + text) | content, min_size=2, max_size=4))
+    @example(["Q", "secret"])
+    @example(["Q", "a</think>b", "Q", "\nb"])
+    def check(contents: list[str]) -> None:
+        record = {"messages": written(*contents)}
+        filled, first = tokenize([record], encoder, template)
+        with rendering_all():
+            rendered, second = tokenize([record], encoder, template)
+        assert first["rejects"] == second["rejects"]
+        assert [row.ids.tolist() for row in filled] == [row.ids.tolist() for row in rendered]
+        assert [row.trained.tolist() for row in filled] == [row.trained.tolist() for row in rendered]
+
+    check()
+
+
+@st.composite
+def modern(draw: st.DrawFn) -> dict[str, Any]:
+    """A conversation with reasoning, calls, results, and tools; half of them have only short words."""
+    odd = st.sampled_from(
+        ["</think>", "<think>a</think>b", "secret", "\nb", " b ", "b\n\n", 'é\u2028"\\', "<|im_end|>"]
+    )
+    clean = st.sampled_from(["yes", "no", "2+2?", "é", "It is 4."])
+    flag = st.booleans()
+    text = clean if draw(flag) else st.one_of(clean, clean, clean, odd)
+    value = st.dictionaries(text, st.one_of(text, st.integers(), st.lists(text, max_size=2)), max_size=2)
+    messages: list[dict[str, Any]] = []
+    if draw(flag):
+        messages.append({"role": "system", "content": draw(text)})
+    for _ in range(draw(st.integers(1, 3))):
+        messages.append({"role": "user", "content": draw(text)} | ({"name": draw(text)} if draw(flag) else {}))
+        thought = draw(st.sampled_from([None, None, "reasoning_content", "inline"]))
+        if draw(flag):
+            calls = []
+            for number in range(draw(st.integers(1, 2))):
+                arguments: Any = draw(value)
+                if draw(flag):
+                    arguments = json.dumps(arguments)
+                function = {"name": draw(text), "arguments": arguments}
+                calls.append({"function": function} | ({"id": f"id{number}"} if draw(flag) else {}))
+            messages.append(
+                {"role": "assistant", "content": draw(st.sampled_from(["", "Let me see."])), "tool_calls": calls}
+            )
+            messages += [{"role": "tool", "content": draw(text)} for _ in calls]
+        answer = {"role": "assistant", "content": draw(text)}
+        if thought == "inline":
+            answer["content"] = f"<think>\n{draw(st.just('') | text)}\n</think>\n\n{answer['content']}"
+        elif thought:
+            answer[thought] = draw(text)
+        messages.append(answer)
+    tools = [{"type": "function", "function": {"name": draw(text), "parameters": draw(value)}} for _ in range(2)]
+    return {"messages": messages} | ({"tools": tools} if draw(flag) else {})
+
+
+@pytest.mark.parametrize("turns", ["auto", "apart"])
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_modern_conversations_are_what_is_rendered(name: str, turns: Any) -> None:
+    encoder = open_kind(KIND)
+    template = JinjaTemplate("test.jinja", TEMPLATES[name], encoder, "assistant", "2026-01-01", turns)
+
+    @FEW
+    @given(modern())
+    def check(record: dict[str, Any]) -> None:
+        compare_with_rendered(record, template)
+
+    check()
+
+
+def compare_with_rendered(record: dict[str, Any], template: JinjaTemplate) -> None:
+    """Compare the rows and the receipt of a conversation that is filled in with those of one that is rendered."""
+    results = []
+    for rendered in (False, True):
+        with rendering_all() if rendered else nullcontext():
+            try:
+                rows, receipt = tokenize([record], open_kind(KIND), template)
+                results.append(([(row.ids.tolist(), row.trained.tolist()) for row in rows], receipt))
+            except DataError as error:
+                results.append(([], {"error": str(error)}))
+    assert results[0] == results[1]
+
+
+CALL = {"function": {"name": "f", "arguments": {"a": "é"}}, "id": "c1"}
+RESULT = {"role": "tool", "content": "r", "tool_call_id": "c1"}
+USED = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "", "tool_calls": [CALL]}, RESULT]
+THOUGHT = {"role": "assistant", "content": "b", "reasoning_content": "t"}
+
+
+@pytest.mark.parametrize(
+    ("name", "messages", "tools"),
+    [
+        ("tools", [*USED, *written("b")], [{"type": "function", "function": {"name": "f"}}]),
+        ("text arguments", USED, None),
+        ("calls if null", USED, None),
+        ("reasoning stripped from history", [*written("a"), THOUGHT], None),
+        ("reasoning stripped from history", [*written("a"), THOUGHT, *written("c"), THOUGHT], None),
+        ("reasoning stripped from history", written("a", "<think>\nt\n</think>\n\nb", "c", "d"), None),
+        ("empty block in the last turn", written("a", "b", "c", "d"), None),
+        ("everything as JSON", [*USED, *written("b"), THOUGHT], [{"type": "function", "function": {"name": "é"}}]),
+    ],
+)
+def test_modern_conversations_are_filled(name: str, messages: list[Any], tools: Any) -> None:
+    """Else the tests above would compare renderings with themselves."""
+    template = JinjaTemplate("test.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01")
+    with mock.patch.object(template, "samples", side_effect=AssertionError("rendered")):
+        rows, _ = tokenize([{"messages": messages} | ({"tools": tools} if tools else {})], open_kind(KIND), template)
+    assert rows
+
+
+def test_ordinary_conversations_are_filled() -> None:
+    """Else the test above would compare renderings with themselves."""
+    for name in ("chatml", "llama3", "marked", "macro", "default system message", "reasoning stripped from history"):
+        template = JinjaTemplate("test.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01")
+        with mock.patch.object(template, "samples", side_effect=AssertionError("rendered")):
+            rows, _ = tokenize([{"messages": written("a", "b", "c", "d")}], open_kind(KIND), template)
+        assert len(rows) == 1, name
+
+
+@pytest.mark.parametrize(
+    ("expression", "expected"),
+    [
+        ("m.content", [[], [], [], [], []]),
+        ("m.content | trim", [[], [], [], ["strip"], []]),
+        ("m.content ~ 'a' + m.content", [[], [], [], [], []]),
+        ("m.content if 'x' in m.content else m.content", [["x"], [], [], [], []]),
+        ("m.content.split('x')[-1].lstrip('\n')", [["x"], ["\n"], [], [], []]),
+        ("m.content.replace('x', 'y') if m.content.startswith('z')", [["z"], [], [], [], []]),
+        ("m.content if m.content == 'x'", [["x"], [], [], [], []]),
+        ("m.content | length", None),
+        ("m.content | upper", None),
+        ("m.content[0]", None),
+        ("'%s' % m.content", None),
+        ("(m.content ~ 'a') if 'x' in (m.content ~ 'a')", None),
+        ("m.content | tojson", [[], [], [], [], [[False, None, None, False]]]),
+        ("m | tojson(sort_keys=true)", [[], [], [], [], [[False, None, None, True]]]),
+        ("m | tojson(indent=2)", None),
+        ("(m.content ~ 'a') | tojson", None),
+        ("m.content | urlencode", None),
+        ("m.content.encode()", None),
+    ],
+)
+def test_a_trace_knows_what_was_done(expression: str, expected: list[list[str]] | None) -> None:
+    source = "{% for m in messages %}{{ " + expression + " }}{% endfor %}"
+    environment = chat_environment(datetime(2026, 1, 1))
+    prepare_tracing(environment)
+    trace = Trace()
+    ChatTemplate(environment, source, {}).render(traced([{"content": "\0" + "0\0"}], trace, True), None, False)
+    assert (trace.result() if can_be_traced(environment, source) else None) == expected
+
+
+def test_a_blank_block_of_reasoning_is_rendered() -> None:
+    """A template may ask whether the reasoning is defined."""
+    template = JinjaTemplate("test.jinja", AS_JSON, open_kind(KIND), "assistant", "2026-01-01")
+    compare_with_rendered({"messages": written("a", "<think>\n\n</think>\n\nb")}, template)
