@@ -100,11 +100,12 @@ class _Server:
     """The client of support/command_server.py, one for each process of the tests."""
 
     def __init__(self, package: str) -> None:
-        # A fork has no threads of its parent.
-        changes = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'tests'}"} if package == "train" else {}
+        self._changes: dict[str, str] = {}
+        if package == "train":  # a fork has no threads of its parent, and cannot use a GPU that its parent has seen
+            self._changes = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT / "tests")}
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("command_server.py")), package],
-            cwd=tempfile.gettempdir(), env=_environment(changes), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            cwd=tempfile.gettempdir(), env=_environment(self._changes), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             bufsize=0, start_new_session=True,
         )  # fmt: skip
         atexit.register(self.stop)
@@ -116,7 +117,7 @@ class _Server:
 
     def start(self, folder: Path, words: tuple[str, ...], environment: dict[str, str], stdout: str, stderr: str) -> int:
         """Start a command; return its process id."""
-        request = {"words": words, "folder": str(folder), "environment": environment}
+        request = {"words": words, "folder": str(folder), "environment": environment | self._changes}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request | {"stdout": stdout, "stderr": stderr}).encode() + b"\n")
         return self._answer()
