@@ -37,7 +37,7 @@ from tasks.conversations.model import full_text
 from tasks.core.errors import Reject
 from tasks.recipe import resolve
 from tasks.sources.parts import read_part
-from tasks.templates.writer import call_text
+from tasks.templates.families.hermes import call_text
 
 BIN = Path(sys.executable).parent
 ROOT = Path(__file__).resolve().parent.parent

@@ -311,6 +311,15 @@ def formats_page() -> str:
         "",
         "## Built-in templates",
         "",
+        "| template | rules that it follows | tools |",
+        "|---|---|---|",
+        *(f"| `{name}` | {FOLLOWED[name][0]} | {FOLLOWED[name][1]} |" for name in template_markers()),
+        "",
+        "`template: tokenizer` uses the tokenizer's own chat template; any other value is the path of a",
+        "[Jinja template](../guides/jinja-templates.md).",
+        "",
+        "Control tokens that they write:",
+        "",
         "| template | control tokens |",
         "|---|---|",
     ]
@@ -319,21 +328,50 @@ def formats_page() -> str:
     lines += [
         "",
         "A control token that the tokenizer lacks is written as text and reported. EOS and BOS come from the",
-        "tokenizer. `template: tokenizer` uses the tokenizer's own chat template; any other value is the path of a",
-        "[Jinja template](../guides/jinja-templates.md).",
+        "tokenizer.",
         "",
         "What the built-in templates do if the choice is not obvious:",
         "",
-        "- Turns keep their order.",
-        "- `llama2` and `mistral` join consecutive messages before an answer (`mistral`: tool results first).",
-        "- Tools are listed in the system message (`mistral`: in `[AVAILABLE_TOOLS]`), and calls are written as",
-        "  `<tool_call>` elements (`mistral`: `[TOOL_CALLS]`).",
+        *NOTES.splitlines(),
         "- The `name` of a message reaches Jinja templates only.",
         "- SentencePiece text gets a leading space only if it begins a string of its own; see `leading_space` in the",
         "  [manifest](manifest.md).",
         "",
     ]
     return "\n".join(lines)
+
+
+# For each built-in template: the published rules that it follows, and where its rules for tools are from.
+FOLLOWED = {
+    "chatml": ("ChatML, as the template of Qwen2.5", "Hermes, in the words of Qwen2.5"),
+    "llama2": ("the template of Llama 2", "none: as Hermes"),
+    "llama3": ("the template of Llama 3; later ones add a date: use `template: tokenizer`", "none: as Hermes"),
+    "zephyr": ("the template of Zephyr 7B beta", "none: as Hermes"),
+    "alpaca": ("Stanford Alpaca, with a line break after `### Response:` as in its successors", "none: as Hermes"),
+    "plain": ("none: contents one after another, EOS after each answer", "none: as Hermes"),
+    "mistral": (
+        "mistral-common, version 3: Mistral 7B 0.3, Mixtral 8x22B, Codestral 22B, and, with a byte-level tokenizer, "
+        "Nemo; for other versions use `template: tokenizer`",
+        "its own",
+    ),
+}
+
+
+NOTES = """\
+- Turns keep their order. `llama2` and `mistral` join consecutive messages before an answer.
+- None adds a system message that the data does not have, as Qwen2.5's own template does; `default_system` adds one.
+  `alpaca` and `mistral` ignore an empty system message.
+- White space around contents stays, except where the family removes it: `llama3` around every content; `llama2`
+  around all but the system message, and not between it and the request; `mistral` spaces after an answer.
+- Hermes: the tools are in the system message, calls are `<tool_call>` elements, and consecutive results are
+  `<tool_response>` elements of one user turn. JSON has a space after each comma and colon. A family without rules
+  for tools gets the same in its own frame; its results are a turn of `ipython` (`llama3`) or `<|tool|>`
+  (`zephyr`), or follow `### Tool result:` (`alpaca`).
+- `mistral` has the system message and the tools in the last request, and the calls of the history have ids that the
+  model does not write. If a trained turn or its prompt is therefore written otherwise once more turns follow, each
+  trained turn is a [sample](../concepts/labels.md#one-sample-or-several) of its own, which `turns: together`
+  refuses. A result that is JSON is written as JSON.
+"""
 
 
 def main() -> int:

@@ -122,22 +122,39 @@ def alpaca(record: Mapping[str, str]) -> list[tuple[str, str]]:
 
 
 def sharegpt(record: Mapping[str, Any]) -> list[tuple[str, str]]:
-    def compact(value: Any) -> str:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-
-    turns = []
+    turns: list[tuple[str, str]] = []
     if tools := json.loads(record.get("tools") or "[]"):
-        heading = "Tools that can be called, one JSON schema a line:\n"
-        turns.append(("system", heading + "\n".join(compact(tool) for tool in tools)))
-    roles = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool"}
+        turns.append(("system", TOOLS_BEFORE + "\n".join(spaced(tool) for tool in tools) + TOOLS_AFTER))
+    roles = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "user"}
+    before = ""
     for message in record["conversations"]:
         text = message["value"]
         if message["from"] == "function_call":
             call = json.loads(text)
-            named = f'{{"name": {compact(call["name"])}, "arguments": {compact(call["arguments"])}}}'
+            named = f'{{"name": {spaced(call["name"])}, "arguments": {spaced(call["arguments"])}}}'
             text = f"<tool_call>\n{named}\n</tool_call>"
-        turns.append((roles[message["from"]], text))
+        if message["from"] == "observation":
+            text = f"<tool_response>\n{text}\n</tool_response>"
+            if before == "observation":
+                text = f"{turns.pop()[1]}\n{text}"
+        before = message["from"]
+        turns.append((roles[before], text))
     return turns
+
+
+def spaced(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+TOOLS_BEFORE = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+)
+TOOLS_AFTER = (
+    "\n</tools>\n\nFor each function call, return a json object with function name and arguments within "
+    '<tool_call></tool_call> XML tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n'
+    "</tool_call>"
+)
 
 
 READERS: dict[str, Callable[[Any], list[tuple[str, str]]]] = {
@@ -430,7 +447,8 @@ def with_llama3(messages: Messages) -> str:
 
 def with_mistral(messages: Messages) -> str:
     forms = {"user": "[INST] {}[/INST]", "assistant": " {}</s>"}
-    return "<s>" + "".join(forms[m["role"]].format(m["content"]) for m in messages)
+    said = (m["content"].rstrip(" ") if m["role"] == "assistant" else m["content"] for m in messages)
+    return "<s>" + "".join(forms[m["role"]].format(text) for m, text in zip(messages, said, strict=True))
 
 
 @dataclass(frozen=True)

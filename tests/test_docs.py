@@ -12,9 +12,12 @@ from pathlib import Path
 import orjson
 import pytest
 from support.commands import BIN, ROOT, command
+from support.templates.jinja_sources import TOOLS
+from support.tokenizer_kinds import kind_path
 
-from tasks.config import Config
+from tasks.config import Config, load_config
 from tasks.conversations.formats import FORMAT_NAMES
+from tasks.dry_run.dry_run import predict
 from tasks.sources.model import Source
 from tasks.storage.manifest import Manifest
 
@@ -83,7 +86,8 @@ def test_the_migration_notes_name_options_that_exist() -> None:
     ours = {*Config.model_fields, *Source.model_fields}
     for theirs, here in (row for found in rows.values() for row in found):
         for option in re.findall(r"`([a-z_]+)[:`]", here):
-            known = (*ours, *FORMAT_NAMES, *Config.model_fields["overlong"].annotation.__args__, "last")
+            known = (*ours, *FORMAT_NAMES, *Config.model_fields["overlong"].annotation.__args__)
+            known += Config.model_fields["train_on"].annotation.__args__
             known += (*Config.model_fields["weighting"].annotation.__args__, "train", "training")  # flags of a message
             assert option in known, f"{theirs}: {option}"
     for theirs, _ in rows["TRL"]:
@@ -91,3 +95,20 @@ def test_the_migration_notes_name_options_that_exist() -> None:
             assert any(option in c.__dataclass_fields__ for c in (SFTConfig, DatasetMixtureConfig, DatasetConfig)), (
                 option
             )
+
+
+@pytest.mark.parametrize("tool", ["TRL", "axolotl", "LLaMA-Factory", "torchtune", "Unsloth", "ms-swift"])
+def test_the_example_of_the_migration_notes_packs_the_sample(tool: str, tmp_path: Path) -> None:
+    """Every conversation of the files that it names, with a tokenizer that has a chat template."""
+    text = (ROOT / "docs" / "guides" / "migration.md").read_text()
+    part = text.partition(f"### {tool}: an example")[2].partition(f"### {tool}: not supported")[0]
+    theirs, ours = re.findall(r"^```(?!yaml\nsources)\w+\n|^```yaml\n(sources.*?)^```", part, re.M | re.S)[-2:]
+    assert not theirs
+    shutil.copytree(ROOT / "data" / "sample", tmp_path, dirs_exist_ok=True)
+    shutil.copytree(kind_path("hf_byte_level"), tmp_path / "model")
+    (tmp_path / "model" / "chat_template.jinja").write_text(TOOLS)
+    (tmp_path / "my.yaml").write_text(ours)
+    found = predict(load_config(tmp_path / "my.yaml"), tmp_path, tmp_path)
+    assert found.whole
+    assert not found.failures
+    assert all(source.rejected == 0 < source.conversations for source in found.sources)

@@ -16,18 +16,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tasks.conversations.model import Conversation
 from tasks.core.errors import DataError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
-from tasks.templates.families import alpaca, chatml, llama2, llama3, mistral, plain, zephyr
+from tasks.templates.families import alpaca, chatml, hermes, llama2, llama3, mistral, plain, zephyr
 from tasks.templates.placeholders import is_plain
 from tasks.templates.spans import Outline, Sample, Span, TrainOn, Turns, up_to
-from tasks.templates.writer import Family, Writer, with_tools
+from tasks.templates.writer import Family, Writer
 
 # A part of the digest of every built-in template. Raise it if the spans of any of them change.
-VERSION = 1
+VERSION = 2
 
 FAMILIES: tuple[Family, ...] = (
     chatml.TEMPLATE,
@@ -50,6 +51,7 @@ class BuiltIn:
     ):
         self.name = name
         self.apart = turns == "apart"
+        self.together = turns == "together"
         self.adjust = adjust
         self.markers_as_text = tuple(m for m in BUILT_IN[name].markers if not encoder.is_token(m))
         self._family = BUILT_IN[name]
@@ -70,15 +72,16 @@ class BuiltIn:
                 )
         turns = list(zip(conversation.messages, trained, strict=True))
         writer = Writer(self._encoder, self._headers_too, conversation.tools)
-        self._family.write(writer, turns if self._family.writes_tools else with_tools(turns, conversation.tools))
+        self._family.write(writer, turns if self._family.writes_tools else hermes.with_system(writer, turns))
         return writer.spans
 
     def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
-        """Return the conversation as one sample, unless the config asks for several.
+        """Return the conversation as one sample, or one for each trained turn.
 
-        What is written of a turn does not depend on later turns, so that one sample has what several would have.
+        What most templates write of a turn does not depend on later turns, so that one sample has what several would
+        have. It is several if the template says otherwise, or if the config asks for them.
         """
-        if not self.apart or conversation.messages[0].role == "text":
+        if conversation.messages[0].role == "text" or not (self.apart or self._differs_later(conversation, trained)):
             return [Sample(self.spans(conversation, trained))]
         return [Sample(self.spans(*up_to(conversation, turn)), turn) for turn, flag in enumerate(trained) if flag]
 
@@ -91,7 +94,28 @@ class BuiltIn:
             return None
         if any(message.role == "tool" for message in conversation.messages):  # results may be parsed
             return None
-        return Outline(self.samples(conversation, trained))
+        adjusted, _, _ = self.adjust.of(conversation, trained)
+        unusual = self._family.unusual and self._family.unusual([message.role for message in adjusted.messages])
+        # A placeholder is unusual if its white space is: then it has none, as the contents that are filled in.
+        if unusual and unusual([message.content for message in conversation.messages]):
+            bare = [replace(message, content=message.content.strip("\v")) for message in conversation.messages]
+            conversation = replace(conversation, messages=tuple(bare))
+        return Outline(self.samples(conversation, trained), unusual)
+
+    def _differs_later(self, conversation: Conversation, trained: Sequence[bool]) -> bool:
+        """Return whether a turn is written otherwise once more turns follow. Raises DataError if it must not be."""
+        if self._family.differs_later is None or self._headers_too:
+            return False
+        conversation, trained, added = self.adjust.of(conversation, trained)
+        turn = self._family.differs_later(list(zip(conversation.messages, trained, strict=True)), conversation.tools)
+        if turn is not None and self.together:
+            raise DataError(
+                "turn_not_located",
+                f"template {self.name}: messages[{turn - added}] ({conversation.messages[turn].role}) is written "
+                "otherwise once more turns follow: the system message and the tools are part of the last request, and "
+                "calls in the history have ids; set turns: auto",
+            )
+        return turn is not None
 
 
 def plain_text(conversation: Conversation, trained: Sequence[bool], encoder: Encoder) -> list[Span]:

@@ -1,8 +1,8 @@
-"""Put placeholders in the place of all strings of a conversation, to see what a template writes around them.
+"""Put placeholders for all strings of a conversation, to see what a template writes around them.
 
-    user "2+2?", assistant reasoning "easy", "4"   ──shape_of──▶ (user, content), (assistant, content, reasoning)
-                                                   ──values_of─▶ "2+2?", "4", "easy"
-    shape ──blank──▶ user ␀0␀, assistant reasoning ␀2␀, ␀1␀    the same for all conversations of this shape
+    user "2+2?", assistant reasoning "easy", "4"   ──shape_of─▶ (user, content), (assistant, content, reasoning)
+                                                                and the values "2+2?", "4", "easy"
+    shape ──blank──▶ user ␀0␀, assistant reasoning ␀2␀, ␀1␀     the same for all conversations of this shape
 
 A gap is what a template makes of a placeholder. `␀0␀` is the string itself, with a vertical tab on either side that
 disappears where the template strips white space; `␀0:1␀` is the value as JSON in the second of the formats used.
@@ -28,14 +28,21 @@ _TEXT, _OBJECT, _EMPTY = range(3)
 _MOST_BRACKETS = 200
 
 # What a message has, and whether it is trained on: role, content, reasoning, name, tool_call_id, calls.
-_Turn = tuple[str, bool, bool, bool, bool, bool, tuple[tuple[int, bool], ...]]
+_Turn = tuple[str, bool, bool, bool, bool, bool, tuple[tuple[Any, bool], ...]]
 
 
 class ConversationShape(NamedTuple):
-    """What conversations with the same placeholders have in common. `tools` is their number."""
+    """What conversations with the same placeholders have in common.
+
+    `tools` is their number, or the tools themselves if only the strings of arguments have placeholders.
+    """
 
     turns: tuple[_Turn, ...]
-    tools: int
+    tools: int | tuple[str, ...]
+
+    @property
+    def has_objects(self) -> bool:
+        return bool(self.tools) or any(kind == _OBJECT for *_, calls in self.turns for kind, _ in calls)
 
 
 def is_plain(conversation: Conversation) -> bool:
@@ -45,42 +52,64 @@ def is_plain(conversation: Conversation) -> bool:
     )
 
 
-def shape_of(conversation: Conversation, trained: Sequence[bool]) -> ConversationShape | None:
-    """Return the shape of a conversation, or None if a value of it has no placeholder."""
+def shape_of(
+    conversation: Conversation, trained: Sequence[bool], inner: bool = False
+) -> tuple[ConversationShape, list[str]] | None:
+    """Return the shape of a conversation, and the values of its placeholders.
+
+    `inner`: for a template that reads tools and arguments itself. Then the strings of arguments have placeholders, and
+    everything else of them is part of the shape. None if a value has no placeholder.
+    """
     turns: list[_Turn] = []
+    values: list[str] = []
     for message, flag in zip(conversation.messages, trained, strict=True):
-        kinds = [_kind(call.arguments) for call in message.tool_calls]
-        if -1 in kinds or not all(call.name for call in message.tool_calls):
-            return None
-        calls = tuple((kind, bool(call.id)) for kind, call in zip(kinds, message.tool_calls, strict=True))
         if message.name == "" or message.tool_call_id == "":  # a template may ask whether they are there
             return None
-        content, reasoning = bool(message.content or message.context), bool(message.reasoning)
-        turns.append((message.role, flag, content, reasoning, bool(message.name), bool(message.tool_call_id), calls))
+        known = (full_text(message), message.reasoning, message.name, message.tool_call_id)
+        values += filter(None, known)
+        calls = []
+        for call in message.tool_calls:
+            values.append(call.name)
+            kind = _kind(call.arguments)
+            if kind == _OBJECT and inner:
+                kind = _skeleton(orjson.loads(call.arguments), values)
+            elif kind != _EMPTY:
+                values.append(call.arguments)
+            if kind is None or not call.name:
+                return None
+            if call.id:
+                values.append(call.id)
+            calls.append((kind, bool(call.id)))
+        content, reasoning, name, call_id = map(bool, known)
+        turns.append((message.role, flag, content, reasoning, name, call_id, tuple(calls)))
+    if inner:
+        return ConversationShape(tuple(turns), conversation.tools), values
     if any(_kind(tool) != _OBJECT for tool in conversation.tools):
         return None
-    return ConversationShape(tuple(turns), len(conversation.tools))
+    return ConversationShape(tuple(turns), len(conversation.tools)), [*values, *conversation.tools]
 
 
-def _kind(text: str) -> int:
-    """Return what the arguments of a call are; -1 if they have no placeholder."""
+def _kind(text: str) -> Any:
+    """Return what the arguments of a call are; None if they have no placeholder."""
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError:
-        return _TEXT if text else -1
+        return _TEXT if text else None
     if text.count("{") + text.count("[") > _MOST_BRACKETS or not isinstance(value, dict):
-        return -1
+        return None
     return _OBJECT if value else _EMPTY
 
 
-def values_of(conversation: Conversation) -> list[str]:
-    """Return the values of a conversation, in the order of its placeholders."""
-    values: list[str] = []
-    for message in conversation.messages:
-        values += filter(None, (full_text(message), message.reasoning, message.name, message.tool_call_id))
-        for call in message.tool_calls:
-            values += filter(None, (call.name, call.arguments if _kind(call.arguments) != _EMPTY else "", call.id))
-    return values + list(conversation.tools)
+def _skeleton(value: Any, strings: list[str]) -> Any:
+    """Return a JSON value without its strings, which are added to `strings`."""
+    if isinstance(value, str) and value and not value.isspace():
+        strings.append(value)
+        return ("string",)
+    if isinstance(value, dict):
+        return ("object", *((key, _skeleton(item, strings)) for key, item in value.items()))
+    if isinstance(value, list):
+        return ("list", *(_skeleton(item, strings) for item in value))
+    return ("other", orjson.dumps(value))
 
 
 def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
@@ -91,12 +120,22 @@ def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
     def text(there: bool) -> str:
         return f"\v\0{next(numbers)}\0\v" if there else ""
 
-    def value(kind: int) -> str:
+    def fleshed(skeleton: Any) -> Any:
+        kind, *inner = skeleton
+        if kind == "object":
+            return {key: fleshed(item) for key, item in inner}
+        if kind == "list":
+            return [fleshed(item) for item in inner]
+        return text(True) if kind == "string" else orjson.loads(inner[0])
+
+    def value(kind: Any) -> str:
         if kind == _OBJECT:
             number = next(numbers)
             objects.add(number)
             return json.dumps({f"\0{number}\0": 0})
-        return text(True) if kind == _TEXT else "{}"
+        if kind == _EMPTY:
+            return "{}"
+        return text(True) if kind == _TEXT else json.dumps(fleshed(kind))
 
     messages = []
     for role, _, content, reasoning, name, call_id, calls in shape.turns:
@@ -104,7 +143,7 @@ def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
         message.name, message.tool_call_id = text(name) or None, text(call_id) or None
         message.tool_calls = tuple(ToolCall(text(True), value(kind), text(has_id) or None) for kind, has_id in calls)
         messages.append(message)
-    tools = tuple(value(_OBJECT) for _ in range(shape.tools))
+    tools = tuple(value(_OBJECT) for _ in range(shape.tools)) if isinstance(shape.tools, int) else shape.tools
     return Conversation(tuple(messages), tools), frozenset(objects)
 
 

@@ -1,6 +1,6 @@
 """Collect the spans that a built-in template writes.
 
-    template ── turn, mark, frame, say, calls ──▶ Writer ──▶ [Span(text, token, trained, role), ...]
+    template ── turn, mark, frame, say ──▶ Writer ──▶ [Span(text, token, trained, role), ...]
 
 A marker that the tokenizer has as a control token becomes that token; any other is written as text. Text with a content
 token of the tokenizer, such as <tool_call>, becomes that token when it is encoded, whoever wrote it.
@@ -11,9 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import orjson
-
-from tasks.conversations.model import Message, full_text
+from tasks.conversations.model import Message
 from tasks.encoders.encoder import Encoder
 from tasks.templates.spans import TEXT, Span
 
@@ -21,6 +19,9 @@ TOOL_CALL_MARKERS = ("<tool_call>", "</tool_call>")
 
 Turns = Sequence[tuple[Message, bool]]
 """Messages, each with whether it is trained on."""
+
+Unusual = Callable[[Sequence[str]], bool]
+"""Whether a template may write these contents, none of them blank, otherwise than the placeholders of a frame."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class Family:
     write: Callable[[Writer, Turns], None]
     writes_tools: bool = False
     """Whether `write` has its own place for `Writer.tools`. If not, they are described in the system message."""
+    unusual: Callable[[Sequence[str]], Unusual | None] | None = None
+    """For these roles, how to find contents that are changed in parts, such as by stripping one end."""
+    differs_later: Callable[[Turns, Sequence[str]], int | None] | None = None
+    """Return the index of a trained turn that, or whose prompt, is written otherwise once more turns follow."""
 
 
 class Writer:
@@ -46,6 +51,7 @@ class Writer:
         self.encoder = encoder
         self.headers_too = headers_too
         self.tools = tools
+        self.tools_gap = "\n\n"  # between the system message and the tools
         self.spans: list[Span] = []
         self.role = ""
         self.trained = False
@@ -80,16 +86,6 @@ class Writer:
         """Write text of the turn."""
         self._text(text, self.trained, start)
 
-    def calls(self, message: Message) -> None:
-        """Write tool calls as most open models do: one <tool_call> element each."""
-        gap = "\n" if message.content else ""
-        for call in call_text(message):
-            self.say(gap)
-            self.own_mark("<tool_call>")
-            self.say(f"\n{call}\n")
-            self.own_mark("</tool_call>")
-            gap = "\n"
-
     def _mark(self, marker: str, trained: bool, start: bool = False) -> None:
         token = self.encoder.controls.get(marker)
         if token is None:
@@ -103,27 +99,6 @@ class Writer:
     def _text(self, text: str, trained: bool, start: bool = False) -> None:
         if text:
             self.spans.append(Span(text, TEXT, trained, self.role, start))
-
-
-def call_text(message: Message) -> list[str]:
-    """Return the tool calls of a message, each as a JSON object with name and arguments."""
-    return [f'{{"name": {json_text(call.name)}, "arguments": {call.arguments or "{}"}}}' for call in message.tool_calls]
-
-
-def json_text(text: str) -> str:
-    """Return `text` as a JSON string."""
-    return orjson.dumps(text).decode()
-
-
-def with_tools(turns: Turns, tools: Sequence[str]) -> Turns:
-    """Describe the tools in the system message; add one if there is none."""
-    if not tools:
-        return turns
-    text = "Tools that can be called, one JSON schema a line:\n" + "\n".join(tools)
-    if turns and turns[0][0].role == "system":
-        first, trained = turns[0]
-        return [(Message("system", f"{full_text(first)}\n\n{text}"), trained), *turns[1:]]
-    return [(Message("system", text), False), *turns]
 
 
 def requests(turns: Turns) -> list[tuple[Turns, tuple[Message, bool] | None]]:

@@ -30,7 +30,7 @@ from tasks.conversations.model import (
 )
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
-from tasks.templates.placeholders import GAP, ConversationShape, as_json, blank, gaps_in, is_plain, shape_of, values_of
+from tasks.templates.placeholders import GAP, ConversationShape, as_json, blank, gaps_in, is_plain, shape_of
 from tasks.templates.spans import Template, TrainOn, trained_turns
 from tasks.tokenization.segments import segments_of
 
@@ -162,6 +162,7 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         # With these, the content decides about a space.
         self.known = not encoder.has_space and not encoder.space_follows
         self._by_shape: dict[ConversationShape, Filling | None] = {}
+        self._seen: set[ConversationShape] = set()
         self._pieces = 0
 
     def __missing__(self, names: tuple[str, ...]) -> Filling | None:
@@ -169,7 +170,7 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         filling = None
         if roles and all(roles) and len(roles) <= MOST_SHAPES:
             turns = Conversation(tuple(Message(role, "content") for role in roles))
-            filling = self._of_shape(turns, trained_turns(turns, self._train_on))
+            filling, _ = self._of_shape(turns, trained_turns(turns, self._train_on))
         if len(self) < MOST_SHAPES:
             self[names] = filling
         return filling
@@ -179,23 +180,33 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         if not self.known or len(conversation.messages) > MOST_SHAPES:
             return None, False
         apart = self._template.separate(conversation)
-        filling = self._of_shape(apart, trained) if apart is not None else None
-        if filling is None or apart is None:
+        if apart is None:
+            return None, False
+        filling, values = self._of_shape(apart, trained)
+        if filling is None:
             return None, False
         contents = [message.content for message in conversation.messages]
         if apart is conversation and is_plain(conversation) and all(contents):
             return filling.fill(contents), filling.unusual is not None
-        return filling.fill_values(values_of(apart), conversation), filling.unusual is not None
+        return filling.fill_values(values, conversation), filling.unusual is not None
 
-    def _of_shape(self, conversation: Conversation, trained: Sequence[bool]) -> Filling | None:
-        shape = shape_of(conversation, trained)
-        if shape is None:
-            return None
-        if shape not in self._by_shape:
-            if not self.known or len(self._by_shape) >= MOST_SHAPES:
-                return None
-            self._by_shape[shape] = self._render(shape, trained)
-        return self._by_shape[shape]
+    def _of_shape(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[Filling | None, list[str]]:
+        """Return what conversations of this shape are filled into, and the values of this one."""
+        for inner in (False, True):
+            found = shape_of(conversation, trained, inner)
+            if found is None:
+                break
+            shape, values = found
+            if inner and shape not in self._seen:  # there may be as many of these shapes as conversations
+                self._seen.add(shape)
+                break
+            if shape not in self._by_shape:
+                if not self.known or len(self._by_shape) >= MOST_SHAPES:
+                    break
+                self._by_shape[shape] = self._render(shape, trained)
+            if self._by_shape[shape] is not None or not shape.has_objects:
+                return self._by_shape[shape], values
+        return None, []
 
     def _render(self, shape: ConversationShape, trained: Sequence[bool]) -> Filling | None:
         """Return None if the template rejects the roles, or if nothing is trained on."""

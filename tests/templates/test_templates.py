@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import groupby
 from typing import Any
 
 import pytest
@@ -68,7 +69,14 @@ CONVERSATION = Conversation(
 )
 
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"town": "Ulm"}}\n</tool_call>'
-SYSTEM = 'Be brief.\n\nTools that can be called, one JSON schema a line:\n{"name":"weather"}'
+TOOLS = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "You are provided with function signatures within <tools></tools> XML tags:\n"
+    '<tools>\n{"name": "weather"}\n</tools>\n\n'
+    "For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML "
+    'tags:\n<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+)
+SYSTEM = f"Be brief.\n\n{TOOLS}"
 
 # template: what it writes for CONVERSATION, and what of it is trained (train_on: assistant)
 GOLDEN: dict[str, tuple[str, list[str]]] = {
@@ -76,7 +84,7 @@ GOLDEN: dict[str, tuple[str, list[str]]] = {
         f"<|im_start|>system\n{SYSTEM}<|im_end|>\n"
         "<|im_start|>user\nWeather?\n\nTown: Ulm<|im_end|>\n"
         f"<|im_start|>assistant\n{CALL}<|im_end|>\n"
-        "<|im_start|>tool\nrain<|im_end|>\n"
+        "<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>\n"
         "<|im_start|>assistant\nIt rains.<|im_end|>\n"
         "<|im_start|>user\nThanks<|im_end|>\n"
         "<|im_start|>assistant\nBye.<|im_end|>",
@@ -100,11 +108,11 @@ GOLDEN: dict[str, tuple[str, list[str]]] = {
         [f"{CALL}<|eot_id|>", "It rains.<|eot_id|>", "Bye.<|eot_id|>"],
     ),
     "mistral": (
-        '<s>[AVAILABLE_TOOLS] [{"name":"weather"}][/AVAILABLE_TOOLS]'
-        "[INST] Be brief.\n\nWeather?\n\nTown: Ulm[/INST]"
+        "<s>[INST] Weather?\n\nTown: Ulm[/INST]"
         '[TOOL_CALLS] [{"name": "weather", "arguments": {"town": "Ulm"}, "id": "call_1"}]</s>'
         '[TOOL_RESULTS] {"content": "rain", "call_id": "call_1"}[/TOOL_RESULTS] It rains.</s>'
-        "[INST] Thanks[/INST] Bye.</s>",
+        '[AVAILABLE_TOOLS] [{"name": "weather"}][/AVAILABLE_TOOLS]'
+        "[INST] Be brief.\n\nThanks[/INST] Bye.</s>",
         [
             '[TOOL_CALLS] [{"name": "weather", "arguments": {"town": "Ulm"}, "id": "call_1"}]</s>',
             " It rains.</s>",
@@ -156,7 +164,10 @@ def test_the_templates_are_all_here() -> None:
 def test_alpaca_without_a_system_message_says_what_to_do() -> None:
     conversation = Conversation((Message("user", "2+2?"), Message("assistant", "4")))
     spans = spans_of("alpaca", conversation, open_kind("sp_bpe_chatml"))
-    expected = "<s>Below is a task. Write a response that fulfils it.\n\n### Instruction:\n2+2?\n\n### Response:\n4</s>"
+    preamble = (
+        "Below is an instruction that describes a task. Write a response that appropriately completes the request."
+    )
+    expected = f"<s>{preamble}\n\n### Instruction:\n2+2?\n\n### Response:\n4</s>"
     assert "".join(span.text for span in spans) == expected
 
 
@@ -165,7 +176,10 @@ def test_training_on_all_takes_the_frame_of_a_trained_turn_and_nothing_of_one_of
     quiet = replace(conversation.messages[1], weight=0)
     conversation = replace(conversation, messages=(conversation.messages[0], quiet, conversation.messages[2]))
     spans = spans_of("chatml", conversation, open_kind("sp_bpe_chatml"), "all")
-    assert texts_of(spans) == ["<|im_start|>tool\nrain<|im_end|>\n", "<|im_start|>user\nThanks<|im_end|>"]
+    assert texts_of(spans) == [
+        "<|im_start|>user\n<tool_response>\nrain\n</tool_response><|im_end|>\n",
+        "<|im_start|>user\nThanks<|im_end|>",
+    ]
 
 
 def test_markers_become_tokens_where_the_tokenizer_has_them() -> None:
@@ -181,8 +195,8 @@ def test_markers_become_tokens_where_the_tokenizer_has_them() -> None:
         ("zephyr", "hf_legacy"): ["</s>"] * 7,
         ("mistral", "sp_bpe_user_defined"): ["<s>", "</s>", "</s>", "</s>"],
         ("mistral", "mistral_v3"): [
-            *["<s>", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[INST]", "[/INST]", "[TOOL_CALLS]", "</s>"],
-            *["[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>", "[INST]", "[/INST]", "</s>"],
+            *["<s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "</s>", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "</s>"],
+            *["[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[INST]", "[/INST]", "</s>"],
         ],
     }
     for (template, kind), controls in expected.items():
@@ -207,7 +221,8 @@ def test_a_marker_that_is_a_content_token_is_one_token_whoever_writes_it(templat
     rows, receipt = tokenize(written, encoder, template)
     by_template = template != "mistral" and token == "<tool_call>"
     number = encoder.content_tokens[token]
-    assert [row.ids.tolist().count(number) for row in rows] == [1, 1 + by_template]
+    counts = [sum(row.ids.tolist().count(number) for row in rows if row.record == record) for record in (0, 1)]
+    assert counts == [1, 1 + by_template]
     assert receipt["content_tokens"] == {token: {"assistant": 2}}
 
 
@@ -260,10 +275,13 @@ def test_rows_are_what_the_spans_say(template: str, kind: str) -> None:
     def check(given_records: list[dict[str, Any]], train_on: TrainOn) -> None:
         rows, receipt = tokenize(given_records, encoder, template, train_on)
         assert {code for _, code, _ in receipt["rejects"]} <= {"no_trained_tokens"}
-        assert len(rows) + len(receipt["rejects"]) == len(given_records)
-        for row in rows:
-            conversation = read_record(given_records[row.record], "messages")
-            check_row(row, spans_of(template, conversation, encoder, train_on), encoder)
+        assert len({row.record for row in rows}) + len(receipt["rejects"]) == len(given_records)
+        for record, of_record in groupby(rows, key=lambda row: row.record):
+            conversation = read_record(given_records[record], "messages")
+            bound = BuiltIn(template, encoder, train_on)
+            samples = bound.samples(conversation, trained_turns(conversation, train_on))
+            for row, sample in zip(of_record, samples, strict=True):
+                check_row(row, sample.spans, encoder)
 
     check()
 
@@ -296,11 +314,13 @@ def test_before_each_answer_stands_the_prompt_and_nothing_of_what_follows(templa
         answers = [k for k, m in enumerate(messages) if m["role"] == "assistant" and m["content"].strip()]
         answers = [k for k in answers if messages[k - 1]["role"] != "assistant"]
         prompts = [{"messages": [*messages[:k], {"role": "assistant", "content": "Zzz"}]} for k in answers]
-        [whole, *asked], _ = tokenize([record, *prompts], encoder, template)
-        starts = runs(whole.trained)
-        for number, (k, prompt) in enumerate(zip(answers, asked, strict=True)):
-            at = runs(prompt.trained)[-1]
-            assert whole.ids[: starts[number]].tolist() == prompt.ids[:at].tolist()
+        rows, _ = tokenize([record, *prompts], encoder, template)
+        samples = [row for row in rows if row.record == 0]
+        for number, k in enumerate(answers):
+            asked = [row for row in rows if row.record == number + 1][-1]
+            whole, run = (samples[0], number) if len(samples) == 1 else (samples[number], -1)
+            start, at = runs(whole.trained)[run], runs(asked.trained)[-1]
+            assert whole.ids[:start].tolist() == asked.ids[:at].tolist()
             conversation = read_record(prompts[number], "messages")
             flags = trained_turns(conversation, "assistant")
             builder = BuiltIn(template, encoder, "assistant")

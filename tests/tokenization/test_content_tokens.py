@@ -68,7 +68,7 @@ def test_tokens_are_those_of_transformers(kind: str, source: str) -> None:
 def test_what_a_built_in_template_writes_is_the_token_that_content_writes() -> None:
     encoder = open_kind("hf_byte_level")
     call = {"function": {"name": "f", "arguments": {"a": 1}}}
-    said = '<tool_call>\n{"name": "f", "arguments": {"a":1}}\n</tool_call>'
+    said = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     user = {"role": "user", "content": "u"}
     rows, receipt = tokenize(
         [

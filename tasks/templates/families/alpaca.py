@@ -1,28 +1,38 @@
-"""Alpaca: `### Instruction:`, `### Input:`, and `### Response:` sections."""
+"""Alpaca: `### Instruction:`, `### Input:`, and `### Response:` sections after a preamble or the system message."""
 
 from __future__ import annotations
 
+from tasks.conversations.model import full_text
+from tasks.templates.families.hermes import describe, write_tools
 from tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Writer
+
+_TASK = "Below is an instruction that describes a task"
+_WITH_INPUT = ", paired with an input that provides further context"
+_REQUEST = ". Write a response that appropriately completes the request."
+
+_TITLES = {"user": "### Instruction:\n", "assistant": "### Response:\n", "tool": "### Tool result:\n", "system": ""}
 
 
 def write(w: Writer, turns: Turns) -> None:
     w.bos()
     gap = ""
-    if not turns or turns[0][0].role != "system":
-        w.frame("Below is a task. Write a response that fulfils it.", start=True)
+    if not turns or turns[0][0].role != "system" or not full_text(turns[0][0]).strip():
+        turns = turns[1:] if turns and turns[0][0].role == "system" else turns
+        has_input = next((bool(message.context) for message, _ in turns if message.role == "user"), False)
+        w.frame(_TASK + _WITH_INPUT * has_input + _REQUEST, start=True)
+        describe(w)
         gap = "\n\n"
-    titles = {"user": "### Instruction:\n", "assistant": "### Response:\n", "tool": "### Tool result:\n", "system": ""}
     for message, trained in turns:
         w.turn(message.role, trained)
-        w.frame(gap + titles[message.role], start=not gap)
+        w.frame(gap + _TITLES[message.role], start=not gap)
         w.say(message.content, start=not gap)
         if message.context:
             w.frame("\n\n### Input:\n" if message.role == "user" else "\n\n")
             w.say(message.context)
-        w.calls(message)
+        write_tools(w, message)
         if message.role == "assistant":
             w.eos()
         gap = "\n\n"
 
 
-TEMPLATE = Family("alpaca", TOOL_CALL_MARKERS, write)
+TEMPLATE = Family("alpaca", TOOL_CALL_MARKERS, write, writes_tools=True)

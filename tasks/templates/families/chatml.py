@@ -1,21 +1,30 @@
-"""ChatML: `<|im_start|>role ... <|im_end|>` around every turn."""
+"""ChatML: `<|im_start|>role ... <|im_end|>` around every turn; tools as in Hermes and Qwen2.5."""
 
 from __future__ import annotations
 
 from tasks.conversations.model import full_text
+from tasks.templates.families.hermes import respond, write_tools
 from tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Writer
 
 
 def write(w: Writer, turns: Turns) -> None:
     # The newline separates turns. After the last one, EOS follows the stop token.
+    before = ""
     for index, (message, trained) in enumerate(turns):
         if index:
             w.frame("\n")
         w.turn(message.role, trained)
-        w.mark("<|im_start|>")
-        w.frame(f"{message.role}\n")
-        w.say(full_text(message))
-        w.calls(message)
+        if not message.role == before == "tool":  # results that follow one another are one turn
+            w.mark("<|im_start|>")
+            w.frame("user\n" if message.role == "tool" else f"{message.role}\n")
+        before = message.role
+        if message.role == "tool":
+            respond(w, full_text(message))
+            if index + 1 < len(turns) and turns[index + 1][0].role == "tool":
+                continue
+        else:
+            w.say(full_text(message))
+            write_tools(w, message)
         w.own_mark("<|im_end|>")
 
 

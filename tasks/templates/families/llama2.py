@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tasks.conversations.model import full_text
-from tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Writer, requests
+from tasks.templates.families.hermes import respond, write_tools
+from tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Unusual, Writer, requests
 
 
 def write(w: Writer, turns: Turns) -> None:
@@ -12,26 +15,43 @@ def write(w: Writer, turns: Turns) -> None:
         w.bos()
         if request:
             w.frame("[INST] ", start=True)
-            for index, (message, trained) in enumerate(request):
-                w.turn(message.role, trained)
-                if index and request[index - 1][0].role != "system":
-                    w.frame("\n\n")
-                text = full_text(message).strip()
-                if message.role == "system":
-                    w.frame("<<SYS>>\n")
-                    w.say(text)
-                    w.frame("\n<</SYS>>\n\n")
-                elif message.role == "tool":
-                    w.say(f"<tool_response>\n{text}\n</tool_response>")
-                else:
-                    w.say(text)
+            _write_request(w, request)
             w.frame(" [/INST]")
         if answer:
             w.turn("assistant", answer[1])
             w.say(f" {full_text(answer[0]).strip()}")
-            w.calls(answer[0])
+            write_tools(w, answer[0])
             w.say(" ")
             w.eos()
 
 
-TEMPLATE = Family("llama2", TOOL_CALL_MARKERS, write)
+def _write_request(w: Writer, request: Turns) -> None:
+    """Write the messages before an answer. Together they are stripped: spaces after a system message remain."""
+    before = ""
+    for message, trained in request:
+        w.turn(message.role, trained)
+        text = full_text(message)
+        text = text if message.role == "system" else text.rstrip() if before == "system" else text.strip()
+        if before and (text or message.role == "tool"):
+            w.frame("\n\n")
+        before = message.role
+        if message.role == "system":
+            w.frame("<<SYS>>\n")
+            w.say(text)
+            write_tools(w, message)
+            w.frame("\n<</SYS>>")
+        elif message.role == "tool":
+            respond(w, text)
+        else:
+            w.say(text)
+
+
+def _unusual(roles: Sequence[str]) -> Unusual | None:
+    return _has_outer_space if "system" in roles else None
+
+
+def _has_outer_space(contents: Sequence[str]) -> bool:
+    return any(content[:1].isspace() or content[-1:].isspace() for content in contents)
+
+
+TEMPLATE = Family("llama2", TOOL_CALL_MARKERS, write, unusual=_unusual)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tasks.conversations.model import full_text
+from tasks.templates.families.hermes import write_tools
 from tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Writer
 
 
@@ -15,7 +16,7 @@ def write(w: Writer, turns: Turns) -> None:
         w.mark("<|end_header_id|>")
         w.frame("\n\n")
         w.say(full_text(message).strip())
-        w.calls(message)
+        write_tools(w, message)
         w.own_mark("<|eot_id|>")
 
 

@@ -1,49 +1,111 @@
-"""Mistral: `[INST] request [/INST] answer`, with places of their own for tools, calls, and results."""
+"""Mistral, version 3: `[INST] request [/INST] answer`, with places of their own for tools, calls, and results.
+
+These are the rules of mistral-common for Mistral 7B 0.3, Mixtral 8x22B, Codestral 22B, and, without the spaces, Nemo:
+
+    <s>[INST] 2+2?[/INST] 4</s>[AVAILABLE_TOOLS] [{…}][/AVAILABLE_TOOLS][INST] Be brief.\\n\\nWeather in Ulm?[/INST]
+    [TOOL_CALLS] [{"name": …, "arguments": {…}}]</s>
+
+The system message and the tools are part of the last request, and the model does not write the ids of its calls, which
+are in the history. A turn may therefore differ from what it is once more turns follow; then each is a sample of its
+own.
+"""
 
 from __future__ import annotations
 
-from tasks.conversations.model import full_text
-from tasks.templates.writer import Family, Turns, Writer, call_text, json_text, requests
+from collections.abc import Sequence
+
+from tasks.conversations.model import Message, full_text
+from tasks.templates.families.json_text import json_string, spaced, value_or_string
+from tasks.templates.writer import Family, Turns, Unusual, Writer
 
 
 def write(w: Writer, turns: Turns) -> None:
     w.bos()
-    if w.tools:
+    system = [turn for turn in turns if turn[0].role == "system"]
+    others = [turn for turn in turns if turn[0].role != "system"]
+    last = max((index for index, (message, _) in enumerate(others) if message.role == "user"), default=-1)
+    if last < 0 and (system or w.tools):
+        _write_request(w, system, with_tools=True)
+    request: list[tuple[Message, bool]] = []
+    for index, (message, trained) in enumerate(others):
+        if message.role == "user":
+            request.append((message, trained))
+            if index + 1 == len(others) or others[index + 1][0].role != "user":
+                is_last = index == last
+                _write_request(w, [*system * is_last, *request], with_tools=is_last)
+                request = []
+            continue
+        w.turn(message.role, trained)
+        if message.role == "tool":
+            _write_result(w, message)
+        else:
+            _write_answer(w, message, with_ids=index + 1 < len(others))
+
+
+def _write_request(w: Writer, messages: Turns, with_tools: bool) -> None:
+    gap = _gap(w)
+    w.turn("user", any(trained for _, trained in messages))
+    if with_tools and w.tools:
         w.mark("[AVAILABLE_TOOLS]", start=True)
-        w.frame(f" [{', '.join(w.tools)}]")
+        w.frame(f"{gap}[{', '.join(map(spaced, w.tools))}]")
         w.mark("[/AVAILABLE_TOOLS]")
-    for request, answer in requests(turns):
-        results = [turn for turn in request if turn[0].role == "tool"]
-        for message, trained in results:
-            w.turn("tool", trained)
-            w.mark("[TOOL_RESULTS]")
-            call = f', "call_id": {json_text(message.tool_call_id)}' if message.tool_call_id else ""
-            w.say(f' {{"content": {json_text(full_text(message))}{call}}}')
-            w.mark("[/TOOL_RESULTS]")
-        messages = [turn for turn in request if turn[0].role != "tool"]
-        if messages:
-            w.turn("user", any(flag for _, flag in messages))
-            w.mark("[INST]", start=True)
-            for index, (message, trained) in enumerate(messages):
-                w.turn(message.role, trained)
-                w.frame("\n\n" if index else " ")
-                w.say(full_text(message))
-            w.mark("[/INST]")
-        if answer:
-            message, trained = answer
-            w.turn("assistant", trained)
-            if message.content:
-                w.say(f" {full_text(message)}")
-            if message.tool_calls:
-                ids = [f', "id": {json_text(call.id)}' if call.id else "" for call in message.tool_calls]
-                objects = [text[:-1] + key + "}" for text, key in zip(call_text(message), ids, strict=True)]
-                w.own_mark("[TOOL_CALLS]")
-                w.say(f" [{', '.join(objects)}]")
-            w.eos()
+    w.mark("[INST]", start=True)
+    for message, trained in messages:
+        if text := full_text(message):
+            w.turn(message.role, trained)
+            w.frame(gap)
+            w.say(text)
+            gap = "\n\n"
+    w.mark("[/INST]")
+
+
+def _write_answer(w: Writer, message: Message, with_ids: bool) -> None:
+    gap = _gap(w)
+    if text := full_text(message).rstrip(" "):
+        w.say(f"{gap}{text}")
+    if message.tool_calls:
+        calls = []
+        for call in message.tool_calls:
+            key = f', "id": {json_string(call.id)}' if with_ids and call.id else ""
+            arguments = spaced(call.arguments or "{}")
+            calls.append(f'{{"name": {json_string(call.name)}, "arguments": {arguments}{key}}}')
+        w.own_mark("[TOOL_CALLS]")
+        w.say(f"{gap}[{', '.join(calls)}]")
+    w.eos()
+
+
+def _write_result(w: Writer, message: Message) -> None:
+    w.mark("[TOOL_RESULTS]")
+    call = f', "call_id": {json_string(message.tool_call_id)}' if message.tool_call_id else ""
+    w.say(f'{_gap(w)}{{"content": {value_or_string(full_text(message) or "{}")}{call}}}')
+    w.mark("[/TOOL_RESULTS]")
+
+
+def _gap(w: Writer) -> str:
+    """Return the space that SentencePiece adds to a string; byte-level tokenizers add none."""
+    return "" if w.encoder.leading_space == "none" else " "
+
+
+def _differs_later(turns: Turns, tools: Sequence[str]) -> int | None:
+    system = any(message.role == "system" and full_text(message) for message, _ in turns)
+    last = max((index for index, (message, _) in enumerate(turns) if message.role == "user"), default=-1)
+    for index, (message, trained) in enumerate(turns):
+        has_ids = index + 1 < len(turns) and any(call.id for call in message.tool_calls)
+        if trained and (has_ids or (index < last and (system or tools))):
+            return index
+    return None
+
+
+def _unusual(roles: Sequence[str]) -> Unusual | None:
+    return _ends_in_space if "assistant" in roles else None
+
+
+def _ends_in_space(contents: Sequence[str]) -> bool:
+    return any(content.endswith(" ") for content in contents)
 
 
 MARKERS = (
     *("[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]"),
     *("[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]"),
 )
-TEMPLATE = Family("mistral", MARKERS, write, writes_tools=True)
+TEMPLATE = Family("mistral", MARKERS, write, writes_tools=True, unusual=_unusual, differs_later=_differs_later)

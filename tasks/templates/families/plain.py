@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tasks.conversations.model import full_text
+from tasks.templates.families.hermes import write_tools
 from tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Writer
 
 
@@ -11,7 +12,7 @@ def write(w: Writer, turns: Turns) -> None:
     for index, (message, trained) in enumerate(turns):
         w.turn(message.role, trained)
         w.say(full_text(message), start=index == 0)
-        w.calls(message)
+        write_tools(w, message)
         if message.role == "assistant":
             w.eos()
 

@@ -135,7 +135,7 @@ class JinjaTemplate:
 
     def separate(self, conversation: Conversation) -> Conversation | None:
         """Return a conversation with its reasoning where this template reads it; None if it must be rendered."""
-        if self._reasoning_form is not ReasoningForm.FIELD:
+        if self._reasoning_form is not ReasoningForm.FIELD and not self.adjust.drop_reasoning:
             return None if any(message.reasoning for message in conversation.messages) else conversation
         return separated(conversation)
 
@@ -145,15 +145,39 @@ class JinjaTemplate:
             return None
         conversation, trained, added = self.adjust.of(conversation, trained)
         turns = [k for k, flag in enumerate(trained) if flag]
-        rendering, breaker = self._trace(conversation, turns, "spaced")
-        strips = bool(rendering.unusual and rendering.unusual[3]) or not _has_all_space(rendering)
-        if strips:
-            # Only if it strips every value, wherever it is, do values with and without white space become the same.
-            other, breaker = self._trace(conversation, turns, "bare")
-            strips = other != rendering
-            rendering = other
-        if rendering.lost or rendering.unusual is None:
+        rendering, breaker, strips = self._traced(conversation, turns, self._turns)
+        heads = self._heads(rendering, breaker)
+        if heads is None and self._turns == "auto":  # as in `samples`
+            rendering, breaker, strips = self._traced(conversation, turns, "apart")
+            heads = []
+        if rendering.lost or rendering.unusual is None or heads is None:
             return None
+        marked = self._marked_turns(rendering, conversation, trained) if self._marked else None
+        found = []
+        for text, ranges, turn in rendering.samples:
+            if turn is None and marked is not None:
+                self._require_agreement(ranges, marked, turns)
+                ranges = marked
+            for k, (start, stop) in zip(turns if turn is None else [turn], ranges, strict=True):
+                self._require_written(conversation.messages[k], k, text[start:stop])
+            found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
+        *tests, formats = rendering.unusual
+        return Outline(found, Unusual(tests, heads, self._boundary.splits, strips), formats)
+
+    def _traced(self, conversation: Conversation, turns: list[int], method: Turns) -> tuple[Rendering, str, bool]:
+        """Return the rendering of placeholders, the breaker, and whether white space around some values is stripped."""
+        rendering, breaker = self._trace(conversation, turns, method, "spaced")
+        if not (rendering.unusual and rendering.unusual[3]) and _has_all_space(rendering):
+            return rendering, breaker, False
+        # Only if it strips every value, wherever it is, do values with and without white space become the same.
+        other, breaker = self._trace(conversation, turns, method, "bare")
+        return other, breaker, other != rendering
+
+    def _heads(self, rendering: Rendering, breaker: str) -> list[tuple[int, str]] | None:
+        """Return the values that a trained turn starts with, each with the end of the text before it.
+
+        None if a token reaches from that text into what the template writes: see `_is_read_alike`.
+        """
         heads = []
         for text, ranges, turn in rendering.samples:
             for start, stop in self._inner(text, ranges) if turn is None else []:
@@ -167,21 +191,13 @@ class JinjaTemplate:
                     if head[2]:
                         return None
                     heads.append((int(head[1]), tail))
-        marked = self._marked_turns(rendering, conversation, trained) if self._marked else None
-        found = []
-        for text, ranges, turn in rendering.samples:
-            if turn is None and marked is not None:
-                self._require_agreement(ranges, marked, turns)
-                ranges = marked
-            for k, (start, stop) in zip(turns if turn is None else [turn], ranges, strict=True):
-                self._require_written(conversation.messages[k], k, text[start:stop])
-            found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
-        *tests, formats = rendering.unusual
-        return Outline(found, Unusual(tests, heads, self._boundary.splits, strips), formats)
+        return heads
 
-    def _trace(self, conversation: Conversation, turns: list[int], tracing: Tracing) -> tuple[Rendering, str]:
+    def _trace(
+        self, conversation: Conversation, turns: list[int], method: Turns, tracing: Tracing
+    ) -> tuple[Rendering, str]:
         messages, tools, breaker = self._broken(conversation)
-        return self._renderer.render(messages, tools, self._marked, turns, self._turns, tracing), breaker
+        return self._renderer.render(messages, tools, self._marked, turns, method, tracing), breaker
 
     def _without(self, rendering: Rendering) -> Ranges:
         """Return the ranges between the located turns, which are all but them."""

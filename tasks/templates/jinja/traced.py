@@ -25,7 +25,7 @@ from tasks.templates.jinja.environment import to_json
 _SAFE_FILTERS = {
     *("trim", "string", "tojson", "length", "count", "list", "selectattr", "rejectattr", "default", "d", "items"),
     *("first", "last", "int", "replace", "upper", "lower", "capitalize", "title", "dictsort", "sort", "map", "reject"),
-    *("safe", "join", "tojson"),  # as `prepare_tracing` defines them
+    *("safe", "join", "tojson", "length", "count"),  # as `prepare_tracing` defines them
 }
 
 _PLACEHOLDER = re.compile("\v?\0(\\d+)\0\v?")
@@ -183,6 +183,10 @@ class Traced(str):
         self._close()
         return str.__len__(self)
 
+    def __repr__(self) -> str:  # of an object that contains it
+        self._close()
+        return str.__repr__(self)
+
     __iter__ = __getitem__ = __mod__ = __rmod__ = __mul__ = __rmul__ = __format__ = _other
     __lt__ = __le__ = __gt__ = __ge__ = _other
 
@@ -231,6 +235,9 @@ def _trace_of(value: Any) -> Trace | None:
     """Return the trace of a placeholder within a value."""
     if isinstance(value, Traced | TracedObject):
         return value.trace
+    if isinstance(value, _Length):
+        value.trace.open = False
+        return value.trace
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
     keys = list(value) if isinstance(value, dict) else []
     return next((trace for trace in map(_trace_of, [*keys, *inner]) if trace), None)
@@ -273,11 +280,77 @@ def _join(values: Iterable[Any], between: str = "", attribute: Any = None) -> st
     return _joined(text for number, value in enumerate(texts) for text in ((between, value) if number else (value,)))
 
 
+class _Length(int):
+    """The length of a text with a placeholder: above zero, and otherwise unknown."""
+
+    trace: Trace
+
+    def _compare(self, other: object, of_zero: bool, of_one: bool | None = None) -> bool:
+        if other == 0 and isinstance(other, int):
+            return of_zero
+        if other != 1 or of_one is None:
+            self.trace.open = False
+        return bool(of_one)
+
+    def __eq__(self, other: object) -> bool:
+        return self._compare(other, False)
+
+    def __ne__(self, other: object) -> bool:
+        return self._compare(other, True)
+
+    def __gt__(self, other: object) -> bool:
+        return self._compare(other, True)
+
+    def __ge__(self, other: object) -> bool:
+        return self._compare(other, True, True)
+
+    def __lt__(self, other: object) -> bool:
+        return self._compare(other, False, False)
+
+    def __le__(self, other: object) -> bool:
+        return self._compare(other, False)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def _other(self, *_: Any) -> Any:
+        self.trace.open = False
+        return 1
+
+    __hash__ = int.__hash__
+
+    def __str__(self) -> str:
+        return str(self._other())
+
+    def __format__(self, _: str) -> str:
+        return str(self)
+
+    __repr__ = __str__
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __mod__ = __rmod__ = __floordiv__ = _other
+    __truediv__ = __neg__ = __index__ = __int__ = __float__ = __rfloordiv__ = __rtruediv__ = __pow__ = __rpow__ = _other
+
+
+def _length(value: Any) -> int:
+    if not isinstance(value, Traced):
+        return len(value)
+    length = _Length(1)
+    length.trace = value.trace
+    return length
+
+
 def prepare_tracing(environment: Environment) -> None:
     """Make an environment keep traces where it joins texts. It changes Jinja itself: for a child process only."""
     environment.concat = _joined  # type: ignore[method-assign]
-    environment.filters |= {"safe": lambda value: value, "join": _join, "tojson": _to_json}
     jinja2.runtime.str_join = _joined  # type: ignore[assignment]
+    filters: dict[str, Any] = environment.filters
+    ours: dict[str, Any] = {"safe": lambda value: value, "join": _join, "tojson": _to_json, "length": _length}
+    filters |= ours | {"count": _length}
+    tests: dict[str, Any] = environment.tests
+    iterable, sequence = tests["iterable"], tests["sequence"]
+    tests |= {
+        "iterable": lambda value: isinstance(value, Traced) or iterable(value),
+        "sequence": lambda value: isinstance(value, Traced) or sequence(value),
+    }
 
 
 def can_be_traced(environment: Environment, source: str) -> bool:
@@ -293,7 +366,7 @@ def traced(value: Any, trace: Trace, spaced: bool) -> Any:
         if found:
             space = "\v" if spaced else ""
             return Traced.of(f"{space}\0{found[1]}\0{space}", trace)
-        trace.open = trace.open and "\0" not in value
+        trace.open = trace.open and "\0" not in value and "\\u0000" not in value
         return value
     if isinstance(value, dict):
         found = _OBJECT.fullmatch(next(iter(value))) if len(value) == 1 else None

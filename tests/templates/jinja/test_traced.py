@@ -38,6 +38,14 @@ AS_JSON = (
     "<|im_end|>\n"
     "{% endfor %}{{ tools | tojson }}{% for tool in tools or [] %}{{ tool | tojson(indent=2) }}{% endfor %}" + PROMPT
 )
+# What tools and arguments have is read one by one.
+FIELDS = "{% for tool in tools or [] %}{{ tool.function.name }} {{ tool.function.parameters | tojson }}\n{% endfor %}"
+ITEMS = (
+    FIELDS + LOOP + "{% if m.content is iterable and m.content | trim | length > 0 %}{{ m.content }}{% endif %}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{% for k, v in c.function.arguments | items %}"
+    "<{{ k }}>{{ v if v is string else v | tojson }}</{{ k }}>{% endfor %}</tool_call>{% endfor %}<|im_end|>\n"
+    "{% endfor %}" + PROMPT
+)
 TEMPLATES = MODERN | {
     "chatml": CHATML_JINJA,
     "marked": CHATML_MARKED,
@@ -51,6 +59,8 @@ TEMPLATES = MODERN | {
     "text arguments": TEXT_ARGUMENTS,
     "no calls": NO_CALLS,
     "everything as JSON": AS_JSON,
+    "items": ITEMS,
+    "fields and text arguments": FIELDS + TEXT_ARGUMENTS,
 }
 
 
@@ -147,7 +157,8 @@ def compare_with_rendered(record: dict[str, Any], template: JinjaTemplate) -> No
     for rendered in (False, True):
         with rendering_all() if rendered else nullcontext():
             try:
-                rows, receipt = tokenize([record], open_kind(KIND), template)
+                # The second time, a shape is worth to be traced whose tools and arguments are read one by one.
+                rows, receipt = tokenize([record, record], open_kind(KIND), template)
                 results.append(([(row.ids.tolist(), row.trained.tolist()) for row in rows], receipt))
             except DataError as error:
                 results.append(([], {"error": str(error)}))
@@ -164,6 +175,7 @@ THOUGHT = {"role": "assistant", "content": "b", "reasoning_content": "t"}
     ("name", "messages", "tools"),
     [
         ("tools", [*USED, *written("b")], [{"type": "function", "function": {"name": "f"}}]),
+        ("items", [*USED, *written("b")], [{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}]),
         ("text arguments", USED, None),
         ("calls if null", USED, None),
         ("reasoning stripped from history", [*written("a"), THOUGHT], None),
@@ -176,9 +188,11 @@ THOUGHT = {"role": "assistant", "content": "b", "reasoning_content": "t"}
 def test_modern_conversations_are_filled(name: str, messages: list[Any], tools: Any) -> None:
     """Else the tests above would compare renderings with themselves."""
     template = JinjaTemplate("test.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01")
-    with mock.patch.object(template, "samples", side_effect=AssertionError("rendered")):
-        rows, _ = tokenize([{"messages": messages} | ({"tools": tools} if tools else {})], open_kind(KIND), template)
+    record = {"messages": messages} | ({"tools": tools} if tools else {})
+    with mock.patch.object(template, "samples", side_effect=template.samples) as samples:
+        rows, _ = tokenize([record] * 3, open_kind(KIND), template)
     assert rows
+    assert samples.call_count == (1 if name == "items" else 0)
 
 
 def test_ordinary_conversations_are_filled() -> None:
@@ -201,6 +215,10 @@ def test_ordinary_conversations_are_filled() -> None:
         ("m.content.replace('x', 'y') if m.content.startswith('z')", [["z"], [], [], [], []]),
         ("m.content if m.content == 'x'", [["x"], [], [], [], []]),
         ("m.content | length", None),
+        ("'a' if m.content | length > 0 and m.content | count != 0", [[], [], [], [], []]),
+        ("'a' if m.content | length > 1", None),
+        ("{'a': m.content | length} | tojson", None),
+        ("'a' if m.content is iterable", [[], [], [], [], []]),
         ("m.content | upper", None),
         ("m.content[0]", None),
         ("'%s' % m.content", None),

@@ -1,0 +1,90 @@
+"""The Hermes format of tools, in the words of Qwen2.5: that of ChatML, and of families without a rule for tools.
+
+    system message   # Tools … <tools>\\n{"type": "function", "function": {"name": "weather", …}}\\n</tools> …
+    answer           <tool_call>\\n{"name": "weather", "arguments": {"town": "Ulm"}}\\n</tool_call>
+    result           <tool_response>\\nrain\\n</tool_response>
+
+It is the text of the published templates of Qwen2.5 and Qwen3, without their default system message.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tasks.conversations.model import Message
+from tasks.templates.families.json_text import json_string, spaced
+from tasks.templates.writer import Turns, Writer
+
+_INTRODUCTION = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+"""
+
+_INSTRUCTION = """
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>"""
+
+_MARKERS = re.compile("(</?tools>|</?tool_call>)")
+
+
+def with_system(w: Writer, turns: Turns) -> Turns:
+    """Add a system message that describes the tools, if there are tools and no system message."""
+    if not w.tools or (turns and turns[0][0].role == "system"):
+        return turns
+    w.tools_gap = ""
+    return [(Message("system", ""), False), *turns]
+
+
+def write_tools(w: Writer, message: Message) -> None:
+    """Write what follows the content of a message: the tools after the system message, the calls of an answer."""
+    if message.role == "system":
+        describe(w)
+    gap = "\n" if message.content else ""
+    for call in call_text(message):
+        w.say(gap)
+        w.own_mark("<tool_call>")
+        w.say(f"\n{call}\n")
+        w.own_mark("</tool_call>")
+        gap = "\n"
+
+
+def describe(w: Writer) -> None:
+    """Write the tools and how to call them, once."""
+    if not w.tools:
+        return
+    w.say(w.tools_gap)
+    _say_marked(w, _INTRODUCTION)
+    w.say("\n".join(map(spaced, w.tools)))
+    _say_marked(w, _INSTRUCTION)
+    w.tools = ()
+
+
+def respond(w: Writer, result: str) -> None:
+    """Write the result of a call."""
+    w.own_mark("<tool_response>")
+    w.say(f"\n{result}\n")
+    w.own_mark("</tool_response>")
+
+
+def call_text(message: Message) -> list[str]:
+    """Return the tool calls of a message, each as a JSON object with name and arguments."""
+    return [
+        f'{{"name": {json_string(call.name)}, "arguments": {spaced(call.arguments or "{}")}}}'
+        for call in message.tool_calls
+    ]
+
+
+def _say_marked(w: Writer, text: str) -> None:
+    """Write text with markers: what is a control token of the tokenizer is one at inference, too."""
+    for piece in _MARKERS.split(text):
+        if _MARKERS.fullmatch(piece):
+            w.own_mark(piece)
+        else:
+            w.say(piece)
