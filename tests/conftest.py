@@ -10,6 +10,7 @@ Both draw the same ones each time; --hypothesis-profile=fresh, as in `make fuzz`
 
 from __future__ import annotations
 
+import gc
 import signal
 from collections import Counter
 from pathlib import Path
@@ -36,8 +37,9 @@ SLOW = (
 )
 TRAINING = ("train", "pipeline/test_train_adapter.py", "test_recipes.py")
 
-# The longest first, so that no worker is left with one of them when the others have ended.
-FIRST = ("test_training.py", "test_train_adapter.py", "test_gradients.py", "test_corpora.py")
+# The longest first, so that no worker is left with one of them when the others have ended. One worker has them all, and
+# one process that has loaded torch (support/command_server.py) serves them; the others take over what follows.
+FIRST = ("test_training.py", "test_gradients.py", "test_docs.py", "test_imports.py", "test_train_adapter.py")
 
 # What a machine may lack: a word in the reason of a skipped test, and how to get it.
 NEEDS = {
@@ -76,7 +78,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
         if is_in(item.path, TRAINING):
             item.add_marker(pytest.mark.training)
-    items.sort(key=lambda item: item.path.name not in FIRST)
+    items.sort(key=lambda item: FIRST.index(item.path.name) if item.path.name in FIRST else len(FIRST))
+
+
+def pytest_collection_finish() -> None:
+    """Take what is loaded by now out of the garbage collector, which would look through it again and again."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

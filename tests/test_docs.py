@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -10,8 +11,8 @@ from pathlib import Path
 
 import orjson
 import pytest
-from support.commands import ROOT
-from support.jinja_sources import TOOLS
+from support.commands import BIN, ROOT, command
+from support.templates.jinja_sources import TOOLS
 from support.tokenizer_kinds import kind_path
 
 from tasks.config import Config, load_config
@@ -25,6 +26,7 @@ import capture
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 CAPTURED = [page for page in PAGES if "<!-- capture" in page.read_text(encoding="utf-8")]
+FORKED = {name: value for name, value in capture.ENVIRONMENT.items() if name != "OMP_NUM_THREADS"}
 USAGE, BUG, NOT_FOUND = 64, 70, 127
 
 
@@ -36,9 +38,18 @@ def test_the_commands_of_a_page_run(page: Path, tmp_path: Path) -> None:
     for setup, _, _, body in capture.MARKER.findall(page.read_text(encoding="utf-8")):
         for line in [f"$ {setup}"] if setup else body.splitlines():
             if line.strip().startswith("$ "):
-                done = capture.run(line.strip()[2:], tmp_path)
-                assert done.returncode not in (USAGE, BUG, NOT_FOUND), f"{line}\n{done.stdout}"
-                assert done.returncode == 0 or page.name != "README.md", f"{line}\n{done.stdout}"
+                done = run(line.strip()[2:], tmp_path)
+                assert done.returncode not in (USAGE, BUG, NOT_FOUND), f"{line}\n{done.stdout}{done.stderr}"
+                assert done.returncode == 0 or page.name != "README.md", f"{line}\n{done.stdout}{done.stderr}"
+
+
+def run(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a line as docs/capture.py does; a plain command of ours in a fork, which starts in milliseconds."""
+    words = shlex.split(line, comments=True)
+    if words[0] in ("luigi", "packcorpus", "python") and not set(line) & set("$|><;&*"):
+        words[0] = sys.executable if words[0] == "python" else str(BIN / words[0])
+        return command(folder, *words, **FORKED)
+    return capture.run(line, folder)
 
 
 def test_the_readme_is_short() -> None:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.commands import ROOT
+from support.commands import ROOT, in_fork_with_torch
 
 import tasks
 import train
@@ -76,7 +76,10 @@ def test_train_loads_no_luigi_and_no_pipeline() -> None:
         "            raise\n"
         "print(*sorted({name.partition('.')[0] for name in sys.modules}), sep='\\n')\n"
     )
-    loaded = fresh(code, *MODULES["train"])
+    # A fork of a process that has loaded torch, and nothing else: loading it takes seconds.
+    done = in_fork_with_torch(ROOT, "-c", code, *MODULES["train"])
+    assert done.returncode == 0, done.stderr
+    loaded = done.stdout.splitlines()
     assert "train" in loaded
     assert {"luigi", "pipeline"} & set(loaded) == set()
 

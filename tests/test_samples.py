@@ -13,10 +13,10 @@ import pytest
 from support.commands import packcorpus
 from support.inspected import as_object, rendered, shown
 from support.packed_rows import folder_of, sign
-from support.several_samples import stripping_template
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
-
+from support.templates.several_samples import stripping_template
 from tasks.cli.dry_run_view import show_dry_run
+
 from tasks.config import load_config
 from tasks.core.errors import DataError, UsageError
 from tasks.dry_run.dry_run import predict

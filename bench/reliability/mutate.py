@@ -54,13 +54,13 @@ MODULES = {
     "verification/check_selection": ("verification/test_verify",),
     "verification/repair": ("verification/test_repair",),
     "verification/rebuild": ("verification/test_repair",),
-    "corpus/manifest_builder": ("corpus/test_corpus", "storage/test_manifest"),
-    "corpus/publish": ("corpus/test_corpus", "storage/test_manifest"),
+    "corpus/manifest_builder": ("test_stages", "storage/test_manifest"),
+    "corpus/publish": ("test_stages", "storage/test_manifest"),
 }
 TESTS = (
     "storage/test_files",
     "storage/test_manifest",
-    "corpus/test_corpus",
+    "test_stages",
     "verification/test_verify",
     "properties/test_damage",
     "verification/test_repair",

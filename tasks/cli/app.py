@@ -29,6 +29,7 @@ from typing import Annotated, Any
 
 import typer
 
+from tasks.cli.options import DEFAULT_CONFIG, ConfigArgument, ConfigOption, JsonOption, ManifestArgument, RootOption
 from tasks.core.error_codes import DATA
 from tasks.core.error_messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
 from tasks.core.errors import InputMissing, Interrupted, UsageError
@@ -47,44 +48,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-ManifestArgument = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="MANIFEST",
-        show_default=False,
-        help="A manifest (file, name, or key) or a corpus folder. Default: the corpus of the latest run.",
-        autocompletion=complete_manifest,
-    ),
-]
-
-ConfigOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE", show_default=False, help="The config of the corpus, if it is not where run.json records it."
-    ),
-]
-
-RootOption = Annotated[
-    Path,
-    typer.Option(
-        metavar="FOLDER",
-        show_default=False,
-        help="The project's root, with data/ and manifests/. Default: the working directory.",
-    ),
-]
-
-# What `init` writes and `check` and `pack` read if no config is named.
-DEFAULT_CONFIG = Path("corpus.yaml")
-
-ConfigArgument = Annotated[
-    Path | None,
-    typer.Argument(metavar="CONFIG", show_default=False, help=f"The config of the corpus. Default: {DEFAULT_CONFIG}."),
-]
-
-JsonOption = Annotated[
-    bool, typer.Option("--json", envvar=JSON, show_envvar=False, help="Print the result as one JSON object.")
-]
 
 # typer does not export click's exceptions; this one is raised for an invalid command line.
 _BadCommandLine: Any = typer.BadParameter.__base__
@@ -196,7 +159,7 @@ def check(
     if path and config:
         raise UsageError("bad_command_line", f"{path} and --config {config}: name one config")
     config = path or config or _default_config()
-    from tasks.cli.dry_run_view import show_dry_run
+    from tasks.cli.views.dry_run_view import show_dry_run
     from tasks.config import load_config
     from tasks.dry_run.dry_run import predict
     from tasks.inspection.dry_run import summarize
@@ -307,7 +270,7 @@ def inspect(
 @app.command("list")
 def list_command(root: RootOption = Path(), json_output: JsonOption = False) -> None:
     """List all corpora in manifests/."""
-    from tasks.cli.corpus_view import show_list
+    from tasks.cli.views.corpus_view import show_list
 
     _render(list_manifests(root), show_list, json_output)
 
@@ -333,7 +296,7 @@ def diff(
     json_output: JsonOption = False,
 ) -> None:
     """Compare two corpora: settings, figures, and conversations."""
-    from tasks.cli.diff_view import show_difference
+    from tasks.cli.views.diff_view import show_difference
     from tasks.inspection.diff import compare
 
     _render(compare(find_manifest(before, root), find_manifest(after, root)), show_difference, json_output)
@@ -375,7 +338,7 @@ def verify(
     if config and not rebuild:
         raise UsageError("bad_command_line", "--config requires --rebuild")
     path = find_manifest(manifest, root)
-    from tasks.cli.corpus_view import show_checks
+    from tasks.cli.views.corpus_view import show_checks
     from tasks.inspection.verification import verify_corpus
 
     _render(verify_corpus(path, rebuild, config), show_checks, json_output)
@@ -432,7 +395,7 @@ def _render(value: Any, render: Callable[[Any, Any], None], json_output: bool) -
     if json_output:
         print(value_as_json(value))
         return
-    from tasks.cli.console import open_console
+    from tasks.cli.views.console import open_console
 
     render(value, open_console())
 

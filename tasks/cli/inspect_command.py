@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tasks.cli import corpus_view, row_view, search_view, source_view
+from tasks.cli.views import corpus_view, row_view, search_view, source_view
 from tasks.core.errors import UsageError
 from tasks.inspection import kinds, manifests, rows, search, sources
 from tasks.inspection.kinds import Kind, kind_of

@@ -17,9 +17,9 @@ import numpy as np
 
 from tasks.config import Config
 from tasks.core.errors import DataError, UsageError
+from tasks.core.seeded_order import order_of_contents
 from tasks.packing.pieces import Pieces
 from tasks.packing.placement import hold_out_at_least_one
-from tasks.packing.seeded_order import order_of_contents
 from tasks.recipe import Recipe
 from tasks.storage.schemas import drop_code
 from tasks.storage.token_files import TokenColumns

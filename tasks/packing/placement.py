@@ -20,9 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.config import Config
+from tasks.core.seeded_order import shuffle
 from tasks.packing import bin_packing
 from tasks.packing.row_companions import Companions
-from tasks.packing.seeded_order import shuffle
 from tasks.storage.splits import SPLITS
 
 

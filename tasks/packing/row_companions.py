@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tasks.core.seeded_order import hashes
 from tasks.packing.bin_packing import CHUNK
-from tasks.packing.seeded_order import hashes
 
 # Swaps tried per piece of a repeated group. This was enough to break up every such row of real conversations.
 TRIES = 32

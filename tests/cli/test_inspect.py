@@ -19,8 +19,8 @@ from support.inspected import as_object, shown
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.cli import token_text
 from tasks.cli.inspect_command import Question, answer, render
+from tasks.cli.views import token_text
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import BOUNDARY
 from tasks.encoders.corpus_tokenizer import open_tokenizer

@@ -39,34 +39,15 @@ def words(options: str) -> list[str]:
     return [str(BIN / "luigi"), "--module", "pipeline", "TrainAdapter", "--config", "corpus.yaml", "--options", options]
 
 
-def test_it_packs_and_trains_and_is_a_no_op_afterwards(folder: Path) -> None:
-    wanted = words(f"{OPTIONS} --max-steps 3")
-    done = command(folder, *wanted)
-    assert done.returncode == 0, done.stderr
-    record = folder / done.stdout.splitlines()[-1]
-    (manifest,) = (folder / "manifests").glob("*.json")
-    assert orjson.loads(record.read_bytes())["corpus"]["key"] == orjson.loads(manifest.read_bytes())["key"]
-    again = command(folder, *wanted)
-    assert again.returncode == 0, again.stderr
-    assert "already trained, nothing to do" in again.stderr
-    assert folder / again.stdout.splitlines()[-1] == record
-
-
-def test_an_error_of_training_fails_the_task_without_a_traceback(folder: Path) -> None:
-    done = command(folder, *words(f"{OPTIONS} --precision bf16"))
-    assert done.returncode == 69, done.stderr
-    assert "bf16 has no effect on a CPU" in done.stderr
-    assert done.stderr.count(" error: ") == 1
-    assert "Traceback" not in done.stderr
-    assert list((folder / "manifests").glob("*.json")), "the corpus is packed all the same"
-
-
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGINT, "2"), (signal.SIGTERM, "1"), (signal.SIGTERM, "2")])
-def test_a_signal_leaves_a_checkpoint_from_which_the_same_command_resumes(
+def test_it_packs_and_trains_and_a_signal_leaves_a_checkpoint_from_which_it_resumes(
     folder: Path, number: int, workers: str
 ) -> None:
-    """Ctrl-C reaches every process, as from a terminal; SIGTERM luigi alone, as from a batch system."""
-    wanted = [*words(f"{OPTIONS} --max-steps 60"), "--workers", workers]
+    """Ctrl-C reaches every process, as from a terminal; SIGTERM luigi alone, as from a batch system.
+
+    After Ctrl-C, the same command completes the training, and once more it is a no-op.
+    """
+    wanted = [*words(f"{OPTIONS} --max-steps 30"), "--workers", workers]
     environment = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
     process = subprocess.Popen(
         wanted, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -91,6 +72,13 @@ def test_a_signal_leaves_a_checkpoint_from_which_the_same_command_resumes(
         assert done.returncode == 0, done.stderr
         assert f"from {checkpoint.name}" in done.stderr
         assert f"resuming after step {checkpoint.name.removeprefix('checkpoint-')}; loading" in done.stderr
+        record = folder / done.stdout.splitlines()[-1]
+        (manifest,) = (folder / "manifests").glob("*.json")
+        assert orjson.loads(record.read_bytes())["corpus"]["key"] == orjson.loads(manifest.read_bytes())["key"]
+        again = command(folder, *wanted)
+        assert again.returncode == 0, again.stderr
+        assert "already trained, nothing to do" in again.stderr
+        assert folder / again.stdout.splitlines()[-1] == record
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1.5])
@@ -126,10 +114,13 @@ def training_of(pid: int) -> bool:
     return False
 
 
-def test_a_missing_extra_is_reported_by_name(folder: Path) -> None:
+def test_an_error_of_training_fails_the_task_without_a_traceback(folder: Path) -> None:
+    """Here a missing extra, which is reported by name."""
     (folder / "hidden").mkdir()
     (folder / "hidden" / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     done = command(folder, *words(OPTIONS), PYTHONPATH=f"{folder / 'hidden'}:{os.environ.get('PYTHONPATH', '')}")
     assert done.returncode == 69, done.stderr
     assert "E721 error: training needs torch, which is not installed; run: make extras" in done.stderr
     assert done.stderr.count(" error: ") == 1
+    assert "Traceback" not in done.stderr
+    assert list((folder / "manifests").glob("*.json")), "the corpus is packed all the same"

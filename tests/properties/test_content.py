@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
-from itertools import repeat
+from itertools import count, repeat
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.jinja_sources import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
 from support.profiles import examples
+from support.templates.jinja_sources import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
 from support.tokenizer_kinds import CHATML_JINJA, KINDS, LOSSLESS, check_row, control_strings, open_kind, tokenize
 
 from tasks.conversations.formats import read_record
@@ -139,11 +139,18 @@ def instruction(rng: random.Random, texts: Iterator[str]) -> dict[str, Any]:
     return {**system, **history, **said}
 
 
+def texts_of(make: Callable[..., dict[str, Any]], form: int) -> int:
+    """Return how many texts a record of this form has."""
+    numbers = count()
+    make(random.Random(form), map(str, numbers))
+    return next(numbers)
+
+
 # -- the check --------------------------------------------------------------------------------------------------------
 
 
-def check_batch(kind: str, name: str, seed: int, count: int = BATCH) -> int:
-    """Check `count` conversations made from a seed; how many were packed."""
+def check_batch(kind: str, name: str, seed: int, size: int = BATCH) -> int:
+    """Check `size` conversations made from a seed; how many were packed."""
     rng = random.Random(f"{kind} {name} {seed}")
     encoder = open_kind(kind)
     train_on: TrainOn = "last" if name == "joined.jinja" else rng.choice(("assistant", "all", "last"))
@@ -151,8 +158,8 @@ def check_batch(kind: str, name: str, seed: int, count: int = BATCH) -> int:
         train_on = "last"
     template = open_template(name, kind, train_on)
     make, format = rng.choice(((conversation, "messages"), (conversation, "messages"), (instruction, "alpaca")))
-    forms = [rng.getrandbits(64) for _ in range(count)]
-    given_records = [make(random.Random(form), iter(neighbors(rng, kind, 40))) for form in forms]
+    forms = [rng.getrandbits(64) for _ in range(size)]
+    given_records = [make(random.Random(form), iter(neighbors(rng, kind, texts_of(make, form)))) for form in forms]
     rows, _ = tokenize(given_records, encoder, template, train_on, format)
     harmless = [make(random.Random(forms[row.record]), repeat("x")) for row in rows]
     plain, _ = tokenize(harmless, encoder, template, train_on, format)

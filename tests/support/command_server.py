@@ -5,6 +5,8 @@
 
 Every command runs in a fork of its own, which leaves through the interpreter's usual shutdown: no state remains. The
 modules that install hooks on import (`pipeline`, `tasks.cli.app`) are imported by the fork, as by the real command.
+
+One argument names what to import: `tasks` for luigi and packcorpus, `train` for python -m train (torch takes seconds).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import gc
 import importlib
 import json
+import logging
 import os
 import pkgutil
 import runpy
@@ -19,25 +22,27 @@ import signal
 import sys
 from typing import Any
 
-LIBRARIES = (
-    "luigi",
-    "luigi.cmdline",
-    "pandas",
-    "pyarrow.compute",
-    "pydantic",
-    "rich.console",
-    "rich.progress",
-    "typer",
-)
-HOOKED = ("tasks.cli.app",)
+LIBRARIES = {
+    "tasks": (
+        "luigi",
+        "luigi.cmdline",
+        "pandas",
+        "pyarrow.compute",
+        "pydantic",
+        "rich.console",
+        "rich.progress",
+        "typer",
+    ),
+    "train": ("matplotlib.figure", "peft", "torch.distributed.launcher.api", "transformers.models.llama"),
+}
+HOOKED = ("tasks.cli.app", "train.__main__")
 
 
-def preload() -> None:
-    for name in LIBRARIES:
+def preload(package: str) -> None:
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs while it is imported
+    for name in (*LIBRARIES[package], package):
         importlib.import_module(name)
-    import tasks
-
-    for found in pkgutil.walk_packages(tasks.__path__, "tasks."):
+    for found in pkgutil.walk_packages(sys.modules[package].__path__, f"{package}."):
         if found.name not in HOOKED:
             importlib.import_module(found.name)
 
@@ -49,16 +54,15 @@ def next_request() -> dict[str, Any]:
         child = os.fork()
         if not child:
             return request
+        print(child, flush=True)
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
     sys.exit()
 
 
 def become(request: dict[str, Any]) -> None:
-    """Take the folder, the environment, the arguments, and the files of the request."""
+    """Take the folder and the files of the request."""
     os.chdir(request["folder"])
-    os.environ.clear()
-    os.environ.update(request["environment"])
     for number, path, flags in (
         (0, os.devnull, os.O_RDONLY),
         (1, request["stdout"], os.O_WRONLY),
@@ -67,29 +71,58 @@ def become(request: dict[str, Any]) -> None:
         file = os.open(path, flags)
         os.dup2(file, number)
         os.close(file)
-    sys.argv = request["words"]
 
 
-def main() -> None:
-    preload()
-    gc.freeze()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    become(next_request())
-    program, *words = sys.argv
+def run(words: list[str]) -> None:
+    """Run luigi, packcorpus, or python with these arguments."""
+    program, *words = words
     if os.path.basename(program) == "luigi":
+        sys.argv = [program, *words]
         sys.path[0] = os.path.dirname(program)
         from luigi.cmdline import luigi_run
 
         sys.exit(luigi_run(words))
     elif os.path.basename(program) == "packcorpus":
+        sys.argv = [program, *words]
         sys.path[0] = os.path.dirname(program)
         from tasks.cli import app
 
         sys.exit(app.main())
-    else:  # python -m MODULE
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(compile(words[1], "-c", "exec"), {"__name__": "__main__"})  # noqa: S102 - the code of a test
+        return
+    options = [word for word in words[:2] if word in ("-P", "-u")]
+    words = words[len(options) :]
+    if words[0] == "-m":
         sys.argv = words[1:]
-        sys.path[0] = os.getcwd()
+        sys.path[:1] = [] if "-P" in options else [os.getcwd()]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        sys.path[0] = os.path.dirname(words[0])
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def ranks_of(words: list[str]) -> int:
+    """Return how many processes torch's launcher will start."""
+    given = [int(words[at + 1]) for at, word in enumerate(words) if word in ("--gpus", "--nproc-per-node")]
+    return sum(count for count in given if count > 1)
+
+
+def main() -> None:
+    preload(sys.argv[1])
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    request = next_request()
+    become(request)
+    if ranks := ranks_of(request["words"]):
+        from forked_ranks import prepare
+
+        request = prepare(ranks) or request
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    run(request["words"])
 
 
 if __name__ == "__main__":

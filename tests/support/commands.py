@@ -2,6 +2,7 @@
 
 packcorpus(folder, "verify") ─┐
 luigi(folder, …), pack(…) ────┴▶ command ─▶ a fork of support/command_server.py, or a process of its own
+started(folder, "-m", "train", …) ─▶ a fork of it whose stderr can be read while it runs
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple, TextIO
 
 import orjson
 import pytest
@@ -45,10 +48,42 @@ def command(folder: Path, *words: str, **environment: str) -> Done:
     """Run a command: ours in a fork of the command server, others and those with a changed interpreter as a process."""
     changes_start = any(name.startswith(("PYTHON", "LUIGI", "LD_", "OMP_")) for name in environment)
     ours = words[0] in (str(BIN / "luigi"), str(BIN / "packcorpus"))
-    module = words[:2] == (sys.executable, "-m") and words[2].partition(".")[0] in ("luigi", "tasks")
-    if changes_start or not (ours or module):
+    module = words[2].partition(".")[0] if words[:2] == (sys.executable, "-m") else ""
+    if changes_start or not (ours or module in ("luigi", "tasks", "torch", "train")):
         return process(folder, *words, **environment)
-    return _server().run(folder, words, _environment(environment))
+    if module in ("torch", "train"):
+        return in_fork_with_torch(folder, *words[1:], **environment)
+    return _server("tasks").run(folder, words, _environment(environment))
+
+
+def in_fork_with_torch(folder: Path, *words: str, **environment: str) -> Done:
+    """Run `python WORDS` in a fork of a process that has loaded torch and all modules of `train`."""
+    return _server("train").run(folder, (sys.executable, *words), _environment(environment))
+
+
+class Started(NamedTuple):
+    """A command that runs: its process id, what it writes to stderr, and a function that returns its exit code."""
+
+    pid: int
+    stderr: TextIO
+    wait: Callable[[], int]
+
+
+@contextmanager
+def started(folder: Path, *words: str, **environment: str) -> Iterator[Started]:
+    """Start `python WORDS` in a fork of a process that has loaded torch; it must be waited for."""
+    server = _server("train")
+    with tempfile.TemporaryDirectory() as name:
+        pipe = Path(name) / "stderr"
+        os.mkfifo(pipe)
+        words = (sys.executable, *words)
+        try:
+            pid = server.start(folder, words, _environment(environment), os.devnull, str(pipe))
+            with pipe.open() as stderr:
+                yield Started(pid, stderr, server.wait)
+        except BaseException:
+            server.stop()
+            raise
 
 
 def process(folder: Path, *words: str, **environment: str) -> Done:
@@ -64,28 +99,39 @@ def _environment(changes: dict[str, str]) -> dict[str, str]:
 class _Server:
     """The client of support/command_server.py, one for each process of the tests."""
 
-    def __init__(self) -> None:
+    def __init__(self, package: str) -> None:
+        self._changes: dict[str, str] = {}
+        if package == "train":  # a fork has no threads of its parent, and cannot use a GPU that its parent has seen
+            self._changes = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT / "tests")}
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("command_server.py"))],
-            cwd=tempfile.gettempdir(), env=_environment({}), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            start_new_session=True,
+            [sys.executable, str(Path(__file__).with_name("command_server.py")), package],
+            cwd=tempfile.gettempdir(), env=_environment(self._changes), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            bufsize=0, start_new_session=True,
         )  # fmt: skip
         atexit.register(self.stop)
 
     def run(self, folder: Path, words: tuple[str, ...], environment: dict[str, str]) -> Done:
-        server = self._process
-        assert server.stdin is not None
-        assert server.stdout is not None
         with tempfile.NamedTemporaryFile() as out, tempfile.NamedTemporaryFile() as err:
-            request = {"words": words, "folder": str(folder), "environment": environment}
-            server.stdin.write(json.dumps(request | {"stdout": out.name, "stderr": err.name}) + "\n")
-            server.stdin.flush()
-            if not select.select([server.stdout], [], [], LIMIT)[0]:
-                self.stop()
-                raise subprocess.TimeoutExpired(words, LIMIT)
-            return subprocess.CompletedProcess(
-                words, int(server.stdout.readline()), out.read().decode(), err.read().decode()
-            )
+            self.start(folder, words, environment, out.name, err.name)
+            return subprocess.CompletedProcess(words, self.wait(), out.read().decode(), err.read().decode())
+
+    def start(self, folder: Path, words: tuple[str, ...], environment: dict[str, str], stdout: str, stderr: str) -> int:
+        """Start a command; return its process id."""
+        request = {"words": words, "folder": str(folder), "environment": environment | self._changes}
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request | {"stdout": stdout, "stderr": stderr}).encode() + b"\n")
+        return self._answer()
+
+    def wait(self) -> int:
+        """Wait for the command that was started; return its exit code."""
+        return self._answer()
+
+    def _answer(self) -> int:
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], LIMIT)[0]:
+            self.stop()
+            raise subprocess.TimeoutExpired(self._process.args, LIMIT)
+        return int(self._process.stdout.readline())
 
     def stop(self) -> None:
         _server.cache_clear()
@@ -95,8 +141,8 @@ class _Server:
 
 
 @functools.cache
-def _server() -> _Server:
-    return _Server()
+def _server(package: str) -> _Server:
+    return _Server(package)
 
 
 def pack(folder: Path, *arguments: str, **environment: str) -> Path:

@@ -17,8 +17,8 @@ import orjson
 import pytest
 import yaml
 from support.commands import ROOT, SHARED, needs_shared
-from support.modern_templates import DEFAULT_SYSTEM, LOOP, PROMPT
 from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.templates.modern_templates import DEFAULT_SYSTEM, LOOP, PROMPT
 from support.tokenizer_kinds import kind_path
 
 pytest.importorskip("transformers", reason="transformers is the reference and is not installed")

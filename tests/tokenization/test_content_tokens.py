@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.modern_templates import STRIPPED
 from support.profiles import examples
 from support.small_corpus import conversations, pack_corpus, write_project
+from support.templates.modern_templates import STRIPPED
 from support.tokenizer_kinds import CHATML_JINJA, everywhere, kind_path, open_kind, ordinary, reference, tokenize
 from typer.testing import CliRunner
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.jinja_sources import (
+from support.profiles import examples
+from support.templates.jinja_sources import (
     ALTERNATING,
     CHATML_MARKED,
     DATED,
@@ -20,8 +21,7 @@ from support.jinja_sources import (
     LLAMA3_MARKED,
     TOOLS,
 )
-from support.modern_templates import INTRODUCED
-from support.profiles import examples
+from support.templates.modern_templates import INTRODUCED
 from support.tokenizer_kinds import (
     CHATML_JINJA,
     Row,

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.modern_templates import (
+from support.profiles import examples
+from support.templates.modern_templates import (
     CALLS_IF_NULL,
     END_LAST,
     INLINE,
@@ -21,7 +22,6 @@ from support.modern_templates import (
     STRIPPED,
     TEXT_ARGUMENTS,
 )
-from support.profiles import examples
 from support.tokenizer_kinds import open_kind, ordinary, reference, tokenize
 
 from tasks.conversations.formats import read_record

@@ -12,9 +12,9 @@ from unittest import mock
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from support.jinja_sources import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
-from support.modern_templates import CALLS_IF_NULL, INLINE, LOOP, MODERN, NO_CALLS, PROMPT, TEXT_ARGUMENTS
 from support.profiles import examples
+from support.templates.jinja_sources import CHATML_MARKED, JOINED, LLAMA2, LLAMA3, TOOLS
+from support.templates.modern_templates import CALLS_IF_NULL, INLINE, LOOP, MODERN, NO_CALLS, PROMPT, TEXT_ARGUMENTS
 from support.tokenizer_kinds import CHATML_JINJA, hostile, open_kind, ordinary, tokenize
 
 from tasks.core.errors import DataError

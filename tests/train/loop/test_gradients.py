@@ -8,8 +8,6 @@ Run as a script under torch.distributed, this file is one rank of several.
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -20,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.commands import ROOT
+from support.commands import ROOT, command
 from support.tiny_training import LENGTH, Row, force_attention, packed_rows, plain_kernels, tiny_model
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -192,9 +190,7 @@ RANK_CASES = ("sdpa-1-plain", "sdpa-1-checkpointing", "sdpa-2-checkpointing", "v
 
 def test_two_ranks_have_the_gradient_of_all_conversations(tmp_path: Path) -> None:
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    words = [*launch, str(Path(__file__)), str(tmp_path), *RANK_CASES]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    done = command(ROOT, *launch, str(Path(__file__)), str(tmp_path), *RANK_CASES)
     assert done.returncode == 0, done.stderr[-2000:]
     for case in RANK_CASES:
         ranks = [load_file(tmp_path / f"{case}-{rank}.safetensors") for rank in range(2)]

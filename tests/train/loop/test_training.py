@@ -11,7 +11,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from support.commands import ROOT
+from support.commands import ROOT, Done, command, started
 from support.damage import flip
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -64,26 +63,23 @@ def words(folder: Path, output: Path, *options: str, manifest: Path | None = Non
     return [sys.executable, "-m", "train", *where, "--base-model", str(folder / "tiny"), *common, *options]
 
 
-def run(command: list[str]) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300, check=False)
+def run(given: list[str]) -> Done:
+    return command(ROOT, *given)
 
 
-def stop(command: list[str], number: int) -> tuple[int, str]:
+def stop(given: list[str], number: int) -> tuple[int, str]:
     """Send a signal after the first step. Returns the exit code and stderr."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(command, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True)
-    assert process.stderr
-    output = ""
-    for line in process.stderr:
-        output += line
-        if re.match(r"step \d+/", line):
-            time.sleep(random.uniform(0, 0.4))
-            ranks = psutil.Process(process.pid).children()
-            (ranks[-1] if ranks and number == signal.SIGKILL else process).send_signal(number)
-            break
-    rest = process.stderr.read()
-    return process.wait(timeout=300), output + rest
+    with started(ROOT, *given[1:]) as process:
+        output = ""
+        for line in process.stderr:
+            output += line
+            if re.match(r"step \d+/", line):
+                time.sleep(random.uniform(0, 0.4))
+                ranks = psutil.Process(process.pid).children()
+                os.kill(ranks[-1].pid if ranks and number == signal.SIGKILL else process.pid, number)
+                break
+        rest = process.stderr.read()
+        return process.wait(), output + rest
 
 
 def losses(output: Path) -> list[tuple[int, float]]:
@@ -92,8 +88,8 @@ def losses(output: Path) -> list[tuple[int, float]]:
 
 
 def test_a_run_writes_adapter_tokenizer_picture_and_record(folder: Path, tmp_path: Path) -> None:
-    command = words(folder, tmp_path / "run", "--max-steps", "20")
-    done = run(command)
+    given = words(folder, tmp_path / "run", "--max-steps", "20")
+    done = run(given)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "run" / "training.json").read_text())
     manifest = json.loads(manifest_of(folder).read_text())
@@ -108,14 +104,14 @@ def test_a_run_writes_adapter_tokenizer_picture_and_record(folder: Path, tmp_pat
     files = {path.name for path in (tmp_path / "run").iterdir()}
     assert {"adapter_model.safetensors", "adapter_config.json", "tiny.model", "training.svg"} <= files
     assert "only 20 optimizer steps" in done.stderr
-    again = run(command)
+    again = run(given)
     assert (again.returncode, "nothing to do" in again.stderr) == (0, True)
     assert again.stdout == done.stdout
     # A run killed between the last step and the record is completed without another step.
     weights = (tmp_path / "run" / "adapter_model.safetensors").read_bytes()
     for name in ("training.json", "adapter_model.safetensors"):
         (tmp_path / "run" / name).unlink()
-    ended = run(command)
+    ended = run(given)
     assert ended.returncode == 0, ended.stderr
     finished = json.loads((tmp_path / "run" / "training.json").read_text())["result"]
     assert [finished[name] for name in ("steps", "last_loss")] == [result[name] for name in ("steps", "last_loss")]
@@ -130,8 +126,8 @@ def test_a_resumed_run_has_the_same_losses(folder: Path, tmp_path: Path, ranks: 
     assert whole.returncode == 0, whole.stderr
     assert len(losses(tmp_path / "whole")) == 40
 
-    command, key = words(folder, tmp_path / "stopped", *options), json.loads(manifest_of(folder).read_text())["key"]
-    code, output = stop(command, signal.SIGTERM)
+    given, key = words(folder, tmp_path / "stopped", *options), json.loads(manifest_of(folder).read_text())["key"]
+    code, output = stop(given, signal.SIGTERM)
     assert code == 75, output
     assert "Traceback" not in output
     checkpoints = list((tmp_path / "stopped").glob("checkpoint-*"))
@@ -140,12 +136,12 @@ def test_a_resumed_run_has_the_same_losses(folder: Path, tmp_path: Path, ranks: 
     assert newest_complete(tmp_path / "stopped", key) == newest
     assert not (tmp_path / "stopped" / "training.json").exists()
 
-    code, output = stop(command, signal.SIGKILL)
+    code, output = stop(given, signal.SIGKILL)
     assert code == (-signal.SIGKILL if ranks == 1 else 1), output
     assert ("rank 1 was killed by SIGKILL" in output) == (ranks == 2)
     assert f"from {newest.name}" in output
 
-    resumed = run(command)
+    resumed = run(given)
     assert resumed.returncode == 0, resumed.stderr
     assert "from checkpoint-" in resumed.stderr
     assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
@@ -162,11 +158,11 @@ def test_training_on_format_2(folder: Path, tmp_path: Path) -> None:
 # -- rejections: one fault at a time -----------------------------------------------------------------------------------
 
 
-def rejected(capsys: pytest.CaptureFixture[str], command: list[str], code: int, message: str) -> None:
+def rejected(capsys: pytest.CaptureFixture[str], given: list[str], code: int, message: str) -> None:
     """Run in this process: loading torch again takes five seconds."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        assert main(command[command.index("train") + 1 :]) == code
+        assert main(given[given.index("train") + 1 :]) == code
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

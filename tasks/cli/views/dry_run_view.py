@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli.console import grid, heading, indented, plain_table, single
-from tasks.cli.corpus_view import SHOWN_SOURCES, print_content_tokens, print_facts, print_mixture, print_unused
-from tasks.cli.token_text import print_hanging, print_legend, print_title, text_of
+from tasks.cli.views.console import grid, heading, indented, plain_table, single
+from tasks.cli.views.corpus_view import SHOWN_SOURCES, print_content_tokens, print_facts, print_mixture, print_unused
+from tasks.cli.views.token_text import print_hanging, print_legend, print_title, text_of
 from tasks.core.printable import common_folder, counted, duration, in_bytes, printable
 from tasks.corpus.mixture_table import mixture_table
 from tasks.inspection.dry_run import DryRun

@@ -8,7 +8,7 @@ from __future__ import annotations
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli.token_text import HEADING_STYLE, print_hanging, styled, text_of
+from tasks.cli.views.token_text import HEADING_STYLE, print_hanging, styled, text_of
 from tasks.core.error_codes import CODES
 from tasks.core.printable import counted, printable
 from tasks.inspection.lookup import turn_of

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.packing.seeded_order import order_of_contents, shuffle
+from tasks.core.seeded_order import order_of_contents, shuffle
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -1,6 +1,6 @@
 """Compare attention backends and options on a GPU, and TRL's SFTTrainer.
 
-    python bench/gpu.py FOLDER MANIFEST [MANIFEST …] [--whole MANIFEST] [--layers 16 --hidden 2048] [--steps 12]
+    python bench/training/gpu.py FOLDER MANIFEST … [--whole MANIFEST] [--layers 16 --hidden 2048] [--steps 12]
 
 MANIFESTs are packed corpora, for example with rows of 1024 and of 4096. `--whole` names the same conversations with
 `packing: false`; TRL receives their tokens and labels and packs them itself. The model is a Llama with random weights,

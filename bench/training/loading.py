@@ -1,6 +1,6 @@
 """Measure rows per second of PackedDataset and of `datasets` with torch format.
 
-    python bench/loading.py manifests/x.json [--runs 5]
+    python bench/training/loading.py manifests/x.json [--runs 5]
 
 Prints a Markdown table. Every run reads the same shards in the same shuffled order with each reader in turn: batches of
 8 through a DataLoader with transformers' default collator, and single rows. `datasets` maps the files and returns the

@@ -13,7 +13,7 @@ import orjson
 from rich.console import Console
 from rich.text import Text
 
-from tasks.cli.token_text import print_hanging, print_legend, print_title, styled, text_of
+from tasks.cli.views.token_text import print_hanging, print_legend, print_title, styled, text_of
 from tasks.core.printable import CONTROL, counted, printable
 from tasks.inspection.lookup import turn_of
 from tasks.inspection.rows import Conversation, Piece, Row

@@ -1,0 +1,49 @@
+"""Arguments and options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tasks.core.error_messages import JSON
+from tasks.inspection.manifests import complete_manifest
+
+ManifestArgument = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="MANIFEST",
+        show_default=False,
+        help="A manifest (file, name, or key) or a corpus folder. Default: the corpus of the latest run.",
+        autocompletion=complete_manifest,
+    ),
+]
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", show_default=False, help="The config of the corpus, if it is not where run.json records it."
+    ),
+]
+
+RootOption = Annotated[
+    Path,
+    typer.Option(
+        metavar="FOLDER",
+        show_default=False,
+        help="The project's root, with data/ and manifests/. Default: the working directory.",
+    ),
+]
+
+# What `init` writes and `check` and `pack` read if no config is named.
+DEFAULT_CONFIG = Path("corpus.yaml")
+
+ConfigArgument = Annotated[
+    Path | None,
+    typer.Argument(metavar="CONFIG", show_default=False, help=f"The config of the corpus. Default: {DEFAULT_CONFIG}."),
+]
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", envvar=JSON, show_envvar=False, help="Print the result as one JSON object.")
+]
