@@ -15,8 +15,8 @@ from support.inspected import as_object, rendered, shown
 from support.packed_rows import folder_of, sign
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 from support.templates.several_samples import stripping_template
-from tasks.cli.dry_run_view import show_dry_run
 
+from tasks.cli.views.dry_run_view import show_dry_run
 from tasks.config import load_config
 from tasks.core.errors import DataError, UsageError
 from tasks.dry_run.dry_run import predict

@@ -12,8 +12,8 @@ from support.inspected import rendered
 from support.small_corpus import conversations, write_project
 from support.templates.modern_templates import STRIPPED
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
-from tasks.cli.dry_run_view import show_dry_run
 
+from tasks.cli.views.dry_run_view import show_dry_run
 from tasks.config import load_config
 from tasks.conversations.keys.training_flags import flag_hints
 from tasks.dry_run.dry_run import predict

@@ -158,7 +158,9 @@ def test_a_header_of_unknown_keys_is_split_as_the_rows_are(tmp_path: Path) -> No
     assert message == (
         "a.csv: its cells may be separated by ';' or '|'; set delimiter, such as delimiter: ';' or delimiter: tab"
     )
-    assert "keys found: a, b;c;" in refusal(tmp_path / "a.csv", b"a,b;c\nd,e;f\n"), "the usual one of two"
+    assert "columns, named by its first row: a, b;c;" in refusal(tmp_path / "a.csv", b"a,b;c\nd,e;f\n"), (
+        "the usual one of two"
+    )
     assert "keys found: a, b|c;" in refusal(tmp_path / "a.csv", both, delimiter=";")
 
 
