@@ -158,10 +158,9 @@ def test_a_header_of_unknown_keys_is_split_as_the_rows_are(tmp_path: Path) -> No
     assert message == (
         "a.csv: its cells may be separated by ';' or '|'; set delimiter, such as delimiter: ';' or delimiter: tab"
     )
-    assert "columns, named by its first row: a, b;c;" in refusal(tmp_path / "a.csv", b"a,b;c\nd,e;f\n"), (
-        "the usual one of two"
-    )
-    assert "keys found: a, b|c;" in refusal(tmp_path / "a.csv", both, delimiter=";")
+    named = "columns, named by its first row: "
+    assert f"{named}a, b;c;" in refusal(tmp_path / "a.csv", b"a,b;c\nd,e;f\n"), "the usual one of two"
+    assert f"{named}a, b|c;" in refusal(tmp_path / "a.csv", both, delimiter=";")
 
 
 def test_a_few_words_in_another_script_are_not_western(tmp_path: Path) -> None:
