@@ -92,9 +92,7 @@ def main() -> None:
     lines = [f"| template | {' | '.join(KINDS)} |", "|---|" + "---|" * len(KINDS)]
     counts: Counter[str] = Counter()
     for path in sorted(given.folder.glob("*.jinja")):
-        source = path.read_text(encoding="utf-8")
-        if re.search(r"^    \{", source, re.M) and "{%-" not in source:
-            source = source.replace("    ", "").replace("\n", "")
+        source = source_of(path)
         with tempfile.TemporaryDirectory() as name:
             encoder, library = tokenizers_of(source, given.tokenizer, Path(name))
             outcomes = [outcome(source, messages, encoder, library) for messages in KINDS.values()]
@@ -108,6 +106,13 @@ def main() -> None:
         given.write.write_text(text, encoding="utf-8")
     total = sum(counts.values())
     print(f"{total} cases: " + ", ".join(f"{name} {count}" for name, count in counts.most_common()))
+
+
+def source_of(path: Path) -> str:
+    source = path.read_text(encoding="utf-8")
+    if re.search(r"^    \{", source, re.M) and "{%-" not in source:
+        source = source.replace("    ", "").replace("\n", "")
+    return source
 
 
 def outcome(source: str, messages: list[dict[str, Any]], encoder: Encoder, library: Any) -> str:

@@ -71,7 +71,7 @@ class Preparer:
     def _compare(self, filled: list[Prepared], conversation: Conversation) -> None:
         """Check that a template writes a conversation as it was filled in."""
         rendered = self._render(conversation, trained_turns(conversation, self._train_on))
-        if list(map(_comparable, filled)) != list(map(_comparable, rendered)):
+        if list(map(comparable, filled)) != list(map(comparable, rendered)):
             texts = [[sample.texts for sample in samples] for samples in (filled, rendered)]
             raise AssertionError(f"template {self._template.name}: {texts[0]} is rendered as {texts[1]}")
 
@@ -91,7 +91,8 @@ class Preparer:
         return prepared
 
 
-def _comparable(sample: Prepared) -> tuple[object, ...]:
+def comparable(sample: Prepared) -> tuple[object, ...]:
+    """Return everything of a sample that ends up in a token file."""
     shape = sample.shape
     return sample.texts, sample.digest, shape.turn, shape.tokens.tolist(), shape.trained.tolist(), shape.separator
 

@@ -34,11 +34,15 @@ _MARKUP = re.compile(r"<[^<>\n]{0,60}\Z|\[[A-Z_/]{0,40}\Z")
 
 
 class Located(NamedTuple):
-    """A sample: a text, the ranges of it that are trained on, and the turn, or None for the whole conversation."""
+    """A sample: a text, the ranges of it that are trained on, and the turn, or None for the whole conversation.
+
+    `plain`: the rendering of every trained turn starts with its prompt, so that nothing of the answer mattered for it.
+    """
 
     text: str
     ranges: list[Range]
     turn: int | None
+    plain: bool = True
 
 
 class NotLocated(Exception):
@@ -63,22 +67,25 @@ def locate(
     `whole` is its rendering, `trained` are the numbers of the trained turns, `ends` matches a control token, and `eos`
     is the one at which a model stops. Raises NotLocated.
     """
-    pairs = []
+    pairs, plain = [], True
     for k in trained:
         prompt = render(list(messages[:k]), True)
         alone = whole if k + 1 == len(messages) else render(list(messages[: k + 1]), False)
         base = "" if alone.startswith(prompt) else render(list(messages[:k]), False)
+        plain = plain and alone.startswith(prompt)
         answer = _until(eos, answer_of(k, messages[k], prompt, base, alone, ends))
         pairs.append((k, prompt, answer))
     if turns != "apart":
         found = [_range_in(whole, prompt, answer, ends) for _, prompt, answer in pairs]
         different = next((n for n, place in enumerate(found) if place is None), None)
         if different is None:
-            return [Located(whole, [place for place in found if place], None)]
+            return [Located(whole, [place for place in found if place], None, plain)]
         if turns == "together":
             k, prompt, answer = pairs[different]
             raise NotLocated(k, _difference(whole, prompt + answer))
-    return [Located(prompt + answer, [(len(prompt), len(prompt) + len(answer))], k) for k, prompt, answer in pairs]
+    return [
+        Located(prompt + answer, [(len(prompt), len(prompt) + len(answer))], k, plain) for k, prompt, answer in pairs
+    ]
 
 
 def prefix_ranges(render: Render, messages: Sequence[Any], whole: str, turns: Sequence[int]) -> list[Range]:

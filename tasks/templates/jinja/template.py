@@ -123,7 +123,7 @@ class JinjaTemplate:
             return [Sample(self._split(rendering.text, ranges_of_marks, breaker))]
         self._require_located(rendering, conversation, "its prompt", breaker)
         found = []
-        for text, ranges, turn in rendering.samples:
+        for text, ranges, turn, _ in rendering.samples:
             if turn is None and ranges_of_marks is not None:
                 self._require_agreement(ranges, ranges_of_marks, turns)
                 ranges = ranges_of_marks
@@ -154,7 +154,7 @@ class JinjaTemplate:
             return None
         marked = self._marked_turns(rendering, conversation, trained) if self._marked else None
         found = []
-        for text, ranges, turn in rendering.samples:
+        for text, ranges, turn, _ in rendering.samples:
             if turn is None and marked is not None:
                 self._require_agreement(ranges, marked, turns)
                 ranges = marked
@@ -162,7 +162,9 @@ class JinjaTemplate:
                 self._require_written(conversation.messages[k], k, text[start:stop])
             found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
         *tests, formats = rendering.unusual
-        return Outline(found, Unusual(tests, heads, self._boundary.splits, strips), formats)
+        reads = self._reasoning_form is not ReasoningForm.NONE or self.adjust.drop_reasoning
+        inline = reads or not all(sample.plain for sample in rendering.samples)
+        return Outline(found, Unusual(tests, heads, self._boundary.splits, strips, inline), formats)
 
     def _traced(self, conversation: Conversation, turns: list[int], method: Turns) -> tuple[Rendering, str, bool]:
         """Return the rendering of placeholders, the breaker, and whether white space around some values is stripped."""
@@ -179,7 +181,7 @@ class JinjaTemplate:
         None if a token reaches from that text into what the template writes: see `_is_read_alike`.
         """
         heads = []
-        for text, ranges, turn in rendering.samples:
+        for text, ranges, turn, _ in rendering.samples:
             for start, stop in self._inner(text, ranges) if turn is None else []:
                 tail = self._boundary.tail(text[:start].replace(breaker, ""))
                 head = GAP.match(text, start, stop)
@@ -201,7 +203,7 @@ class JinjaTemplate:
 
     def _without(self, rendering: Rendering) -> Ranges:
         """Return the ranges between the located turns, which are all but them."""
-        text, [(_, ranges, _)] = rendering.text, rendering.samples
+        text, [(_, ranges, _, _)] = rendering.text, rendering.samples
         edges = [0, *chain(*((start, self._without_space(text, start, stop)) for start, stop in ranges)), len(text)]
         return list(zip(edges[::2], edges[1::2], strict=True))
 
@@ -326,7 +328,7 @@ class JinjaTemplate:
             self._boundary.splits(
                 self._boundary.tail(text[:start].replace(breaker, "")), text[start:stop].replace(breaker, "")
             )
-            for text, ranges, turn in rendering.samples
+            for text, ranges, turn, _ in rendering.samples
             if turn is None
             for start, stop in self._inner(text, ranges)
         )

@@ -14,7 +14,8 @@ class Unusual:
     """Contents that a template treats differently, by what `Trace` recorded.
 
     `heads` are the contents that a later prompt has after a text, with the end of that text: `splits` decides whether a
-    token could reach from one into the other. `strips`: the template strips white space around some contents.
+    token could reach from one into the other. `strips`: the template strips white space around some contents. `inline`:
+    reasoning in a content is given to it in another form, or matters where a turn is located.
     """
 
     def __init__(
@@ -23,7 +24,9 @@ class Unusual:
         heads: list[tuple[int, str]],
         splits: Callable[[str, str], bool],
         strips: bool,
+        inline: bool,
     ):
+        self._inline = inline
         self._strips = strips
         needles, starts, ends, _ = tests
         self._needles = needles
@@ -36,8 +39,9 @@ class Unusual:
             for content in contents:
                 if needle in content:
                     return True
-        # Reasoning in a content may be given to the template in another form, and matters where turns are located.
-        if any((content[0] in _FIRST or content[0].isspace()) and MARKER.match(content) for content in contents):
+        if self._inline and any(
+            (content[0] in _FIRST or content[0].isspace()) and MARKER.match(content) for content in contents
+        ):
             return True
         if self._strips and any(content[0].isspace() or content[-1].isspace() for content in contents):
             return True

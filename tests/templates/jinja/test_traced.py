@@ -182,6 +182,7 @@ THOUGHT = {"role": "assistant", "content": "b", "reasoning_content": "t"}
         ("reasoning stripped from history", [*written("a"), THOUGHT, *written("c"), THOUGHT], None),
         ("reasoning stripped from history", written("a", "<think>\nt\n</think>\n\nb", "c", "d"), None),
         ("empty block in the last turn", written("a", "b", "c", "d"), None),
+        ("chatml", written("a", "<think>\nt\n</think>\n\nb"), None),
         ("everything as JSON", [*USED, *written("b"), THOUGHT], [{"type": "function", "function": {"name": "é"}}]),
     ],
 )
