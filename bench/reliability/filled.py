@@ -113,9 +113,12 @@ def check(source: str, tokenizer: Path, records: list[dict[str, Any]], drop: boo
             if preparer.rendered:
                 counts["refused" if error else "rendered"] += 1
                 continue
-            conversation = read_record(record, "messages")
             try:
-                rendered = preparer._render(conversation, trained_turns(conversation, "assistant"))
+                conversation = read_record(record, "messages")
+                trained = trained_turns(conversation, "assistant")
+                if not any(trained):
+                    raise Reject("no_trained_tokens", error)
+                rendered = preparer._render(conversation, trained)
                 same = [comparable(sample) for sample in filled] == [comparable(sample) for sample in rendered]
             except (Reject, DataError) as found:
                 same = error == str(found)

@@ -136,7 +136,9 @@ def _after_other_text(message: Any, prompt: str, base: str, alone: str, ends: re
     if not rest.strip():
         return written
     if reasoning:
-        if written.lstrip().startswith(reasoning):  # the prompt introduces the reasoning
+        # The prompt introduces the reasoning, unless this is a content that starts with the same words.
+        start = written.lstrip()
+        if start.startswith(reasoning) and str(message.get("content") or "").strip() in start[len(reasoning) :]:
             return written
     elif _EMPTY_BLOCK.fullmatch(rest):
         return None if _OPEN.match(written) else written

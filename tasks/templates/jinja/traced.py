@@ -18,6 +18,7 @@ from typing import Any
 
 import jinja2.runtime
 from jinja2 import Environment, nodes
+from markupsafe import Markup
 
 from tasks.templates.jinja.environment import to_json
 
@@ -35,6 +36,9 @@ _OBJECT = re.compile("\0(\\d+)\0")
 _OBJECT_TEXT = re.compile(r'\{"\\u0000(\d+)\\u0000": ?0\}')
 _WRITTEN = re.compile(r'"((?:\\u000b)?)\\u0000(\d+)\\u0000(?:\\u000b)?"')
 
+# What `strip` removes if it is not told what.
+_SPACE = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
+
 Format = list[Any]  # the arguments of `to_json`
 
 
@@ -42,10 +46,13 @@ class Trace:
     """What was tested: values with one of `needles`, or that start or end with one of these characters, are unusual.
 
     `formats` are those in which values were written as JSON. `open` is False once a template did anything else to a
-    value.
+    value. `last` is the one that is recorded.
     """
 
+    last: Trace | None = None
+
     def __init__(self) -> None:
+        Trace.last = self
         self.open = True
         self.needles: set[str] = set()
         self.starts: set[str] = set()
@@ -109,10 +116,16 @@ class Traced(str):
         return self
 
     def __add__(self, other: str) -> str:
+        self._require_no_markup(other)
         return Traced.of(str.__add__(self, other), self.trace)
 
     def __radd__(self, other: str) -> str:
+        self._require_no_markup(other)
         return Traced.of(str.__add__(other, self), self.trace)
+
+    def _require_no_markup(self, other: object) -> None:
+        if isinstance(self, _TracedMarkup) or isinstance(other, Markup | _TracedMarkup):
+            self._close()  # what is not safe would be escaped for HTML
 
     def __bool__(self) -> bool:
         return True  # a blank content is never filled in
@@ -169,7 +182,7 @@ class Traced(str):
     def _strip(self, found: set[str], characters: Any) -> None:
         if not _PLACEHOLDER.fullmatch(str.__str__(self)) or isinstance(characters, Traced):
             self._close()
-        found.update(" " if characters is None else characters)
+        found.update(_SPACE if characters is None else characters)
 
     # Everything else
 
@@ -194,6 +207,37 @@ class Traced(str):
 _RECORDED = {
     *("trace", "startswith", "endswith", "split", "rsplit", "replace", "strip", "lstrip", "rstrip"),
 }
+
+
+class _TracedMarkup(Traced):
+    """What the filter `safe` makes of a text with a placeholder."""
+
+
+class _Markup(Markup):
+    """What the filter `safe` makes of any other text: what is joined with it is escaped."""
+
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, Traced):
+            other.trace.open = False
+        return super().__add__(other)
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name not in ("escape",) and Trace.last:
+            Trace.last.open = False
+        return super().__getattribute__(name)
+
+    def __mod__(self, other: Any) -> Any:
+        if Trace.last:
+            Trace.last.open = False
+        return super().__mod__(other)
+
+
+def _safe(value: Any) -> Any:
+    if not isinstance(value, Traced):
+        return _Markup(value)
+    safe = str.__new__(_TracedMarkup, value)
+    object.__setattr__(safe, "trace", value.trace)
+    return safe
 
 
 class TracedObject(dict[str, Any]):
@@ -343,7 +387,7 @@ def prepare_tracing(environment: Environment) -> None:
     environment.concat = _joined  # type: ignore[method-assign]
     jinja2.runtime.str_join = _joined  # type: ignore[assignment]
     filters: dict[str, Any] = environment.filters
-    ours: dict[str, Any] = {"safe": lambda value: value, "join": _join, "tojson": _to_json, "length": _length}
+    ours: dict[str, Any] = {"safe": _safe, "join": _join, "tojson": _to_json, "length": _length}
     filters |= ours | {"count": _length}
     tests: dict[str, Any] = environment.tests
     iterable, sequence = tests["iterable"], tests["sequence"]

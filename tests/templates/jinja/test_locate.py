@@ -158,6 +158,11 @@ def test_nothing_after_the_eos_token_is_the_model_s() -> None:
         assert [text for sample in samples for text in trained(sample)] == ["b<|im_end|>", "d<|im_end|>"]
 
 
+def test_an_answer_that_starts_with_the_words_of_its_reasoning_has_both() -> None:
+    [sample] = samples_of(open_jinja(OPENED), [user("a"), answer("no, never", reasoning_content="no")])
+    assert trained(sample) == ["no\n</think>\n\nno, never<|im_end|>"]
+
+
 def test_together_is_refused_if_the_model_would_see_another_history() -> None:
     with pytest.raises(DataError, match=r'messages\[1\] \(assistant\) cannot be located: .*"<think>'):
         samples_of(open_jinja(STRIPPED, "together"), TWO)

@@ -61,6 +61,8 @@ TEMPLATES = MODERN | {
     "everything as JSON": AS_JSON,
     "items": ITEMS,
     "fields and text arguments": FIELDS + TEXT_ARGUMENTS,
+    "stripped on the left": LOOP + "{{ m.content.lstrip() }}<|im_end|>\n{% endfor %}" + PROMPT,
+    "escaped": LOOP + "{{ 'a' | safe + m.content }}<|im_end|>\n{% endfor %}" + PROMPT,
 }
 
 
@@ -229,6 +231,13 @@ def test_ordinary_conversations_are_filled() -> None:
         ("m | tojson(indent=2)", None),
         ("(m.content ~ 'a') | tojson", None),
         ("m.content | urlencode", None),
+        ("m.content | safe", [[], [], [], [], []]),
+        ("'a' + m.content | safe", None),  # a would be escaped
+        ("m.content | safe + 'a'", None),
+        ("('a' | safe) + m.content", None),
+        ("m.content + ('a' | safe)", None),
+        ("('%s' | safe) % m.content", None),
+        ("('a' | safe).join([m.content])", None),
         ("m.content.encode()", None),
     ],
 )
