@@ -21,6 +21,9 @@ from tasks.conversations.model import Conversation, Message, ToolCall, full_text
 
 GAP = re.compile("\v?\0(\\d+)(?::(\\d+))?\0\v?")
 
+# An object, as `blank` writes it.
+_OBJECT_TEXT = re.compile(r'\{"\\u0000\d+\\u0000": 0\}')
+
 # The arguments of a call: text, an object, or an empty object, which is not replaced.
 _TEXT, _OBJECT, _EMPTY = range(3)
 
@@ -97,7 +100,9 @@ def _kind(text: str) -> Any:
         return _TEXT if text else None
     if text.count("{") + text.count("[") > _MOST_BRACKETS or not isinstance(value, dict):
         return None
-    return _OBJECT if value else _EMPTY
+    if value:
+        return _OBJECT
+    return _EMPTY if text == "{}" else None
 
 
 def _skeleton(value: Any, strings: list[str]) -> Any:
@@ -145,6 +150,11 @@ def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
         messages.append(message)
     tools = tuple(value(_OBJECT) for _ in range(shape.tools)) if isinstance(shape.tools, int) else shape.tools
     return Conversation(tuple(messages), tools), frozenset(objects)
+
+
+def is_placeholder(arguments: str) -> bool:
+    """Return whether the arguments of a call in a `blank` conversation are the same for all conversations, as text."""
+    return arguments == "{}" or GAP.fullmatch(arguments) is not None or _OBJECT_TEXT.fullmatch(arguments) is not None
 
 
 def gaps_in(text: str) -> Iterator[tuple[int, int, bool]]:

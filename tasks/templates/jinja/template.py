@@ -37,7 +37,7 @@ from tasks.templates.jinja.breaker import Breaker, escaped
 from tasks.templates.jinja.sandbox import Method, Renderer, Rendering, Tracing
 from tasks.templates.jinja.token_boundary import TokenBoundary
 from tasks.templates.jinja.unusual import Unusual
-from tasks.templates.placeholders import GAP
+from tasks.templates.placeholders import GAP, is_placeholder
 from tasks.templates.reasoning import ReasoningForm, reasoning_of, separated, with_reasoning
 from tasks.templates.spans import TEXT, Outline, Sample, Span, TrainOn, Turns
 
@@ -144,6 +144,10 @@ class JinjaTemplate:
         if self._all or conversation.messages[0].role == "text":
             return None
         conversation, trained, added = self.adjust.of(conversation, trained)
+        if self._call_form and self._call_form[1]:  # arguments as text
+            calls = [call for message in conversation.messages for call in message.tool_calls]
+            if not all(is_placeholder(call.arguments) for call in calls):
+                return None
         turns = [k for k, flag in enumerate(trained) if flag]
         rendering, breaker, strips = self._traced(conversation, turns, self._turns)
         heads = self._heads(rendering, breaker)

@@ -254,3 +254,12 @@ def test_a_blank_block_of_reasoning_is_rendered() -> None:
     """A template may ask whether the reasoning is defined."""
     template = JinjaTemplate("test.jinja", AS_JSON, open_kind(KIND), "assistant", "2026-01-01")
     compare_with_rendered({"messages": written("a", "<think>\n\n</think>\n\nb")}, template)
+
+
+@pytest.mark.parametrize("arguments", [{"a": 1}, '{ "a": 1}', "{ }", {}])
+def test_arguments_that_are_written_as_text_stay_as_they_are(arguments: Any) -> None:
+    template = JinjaTemplate(
+        "test.jinja", TEMPLATES["fields and text arguments"], open_kind(KIND), "assistant", "2026-01-01"
+    )
+    call = {"function": {"name": "f", "arguments": arguments}}
+    compare_with_rendered({"messages": [*written("a"), {"role": "assistant", "tool_calls": [call]}]}, template)
