@@ -262,4 +262,6 @@ def test_arguments_that_are_written_as_text_stay_as_they_are(arguments: Any) -> 
         "test.jinja", TEMPLATES["fields and text arguments"], open_kind(KIND), "assistant", "2026-01-01"
     )
     call = {"function": {"name": "f", "arguments": arguments}}
-    compare_with_rendered({"messages": [*written("a"), {"role": "assistant", "tool_calls": [call]}]}, template)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+    messages = [*written("a"), {"role": "assistant", "tool_calls": [call]}]
+    compare_with_rendered({"messages": messages, "tools": tools}, template)
