@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import orjson
@@ -37,7 +38,7 @@ _Turn = tuple[str, bool, bool, bool, bool, bool, tuple[tuple[Any, bool], ...]]
 class ConversationShape(NamedTuple):
     """What conversations with the same placeholders have in common.
 
-    `tools` is their number, or the tools themselves if only the strings of arguments have placeholders.
+    `tools` is their number, or the tools themselves if they have no placeholders.
     """
 
     turns: tuple[_Turn, ...]
@@ -55,14 +56,18 @@ def is_plain(conversation: Conversation) -> bool:
     )
 
 
-def shape_of(
-    conversation: Conversation, trained: Sequence[bool], inner: bool = False
-) -> tuple[ConversationShape, list[str]] | None:
-    """Return the shape of a conversation, and the values of its placeholders.
+class Reads(IntEnum):
+    """What a template reads itself, instead of writing it as JSON."""
 
-    `inner`: for a template that reads tools and arguments itself. Then the strings of arguments have placeholders, and
-    everything else of them is part of the shape. None if a value has no placeholder.
-    """
+    NOTHING = 0
+    ARGUMENTS = 1  # their keys and strings have placeholders, and everything else of them is part of the shape
+    TOOLS = 2  # so do the arguments, and the tools are part of the shape
+
+
+def shape_of(
+    conversation: Conversation, trained: Sequence[bool], reads: Reads = Reads.NOTHING
+) -> tuple[ConversationShape, list[str]] | None:
+    """Return the shape of a conversation, and the values of its placeholders; None if a value has none."""
     turns: list[_Turn] = []
     values: list[str] = []
     for message, flag in zip(conversation.messages, trained, strict=True):
@@ -74,7 +79,7 @@ def shape_of(
         for call in message.tool_calls:
             values.append(call.name)
             kind = _kind(call.arguments)
-            if kind == _OBJECT and inner:
+            if kind == _OBJECT and reads:
                 kind = _skeleton(orjson.loads(call.arguments), values)
             elif kind != _EMPTY:
                 values.append(call.arguments)
@@ -85,7 +90,7 @@ def shape_of(
             calls.append((kind, bool(call.id)))
         content, reasoning, name, call_id = map(bool, known)
         turns.append((message.role, flag, content, reasoning, name, call_id, tuple(calls)))
-    if inner:
+    if reads == Reads.TOOLS:
         return ConversationShape(tuple(turns), conversation.tools), values
     if any(_kind(tool) != _OBJECT for tool in conversation.tools):
         return None
@@ -106,12 +111,12 @@ def _kind(text: str) -> Any:
 
 
 def _skeleton(value: Any, strings: list[str]) -> Any:
-    """Return a JSON value without its strings, which are added to `strings`."""
+    """Return a JSON value without its keys and strings, which are added to `strings`."""
     if isinstance(value, str) and value and not value.isspace():
         strings.append(value)
         return ("string",)
-    if isinstance(value, dict):
-        return ("object", *((key, _skeleton(item, strings)) for key, item in value.items()))
+    if isinstance(value, dict) and value:
+        return ("object", *((_skeleton(key, strings), _skeleton(item, strings)) for key, item in value.items()))
     if isinstance(value, list):
         return ("list", *(_skeleton(item, strings) for item in value))
     return ("other", orjson.dumps(value))
@@ -128,7 +133,7 @@ def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
     def fleshed(skeleton: Any) -> Any:
         kind, *inner = skeleton
         if kind == "object":
-            return {key: fleshed(item) for key, item in inner}
+            return {fleshed(key): fleshed(item) for key, item in inner}
         if kind == "list":
             return [fleshed(item) for item in inner]
         return text(True) if kind == "string" else orjson.loads(inner[0])

@@ -30,7 +30,7 @@ from tasks.conversations.model import (
 )
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
-from tasks.templates.placeholders import GAP, ConversationShape, as_json, blank, gaps_in, is_plain, shape_of
+from tasks.templates.placeholders import GAP, ConversationShape, Reads, as_json, blank, gaps_in, is_plain, shape_of
 from tasks.templates.spans import Template, TrainOn, trained_turns
 from tasks.tokenization.segments import segments_of
 
@@ -192,12 +192,12 @@ class Frames(dict[tuple[str, ...], Filling | None]):
 
     def _of_shape(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[Filling | None, list[str]]:
         """Return what conversations of this shape are filled into, and the values of this one."""
-        for inner in (False, True):
-            found = shape_of(conversation, trained, inner)
+        for reads in Reads:
+            found = shape_of(conversation, trained, reads)
             if found is None:
                 break
             shape, values = found
-            if inner and shape not in self._seen:  # there may be as many of these shapes as conversations
+            if reads == Reads.TOOLS and shape not in self._seen:  # there may be as many of these as conversations
                 self._seen.add(shape)
                 break
             if shape not in self._by_shape:

@@ -36,7 +36,7 @@ from tasks.templates.built_in import plain_text
 from tasks.templates.jinja.breaker import Breaker, escaped
 from tasks.templates.jinja.sandbox import Method, Renderer, Rendering, Tracing
 from tasks.templates.jinja.token_boundary import TokenBoundary
-from tasks.templates.jinja.unusual import Unusual
+from tasks.templates.jinja.unusual import Edges, Head, Unusual
 from tasks.templates.placeholders import GAP, is_placeholder
 from tasks.templates.reasoning import ReasoningForm, reasoning_of, separated, with_reasoning
 from tasks.templates.spans import TEXT, Outline, Sample, Span, TrainOn, Turns
@@ -150,10 +150,10 @@ class JinjaTemplate:
                 return None
         turns = [k for k, flag in enumerate(trained) if flag]
         rendering, breaker, strips = self._traced(conversation, turns, self._turns)
-        heads = self._heads(rendering, breaker)
-        if heads is None and self._turns == "auto":  # as in `samples`
+        heads = self._heads(rendering, breaker) if self._turns == "auto" else []
+        edges = Edges(heads or [], self._boundary)
+        if edges.reached:  # as in `samples`
             rendering, breaker, strips = self._traced(conversation, turns, "apart")
-            heads = []
         if rendering.lost or rendering.unusual is None or heads is None:
             return None
         marked = self._marked_turns(rendering, conversation, trained) if self._marked else None
@@ -168,7 +168,7 @@ class JinjaTemplate:
         *tests, formats = rendering.unusual
         reads = self._reasoning_form is not ReasoningForm.NONE or self.adjust.drop_reasoning
         inline = reads or not all(sample.plain for sample in rendering.samples)
-        return Outline(found, Unusual(tests, heads, self._boundary.splits, strips, inline), formats)
+        return Outline(found, Unusual(tests, edges, strips, inline), formats)
 
     def _traced(self, conversation: Conversation, turns: list[int], method: Turns) -> tuple[Rendering, str, bool]:
         """Return the rendering of placeholders, the breaker, and whether white space around some values is stripped."""
@@ -179,24 +179,21 @@ class JinjaTemplate:
         other, breaker = self._trace(conversation, turns, method, "bare")
         return other, breaker, other != rendering
 
-    def _heads(self, rendering: Rendering, breaker: str) -> list[tuple[int, str]] | None:
-        """Return the values that a trained turn starts with, each with the end of the text before it.
-
-        None if a token reaches from that text into what the template writes: see `_is_read_alike`.
-        """
-        heads = []
+    def _heads(self, rendering: Rendering, breaker: str) -> list[Head] | None:
+        """Return the starts of trained turns that `_is_read_alike` looks at; None if a value there is JSON."""
+        heads: list[Head] = []
         for text, ranges, turn, _ in rendering.samples:
             for start, stop in self._inner(text, ranges) if turn is None else []:
-                tail = self._boundary.tail(text[:start].replace(breaker, ""))
-                head = GAP.match(text, start, stop)
-                if head is None:
-                    written = text[start:stop].partition("\0")[0].replace(breaker, "")
-                    if not self._boundary.splits(tail, written):
-                        return None
-                elif tail:
-                    if head[2]:
-                        return None
-                    heads.append((int(head[1]), tail))
+                ends = [match.end() for match in self._encoder.control_pattern.finditer(text, 0, start)]
+                tail = text[ends[-1] if ends else 0 : start].replace(breaker, "")
+                gap = GAP.search(text, start, stop)
+                written = text[start : gap.start() if gap else stop].replace(breaker, "")
+                if gap and not self._boundary.is_complete(written):
+                    written += gap.group()
+                if any(gap[2] for part in (tail, written) for gap in GAP.finditer(part)):
+                    return None
+                if tail:
+                    heads.append(Head(tail, written))
         return heads
 
     def _trace(

@@ -12,6 +12,9 @@ import numpy as np
 
 from tasks.encoders.encoder import Encoder
 
+# Characters that are looked at after a boundary, if no control token comes before.
+_HEAD = 32
+
 
 class TokenBoundary:
     """The boundaries of an encoder's tokens between two texts."""
@@ -30,7 +33,7 @@ class TokenBoundary:
         if not tail or not after or self._encoder.leading_space != "none":
             return True
         match = self._encoder.control_pattern.search(after, 0, 64)
-        head = after[: match.start() if match else 32]
+        head = after[: match.start() if match else _HEAD]
         if not head:
             return True
         if tail.endswith("\n") and not head[0].isspace() and self._newlines_end_tokens:
@@ -39,6 +42,10 @@ class TokenBoundary:
                 self._known[key] = self._is_split(tail, head[0])
             return self._known[key]
         return self._is_split(tail, head)
+
+    def is_complete(self, after: str) -> bool:
+        """Return whether more text after this one changes nothing."""
+        return len(after) >= 64 or self._encoder.control_pattern.search(after, 0, 64) is not None
 
     def _is_split(self, tail: str, head: str) -> bool:
         encoded = self._encoder.encode([tail + head, tail, head])

@@ -36,7 +36,7 @@ _OBJECT = re.compile("\0(\\d+)\0")
 _OBJECT_TEXT = re.compile(r'\{"\\u0000(\d+)\\u0000": ?0\}')
 _WRITTEN = re.compile(r'"((?:\\u000b)?)\\u0000(\d+)\\u0000(?:\\u000b)?"')
 
-# What `strip` removes if it is not told what.
+# What `strip` removes without an argument.
 _SPACE = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
 
 Format = list[Any]  # the arguments of `to_json`
@@ -275,6 +275,38 @@ class TracedObject(dict[str, Any]):
     __reversed__ = __format__ = _other
 
 
+class TracedKeys(dict[str, Any]):
+    """An object whose keys are placeholders: a template may go through it, but not ask for one of its keys."""
+
+    trace: Trace
+
+    @staticmethod
+    def of(items: dict[str, Any], trace: Trace) -> TracedKeys:
+        traced = TracedKeys(items)
+        object.__setattr__(traced, "trace", trace)
+        return traced
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("_") and name not in ("trace", "items", "keys", "values"):
+            dict.__getattribute__(self, "trace").open = False
+        return dict.__getattribute__(self, name)
+
+    def _other(self, *given: Any, **named: Any) -> Any:
+        self.trace.open = False
+        raise KeyError("a placeholder")
+
+    def __getitem__(self, key: Any) -> Any:
+        return dict.__getitem__(self, key) if isinstance(key, Traced) else self._other()
+
+    def __eq__(self, other: object) -> bool:
+        if self is not other:
+            self.trace.open = False
+        return self is other
+
+    __hash__ = None
+    __contains__ = __str__ = __repr__ = __or__ = __ror__ = __reversed__ = __format__ = _other
+
+
 def _trace_of(value: Any) -> Trace | None:
     """Return the trace of a placeholder within a value."""
     if isinstance(value, Traced | TracedObject):
@@ -416,5 +448,6 @@ def traced(value: Any, trace: Trace, spaced: bool) -> Any:
         found = _OBJECT.fullmatch(next(iter(value))) if len(value) == 1 else None
         if found:
             return TracedObject.of(int(found[1]), trace)
-        return {key: traced(item, trace, spaced) for key, item in value.items()}
+        items = {traced(key, trace, spaced): traced(item, trace, spaced) for key, item in value.items()}
+        return TracedKeys.of(items, trace) if any(isinstance(key, Traced) for key in items) else items
     return [traced(item, trace, spaced) for item in value] if isinstance(value, list) else value

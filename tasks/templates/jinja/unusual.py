@@ -3,26 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from tasks.templates.jinja.locate import MARKER
+from tasks.templates.jinja.token_boundary import TokenBoundary
+from tasks.templates.placeholders import GAP
 
 # What a marker around reasoning starts with.
 _FIRST = "<["
 
 
+class Head(NamedTuple):
+    """The start of a trained turn: the text before it, from the last control token on, and what follows, with gaps."""
+
+    tail: str
+    written: str
+
+
+class Edges:
+    """Where the trained turns of a whole conversation start, if it is one sample.
+
+    `reached`: a token reaches into a turn, if values are words. Then each turn is a sample of its own.
+    """
+
+    def __init__(self, heads: Sequence[Head], boundary: TokenBoundary):
+        self._boundary = boundary
+        fixed = [head for head in heads if "\0" not in head.tail + head.written]
+        always = not self._keep_apart(fixed, lambda _: "a")
+        self.reached = always or not self._keep_apart(heads, lambda _: "a")
+        self._heads = [] if always else [head for head in heads if head not in fixed]
+
+    def are_usual(self, values: Sequence[str]) -> bool:
+        """Return whether conversations with these values are rendered as those with words."""
+        if not self._heads:
+            return True
+        if any(values[int(gap[1])][0].isspace() for head in self._heads for gap in GAP.finditer(head.written)):
+            return False
+        return self.reached != self._keep_apart(self._heads, values.__getitem__)
+
+    def _keep_apart(self, heads: Sequence[Head], value: Callable[[int], str]) -> bool:
+        return all(
+            self._boundary.splits(self._boundary.tail(_filled(head.tail, value)), _filled(head.written, value))
+            for head in heads
+        )
+
+
+def _filled(text: str, value: Callable[[int], str]) -> str:
+    return GAP.sub(lambda gap: value(int(gap[1])), text) if "\0" in text else text
+
+
 class Unusual:
     """Contents that a template treats differently, by what `Trace` recorded.
 
-    `heads` are the contents that a later prompt has after a text, with the end of that text: `splits` decides whether a
-    token could reach from one into the other. `strips`: the template strips white space around some contents. `inline`:
+    `strips`: the template strips white space around some contents. `inline`:
     reasoning in a content is given to it in another form, or matters where a turn is located.
     """
 
     def __init__(
         self,
         tests: list[list[str]],
-        heads: list[tuple[int, str]],
-        splits: Callable[[str, str], bool],
+        edges: Edges,
         strips: bool,
         inline: bool,
     ):
@@ -31,7 +71,7 @@ class Unusual:
         needles, starts, ends, _ = tests
         self._needles = needles
         self._starts, self._ends = frozenset(starts), frozenset(ends)
-        self._heads, self._splits = tuple(heads), splits
+        self._edges = edges
 
     def __call__(self, contents: Sequence[str]) -> bool:
         """Return whether one of the contents, none of which is blank, is unusual."""
@@ -49,6 +89,4 @@ class Unusual:
             return True
         if self._ends and any(content[-1] in self._ends for content in contents):
             return True
-        return any(
-            contents[number][0].isspace() or not self._splits(tail, contents[number]) for number, tail in self._heads
-        )
+        return not self._edges.are_usual(contents)

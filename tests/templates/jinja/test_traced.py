@@ -46,6 +46,11 @@ ITEMS = (
     "<{{ k }}>{{ v if v is string else v | tojson }}</{{ k }}>{% endfor %}</tool_call>{% endfor %}<|im_end|>\n"
     "{% endfor %}" + PROMPT
 )
+# The prompt ends and the answer begins with a line end, which tokens may join.
+LINE_ENDS = (
+    LOOP + "{% if m.role == 'assistant' %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
 TEMPLATES = MODERN | {
     "chatml": CHATML_JINJA,
     "marked": CHATML_MARKED,
@@ -61,6 +66,7 @@ TEMPLATES = MODERN | {
     "everything as JSON": AS_JSON,
     "items": ITEMS,
     "fields and text arguments": FIELDS + TEXT_ARGUMENTS,
+    "line ends meet": LINE_ENDS,
     "stripped on the left": LOOP + "{{ m.content.lstrip() }}<|im_end|>\n{% endfor %}" + PROMPT,
     "escaped": LOOP + "{{ 'a' | safe + m.content }}<|im_end|>\n{% endfor %}" + PROMPT,
 }
@@ -184,6 +190,7 @@ THOUGHT = {"role": "assistant", "content": "b", "reasoning_content": "t"}
         ("reasoning stripped from history", [*written("a"), THOUGHT, *written("c"), THOUGHT], None),
         ("reasoning stripped from history", written("a", "<think>\nt\n</think>\n\nb", "c", "d"), None),
         ("empty block in the last turn", written("a", "b", "c", "d"), None),
+        ("line ends meet", written("a", "b", "c", "d"), None),
         ("chatml", written("a", "<think>\nt\n</think>\n\nb"), None),
         ("everything as JSON", [*USED, *written("b"), THOUGHT], [{"type": "function", "function": {"name": "é"}}]),
     ],
