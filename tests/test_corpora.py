@@ -124,7 +124,14 @@ def alpaca(record: Mapping[str, str]) -> list[tuple[str, str]]:
 def sharegpt(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     turns: list[tuple[str, str]] = []
     if tools := json.loads(record.get("tools") or "[]"):
-        turns.append(("system", TOOLS_BEFORE + "\n".join(spaced(tool) for tool in tools) + TOOLS_AFTER))
+        turns.append(
+            (
+                "system",
+                TOOLS_BEFORE
+                + "\n".join(spaced({"type": "function", "function": tool}) for tool in tools)
+                + TOOLS_AFTER,
+            )
+        )
     roles = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "user"}
     before = ""
     for message in record["conversations"]:

@@ -102,7 +102,11 @@ class _Server:
     def __init__(self, package: str) -> None:
         self._changes: dict[str, str] = {}
         if package == "train":  # a fork has no threads of its parent, and cannot use a GPU that its parent has seen
-            self._changes = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT / "tests")}
+            self._changes = {
+                "OMP_NUM_THREADS": "1",
+                "CUDA_VISIBLE_DEVICES": "",
+                "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
+            }
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("command_server.py")), package],
             cwd=tempfile.gettempdir(), env=_environment(self._changes), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
