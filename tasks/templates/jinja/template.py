@@ -34,7 +34,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
 from tasks.templates.jinja.breaker import Breaker, escaped
-from tasks.templates.jinja.sandbox import Method, Renderer, Rendering, Tracing
+from tasks.templates.jinja.sandbox import Renderer, Rendering
 from tasks.templates.jinja.token_boundary import TokenBoundary
 from tasks.templates.jinja.unusual import Edges, Head, Unusual
 from tasks.templates.placeholders import GAP, is_placeholder
@@ -50,6 +50,8 @@ _READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""
 _JSON_GAP = re.compile("\0(\\d+):\\d+\0")
 
 Ranges = list[tuple[int, int]]
+
+_Broken = tuple[list[Any], Any, str]  # messages, tools, and the breaker
 
 
 class JinjaTemplate:
@@ -115,20 +117,31 @@ class JinjaTemplate:
             self._require_located(rendering, conversation, "the rendering of the messages before it", breaker)
             return [Sample(self._split(rendering.text, self._without(rendering), breaker))]
         turns = [k for k, flag in enumerate(trained) if flag]
-        rendering = self._render(messages, tools, turns, self._turns)
+        rendering = self._renderer.render(messages, tools, self._marked, turns, self._turns)
         if self._turns == "auto" and not self._is_read_alike(rendering, breaker):
-            rendering = self._render(messages, tools, turns, "apart")
-        ranges_of_marks = self._marked_turns(rendering, conversation, trained) if self._marked else None
-        if rendering.lost and ranges_of_marks and self._turns != "apart":
-            return [Sample(self._split(rendering.text, ranges_of_marks, breaker))]
+            rendering = self._renderer.render(messages, tools, self._marked, turns, "apart")
+        marked = self._marked_turns(rendering, conversation, trained)
+        if rendering.lost and marked and self._turns != "apart":
+            return [Sample(self._split(rendering.text, marked, breaker))]
         self._require_located(rendering, conversation, "its prompt", breaker)
+        return self._samples_of(rendering, conversation, turns, marked, breaker, added)
+
+    def _samples_of(
+        self,
+        rendering: Rendering,
+        conversation: Conversation,
+        turns: Sequence[int],
+        marked: Ranges | None,
+        breaker: str,
+        added: int,
+    ) -> list[Sample]:
+        """Return the samples that were located, after checking them; `added` messages came before those of the data."""
         found = []
         for text, ranges, turn, _ in rendering.samples:
-            if turn is None and ranges_of_marks is not None:
-                self._require_agreement(ranges, ranges_of_marks, turns)
-                ranges = ranges_of_marks
-            numbers = turns if turn is None else [turn]
-            for k, (start, stop) in zip(numbers, ranges, strict=True):
+            if turn is None and marked is not None:
+                self._require_agreement(ranges, marked, turns)
+                ranges = marked
+            for k, (start, stop) in zip(turns if turn is None else [turn], ranges, strict=True):
                 self._require_written(conversation.messages[k], k, text[start:stop].replace(breaker, ""))
             found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
         return found
@@ -149,35 +162,31 @@ class JinjaTemplate:
             if not all(is_placeholder(call.arguments) for call in calls):
                 return None
         turns = [k for k, flag in enumerate(trained) if flag]
-        rendering, breaker, strips = self._traced(conversation, turns, self._turns)
+        broken = self._broken(conversation)
+        breaker = broken[-1]
+        rendering, strips = self._traced(broken, turns, self._turns)
         heads = self._heads(rendering, breaker) if self._turns == "auto" else []
         edges = Edges(heads or [], self._boundary)
         if edges.reached:  # as in `samples`
-            rendering, breaker, strips = self._traced(conversation, turns, "apart")
+            rendering, strips = self._traced(broken, turns, "apart")
         if rendering.lost or rendering.unusual is None or heads is None:
             return None
-        marked = self._marked_turns(rendering, conversation, trained) if self._marked else None
-        found = []
-        for text, ranges, turn, _ in rendering.samples:
-            if turn is None and marked is not None:
-                self._require_agreement(ranges, marked, turns)
-                ranges = marked
-            for k, (start, stop) in zip(turns if turn is None else [turn], ranges, strict=True):
-                self._require_written(conversation.messages[k], k, text[start:stop])
-            found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
+        marked = self._marked_turns(rendering, conversation, trained)
+        found = self._samples_of(rendering, conversation, turns, marked, breaker, added)
         *tests, formats = rendering.unusual
         reads = self._reasoning_form is not ReasoningForm.NONE or self.adjust.drop_reasoning
         inline = reads or not all(sample.plain for sample in rendering.samples)
         return Outline(found, Unusual(tests, edges, strips, inline), formats)
 
-    def _traced(self, conversation: Conversation, turns: list[int], method: Turns) -> tuple[Rendering, str, bool]:
-        """Return the rendering of placeholders, the breaker, and whether white space around some values is stripped."""
-        rendering, breaker = self._trace(conversation, turns, method, "spaced")
+    def _traced(self, broken: _Broken, turns: list[int], method: Turns) -> tuple[Rendering, bool]:
+        """Return the rendering of placeholders, and whether white space around some values is stripped."""
+        messages, tools, _ = broken
+        rendering = self._renderer.render(messages, tools, self._marked, turns, method, "spaced")
         if not (rendering.unusual and rendering.unusual[3]) and _has_all_space(rendering):
-            return rendering, breaker, False
+            return rendering, False
         # Only if it strips every value, wherever it is, do values with and without white space become the same.
-        other, breaker = self._trace(conversation, turns, method, "bare")
-        return other, breaker, other != rendering
+        other = self._renderer.render(messages, tools, self._marked, turns, method, "bare")
+        return other, other != rendering
 
     def _heads(self, rendering: Rendering, breaker: str) -> list[Head] | None:
         """Return the starts of trained turns that `_is_read_alike` looks at; None if a value there is JSON."""
@@ -196,22 +205,13 @@ class JinjaTemplate:
                     heads.append(Head(tail, written))
         return heads
 
-    def _trace(
-        self, conversation: Conversation, turns: list[int], method: Turns, tracing: Tracing
-    ) -> tuple[Rendering, str]:
-        messages, tools, breaker = self._broken(conversation)
-        return self._renderer.render(messages, tools, self._marked, turns, method, tracing), breaker
-
     def _without(self, rendering: Rendering) -> Ranges:
         """Return the ranges between the located turns, which are all but them."""
         text, [(_, ranges, _, _)] = rendering.text, rendering.samples
         edges = [0, *chain(*((start, self._without_space(text, start, stop)) for start, stop in ranges)), len(text)]
         return list(zip(edges[::2], edges[1::2], strict=True))
 
-    def _render(self, messages: list[Any], tools: Any, turns: list[int], method: Method) -> Rendering:
-        return self._renderer.render(messages, tools, self._marked, turns, method)
-
-    def _broken(self, conversation: Conversation) -> tuple[list[Any], Any, str]:
+    def _broken(self, conversation: Conversation) -> _Broken:
         """Return messages and tools as the template expects them, with broken control strings, and the breaker."""
         messages = [self._as_expected(message) for message in conversation.messages]
         tools: Any = [orjson.loads(tool) for tool in conversation.tools] or None
@@ -278,8 +278,10 @@ class JinjaTemplate:
             f"does not continue {start}: {problem.replace(escaped(breaker), '')}",
         )
 
-    def _marked_turns(self, rendering: Rendering, conversation: Conversation, trained: Sequence[bool]) -> Ranges:
-        """Return the ranges of the trained turns by {% generation %} blocks."""
+    def _marked_turns(self, rendering: Rendering, conversation: Conversation, trained: Sequence[bool]) -> Ranges | None:
+        """Return the ranges of the trained turns by {% generation %} blocks; None if the template has none."""
+        if not self._marked:
+            return None
         answers = [k for k, message in enumerate(conversation.messages) if message.role == "assistant"]
         if len(answers) == len(rendering.marks):
             return [(start, stop) for k, (start, stop) in zip(answers, rendering.marks, strict=True) if trained[k]]

@@ -24,7 +24,7 @@ from tasks.templates.jinja.environment import to_json
 
 # Filters that call methods of a text, which `Traced` records, or that do not join texts to a new one.
 _SAFE_FILTERS = {
-    *("trim", "string", "tojson", "length", "count", "list", "selectattr", "rejectattr", "default", "d", "items"),
+    *("trim", "string", "list", "selectattr", "rejectattr", "default", "d", "items"),
     *("first", "last", "int", "replace", "upper", "lower", "capitalize", "title", "dictsort", "sort", "map", "reject"),
     *("safe", "join", "tojson", "length", "count"),  # as `prepare_tracing` defines them
 }
@@ -87,10 +87,10 @@ class Traced(str):
 
     trace: Trace
 
-    @staticmethod
-    def of(text: str, trace: Trace) -> Traced:
-        traced = str.__new__(Traced, text)
-        object.__setattr__(traced, "trace", trace)
+    @classmethod
+    def of(cls, text: str, trace: Trace) -> Traced:
+        traced = str.__new__(cls, text)
+        traced.trace = trace
         return traced
 
     def _close(self) -> None:
@@ -233,70 +233,23 @@ class _Markup(Markup):
 
 
 def _safe(value: Any) -> Any:
-    if not isinstance(value, Traced):
-        return _Markup(value)
-    safe = str.__new__(_TracedMarkup, value)
-    object.__setattr__(safe, "trace", value.trace)
-    return safe
+    return _TracedMarkup.of(value, value.trace) if isinstance(value, Traced) else _Markup(value)
 
 
-class TracedObject(dict[str, Any]):
-    """A placeholder for an object that is not empty. It can only be written as JSON."""
+class _TracedDict(dict[str, Any]):
+    """An object that watches what is asked of it: only `allowed` attributes keep the trace open."""
 
     trace: Trace
-    number: int
-
-    @staticmethod
-    def of(number: int, trace: Trace) -> TracedObject:
-        traced = TracedObject()
-        object.__setattr__(traced, "trace", trace)
-        object.__setattr__(traced, "number", number)
-        return traced
+    allowed: tuple[str, ...] = ()
 
     def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("_") and name not in ("trace", "number"):
-            dict.__getattribute__(self, "trace").open = False
-        return dict.__getattribute__(self, name)
-
-    def __bool__(self) -> bool:
-        return True
-
-    def _other(self, *given: Any, **named: Any) -> Any:
-        self.trace.open = False
-        raise KeyError("a placeholder")
-
-    def __eq__(self, other: object) -> bool:
-        if self is not other:
-            self.trace.open = False
-        return self is other
-
-    __hash__ = None
-    __getitem__ = __iter__ = __len__ = __contains__ = __str__ = __repr__ = __or__ = __ror__ = _other
-    __reversed__ = __format__ = _other
-
-
-class TracedKeys(dict[str, Any]):
-    """An object whose keys are placeholders: a template may go through it, but not ask for one of its keys."""
-
-    trace: Trace
-
-    @staticmethod
-    def of(items: dict[str, Any], trace: Trace) -> TracedKeys:
-        traced = TracedKeys(items)
-        object.__setattr__(traced, "trace", trace)
-        return traced
-
-    def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("_") and name not in ("trace", "items", "keys", "values"):
+        if not name.startswith("_") and name not in ("trace", *type(self).allowed):
             dict.__getattribute__(self, "trace").open = False
         return dict.__getattribute__(self, name)
 
     def _other(self, *given: Any, **named: Any) -> Any:
         self.trace.open = False
         raise KeyError("a placeholder")
-
-    def __getitem__(self, key: Any) -> Any:
-        return dict.__getitem__(self, key) if isinstance(key, Traced) else self._other()
 
     def __eq__(self, other: object) -> bool:
         if self is not other:
@@ -305,6 +258,39 @@ class TracedKeys(dict[str, Any]):
 
     __hash__ = None
     __contains__ = __str__ = __repr__ = __or__ = __ror__ = __reversed__ = __format__ = _other
+
+
+class TracedObject(_TracedDict):
+    """A placeholder for an object that is not empty. It can only be written as JSON."""
+
+    allowed = ("number",)
+    number: int
+
+    @staticmethod
+    def of(number: int, trace: Trace) -> TracedObject:
+        traced = TracedObject()
+        traced.trace, traced.number = trace, number
+        return traced
+
+    def __bool__(self) -> bool:
+        return True
+
+    __getitem__ = __iter__ = __len__ = _TracedDict._other
+
+
+class TracedKeys(_TracedDict):
+    """An object whose keys are placeholders: a template may go through it, but not ask for one of its keys."""
+
+    allowed = ("items", "keys", "values")
+
+    @staticmethod
+    def of(items: dict[str, Any], trace: Trace) -> TracedKeys:
+        traced = TracedKeys(items)
+        traced.trace = trace
+        return traced
+
+    def __getitem__(self, key: Any) -> Any:
+        return dict.__getitem__(self, key) if isinstance(key, Traced) else self._other()
 
 
 def _trace_of(value: Any) -> Trace | None:
