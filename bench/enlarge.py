@@ -13,28 +13,15 @@ is deterministic.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import orjson
+from conversations import valid_conversations
 
 from tasks.config import load_config
-from tasks.conversations.formats import read_record
-from tasks.conversations.model import Conversation, Message, full_text
-from tasks.core.errors import Reject
+from tasks.conversations.model import Message, full_text
 from tasks.recipe import resolve
-from tasks.sources.model import Part
-from tasks.sources.parts import read_part
-
-
-def conversations(part: Part) -> Iterator[Conversation]:
-    """Read the valid conversations of a part."""
-    for _, value in read_part(part):
-        if not isinstance(value, Reject):
-            with suppress(Reject):
-                yield read_record(value, part.file.format, dict(part.file.columns))
 
 
 def row(message: Message) -> dict[str, Any]:
@@ -55,14 +42,13 @@ def enlarge(config: Path, folder: Path, times: int) -> None:
     names = []
     for number, file in enumerate(recipe.files):
         prompts, completions, tools = [], [], []
-        for part in recipe.parts:
-            for conversation in conversations(part) if part.file is file else ():
-                rows = [row(message) for message in conversation.messages]
-                last = max((i for i, message in enumerate(rows) if message["role"] == "assistant"), default=0)
-                if last:
-                    prompts.append(rows[:last])
-                    completions.append(rows[last])
-                    tools.append([orjson.loads(tool) for tool in conversation.tools])
+        for conversation in valid_conversations(part for part in recipe.parts if part.file is file):
+            rows = [row(message) for message in conversation.messages]
+            last = max((i for i, message in enumerate(rows) if message["role"] == "assistant"), default=0)
+            if last:
+                prompts.append(rows[:last])
+                completions.append(rows[last])
+                tools.append([orjson.loads(tool) for tool in conversation.tools])
         names.append(f"{number:02}-{file.path.name.split('.')[0]}.jsonl")
         with (folder / names[-1]).open("wb") as out:
             for copy in range(times):

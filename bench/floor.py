@@ -21,15 +21,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import orjson
+from conversations import conversations_of
 
-from tasks.conversations.formats import read_record
-from tasks.conversations.model import Conversation
 from tasks.core.errors import Reject
 from tasks.recipe import Recipe, resolve
-from tasks.sources.parts import read_part
 from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.manifest import load_manifest
 from tasks.templates.spans import trained_turns
@@ -38,24 +35,15 @@ from tasks.tokenization.segments import segments_of
 from tasks.tokenization.token_batch import BATCH_CHARACTERS
 
 
-def conversations(recipe: Recipe) -> Iterator[tuple[Any, Conversation]]:
-    """Iterate over all valid records and their conversations."""
-    for part in recipe.parts:
-        for _, value in read_part(part):
-            try:
-                if not isinstance(value, Reject):
-                    yield value, read_record(value, part.file.format, dict(part.file.columns))
-            except Reject:
-                continue
-
-
 def batches(recipe: Recipe) -> Iterator[tuple[list[bytes], list[str]]]:
     """Group records (as JSON lines) and their texts into encoder batches."""
     lines: list[bytes] = []
     texts: list[str] = []
     characters = 0
-    for record, conversation in conversations(recipe):
+    for record, conversation in conversations_of(recipe.parts):
         try:
+            if isinstance(conversation, Reject):
+                raise conversation
             spans = recipe.template.spans(conversation, trained_turns(conversation, recipe.config.train_on))
             segments = segments_of(spans, encoder_of(recipe))
         except Reject:

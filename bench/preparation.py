@@ -29,14 +29,12 @@ from importlib import metadata
 from pathlib import Path
 
 import orjson
+from conversations import valid_conversations
 from enlarge import enlarge
 
 from tasks.config import load_config
-from tasks.conversations.formats import read_record
 from tasks.conversations.model import full_text
-from tasks.core.errors import Reject
 from tasks.recipe import resolve
-from tasks.sources.parts import read_part
 from tasks.templates.families.hermes import call_text
 
 BIN = Path(sys.executable).parent
@@ -50,19 +48,12 @@ COLUMNS = (
 def write_messages(config: Path, path: Path) -> None:
     """Write all conversations as messages with role and content, for TRL."""
     with path.open("wb") as file:
-        for part in resolve(config, path.parent).parts:
-            for _, value in read_part(part):
-                try:
-                    if isinstance(value, Reject):
-                        raise value
-                    conversation = read_record(value, part.file.format, dict(part.file.columns))
-                except Reject:
-                    continue
-                messages = [
-                    {"role": m.role, "content": "\n".join(filter(None, [full_text(m), *call_text(m)]))}
-                    for m in conversation.messages
-                ]
-                file.write(orjson.dumps({"messages": messages}) + b"\n")
+        for conversation in valid_conversations(resolve(config, path.parent).parts):
+            messages = [
+                {"role": m.role, "content": "\n".join(filter(None, [full_text(m), *call_text(m)]))}
+                for m in conversation.messages
+            ]
+            file.write(orjson.dumps({"messages": messages}) + b"\n")
 
 
 def timed(words: list[str], folder: Path) -> tuple[str, float, float]:

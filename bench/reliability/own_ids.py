@@ -39,6 +39,9 @@ import orjson
 import pyarrow as pa
 import yaml
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from conversations import conversations_of
+
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 IGNORED = -100
@@ -227,28 +230,21 @@ def parted(found: np.ndarray, expected: np.ndarray, reference: Reference) -> str
 # -- conversations -----------------------------------------------------------------------------------------------------
 
 
-def conversations_of(config: Path, folder: Path) -> tuple[list[Record], int]:
+def records_of(config: Path, folder: Path) -> tuple[list[Record], int]:
     """Read the conversations of a config as messages, and count records that cannot be read."""
-    from tasks.conversations.formats import read_record
     from tasks.conversations.openai import as_openai
     from tasks.core.errors import Reject
     from tasks.recipe import resolve
-    from tasks.sources.parts import read_part
 
     found, unreadable = [], 0
-    for part in resolve(config, folder).parts:
-        for _, value in read_part(part):
-            try:
-                if isinstance(value, Reject):
-                    raise value
-                conversation = read_record(value, part.file.format, dict(part.file.columns))
-            except Reject:
-                unreadable += 1
-                continue
-            record: Record = {"messages": [as_openai(message) for message in conversation.messages]}
-            if conversation.tools:
-                record["tools"] = [orjson.loads(tool) for tool in conversation.tools]
-            found.append(record)
+    for _, conversation in conversations_of(resolve(config, folder).parts):
+        if isinstance(conversation, Reject):
+            unreadable += 1
+            continue
+        record: Record = {"messages": [as_openai(message) for message in conversation.messages]}
+        if conversation.tools:
+            record["tools"] = [orjson.loads(tool) for tool in conversation.tools]
+        found.append(record)
     return found, unreadable
 
 
@@ -299,7 +295,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         tokenizer = resolve(given.config.resolve(), Path(name)).tokenizer_files.main
         tokenizer = tokenizer if tokenizer.is_dir() else tokenizer.parent
-        records, unreadable = conversations_of(given.config.resolve(), Path(name))
+        records, unreadable = records_of(given.config.resolve(), Path(name))
         print(f"{len(records):,} conversations of {given.config}, {unreadable:,} records cannot be read")
         if given.solutions:
             more = with_reasoning(given.solutions, given.inline)

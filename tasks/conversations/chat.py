@@ -10,7 +10,7 @@ from tasks.conversations.keys.training_flags import weight_of
 from tasks.conversations.model import ROLES, Message, ToolCall, role_named
 from tasks.core.errors import Reject
 from tasks.core.printable import kind, shown
-from tasks.core.suggest import suggest
+from tasks.core.suggest import closest
 
 # Names that data has for the roles, in lower case. A source's `roles` adds to them.
 ROLE_NAMES = {
@@ -210,10 +210,10 @@ def refuse_role(role: object, where: str, roles: Mapping[str, str]) -> NoReturn:
     """Raise Reject, and show how the setting `roles` maps this name."""
     if not isinstance(role, str):
         raise Reject("bad_role", f"{where}: expected a string, found {kind(role)}")
-    near = suggest(role, roles)
+    near = closest(role, roles)
     name = role if role.isidentifier() and len(role) <= 60 else shown(role)
-    closest = roles.get(near.removeprefix("; did you mean ").removesuffix("?"), "")
-    example = f"roles: {{{closest if closest in ROLES else 'user'}: [{name}]}}"
+    meant = roles[near[0]] if near else "user"
+    example = f"roles: {{{meant if meant in ROLES else 'user'}: [{name}]}}"
     known = "; map it to system, user, assistant, or tool, such as"
-    advice = f"{near} Or map it with {example}" if near else f"{known} {example}"
+    advice = f"; did you mean {near[0]}? Or map it with {example}" if near else f"{known} {example}"
     raise Reject("bad_role", f"{where} {shown(role)} is not a role{advice}")

@@ -60,7 +60,7 @@ class PlainAlpaca(PlainRecord, gc=False):
 
     def __post_init__(self) -> None:
         if (self.output is None) == (self.response is None):
-            raise ValueError("there is no answer, or one of two is not used")
+            raise ValueError("expected either output or response")
 
     def turns(self) -> tuple[tuple[str, ...], list[str]]:
         return USER_ASSISTANT, [self.instruction, self.answer or ""]

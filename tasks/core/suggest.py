@@ -11,6 +11,11 @@ def suggest(value: str, known: Iterable[str], at_most: int = 1) -> str:
 
     Case is ignored. Up to `at_most` names are suggested, the closest first.
     """
-    names = {name.lower(): name for name in known}
-    near = [names[match] for match in get_close_matches(value.lower()[:100], names, at_most)]
+    near = closest(value, known, at_most)
     return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def closest(value: str, known: Iterable[str], at_most: int = 1) -> list[str]:
+    """Return up to `at_most` names that are close to a value, the closest first. Case is ignored."""
+    names = {name.lower(): name for name in known}
+    return [names[match] for match in get_close_matches(value.lower()[:100], names, at_most)]

@@ -134,7 +134,7 @@ def sources_taken_whole(manifest: Manifest, folder: Path) -> list[str]:
 def places_at(manifest: Manifest, folder: Path, text: str) -> list[Place]:
     """Return all places of the conversation at FILE:LINE, or those of its sample at "FILE:LINE turn N".
 
-    Raises UsageError as `parse_place` and `pieces_of_record` do, and if there is no such sample.
+    Raises UsageError if `text` names no conversation of the corpus, or no sample of it.
     """
     place, between, turn = text.rpartition(" turn ")
     if not between or not turn.isdecimal():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -160,12 +160,6 @@ def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
 def is_placeholder(arguments: str) -> bool:
     """Return whether the arguments of a call in a `blank` conversation are the same for all conversations, as text."""
     return arguments == "{}" or GAP.fullmatch(arguments) is not None or _OBJECT_TEXT.fullmatch(arguments) is not None
-
-
-def gaps_in(text: str) -> Iterator[tuple[int, int, bool]]:
-    """Yield the gaps of a text: number, JSON format or -1, and whether white space around the value is kept."""
-    for gap in GAP.finditer(text):
-        yield int(gap[1]), int(gap[2] or -1), "\v" in gap[0]
 
 
 def as_json(text: str, is_object: bool, form: Sequence[Any]) -> str:

@@ -30,9 +30,9 @@ from tasks.conversations.model import (
 )
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
-from tasks.templates.placeholders import GAP, ConversationShape, Reads, as_json, blank, gaps_in, is_plain, shape_of
+from tasks.templates.placeholders import GAP, ConversationShape, Reads, as_json, blank, is_plain, shape_of
 from tasks.templates.spans import Template, TrainOn, trained_turns
-from tasks.tokenization.segments import segments_of
+from tasks.tokenization.segments import Segments, segments_of
 
 # The maximum number of shapes. Conversations of more shapes are rendered, and so are those of more messages than this.
 MOST_SHAPES = 1024
@@ -55,6 +55,20 @@ class Shape:
     turn: int = field(default=-1, kw_only=True)
     # If the texts contain every string of the conversation: its layout.
     layout: str = field(default="", kw_only=True)
+
+
+def shape_of_sample(segments: Segments, conversation: Conversation, turn: int | None, layout: str = "") -> Shape:
+    """Return the shape of a sample of a conversation; `turn` and `layout` as in `Shape`."""
+    roles = [message.role for message in conversation.messages]
+    return Shape(
+        tokens=np.array(segments.tokens, np.int32),
+        trained=np.array(segments.trained, bool),
+        separator=segments.separator,
+        usual=usual_order(roles),
+        turns=turns_of(roles),
+        turn=-1 if turn is None else turn,
+        layout=layout,
+    )
 
 
 class Prepared(Struct, gc=False):
@@ -95,6 +109,7 @@ class Filling:
         self._objects, self._formats = objects, formats
         # Nearly always, there is one sample that has every content once.
         self._only = frames[0] if frames[0].shape.layout else None
+        self._texts = 1 + sum(part.count("\0") for part in frames[0].parts)
 
     def fill(self, contents: list[str]) -> list[Prepared] | None:
         """Return the samples of a plain conversation with these contents.
@@ -108,19 +123,21 @@ class Filling:
         if self.unusual and self.unusual(contents):
             return None
         whole = self._layout + "\0".join(contents)
-        if whole.count("\0") != len(contents):
-            return None
         try:
             digest = content_digest(whole.encode())
         except UnicodeEncodeError:  # a lone surrogate
             return None
         if self._only is None:
-            return self._filled(contents, whole.split("\0"), digest)
+            strings = whole.split("\0")
+            return self._filled(contents, strings, digest) if len(strings) == 1 + len(contents) else None
         shape, parts, _ = self._only
         parts = parts.copy()
         parts[1::2] = map(str.strip, contents) if self._strips else contents
         joined = "".join(parts)
-        return [Prepared(shape, joined.split("\0"), len(joined), contents, digest)]
+        texts = joined.split("\0")
+        if len(texts) > self._texts:  # a content contains NUL
+            return None
+        return [Prepared(shape, texts, len(joined), contents, digest)]
 
     def fill_values(self, values: list[str], conversation: Conversation) -> list[Prepared] | None:
         """Return the samples of any conversation with these values."""
@@ -220,22 +237,14 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         every = [(number, -1) for number in range(len(shape.turns))]  # of a plain conversation
         frames, spaces, pieces = [], set(), 0
         for spans, turn in outline.samples:
-            tokens, flags, texts, separator = segments_of(spans, self._encoder)
-            parts, gaps = _cut(texts)
+            segments = segments_of(spans, self._encoder)
+            parts, gaps = _cut(segments.texts)
             pieces += len(parts)
             spaces |= {space for number, form, space in gaps if form < 0 or number not in objects}
             places = [gap[:2] for gap in gaps]
             has_all = turn is None and places == every and is_plain(turns)
-            found = Shape(
-                tokens=np.array(tokens, np.int32),
-                trained=np.array(flags, bool),
-                separator=separator,
-                usual=usual_order([message.role for message in turns.messages]),
-                turns=turns_of([message.role for message in turns.messages]),
-                turn=-1 if turn is None else turn,
-                layout=layout_of(turns) if has_all else "",
-            )
-            if True in flags:
+            if True in segments.trained:
+                found = shape_of_sample(segments, turns, turn, layout_of(turns) if has_all else "")
                 frames.append(_Frame(found, parts, places))
         self._pieces += pieces
         if not frames or len(spaces) > 1 or pieces > PIECES_OF_SHAPE or self._pieces > PIECES_OF_ALL:
@@ -246,7 +255,10 @@ class Frames(dict[tuple[str, ...], Filling | None]):
 
 
 def _cut(texts: Sequence[str]) -> tuple[list[str], list[tuple[int, int, bool]]]:
-    """Return the pieces of texts joined with NUL, every second one an empty one for a gap, and the gaps."""
+    """Return the pieces of texts joined with NUL, every second one an empty one for a gap, and the gaps.
+
+    A gap is the number of its value, that of its JSON format or -1, and whether white space around the value is kept.
+    """
     parts = [""]
     gaps: list[tuple[int, int, bool]] = []
     for number, text in enumerate(texts):
@@ -255,7 +267,7 @@ def _cut(texts: Sequence[str]) -> tuple[list[str], list[tuple[int, int, bool]]]:
         for gap in GAP.finditer(text):
             parts[-1] += text[end : gap.start()]
             parts += ["", ""]
+            gaps.append((int(gap[1]), int(gap[2] or -1), "\v" in gap[0]))
             end = gap.end()
         parts[-1] += text[end:]
-        gaps += gaps_in(text)
     return parts, gaps

@@ -8,16 +8,14 @@ The second way defines what a record means. The first one gives the same, or not
 
 from __future__ import annotations
 
-import numpy as np
-
 from tasks.conversations.formats import role_names
-from tasks.conversations.model import Conversation, PlainRecord, content_digest, turns_of, usual_order, whole_text
+from tasks.conversations.model import Conversation, PlainRecord, content_digest, whole_text
 from tasks.conversations.openai import tools_json, turns_json
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.sources.model import SourceFile
 from tasks.templates.spans import Sample, Span, Template, TrainOn, trained_turns, up_to
-from tasks.tokenization.frames import Frames, Prepared, Shape
+from tasks.tokenization.frames import Frames, Prepared, shape_of_sample
 from tasks.tokenization.plain_records import PlainRecords, as_dict
 from tasks.tokenization.segments import segments_of
 
@@ -111,15 +109,7 @@ def _why_untrained(conversation: Conversation, train_on: TrainOn) -> str:
 def prepare_spans(conversation: Conversation, spans: list[Span], encoder: Encoder, turn: int | None = None) -> Prepared:
     """Prepare a sample that a template has rendered. Raises Reject if there is no span."""
     segments = segments_of(spans, encoder)
-    roles = [message.role for message in conversation.messages]
-    shape = Shape(
-        tokens=np.array(segments.tokens, np.int32),
-        trained=np.array(segments.trained, bool),
-        separator=segments.separator,
-        usual=usual_order(roles),
-        turns=turns_of(roles),
-        turn=-1 if turn is None else turn,
-    )
+    shape = shape_of_sample(segments, conversation, turn)
     whole = whole_text(conversation)
     characters = sum(map(len, segments.texts)) + len(segments.texts) - 1
     return Prepared(shape, segments.texts, characters, whole.split("\0"), content_digest(whole.encode()))

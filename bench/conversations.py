@@ -1,0 +1,25 @@
+"""Read the conversations of a config, as every benchmark needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from tasks.conversations.model import Conversation
+from tasks.core.errors import Reject
+from tasks.sources.model import Part
+from tasks.sources.parts import read_part
+
+
+def conversations_of(parts: Iterable[Part]) -> Iterator[tuple[object, Conversation | Reject]]:
+    """Read each record of parts: the record, and its conversation or why it has none."""
+    for part in parts:
+        for _, record in read_part(part):
+            try:
+                yield record, part.file.conversation(record)
+            except Reject as reject:
+                yield record, reject
+
+
+def valid_conversations(parts: Iterable[Part]) -> Iterator[Conversation]:
+    """Read the conversations of parts; records that cannot be read are left out."""
+    return (found for _, found in conversations_of(parts) if isinstance(found, Conversation))
