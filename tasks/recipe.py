@@ -29,7 +29,6 @@ from tasks.storage.paths import Layout
 from tasks.storage.splits import split_names
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
-from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import Template
 
 # About 100 MB per shard: a task costs 60 ms besides its work (fork, page faults, Luigi, syncs), and shards of 25 MB
@@ -141,6 +140,8 @@ class Recipe:
         source, config = self.template_source, self.config
         if source is None:
             return BuiltIn(config.template, self.encoder, config.train_on, config.turns, self._adjust)
+        from tasks.templates.jinja.template import JinjaTemplate  # loads jinja2
+
         return JinjaTemplate(
             config.template,
             source,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -79,10 +78,8 @@ def encodes_equally(fast: Encoder, reference: Encoder, recipe: Recipe, samples: 
     """Return whether gigatoken and the reference encode texts of the sample equally; a run compares more texts."""
     texts: list[str] = []
     for sample in samples:
-        own: list[str] = []
-        for _, value in sample.records[:: max(1, len(sample.records) // 50)]:
-            with suppress(Reject, PackError):  # `tokenize_sample` raises them with the place
-                own += texts_of(value, sample.file, recipe.template, reference, recipe.config.train_on)
+        some = sample.records[:: max(1, len(sample.records) // 50)]
+        own = texts_of((record.value for record in some), sample.file, recipe)  # `tokenize_sample` raises errors
         texts += [text[:LONGEST] for text in own[: max(4, PROOF // len(samples))]]
     return difference(fast, reference, [*HARD, *hard_tokens(reference), *texts]) is None
 

@@ -133,7 +133,7 @@ class Encoder(ABC):
         if not held:
             return []
         encoded = self.encode([texts[index] for index in held])
-        places = np.flatnonzero(self._is_counted[encoded.ids])
+        places = self.places_of_content_tokens(encoded.ids)
         owners = np.searchsorted(encoded.offsets, places, side="right") - 1
         names = {token: string for string, token in self.content_tokens.items()}
         return [(held[owner], names[token]) for owner, token in zip(owners, encoded.ids[places].tolist(), strict=True)]
@@ -145,6 +145,16 @@ class Encoder(ABC):
     @cached_property
     def _counted(self) -> Needles:
         return Needles(_searched([text]) for text in self.content_tokens if not is_blank(text))
+
+    def places_of_content_tokens(self, ids: np.ndarray) -> np.ndarray:
+        """Return the indexes of the ids that are content tokens, except white space."""
+        first, last = self._range_counted
+        likely = np.flatnonzero(ids.view(np.uint32) - first <= last - first)
+        return likely[self._is_counted[ids[likely]]]
+
+    @cached_property
+    def _range_counted(self) -> tuple[np.uint32, np.uint32]:
+        return _range_of(self._is_counted)
 
     @cached_property
     def _is_counted(self) -> np.ndarray:
@@ -239,9 +249,7 @@ class Encoder(ABC):
 
     @cached_property
     def _suspects(self) -> tuple[np.uint32, np.uint32]:
-        """Return the lowest and the highest id in `_is_suspect`."""
-        ids = np.flatnonzero(self._is_suspect)
-        return (np.uint32(ids[0]), np.uint32(ids[-1])) if ids.size else (np.uint32(self.vocab_size),) * 2
+        return _range_of(self._is_suspect)
 
     @cached_property
     def _is_suspect(self) -> np.ndarray:
@@ -253,6 +261,12 @@ class Encoder(ABC):
         if self.unk_id is not None and self.unk_id in self.control_strings:
             table[self.unk_id] = True
         return table
+
+
+def _range_of(table: np.ndarray) -> tuple[np.uint32, np.uint32]:
+    """Return the lowest and the highest id in a table, or ids that do not exist if there is none."""
+    ids = np.flatnonzero(table)
+    return (np.uint32(ids[0]), np.uint32(ids[-1])) if ids.size else (np.uint32(len(table)),) * 2
 
 
 def _searched(texts: Sequence[str]) -> bytes:

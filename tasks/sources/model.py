@@ -47,7 +47,7 @@ SHOWN = 5  # files of which an unusual layout is described
 class Source(BaseModel):
     """One entry of `sources`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     path: str = Field(min_length=1, description="File, glob or folder, relative to the folder of the config.")
     format: FormatName = Field(

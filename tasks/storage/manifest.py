@@ -41,7 +41,8 @@ READING = ("roles", "delimiter", "encoding", "ignore")
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # Validators are built when they are first used: those of most parts never are, only that of the whole.
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Parity(_Part):

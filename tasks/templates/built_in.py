@@ -23,7 +23,7 @@ from tasks.core.errors import DataError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.families import alpaca, chatml, hermes, llama2, llama3, mistral, plain, zephyr
-from tasks.templates.placeholders import is_plain
+from tasks.templates.placeholders import is_plain, with_contexts_joined
 from tasks.templates.spans import Outline, Sample, Span, TrainOn, Turns, up_to
 from tasks.templates.writer import Family, Writer
 
@@ -86,7 +86,10 @@ class BuiltIn:
         return [Sample(self.spans(*up_to(conversation, turn)), turn) for turn, flag in enumerate(trained) if flag]
 
     def separate(self, conversation: Conversation) -> Conversation | None:
-        return conversation if is_plain(conversation) else None
+        if self._family.writes_context:
+            return conversation if is_plain(conversation) else None
+        joined = with_contexts_joined(conversation)
+        return joined if is_plain(joined) else None
 
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
         """Return the sample of a conversation of placeholders. See `Family`."""

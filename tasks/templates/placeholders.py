@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -54,6 +55,14 @@ def is_plain(conversation: Conversation) -> bool:
     return not conversation.tools and not any(
         m.context or m.reasoning or m.tool_calls or m.tool_call_id or m.name is not None for m in conversation.messages
     )
+
+
+def with_contexts_joined(conversation: Conversation) -> Conversation:
+    """Return a conversation whose contents include their contexts, as most templates write them."""
+    if not any(message.context for message in conversation.messages):
+        return conversation
+    messages = [replace(m, content=full_text(m), context="") if m.context else m for m in conversation.messages]
+    return replace(conversation, messages=tuple(messages))
 
 
 class Reads(IntEnum):

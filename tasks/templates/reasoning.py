@@ -11,7 +11,6 @@ from enum import Enum
 from typing import Any
 
 from tasks.conversations.model import Conversation, Message
-from tasks.templates.jinja.environment import with_reasoning_names
 
 _INLINE = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
@@ -64,4 +63,5 @@ def with_reasoning(message: dict[str, Any], form: ReasoningForm) -> dict[str, An
     if form is ReasoningForm.INLINE and reasoning:
         message = {key: value for key, value in message.items() if key != "reasoning_content"}
         return {**message, "content": f"<think>\n{reasoning.strip()}\n</think>\n\n{content}"}
-    return with_reasoning_names(message)
+    # Most templates read `reasoning_content`, that of gpt-oss reads `thinking`.
+    return {"thinking": reasoning, **message} if reasoning else message

@@ -36,6 +36,8 @@ class Family:
     name: str
     markers: tuple[str, ...]
     write: Callable[[Writer, Turns], None]
+    writes_context: bool = False
+    """Whether `write` has its own place for the context of a message. If not, it writes `full_text`."""
     writes_tools: bool = False
     """Whether `write` has its own place for `Writer.tools`. If not, they are described in the system message."""
     unusual: Callable[[Sequence[str]], Unusual | None] | None = None

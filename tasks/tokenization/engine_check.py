@@ -12,20 +12,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import metadata
 
 import numpy as np
 
-from tasks.core.errors import PackError, Reject, UsageError
+from tasks.core.errors import PackError, UsageError
 from tasks.core.printable import shown
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
 from tasks.recipe import Recipe
-from tasks.sources.model import SourceFile
 from tasks.sources.sample_files import sample_files
 from tasks.storage.files import read_json, to_json, write_bytes
 from tasks.storage.keys import key_of
@@ -179,18 +177,9 @@ def sample(recipe: Recipe, at_least: int = TEXTS, budget: int = BUDGET) -> list[
         draw = random.Random("".join(file.sha256 for file in recipe.files))  # only .random() never changes
         texts: dict[str, None] = {}
         for drawn in samples:
-            for text in _texts(recipe, drawn.file, [record.value for record in drawn.records]):
+            for text in texts_of((record.value for record in drawn.records), drawn.file, recipe):
                 start = int(draw.random() * (len(text) - LONGEST)) if len(text) > LONGEST else 0
                 texts[text[start : start + LONGEST]] = None
         if len(texts) >= at_least or budget >= MOST_BYTES or all(drawn.whole for drawn in samples):
             return list(texts)
         budget = min(MOST_BYTES, budget * max(2, 2 * at_least // max(len(texts), 1)))
-
-
-def _texts(recipe: Recipe, file: SourceFile, records: list[object]) -> list[str]:
-    """Return the texts that are encoded of records; none for those that cannot be used."""
-    texts = []
-    for record in records:
-        with suppress(Reject, PackError):
-            texts += texts_of(record, file, recipe.template, recipe.encoder, recipe.config.train_on)
-    return texts

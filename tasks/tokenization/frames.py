@@ -148,8 +148,10 @@ class Filling:
         if self.unusual and self.unusual(seen):
             return None
         whole = whole_text(conversation)
+        # A shape with a layout says what the strings are; other strings begin with it.
+        strings = values if self._only else whole.split("\0")
         try:
-            return self._filled(values, whole.split("\0"), content_digest(whole.encode()))
+            return self._filled(values, strings, content_digest(whole.encode()))
         except UnicodeEncodeError:
             return None
 

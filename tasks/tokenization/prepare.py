@@ -8,11 +8,15 @@ The second way defines what a record means. The first one gives the same, or not
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from contextlib import suppress
+
 from tasks.conversations.formats import role_names
 from tasks.conversations.model import Conversation, PlainRecord, content_digest, whole_text
 from tasks.conversations.openai import tools_json, turns_json
-from tasks.core.errors import Reject
+from tasks.core.errors import PackError, Reject
 from tasks.encoders.encoder import Encoder
+from tasks.recipe import Recipe
 from tasks.sources.model import SourceFile
 from tasks.templates.spans import Sample, Span, Template, TrainOn, trained_turns, up_to
 from tasks.tokenization.frames import Frames, Prepared, shape_of_sample
@@ -115,8 +119,11 @@ def prepare_spans(conversation: Conversation, spans: list[Span], encoder: Encode
     return Prepared(shape, segments.texts, characters, whole.split("\0"), content_digest(whole.encode()))
 
 
-def texts_of(record: object, file: SourceFile, template: Template, encoder: Encoder, train_on: TrainOn) -> list[str]:
-    """Return the texts that are encoded of a record, even if none is trained on. Raises Reject and PackError."""
-    conversation = file.conversation(record)
-    samples = template.samples(conversation, trained_turns(conversation, train_on))
-    return [text for sample in samples for text in segments_of(sample.spans, encoder).texts]
+def texts_of(records: Iterable[object], file: SourceFile, recipe: Recipe) -> list[str]:
+    """Return the texts that are encoded of records of a file; none of those that cannot be used."""
+    preparer = Preparer(file, recipe.template, recipe.encoder, recipe.config.train_on)
+    texts = []
+    for record in records:
+        with suppress(Reject, PackError):
+            texts += [text for sample in preparer.prepare(record) for text in sample.texts]
+    return texts

@@ -131,8 +131,9 @@ class Batch:
         strings_of = {self.records[n]: self._conversations[n].strings for n in found}
         receipt["control_text_seen"] += sum(encoder.count_controls(each) > 0 for each in strings_of.values())
         if encoder.content_tokens:
-            holding = encoder.holding_content_tokens(texts)
-            which = np.unique(np.searchsorted(offsets, holding, side="right") - 1).tolist()
+            places = encoder.places_of_content_tokens(encoded.ids)
+            owners = np.searchsorted(encoded.offsets, places, side="right") - 1  # texts
+            which = np.unique(np.searchsorted(offsets, owners, side="right") - 1).tolist()
             # By record: each sample of a conversation has all its strings, and the template may write each in another.
             samples_of: dict[int, list[Prepared]] = {self.records[n]: [] for n in which}
             for record, prepared in zip(self.records, self._conversations, strict=True):

@@ -126,7 +126,7 @@ def test_real_conversations_have_the_ids_of_inference(turns: str, tmp_path: Path
     config = tmp_path / "corpora.yaml"
     sources = [{"path": str(SHARED / "corpora" / "*.json*")}]
     config.write_text(yaml.safe_dump({"sources": sources, "tokenizer": str(tokenizer), "template": "tokenizer"}))
-    records, unreadable = own_ids.conversations_of(config, tmp_path)
+    records, unreadable = own_ids.records_of(config, tmp_path)
     assert unreadable == 0
     records = (records + own_ids.with_reasoning(SHARED / "corpora" / "gsm8k_train.jsonl", inline=True))[::101]
     records += [record for record in records if "tools" in record]

@@ -109,6 +109,22 @@ def test_every_field_is_counted_by_its_role(template: str) -> None:
     assert "content_tokens" not in receipt
 
 
+@pytest.mark.parametrize("template", ["chatml", "tokenizer"])
+def test_a_context_is_counted_by_its_role(template: str) -> None:
+    """A context is filled in with its content; the frame is the same with and without one."""
+    encoder = open_kind("hf_byte_level")
+    bound: Any = template
+    if template == "tokenizer":
+        bound = JinjaTemplate("test.jinja", CHATML_JINJA, encoder, "assistant", "2026-01-01")
+    record = {"instruction": "<think> or", "input": "</think>?", "output": "Neither <think>."}
+    for records in ([record], [{**record, "input": ""}, record]):
+        _, receipt = tokenize(records, encoder, bound, format="alpaca")
+        assert receipt["content_tokens"] == {
+            "</think>": {"user": 1},
+            "<think>": {"assistant": len(records), "user": len(records)},
+        }
+
+
 @pytest.mark.parametrize(("train_on", "count"), [("assistant", 2), ("last", 1)])
 def test_what_a_template_leaves_out_is_not_counted(train_on: Any, count: int) -> None:
     """The reasoning of the first answer is written in its own sample only."""

@@ -42,8 +42,6 @@ Name = Annotated[str, Field(min_length=1)]
 Names = Annotated[list[Name], BeforeValidator(_as_list, json_schema_input_type=Name | list[Name])]
 Roles = Annotated[dict[Role, Names], BeforeValidator(_refuse_swapped), AfterValidator(_refuse_twice)]
 
-_ROLES: TypeAdapter[dict[Role, list[str]]] = TypeAdapter(Roles)
-
 
 def with_roles(source: Any, roles: Any) -> Any:
     """Return an entry of `sources` with the roles of the config; its own names come first.
@@ -52,8 +50,9 @@ def with_roles(source: Any, roles: Any) -> Any:
     """
     if not isinstance(source, Mapping):
         return source
+    check: TypeAdapter[dict[Role, list[str]]] = TypeAdapter(Roles)
     try:
-        own, further = _ROLES.validate_python(source.get("roles", {})), _ROLES.validate_python(roles)
+        own, further = check.validate_python(source.get("roles", {})), check.validate_python(roles)
     except ValidationError:
         return source
     taken = {name.lower() for names in own.values() for name in names}

@@ -35,4 +35,4 @@ def write(w: Writer, turns: Turns) -> None:
         gap = "\n\n"
 
 
-TEMPLATE = Family("alpaca", TOOL_CALL_MARKERS, write, writes_tools=True)
+TEMPLATE = Family("alpaca", TOOL_CALL_MARKERS, write, writes_context=True, writes_tools=True)

@@ -24,9 +24,6 @@ from jinja2.utils import Namespace
 
 Range = tuple[int, int]
 
-# Names of a message's reasoning. Templates read the first one, gpt-oss the second.
-REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
-
 
 class Generation(Extension):
     """The block `{% generation %}`, which marks what the model writes. It records the ranges of a rendering."""
@@ -149,9 +146,3 @@ class ChatTemplate:
         random.seed(0)  # Jinja has a `random` filter and a `lipsum` function
         values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
         return self._render(self._template, self._constants | values, marks)
-
-
-def with_reasoning_names(message: dict[str, Any]) -> dict[str, Any]:
-    """Give the reasoning of a message every name that templates know it by."""
-    reasoning = next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
-    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
