@@ -31,7 +31,7 @@ from tasks.sources.model import SourceFile
 from tasks.templates.adjust import Adjust
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import trained_turns
-from tasks.tokenization.prepare import Preparer, comparable
+from tasks.tokenization.prepare import Preparer, ToRender, comparable
 
 CLEAN = ("yes", "no", "2+2?", "It is 4.", "é")
 ODD = (
@@ -88,9 +88,9 @@ class Counting(Preparer):
 
     rendered = 0
 
-    def _render(self, *given: Any) -> Any:
+    def prepared(self, *given: Any) -> Any:
         self.rendered += 1
-        return super()._render(*given)
+        return super().prepared(*given)
 
 
 def check(source: str, tokenizer: Path, records: list[dict[str, Any]], drop: bool, turns: Any) -> Counter[str]:
@@ -118,7 +118,9 @@ def check(source: str, tokenizer: Path, records: list[dict[str, Any]], drop: boo
                 trained = trained_turns(conversation, "assistant")
                 if not any(trained):
                     raise Reject("no_trained_tokens", error)
-                rendered = preparer._render(conversation, trained)
+                rendered = preparer.prepared(ToRender(conversation, trained), template.samples(conversation, trained))
+                if not isinstance(rendered, list):
+                    raise rendered
                 same = [comparable(sample) for sample in filled] == [comparable(sample) for sample in rendered]
             except (Reject, DataError) as found:
                 same = error == str(found)

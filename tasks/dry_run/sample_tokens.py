@@ -111,14 +111,14 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
                     texts.append(np.diff(np.frombuffer(offsets, np.int64)[: encoded.num_rows + 1]))
 
         unused = count_unused_keys(sample)
-        for number, record in enumerate(sample.records):
-            try:
-                for prepared in preparer.prepare(record.value):
+        for number, found in enumerate(preparer.prepare_all(record.value for record in sample.records)):
+            if isinstance(found, Reject):
+                rejects.append((number, found))
+            elif isinstance(found, PackError):
+                raise type(found)(found.reason, f"{sample.records[number].place}: {found}")
+            else:
+                for prepared in found:
                     batch.add(number, prepared)
-            except Reject as reject:
-                rejects.append((number, reject))
-            except PackError as error:
-                raise type(error)(error.reason, f"{record.place}: {error}") from None
             if batch.is_full:
                 flush()
                 batch = Batch(encoder, receipt)

@@ -24,7 +24,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.families import alpaca, chatml, hermes, llama2, llama3, mistral, plain, zephyr
 from tasks.templates.placeholders import is_plain, with_contexts_joined
-from tasks.templates.spans import Outline, Sample, Span, TrainOn, Turns, up_to
+from tasks.templates.spans import Outline, Sample, Span, Template, TrainOn, Turns, up_to
 from tasks.templates.writer import Family, Writer
 
 # A part of the digest of every built-in template. Raise it if the spans of any of them change.
@@ -43,7 +43,7 @@ BUILT_IN = {family.name: family for family in FAMILIES}
 MARKERS = {family.name: family.markers for family in FAMILIES}
 
 
-class BuiltIn:
+class BuiltIn(Template):
     """A built-in template, bound to a tokenizer."""
 
     def __init__(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Protocol
 
 from tasks.conversations.model import ROLES, Conversation
+from tasks.core.errors import PackError, Reject
 
 TrainOn = Literal["assistant", "all", "last"]
 
@@ -56,6 +57,16 @@ class Template(Protocol):
     def samples(self, conversation: Conversation, trained: Sequence[bool]) -> list[Sample]:
         """Return the samples of a conversation, in the order of its turns. Raises Reject as `spans` does."""
         ...
+
+    def all_samples(
+        self, conversations: Sequence[tuple[Conversation, Sequence[bool]]]
+    ) -> Iterator[list[Sample] | Reject | PackError]:
+        """Yield the samples of each conversation, or what `samples` raises for it."""
+        for conversation, trained in conversations:
+            try:
+                yield self.samples(conversation, trained)
+            except (Reject, PackError) as problem:
+                yield problem
 
     def separate(self, conversation: Conversation) -> Conversation | None:
         """Return a conversation with its reasoning where the template reads it; None if it has no outline."""

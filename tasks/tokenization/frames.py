@@ -34,6 +34,10 @@ from tasks.templates.placeholders import GAP, ConversationShape, Reads, as_json,
 from tasks.templates.spans import Template, TrainOn, trained_turns
 from tasks.tokenization.segments import Segments, segments_of
 
+# Of the conversations that are filled into what a Jinja template writes around placeholders, one in so many is rendered
+# as well and compared. Their digests decide which, so that the result does not depend on parts or workers.
+COMPARED = 256
+
 # The maximum number of shapes. Conversations of more shapes are rendered, and so are those of more messages than this.
 MOST_SHAPES = 1024
 
@@ -110,6 +114,10 @@ class Filling:
         # Nearly always, there is one sample that has every content once.
         self._only = frames[0] if frames[0].shape.layout else None
         self._texts = 1 + sum(part.count("\0") for part in frames[0].parts)
+
+    def is_compared(self, found: Sequence[Prepared]) -> bool:
+        """Return whether a conversation is to be rendered as well, and compared with these samples."""
+        return self.unusual is not None and found[0].digest % COMPARED == 0
 
     def fill(self, contents: list[str]) -> list[Prepared] | None:
         """Return the samples of a plain conversation with these contents.
@@ -195,7 +203,7 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         return filling
 
     def filled(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[list[Prepared] | None, bool]:
-        """Return the samples of a conversation, or None, and whether such conversations are to be compared."""
+        """Return the samples of a conversation, or None, and whether they are to be compared with its rendering."""
         if not self.known or len(conversation.messages) > MOST_SHAPES:
             return None, False
         apart = self._template.separate(conversation)
@@ -206,8 +214,10 @@ class Frames(dict[tuple[str, ...], Filling | None]):
             return None, False
         contents = [message.content for message in conversation.messages]
         if apart is conversation and is_plain(conversation) and all(contents):
-            return filling.fill(contents), filling.unusual is not None
-        return filling.fill_values(values, conversation), filling.unusual is not None
+            found = filling.fill(contents)
+        else:
+            found = filling.fill_values(values, conversation)
+        return found, found is not None and filling.is_compared(found)
 
     def _of_shape(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[Filling | None, list[str]]:
         """Return what conversations of this shape are filled into, and the values of this one."""

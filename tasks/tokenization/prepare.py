@@ -8,8 +8,8 @@ The second way defines what a record means. The first one gives the same, or not
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from tasks.conversations.formats import role_names
 from tasks.conversations.model import Conversation, PlainRecord, content_digest, whole_text
@@ -23,9 +23,13 @@ from tasks.tokenization.frames import Frames, Prepared, shape_of_sample
 from tasks.tokenization.plain_records import PlainRecords, as_dict
 from tasks.tokenization.segments import segments_of
 
-# Of the conversations that are filled into what a Jinja template writes around placeholders, one in so many is rendered
-# as well and compared. Their digests decide which, so that the result does not depend on parts or workers.
-COMPARED = 256
+
+class ToRender(NamedTuple):
+    """A conversation to be rendered, and compared with what it was filled into, if it was."""
+
+    conversation: Conversation
+    trained: list[bool]
+    filled: list[Prepared] | None = None
 
 
 class Preparer:
@@ -47,42 +51,63 @@ class Preparer:
 
         Raises Reject, and PackError if the run cannot continue.
         """
+        [found] = self.prepare_all([record])
+        if isinstance(found, list):
+            return found
+        raise found
+
+    def prepare_all(self, records: Iterable[object]) -> Iterator[list[Prepared] | Reject | PackError]:
+        """Yield what is encoded of each record, or what `prepare` raises for it. A PackError may be the last one."""
+        found: list[list[Prepared] | ToRender | Reject | PackError] = []
+        for record in records:
+            try:
+                found.append(self._fill(record))
+            except Reject as reject:
+                found.append(reject)
+            except PackError as error:
+                found.append(error)
+                break
+        waiting = [(each.conversation, each.trained) for each in found if isinstance(each, ToRender)]
+        samples = iter(self._template.all_samples(waiting))
+        for each in found:
+            yield self.prepared(each, next(samples)) if isinstance(each, ToRender) else each
+
+    def _fill(self, record: object) -> list[Prepared] | ToRender:
+        """Return the samples of a record whose shape is known, or a conversation to be rendered."""
         plain = record if isinstance(record, PlainRecord) else self._plain.of(record)
         if plain:
             names, contents = plain.turns()
             filling = self._frames[names]
             if filling and (found := filling.fill(contents)):
-                if filling.unusual and found[0].digest % COMPARED == 0:
-                    self._compare(found, self._file.conversation(as_dict(record)))
-                return found
-        return self._prepare_with_care(as_dict(record))
+                if not filling.is_compared(found):
+                    return found
+                conversation = self._file.conversation(as_dict(record))
+                return ToRender(conversation, trained_turns(conversation, self._train_on), found)
+        return self._fill_with_care(as_dict(record))
 
-    def _prepare_with_care(self, record: object) -> list[Prepared]:
+    def _fill_with_care(self, record: object) -> list[Prepared] | ToRender:
         conversation = self._file.conversation(record)
         trained = trained_turns(conversation, self._train_on)
         if not any(trained):
             raise Reject("no_trained_tokens", _why_untrained(conversation, self._train_on))
-        if self._packing:
-            found, is_compared = self._frames.filled(conversation, trained)
-            if found:
-                if is_compared and found[0].digest % COMPARED == 0:
-                    self._compare(found, conversation)
-                return found
-        return self._render(conversation, trained)
+        filled, is_compared = self._frames.filled(conversation, trained) if self._packing else (None, False)
+        return filled if filled and not is_compared else ToRender(conversation, trained, filled)
 
-    def _compare(self, filled: list[Prepared], conversation: Conversation) -> None:
-        """Check that a template writes a conversation as it was filled in."""
-        rendered = self._render(conversation, trained_turns(conversation, self._train_on))
-        if list(map(comparable, filled)) != list(map(comparable, rendered)):
-            texts = [[sample.texts for sample in samples] for samples in (filled, rendered)]
-            raise AssertionError(f"template {self._template.name}: {texts[0]} is rendered as {texts[1]}")
-
-    def _render(self, conversation: Conversation, trained: list[bool]) -> list[Prepared]:
-        found = [self._prepare_sample(conversation, sample) for sample in self._template.samples(conversation, trained)]
+    def prepared(
+        self, rendered: ToRender, samples: list[Sample] | Reject | PackError
+    ) -> list[Prepared] | Reject | PackError:
+        """Prepare the samples that the template has rendered."""
+        if not isinstance(samples, list):
+            return samples
+        try:
+            found = [self._prepare_sample(rendered.conversation, sample) for sample in samples]
+        except Reject as reject:
+            return reject
         found = [prepared for prepared in found if prepared.shape.trained.any()]
-        if not found:
-            raise Reject("no_trained_tokens", "the template writes none of its answers")
-        return found
+        if rendered.filled and [*map(comparable, rendered.filled)] != [*map(comparable, found)]:
+            texts = [[sample.texts for sample in each] for each in (rendered.filled, found)]
+            raise AssertionError(f"template {self._template.name}: {texts[0]} is rendered as {texts[1]}")
+        return found or Reject("no_trained_tokens", "the template writes none of its answers")
 
     def _prepare_sample(self, conversation: Conversation, sample: Sample) -> Prepared:
         prepared = prepare_spans(conversation, sample.spans, self._encoder, sample.turn)
@@ -122,8 +147,5 @@ def prepare_spans(conversation: Conversation, spans: list[Span], encoder: Encode
 def texts_of(records: Iterable[object], file: SourceFile, recipe: Recipe) -> list[str]:
     """Return the texts that are encoded of records of a file; none of those that cannot be used."""
     preparer = Preparer(file, recipe.template, recipe.encoder, recipe.config.train_on)
-    texts = []
-    for record in records:
-        with suppress(Reject, PackError):
-            texts += [text for sample in preparer.prepare(record) for text in sample.texts]
-    return texts
+    found = [each for each in preparer.prepare_all(records) if isinstance(each, list)]
+    return [text for samples in found for sample in samples for text in sample.texts]

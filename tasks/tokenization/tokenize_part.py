@@ -59,14 +59,14 @@ def tokenize_part(
             batch = Batch(encoder, receipt)
             for numbers, records in reader.blocks():
                 unused.add(numbers, records, partial(place_of, part))
-                for number, record in zip(numbers, records, strict=True):
-                    try:
-                        for prepared in preparer.prepare(record):
+                for number, found in zip(numbers, preparer.prepare_all(records), strict=False):
+                    if isinstance(found, Reject):
+                        rejects.append([number, found.reason, found.message])
+                    elif isinstance(found, PackError):
+                        raise type(found)(found.reason, f"{place_of(part, number)}: {found}")
+                    else:
+                        for prepared in found:
                             batch.add(number, prepared)
-                    except Reject as reject:
-                        rejects.append([number, reject.reason, reject.message])
-                    except PackError as error:
-                        raise type(error)(error.reason, f"{place_of(part, number)}: {error}") from None
                     if batch.is_full:
                         flush(batch)
                         batch = Batch(encoder, receipt)

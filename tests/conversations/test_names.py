@@ -77,7 +77,7 @@ def test_lines_rows_and_records_read_with_care_have_the_same_roles(
         and "tool" not in [role_names(format, dict(file.roles)).get(name.lower()) for name in roles]
     ):
         with pytest.MonkeyPatch.context() as patch:
-            patch.delattr(Preparer, "_prepare_with_care")
+            patch.delattr(Preparer, "_fill_with_care")
             assert outcome(fast, line) == found
     assert found == outcome(fast, record) == outcome(careful, record)
     if found != "bad_role":

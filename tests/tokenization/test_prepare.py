@@ -12,18 +12,19 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.tokenizer_kinds import BUILT, open_kind, read_rows
+from support.tokenizer_kinds import BUILT, CHATML_JINJA, open_kind, read_rows
 
 from tasks.config import Config
 from tasks.conversations.formats import FORMATS
 from tasks.conversations.model import Format, PlainRecord
-from tasks.core.errors import Reject
+from tasks.core.errors import PackError, Reject
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.templates.built_in import BUILT_IN, BuiltIn
+from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TrainOn
 from tasks.tokenization.frames import Filling, Prepared
 from tasks.tokenization.plain_records import PlainRecords
-from tasks.tokenization.prepare import Preparer
+from tasks.tokenization.prepare import Preparer, comparable
 from tasks.tokenization.tokenize_part import tokenize_part
 
 FEW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -202,7 +203,7 @@ def is_filled(preparer: Preparer, record: object) -> bool:
         raise AssertionError
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Preparer, "_prepare_with_care", fail)
+        patch.setattr(Preparer, "_fill_with_care", fail)
         try:
             [prepared] = preparer.prepare(record)
             return prepared.shape.layout != ""
@@ -270,6 +271,47 @@ def test_a_frame_is_rendered_once_and_their_number_is_bounded(monkeypatch: pytes
     monkeypatch.setattr(BuiltIn, "spans", None)
     [other] = preparer.prepare(turns("2+2?", "4"))
     assert other.shape is first.shape
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 64])
+def test_many_records_are_prepared_as_each_by_itself(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain, unusual, invalid, and refused ones, with a template that must render all of them."""
+    monkeypatch.setattr("tasks.templates.jinja.template.AT_ONCE", at_once)
+    [messages] = [format for format in FORMATS if format.name == "messages"]
+    encoder = open_kind("hf_byte_level")
+    refuses = "{{ raise_exception('no') if 'no' in messages[0].content }}" + CHATML_JINJA.replace(
+        ".content", ".content[:9]"
+    )
+    template = JinjaTemplate("t.jinja", refuses, encoder, "assistant", "2026-01-01")
+    preparers = [Preparer(file_of(messages), template, encoder, "assistant") for _ in range(2)]
+    records = [
+        turns("a", "b"),
+        7,
+        turns("no", "b"),
+        turns("a"),
+        turns("a", "b", "c", "d"),
+        turns("é" * 20, "b"),
+        turns("no", "d"),
+    ] * 5
+    found = preparers[0].prepare_all(records)
+    for record, many in zip(records, found, strict=True):
+        if isinstance(many, list):
+            assert list(map(comparable, many)) == list(map(comparable, preparers[1].prepare(record)))
+        else:
+            with pytest.raises(type(many), match=re.escape(str(many))):
+                preparers[1].prepare(record)
+
+
+def test_what_stops_a_run_takes_the_place_of_its_record() -> None:
+    [messages] = [format for format in FORMATS if format.name == "messages"]
+    preparer = preparer_of(messages)
+    thinks = turns("a", "b")
+    thinks["messages"][1]["reasoning"] = "t"
+    first, second, *_ = preparer.prepare_all([turns("a", "b"), thinks, turns("c", "d")])
+    assert isinstance(first, list)
+    assert isinstance(second, PackError)
+    with pytest.raises(PackError, match="has reasoning, and the built-in template"):
+        preparer.prepare(thinks)
 
 
 def test_rows_of_a_token_file_are_in_the_order_of_the_records(tmp_path: Path) -> None:

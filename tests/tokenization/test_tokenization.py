@@ -213,8 +213,8 @@ def test_the_separator_after_an_untrained_turn_is_not_trained() -> None:
 def test_white_space_after_the_eos_does_not_hide_it(trained: bool) -> None:
     encoder = open_kind("sp_bpe_chatml")
 
-    class Ends:
-        name, sha256, markers_as_text = "ends", "", ()
+    class Ends(Template):
+        name, markers_as_text = "ends", ()
 
         def spans(self, *_: Any) -> list[Span]:
             eos = Span("</s>", encoder.eos_id, trained, "assistant")
@@ -335,10 +335,10 @@ def test_rejects_have_their_record_and_reason(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "receipt.json").read_bytes()) == receipt
 
 
-class Fails:
+class Fails(Template):
     """A template that fails in its own way at the second conversation."""
 
-    name, sha256, markers_as_text = "fails", "", ()
+    name, markers_as_text = "fails", ()
 
     def __init__(self, error: Exception):
         self.error, self.calls = error, 0

@@ -68,6 +68,15 @@ class Generation(Extension):
             self._written = None
 
 
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with a shortcut to what templates read most: keys of dicts, written as attributes."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
+            return obj[attribute]  # as Jinja does after it has caught an AttributeError
+        return super().getattr(obj, attribute)
+
+
 class _SafeNamespace(Namespace):
     """Jinja's namespace without names that start with an underscore, which lead to Python's internals."""
 
@@ -111,9 +120,7 @@ def to_json(
 
 def chat_environment(today: datetime) -> Environment:
     """Return the environment of chat templates, whose date is `today`."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, LoopControlExtension]
-    )
+    environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, LoopControlExtension])
     environment.filters["tojson"] = to_json
     environment.globals |= {
         "raise_exception": _raise_exception,
@@ -138,11 +145,14 @@ class ChatTemplate:
 
     def __init__(self, environment: Environment, source: str, constants: Mapping[str, Any]):
         self._template = environment.from_string(source)
+        self._template.globals = dict(self._template.globals)  # every rendering copies them; a ChainMap is slow
+        self._is_random = "random" in source or "lipsum" in source  # a filter and a function of Jinja
         self._render = environment.rendered  # type: ignore[attr-defined]
         self._constants = dict(constants)
 
     def render(self, messages: list[Any], tools: Any, prompt: bool, marks: bool = False) -> tuple[str, list[Range]]:
         """Return the rendered text and its `{% generation %}` ranges. `prompt` adds the generation prompt."""
-        random.seed(0)  # Jinja has a `random` filter and a `lipsum` function
+        if self._is_random:
+            random.seed(0)
         values = {"messages": messages, "tools": tools, "documents": None, "add_generation_prompt": prompt}
         return self._render(self._template, self._constants | values, marks)

@@ -2,12 +2,12 @@
 
 Its time and memory are limited, its date is fixed, and it has no randomness.
 
-    Renderer.render(job) ──JSON──▶ forked child: compile once, render, locate turns
-      Rendering or PackError ◀──JSON── text, marks, samples │ the problem
+    Renderer.render_all(jobs) ──JSON──▶ forked child: compile once, render, locate turns
+      Rendering or problem ◀──JSON, each── text, marks, samples │ the problem
 
 A template is distributed with a tokenizer, by somebody else, and treated as untrusted data: the operating system limits
 the memory and CPU time of the child that renders it, and the child writes no file and replies in JSON. A fork takes
-10 ms. The pipe costs 0.05 ms of CPU per conversation.
+10 ms. Many conversations are sent at once and answered one by one, so that the problem of one is known to be its own.
 
 The child exits with its parent: it reads the end of its pipe or reaches its CPU time limit.
 """
@@ -24,7 +24,7 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from multiprocessing.connection import Connection
 from multiprocessing.util import Finalize
@@ -54,12 +54,30 @@ MOST_WORK = 2_000_000
 
 _TRIAL = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
+# Bytes of conversations that are sent to the child at once: enough that waiting for it costs nothing.
+CALL = 1 << 17
+
 # How turns are located: see `locate`. "others" are the ranges of turns that are not trained on, for train_on: all.
 Method = Literal["auto", "together", "apart", "others"]
 
 
 # Whether placeholders are traced, and whether with white space around them.
 Tracing = Literal["", "bare", "spaced"]
+
+
+class Job(NamedTuple):
+    """A conversation to render, and the numbers of the messages to locate in it.
+
+    `marks` asks for the ranges of {% generation %} blocks. `trace` records what the template does to values that are
+    placeholders, which have white space around them if it is "spaced".
+    """
+
+    messages: list[Any]
+    tools: Any
+    marks: bool
+    turns: list[int]
+    method: Method
+    trace: Tracing = ""
 
 
 class Rendering(NamedTuple):
@@ -90,7 +108,7 @@ class Renderer:
         self._end: Any = None
         try:
             self._start()
-            self.render(_TRIAL, None, False, [], "others")  # reports an unusable template before any work is done
+            self.render(Job(_TRIAL, None, False, [], "others"))  # reports an unusable template before any work is done
         except Reject as reject:  # the template may refuse the trial conversation and still accept others
             if reject.reason == "too_long_text":
                 self.close()
@@ -99,26 +117,40 @@ class Renderer:
             self.close()
             raise
 
-    def render(
-        self, messages: list[Any], tools: Any, marks: bool, turns: list[int], method: Method, trace: Tracing = ""
-    ) -> Rendering:
-        """Render one conversation and locate `turns`, which are numbers of messages.
+    def render(self, job: Job) -> Rendering:
+        """Render one conversation and locate its turns.
 
-        `trace` records what the template does to values that are placeholders, which have white space around them if it
-        is "spaced". Raises Reject if the template refuses this conversation or fails on it, DataError if it must not be
-        used at all.
+        Raises Reject if the template refuses this conversation or fails on it, DataError if it must not be used at all.
         """
-        request = orjson.dumps([messages, tools, marks, turns, method, trace])
-        if len(turns) * (len(messages) + len(request) // 1000) > MOST_WORK:
-            raise Reject(
-                "too_many_turns",
-                f"{len(turns):,} turns to locate in {len(messages):,} messages ({len(request):,} bytes) are too many, "
-                "at two renderings per turn",
-            )
-        if self._owner != os.getpid():
-            self._start()
-        text, found, samples, lost, unusual = self._ask(request)
-        return Rendering(text, found, [Located(*sample) for sample in samples], lost, unusual)
+        [found] = self.render_all([job])
+        if isinstance(found, Rendering):
+            return found
+        try:
+            raise found
+        finally:
+            del found  # its traceback refers to this frame: together they would keep the child alive
+
+    def render_all(self, jobs: Sequence[Job]) -> Iterator[Rendering | Reject | DataError]:
+        """Render conversations and locate their turns. What `render` would raise takes the place of its rendering.
+
+        The child goes on while its answers are used. Nothing is rendered after a DataError, which takes all further
+        places.
+        """
+        error: DataError | None = None
+        for call in _calls(jobs):
+            answers = self._answers([request for request in call if isinstance(request, bytes)])
+            for request in call:
+                if error:
+                    yield error
+                    continue
+                if isinstance(request, Reject):
+                    yield request
+                    continue
+                try:
+                    answer: Rendering | Reject | DataError = next(answers)
+                except DataError as problem:
+                    answer = error = problem.with_traceback(None)
+                yield answer
 
     def close(self) -> None:
         """Kill the child. The next rendering starts another one."""
@@ -144,17 +176,35 @@ class Renderer:
         theirs.close()
         self._poll = select.poll()
         self._poll.register(self._pipe.fileno(), select.POLLIN)
-        self._ask(None)
+        self._reply("compiling")
 
-    def _ask(self, request: bytes | None) -> Any:
-        """Send a request and return the child's reply.
+    def _answers(self, requests: Sequence[bytes]) -> Iterator[Rendering | Reject]:
+        """Send requests, and yield the answer to each as it comes. Raises DataError."""
+        if self._owner != os.getpid():
+            self._start()
+        left = len(requests)
+        answer: Rendering | Reject
+        try:
+            for number in range(len(requests)):
+                try:
+                    text, marks, samples, lost, unusual = self._reply(
+                        "rendering one conversation", requests if not number else ()
+                    )
+                    answer = Rendering(text, marks, [Located(*sample) for sample in samples], lost, unusual)
+                except Reject as reject:
+                    answer = reject.with_traceback(None)
+                left -= 1
+                yield answer
+        finally:
+            if left:  # the next replies would answer these requests
+                self.close()
 
-        None sends nothing and waits for the compilation.
-        """
+    def _reply(self, doing: str, requests: Sequence[bytes] = ()) -> Any:
+        """Return the child's next reply, after sending requests. Raises Reject and DataError if it is a problem."""
         reply, late = None, False
         try:
-            if request is not None:
-                self._pipe.send_bytes(request)
+            if requests:
+                self._pipe.send_bytes(b"[%s]" % b",".join(requests))
             late = not self._poll.poll(SECONDS * PATIENCE * 1000)
             if late:
                 raise EOFError
@@ -165,7 +215,6 @@ class Renderer:
                 raise DataError(
                     "template_died", f"template {self.name}: killed the process that rendered it ({how})"
                 ) from None
-            doing = "compiling" if request is None else "rendering one conversation"
             raise DataError(
                 "template_loops", f"template {self.name}: still {doing} after {SECONDS:g} s; it loops"
             ) from None
@@ -198,6 +247,25 @@ class Renderer:
             "memory": f"needs more than {MEMORY >> 20} MiB of memory for one conversation",
         }
         raise DataError("bad_template", f"template {self.name}: {problem[kind]}")
+
+
+def _calls(jobs: Sequence[Job]) -> Iterator[list[bytes | Reject]]:
+    """Yield requests to send at once, about CALL bytes; a job that is too much has a Reject instead."""
+    call: list[bytes | Reject] = []
+    size = 0
+    for job in jobs:
+        request = orjson.dumps([*job])
+        turns, count = len(job.turns), len(job.messages)
+        if turns * (count + len(request) // 1000) > MOST_WORK:
+            what = f"{turns:,} turns to locate in {count:,} messages ({len(request):,} bytes)"
+            call.append(Reject("too_many_turns", f"{what} are too many, at two renderings per turn"))
+            continue
+        call.append(request)
+        size += len(request)
+        if size >= CALL:
+            yield call
+            call, size = [], 0
+    yield call
 
 
 def _end(child: int, pipe: Connection) -> int:
@@ -254,23 +322,23 @@ def _serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: d
     template: ChatTemplate | None = None
     tracing: tuple[ChatTemplate, bool] | None = None
     pattern, eos = re.compile(ends), constants.get("eos_token", "")
-    request: Any = None
+    requests: list[Any] = [None]
     while True:
         seconds = math.ceil(time.process_time() + SECONDS)
         resource.setrlimit(resource.RLIMIT_CPU, (seconds if hard < 0 else min(seconds, hard), hard))
         try:
             if template is None:
                 template, value = _compile(source, constants, today), None
-            elif spaced := request.pop():
+            elif spaced := requests[-1].pop():
                 if tracing is None:
                     environment = chat_environment(today)
                     prepare_tracing(environment)
                     tracing = ChatTemplate(environment, source, constants), can_be_traced(environment, source)
                 trace = Trace()
-                value = _rendering(_Tracing(tracing[0], trace, spaced == "spaced"), pattern, eos, *request)
+                value = _rendering(_Tracing(tracing[0], trace, spaced == "spaced"), pattern, eos, *requests[-1])
                 value = (*value, trace.result() if tracing[1] else None)
             else:
-                value = (*_rendering(template, pattern, eos, *request), None)
+                value = (*_rendering(template, pattern, eos, *requests[-1]), None)
             reply = orjson.dumps(["done", value])
         except _Problem as problem:
             kind, text = problem.args
@@ -282,9 +350,10 @@ def _serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: d
         pipe.send_bytes(reply)
         if template is None:
             return
-        request = value = reply = None  # type: ignore[assignment]
+        requests.pop()
+        value = reply = None  # type: ignore[assignment]
         try:
-            request = orjson.loads(pipe.recv_bytes())
+            requests = requests or orjson.loads(pipe.recv_bytes())[::-1]
         except EOFError:
             return
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import chain, pairwise, product
@@ -29,17 +29,17 @@ import orjson
 
 from tasks.conversations.model import Conversation, Message
 from tasks.conversations.openai import as_openai
-from tasks.core.errors import DataError, Reject, UsageError
+from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
 from tasks.templates.jinja.breaker import Breaker, escaped
-from tasks.templates.jinja.sandbox import Renderer, Rendering
+from tasks.templates.jinja.sandbox import Job, Renderer, Rendering
 from tasks.templates.jinja.token_boundary import TokenBoundary
 from tasks.templates.jinja.unusual import Edges, Head, Unusual
 from tasks.templates.placeholders import GAP, is_placeholder
 from tasks.templates.reasoning import ReasoningForm, reasoning_of, separated, with_reasoning
-from tasks.templates.spans import TEXT, Outline, Sample, Span, TrainOn, Turns
+from tasks.templates.spans import TEXT, Outline, Sample, Span, Template, TrainOn, Turns
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -49,12 +49,15 @@ _READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""
 # What `outline` has for a value that is written as JSON.
 _JSON_GAP = re.compile("\0(\\d+):\\d+\0")
 
+# Conversations that are rendered together: their renderings are held in memory.
+AT_ONCE = 64
+
 Ranges = list[tuple[int, int]]
 
 _Broken = tuple[list[Any], Any, str]  # messages, tools, and the breaker
 
 
-class JinjaTemplate:
+class JinjaTemplate(Template):
     """A Jinja chat template bound to a tokenizer.
 
     `today` is the date that the template sees, as YYYY-MM-DD; `options` are further variables, such as enable_thinking.
@@ -107,19 +110,39 @@ class JinjaTemplate:
         `trained` is true for each message that is trained on. Raises Reject if the conversation cannot be rendered,
         DataError if the template cannot be used.
         """
+        [found] = self.all_samples([(conversation, trained)])
+        if isinstance(found, list):
+            return found
+        raise found
+
+    def all_samples(
+        self, conversations: Sequence[tuple[Conversation, Sequence[bool]]]
+    ) -> Iterator[list[Sample] | Reject | PackError]:
+        """Yield the samples of each conversation, or what `samples` raises for it. Many are rendered at once."""
+        for first in range(0, len(conversations), AT_ONCE):
+            steps = [self._steps(*each) for each in conversations[first : first + AT_ONCE]]
+            found: list[Any] = [None] * len(steps)
+            jobs = {number: _next(step, None, found, number) for number, step in enumerate(steps)}
+            while left := {number: job for number, job in jobs.items() if job}:
+                renderings = self._renderer.render_all([*left.values()])
+                jobs = {n: _next(steps[n], rendering, found, n) for n, rendering in zip(left, renderings, strict=True)}
+            yield from found
+
+    def _steps(self, conversation: Conversation, trained: Sequence[bool]) -> Generator[Job, Rendering, list[Sample]]:
+        """Yield what is to be rendered, expect its rendering, and return the samples."""
         if conversation.messages[0].role == "text":
             return [Sample(plain_text(conversation, trained, self._encoder))]
         conversation, trained, added = self.adjust.of(conversation, trained)
         messages, tools, breaker = self._broken(conversation)
         if self._all:
             others = [k for k, flag in enumerate(trained) if not flag]
-            rendering = self._renderer.render(messages, tools, False, others, "others")
+            rendering = yield Job(messages, tools, False, others, "others")
             self._require_located(rendering, conversation, "the rendering of the messages before it", breaker)
             return [Sample(self._split(rendering.text, self._without(rendering), breaker))]
         turns = [k for k, flag in enumerate(trained) if flag]
-        rendering = self._renderer.render(messages, tools, self._marked, turns, self._turns)
+        rendering = yield Job(messages, tools, self._marked, turns, self._turns)
         if self._turns == "auto" and not self._is_read_alike(rendering, breaker):
-            rendering = self._renderer.render(messages, tools, self._marked, turns, "apart")
+            rendering = yield Job(messages, tools, self._marked, turns, "apart")
         marked = self._marked_turns(rendering, conversation, trained)
         if rendering.lost and marked and self._turns != "apart":
             return [Sample(self._split(rendering.text, marked, breaker))]
@@ -181,11 +204,11 @@ class JinjaTemplate:
     def _traced(self, broken: _Broken, turns: list[int], method: Turns) -> tuple[Rendering, bool]:
         """Return the rendering of placeholders, and whether white space around some values is stripped."""
         messages, tools, _ = broken
-        rendering = self._renderer.render(messages, tools, self._marked, turns, method, "spaced")
+        rendering = self._renderer.render(Job(messages, tools, self._marked, turns, method, "spaced"))
         if not (rendering.unusual and rendering.unusual[3]) and _has_all_space(rendering):
             return rendering, False
         # Only if it strips every value, wherever it is, do values with and without white space become the same.
-        other = self._renderer.render(messages, tools, self._marked, turns, method, "bare")
+        other = self._renderer.render(Job(messages, tools, self._marked, turns, method, "bare"))
         return other, other != rendering
 
     def _heads(self, rendering: Rendering, breaker: str) -> list[Head] | None:
@@ -262,7 +285,9 @@ class JinjaTemplate:
 
     def _trial(self, answer: dict[str, Any], tools: Any = None) -> str:
         try:
-            return self._renderer.render([{"role": "user", "content": "a"}, answer], tools, False, [], "others").text
+            return self._renderer.render(
+                Job([{"role": "user", "content": "a"}, answer], tools, False, [], "others")
+            ).text
         except Reject:
             return ""
 
@@ -351,7 +376,8 @@ class JinjaTemplate:
         spans: list[Span] = []
         edges = sorted({edge for turn in ranges for edge in turn})
         starts = [start for start, _ in ranges]  # in ascending order
-        in_json = escaped(breaker)
+        breakers = [form for form in (breaker, escaped(breaker)) if form in text]
+        controls = self._encoder.controls
 
         def is_trained(position: int) -> bool:
             turn = bisect_right(starts, position) - 1
@@ -360,24 +386,43 @@ class JinjaTemplate:
         def add(start: int, stop: int) -> None:
             cuts = [start, *edges[bisect_right(edges, start) : bisect_left(edges, stop)], stop]
             for left, right in pairwise(cuts):
-                piece = text[left:right].replace(breaker, "").replace(in_json, "")
+                piece = text[left:right]
+                for form in breakers:
+                    piece = piece.replace(form, "")
                 if piece:
                     spans.append(Span(piece, TEXT, is_trained(left), ""))
 
         end = 0
         for match in self._encoder.written_pattern.finditer(text):
-            string = match.group() if match.group() in self._encoder.controls else match.group().strip()
-            if len(string) == 1 and breaker in (
-                text[match.start() - 1 : match.start()],
-                text[match.end() : match.end() + 1],
-            ):
+            written, (start, stop) = match.group(), match.span()
+            string = written if written in controls else written.strip()
+            if len(string) == 1 and breaker in (text[start - 1 : start], text[stop : stop + 1]):
                 continue
-            add(end, match.start())
-            at = match.start() + match.group().index(string)
-            spans.append(Span(string, self._encoder.controls[string], is_trained(at), ""))
-            end = match.end()
+            if end < start:
+                add(end, start)
+            spans.append(Span(string, controls[string], is_trained(start + written.index(string)), ""))
+            end = stop
         add(end, len(text))
         return spans
+
+
+def _next(
+    step: Generator[Job, Rendering, list[Sample]],
+    rendering: Rendering | Reject | DataError | None,
+    found: list[Any],
+    number: int,
+) -> Job | None:
+    """Return what is to be rendered next of a conversation; if nothing is, put the result in its place in `found`."""
+    if isinstance(rendering, (Reject, DataError)):
+        found[number] = rendering
+        return None
+    try:
+        return next(step) if rendering is None else step.send(rendering)
+    except StopIteration as end:
+        found[number] = end.value
+    except (Reject, PackError) as problem:
+        found[number] = problem.with_traceback(None)  # which refers to this frame, and so to all that was found
+    return None
 
 
 def _is_in(value: str, answer: str) -> bool:

@@ -13,10 +13,10 @@ import pytest
 from tasks.conversations.model import Conversation
 from tasks.recipe import Recipe
 from tasks.templates.built_in import BuiltIn
-from tasks.templates.spans import Sample, Span, up_to
+from tasks.templates.spans import Sample, Span, Template, up_to
 
 
-class Strips:
+class Strips(Template):
     """ChatML that writes only the last word of an earlier answer: a conversation whose answers have more is apart."""
 
     name = "strips"

@@ -19,7 +19,7 @@ from support.commands import ROOT
 
 import tasks.templates.jinja.sandbox
 from tasks.core.errors import DataError, PackError, Reject
-from tasks.templates.jinja.sandbox import MEMORY, Renderer, Rendering
+from tasks.templates.jinja.sandbox import MEMORY, Job, Renderer, Rendering
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 
@@ -32,7 +32,7 @@ def open_renderer(source: str) -> Renderer:
 
 
 def render(source: str) -> Rendering:
-    return open_renderer(source).render(MESSAGES, None, False, [], "others")
+    return open_renderer(source).render(Job(MESSAGES, None, False, [], "others"))
 
 
 def children() -> set[int]:
@@ -112,16 +112,54 @@ def test_a_renderer_goes_on_after_what_it_could_not_do() -> None:
     renderer = open_renderer(source)
     for _ in range(2):
         with pytest.raises(DataError, match="MiB of memory"):
-            renderer.render([{"role": "user", "content": "big"}], None, False, [], "others")
-        assert renderer.render(MESSAGES, None, False, [0], "others").text == "ab"
+            renderer.render(Job([{"role": "user", "content": "big"}], None, False, [], "others"))
+        assert renderer.render(Job(MESSAGES, None, False, [0], "others")).text == "ab"
+
+
+def job(content: str, turns: int = 0) -> Job:
+    return Job([{"role": "user", "content": content}], None, False, [0] * turns, "others")
+
+
+MOODY = (
+    "{% set m = messages[0].content %}{% if m == 'no' %}{{ raise_exception('no') }}{% endif %}"
+    "{% if m == 'big' %}{{ 'a' * 10**10 }}{% endif %}{% if m == 'loop' %}"
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}{{ m }}"
+)
+
+
+@pytest.mark.parametrize("call", [1, 100, 1 << 17])
+def test_many_conversations_are_rendered_at_once(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks.templates.jinja.sandbox, "CALL", call)
+    monkeypatch.setattr(tasks.templates.jinja.sandbox, "SECONDS", 0.2)
+    renderer = open_renderer(MOODY)
+    works = [str(number) for number in range(20)]
+    assert [each.text for each in renderer.render_all(list(map(job, works)))] == works  # type: ignore[union-attr]
+    found = list(renderer.render_all([job("a"), job("no"), job("b", turns=3_000_000), job("c")]))
+    assert [getattr(each, "text", getattr(each, "reason", "")) for each in found] == [
+        "a", "template_refused", "too_many_turns", "c",
+    ]  # fmt: skip
+    for fault, problem in (("big", "MiB of memory"), ("loop", "it loops")):
+        found = list(renderer.render_all(list(map(job, ["a", "no", fault, "b", "no"]))))
+        assert [type(each) for each in found] == [Rendering, Reject, *[DataError] * 3]
+        assert all(problem in str(each) for each in found[2:])
+        # It goes on with the next call, and no answer belongs to an earlier one.
+        assert [each.text for each in renderer.render_all(list(map(job, works)))] == works  # type: ignore[union-attr]
+
+
+def test_answers_that_nobody_took_are_not_those_of_the_next_call() -> None:
+    renderer = open_renderer(SAY)
+    answers = renderer.render_all(list(map(job, "abc")))
+    next(answers)
+    del answers
+    assert renderer.render(job("d")).text == "d"
 
 
 def test_a_child_that_is_killed_is_reported_and_replaced() -> None:
     renderer = open_renderer(SAY)
     os.kill(renderer._child, signal.SIGSEGV)
     with pytest.raises(DataError, match=r"odd\.jinja: killed the process that rendered it \(SIGSEGV\)"):
-        renderer.render(MESSAGES, None, False, [], "others")
-    assert renderer.render(MESSAGES, None, False, [], "others").text == "ab"
+        renderer.render(Job(MESSAGES, None, False, [], "others"))
+    assert renderer.render(Job(MESSAGES, None, False, [], "others")).text == "ab"
 
 
 def test_chance_is_the_same_every_time() -> None:
@@ -150,7 +188,7 @@ def test_memory_is_bounded_by_the_system() -> None:
 
 def _in_a_worker(renderer: Renderer, out: object) -> None:
     before = renderer._child
-    text = renderer.render(MESSAGES, None, False, [], "others").text
+    text = renderer.render(Job(MESSAGES, None, False, [], "others")).text
     out.put((text, before != renderer._child, renderer._child))  # type: ignore[attr-defined]
 
 
@@ -165,7 +203,7 @@ def test_a_forked_worker_has_a_child_of_its_own_that_ends_with_it(daemon: bool) 
     worker.join()
     assert (text, own, worker.exitcode) == ("ab", True, 0)
     assert not Path(f"/proc/{child}").exists(), "it was reaped by the worker, not left to init"
-    assert renderer.render(MESSAGES, None, False, [], "others").text == "ab"
+    assert renderer.render(Job(MESSAGES, None, False, [], "others")).text == "ab"
 
 
 def test_the_child_ends_when_its_parent_is_killed_and_takes_no_lock_with_it(tmp_path: Path) -> None:
