@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
-from itertools import chain, pairwise, product
+from itertools import chain, product
 from typing import Any
 
 import orjson
@@ -374,23 +374,20 @@ class JinjaTemplate(Template):
     def _split(self, text: str, ranges: Ranges, breaker: str) -> list[Span]:
         """Cut the rendered text at control tokens and at the edges of trained ranges."""
         spans: list[Span] = []
-        edges = sorted({edge for turn in ranges for edge in turn})
-        starts = [start for start, _ in ranges]  # in ascending order
+        edges = [*chain(*ranges)]  # ascending, so that what follows an odd number of them is trained on
         breakers = [form for form in (breaker, escaped(breaker)) if form in text]
         controls = self._encoder.controls
 
-        def is_trained(position: int) -> bool:
-            turn = bisect_right(starts, position) - 1
-            return turn >= 0 and position < ranges[turn][1]
-
         def add(start: int, stop: int) -> None:
-            cuts = [start, *edges[bisect_right(edges, start) : bisect_left(edges, stop)], stop]
-            for left, right in pairwise(cuts):
-                piece = text[left:right]
+            at = bisect_right(edges, start)
+            while start < stop:
+                cut = min(edges[at], stop) if at < len(edges) else stop
+                piece = text[start:cut]
                 for form in breakers:
                     piece = piece.replace(form, "")
                 if piece:
-                    spans.append(Span(piece, TEXT, is_trained(left), ""))
+                    spans.append(Span(piece, TEXT, at % 2 == 1, ""))
+                start, at = cut, bisect_right(edges, cut)
 
         end = 0
         for match in self._encoder.written_pattern.finditer(text):
@@ -398,9 +395,9 @@ class JinjaTemplate(Template):
             string = written if written in controls else written.strip()
             if len(string) == 1 and breaker in (text[start - 1 : start], text[stop : stop + 1]):
                 continue
-            if end < start:
-                add(end, start)
-            spans.append(Span(string, controls[string], is_trained(start + written.index(string)), ""))
+            add(end, start)
+            trained = bisect_right(edges, start + written.index(string)) % 2 == 1
+            spans.append(Span(string, controls[string], trained, ""))
             end = stop
         add(end, len(text))
         return spans
