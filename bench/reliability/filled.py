@@ -3,7 +3,7 @@
     python bench/reliability/filled.py FOLDER --tokenizer FOLDER [--count N] [--seed S]
 
 FOLDER has Jinja templates as they are published. For each, N random conversations with system messages, names,
-reasoning in its field or in the content, calls, results, and tools are prepared twice. Strings are short words, and in
+reasoning in its field or in the content, calls, results, and tools are prepared three times. Strings are short words, and in
 half of the conversations also markers, control strings, white space, and other scripts. None may differ.
 
     filled      as many were filled in
@@ -103,7 +103,7 @@ def check(source: str, tokenizer: Path, records: list[dict[str, Any]], drop: boo
         except DataError:
             return Counter(unusable=1)
         preparer = Counting(FILE, template, encoder, "assistant")
-        for record in records * 2:  # some shapes are filled in from their second conversation on
+        for record in records * 3:  # some shapes are filled in from their third conversation on
             preparer.rendered = 0
             filled, error = [], ""
             try:

@@ -34,6 +34,9 @@ from tasks.templates.placeholders import GAP, ConversationShape, Reads, as_json,
 from tasks.templates.spans import Template, TrainOn, trained_turns
 from tasks.tokenization.segments import Segments, segments_of
 
+# The maximum number of shapes that a template is tried with, if it can be filled for none of them.
+MOST_FAILURES = 8
+
 # Of the conversations that are filled into what a Jinja template writes around placeholders, one in so many is rendered
 # as well and compared. Their digests decide which, so that the result does not depend on parts or workers.
 COMPARED = 256
@@ -189,7 +192,8 @@ class Frames(dict[tuple[str, ...], Filling | None]):
         # With these, the content decides about a space.
         self.known = not encoder.has_space and not encoder.space_follows
         self._by_shape: dict[ConversationShape, Filling | None] = {}
-        self._seen: set[ConversationShape] = set()
+        self._seen: set[int] = set()  # hashes of shapes
+        self._failures = dict.fromkeys(Reads, 0)  # shapes without a filling, if there is none with one
         self._pieces = 0
 
     def __missing__(self, names: tuple[str, ...]) -> Filling | None:
@@ -226,16 +230,26 @@ class Frames(dict[tuple[str, ...], Filling | None]):
             if found is None:
                 break
             shape, values = found
-            if reads == Reads.TOOLS and shape not in self._seen:  # there may be as many of these as conversations
-                self._seen.add(shape)
-                break
             if shape not in self._by_shape:
                 if not self.known or len(self._by_shape) >= MOST_SHAPES:
                     break
-                self._by_shape[shape] = self._render(shape, trained)
-            if self._by_shape[shape] is not None or not shape.has_objects:
-                return self._by_shape[shape], values
+                if reads and self._is_first(shape):
+                    break
+                if self._failures[reads] < MOST_FAILURES:
+                    self._by_shape[shape] = self._render(shape, trained)
+                    self._failures[reads] += 1 if self._by_shape[shape] is None else -MOST_SHAPES
+            filling = self._by_shape.get(shape)
+            if filling or not shape.has_objects:
+                return filling, values
         return None, []
+
+    def _is_first(self, shape: ConversationShape) -> bool:
+        """Return whether a shape is new. There may be as many of them as conversations, so that one is not enough."""
+        number = hash(shape)
+        if number in self._seen:
+            return False
+        self._seen.add(number)
+        return True
 
     def _render(self, shape: ConversationShape, trained: Sequence[bool]) -> Filling | None:
         """Return None if the template rejects the roles, or if nothing is trained on."""

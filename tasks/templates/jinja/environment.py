@@ -68,13 +68,26 @@ class Generation(Extension):
             self._written = None
 
 
+_OF_DICTS = frozenset(dir(dict))
+
+
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with a shortcut to what templates read most: keys of dicts, written as attributes."""
+    """Jinja's sandbox, with shortcuts to what templates read most: keys of dicts, and methods."""
+
+    def __init__(self, *args: Any, **settings: Any):
+        super().__init__(*args, **settings)
+        self._is_safe: dict[tuple[type, str], bool] = {}
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute in obj and not hasattr(dict, attribute):
+        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
             return obj[attribute]  # as Jinja does after it has caught an AttributeError
         return super().getattr(obj, attribute)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        key = type(obj), attr  # on which alone the answer depends
+        if key not in self._is_safe:
+            self._is_safe[key] = super().is_safe_attribute(obj, attr, value)
+        return self._is_safe[key]
 
 
 class _SafeNamespace(Namespace):

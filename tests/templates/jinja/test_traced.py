@@ -165,8 +165,8 @@ def compare_with_rendered(record: dict[str, Any], template: JinjaTemplate) -> No
     for rendered in (False, True):
         with rendering_all() if rendered else nullcontext():
             try:
-                # The second time, a shape is worth to be traced whose tools and arguments are read one by one.
-                rows, receipt = tokenize([record, record], open_kind(KIND), template)
+                # If arguments are read one by one, it is filled in the second time; if tools are, the third time.
+                rows, receipt = tokenize([record] * 3, open_kind(KIND), template)
                 results.append(([(row.ids.tolist(), row.trained.tolist()) for row in rows], receipt))
             except DataError as error:
                 results.append(([], {"error": str(error)}))
@@ -207,7 +207,7 @@ def test_modern_conversations_are_filled(name: str, messages: list[Any], tools: 
     with mock.patch.object(template, "all_samples", side_effect=template.all_samples) as samples:
         rows, _ = tokenize([record] * 3, open_kind(KIND), template)
     assert rows
-    assert rendered(samples) == (1 if name == "items" else 0)
+    assert rendered(samples) == (2 if name == "items" else 0)
 
 
 def test_ordinary_conversations_are_filled() -> None:
