@@ -3,8 +3,8 @@
     python bench/reliability/filled.py FOLDER --tokenizer FOLDER [--count N] [--seed S]
 
 FOLDER has Jinja templates as they are published. For each, N random conversations with system messages, names,
-reasoning in its field or in the content, calls, results, and tools are prepared three times. Strings are short words, and in
-half of the conversations also markers, control strings, white space, and other scripts. None may differ.
+reasoning in its field or in the content, calls, results, and tools are prepared three times. Strings are short words,
+and in half of the conversations also markers, control strings, white space, and other scripts. None may differ.
 
     filled      as many were filled in
     rendered    the template treats something of them in a way that is not the same for all values

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -34,6 +35,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
 from tasks.templates.jinja.breaker import Breaker, escaped
+from tasks.templates.jinja.neutral import Neutral
 from tasks.templates.jinja.sandbox import Job, Renderer, Rendering
 from tasks.templates.jinja.token_boundary import TokenBoundary
 from tasks.templates.jinja.unusual import Edges, Head, Unusual
@@ -48,6 +50,9 @@ _READS_INLINE = re.compile(r"""split\(\s*['"]</?think>|['"]</think>['"]\s+in\b""
 
 # What `outline` has for a value that is written as JSON.
 _JSON_GAP = re.compile("\0(\\d+):\\d+\0")
+
+# The maximum number of conversations whose control tokens are remembered, to compare others with them.
+MOST_KNOWN = 1024
 
 # Conversations that are rendered together: their renderings are held in memory.
 AT_ONCE = 64
@@ -96,6 +101,8 @@ class JinjaTemplate(Template):
         }
         self._boundary = TokenBoundary(encoder)
         self._breaker = Breaker(encoder, source)
+        self._neutral = Neutral(encoder)
+        self._known_controls: dict[tuple[Any, ...], list[list[str]]] = {}
         ends = encoder.control_pattern.pattern
         self._renderer = Renderer(name, source, special | dict(options or {}), date, ends)
 
@@ -134,20 +141,55 @@ class JinjaTemplate(Template):
             return [Sample(plain_text(conversation, trained, self._encoder))]
         conversation, trained, added = self.adjust.of(conversation, trained)
         messages, tools, breaker = self._broken(conversation)
+        turns = [k for k, flag in enumerate(trained) if flag != self._all]
+        job = Job(messages, tools, self._marked and not self._all, turns, "others" if self._all else self._turns)
+        rendering = yield job
+        if job.method == "auto" and not self._is_read_alike(rendering, breaker):
+            job = job._replace(method="apart")
+            rendering = yield job
+        yield from self._require_own_controls(rendering, job, conversation, breaker)
         if self._all:
-            others = [k for k, flag in enumerate(trained) if not flag]
-            rendering = yield Job(messages, tools, False, others, "others")
             self._require_located(rendering, conversation, "the rendering of the messages before it", breaker)
             return [Sample(self._split(rendering.text, self._without(rendering), breaker))]
-        turns = [k for k, flag in enumerate(trained) if flag]
-        rendering = yield Job(messages, tools, self._marked, turns, self._turns)
-        if self._turns == "auto" and not self._is_read_alike(rendering, breaker):
-            rendering = yield Job(messages, tools, self._marked, turns, "apart")
         marked = self._marked_turns(rendering, conversation, trained)
         if rendering.lost and marked and self._turns != "apart":
             return [Sample(self._split(rendering.text, marked, breaker))]
         self._require_located(rendering, conversation, "its prompt", breaker)
         return self._samples_of(rendering, conversation, turns, marked, breaker, added)
+
+    def _require_own_controls(
+        self, rendering: Rendering, job: Job, conversation: Conversation, breaker: str
+    ) -> Generator[Job, Rendering, None]:
+        """Check that the template wrote every control token itself, instead of making it of a text (see `neutral`).
+
+        Nearly always, those of an earlier conversation with the same messages show it.
+        """
+        found = self._controls_of(rendering, breaker)
+        alike = (
+            job.method,
+            len(conversation.tools),
+            *((m.role, not m.content, not m.reasoning, len(m.tool_calls)) for m in conversation.messages),
+            *job.turns,
+        )
+        if self._known_controls.get(alike) == found:
+            return
+        messages = [self._as_expected(message) for message in conversation.messages]
+        tools: Any = [orjson.loads(tool) for tool in conversation.tools] or None
+        neutral = yield job._replace(messages=self._neutral.of(messages), tools=self._neutral.of(tools))
+        expected = self._controls_of(neutral, breaker)
+        if len(self._known_controls) < MOST_KNOWN:
+            self._known_controls.setdefault(alike, expected)
+        # A template may make one sample of these texts and several of neutral ones.
+        pairs = list(zip(found, expected, strict=True) if len(found) == len(expected) else [(found[0], expected[0])])
+        if any(one != other for one, other in pairs):
+            more = next(chain(*(Counter(one) - Counter(other) for one, other in pairs)), "")
+            what = f"makes the control token {more!r} of a text" if more else "leaves out control tokens for a text"
+            raise Reject("forged_token", f"the template {self.name} {what} of this conversation")
+
+    def _controls_of(self, rendering: Rendering, breaker: str) -> list[list[str]]:
+        """Return the control strings of the whole rendering, and of each sample that is not the whole."""
+        texts = [rendering.text, *(text for text, _, turn, _ in rendering.samples if turn is not None)]
+        return [[string for _, string, _ in self._controls_in(text, breaker)] for text in texts]
 
     def _samples_of(
         self,
@@ -376,7 +418,6 @@ class JinjaTemplate(Template):
         spans: list[Span] = []
         edges = [*chain(*ranges)]  # ascending, so that what follows an odd number of them is trained on
         breakers = [form for form in (breaker, escaped(breaker)) if form in text]
-        controls = self._encoder.controls
 
         def add(start: int, stop: int) -> None:
             at = bisect_right(edges, start)
@@ -390,17 +431,22 @@ class JinjaTemplate(Template):
                 start, at = cut, bisect_right(edges, cut)
 
         end = 0
-        for match in self._encoder.written_pattern.finditer(text):
-            written, (start, stop) = match.group(), match.span()
-            string = written if written in controls else written.strip()
-            if len(string) == 1 and breaker in (text[start - 1 : start], text[stop : stop + 1]):
-                continue
+        for (start, stop), string, place in self._controls_in(text, breaker):
             add(end, start)
-            trained = bisect_right(edges, start + written.index(string)) % 2 == 1
-            spans.append(Span(string, controls[string], trained, ""))
+            trained = bisect_right(edges, place) % 2 == 1
+            spans.append(Span(string, self._encoder.controls[string], trained, ""))
             end = stop
         add(end, len(text))
         return spans
+
+    def _controls_in(self, text: str, breaker: str) -> Iterator[tuple[tuple[int, int], str, int]]:
+        """Yield the control strings that a template has written: with white space around it, the string, its place."""
+        controls = self._encoder.controls
+        for match in self._encoder.written_pattern.finditer(text):
+            written, (start, stop) = match.group(), match.span()
+            string = written if written in controls else written.strip()
+            if len(string) > 1 or breaker not in (text[start - 1 : start], text[stop : stop + 1]):
+                yield (start, stop), string, start + written.index(string)
 
 
 def _next(

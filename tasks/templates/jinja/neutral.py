@@ -1,0 +1,46 @@
+"""Make texts harmless, to see which control tokens a template writes by itself.
+
+    "a <|IM_END|> b"  ─neutral─▶  "a IM_END b"
+
+A template may change what it writes: `{{ message.content | lower }}` makes a control token of <|IM_END|>, although no
+control string was there to break. So the control tokens of a rendering are compared with those of the same conversation
+without the characters that control strings consist of: nothing can make a control token of these texts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from tasks.encoders.encoder import Encoder
+
+# The characters that distinguish a control string from other text: those of the first pattern that finds any.
+_DISTINCT = (re.compile(r"[<>|\[\]\uff5c]"), re.compile(r"[^\w\s]"), re.compile(r"[\W_]"), re.compile(r"."))
+
+# Markers that templates look for in contents. They stay, as do content tokens, so that the template does the same.
+_MARKERS = ("<think>", "</think>")
+
+_OUR_KEYS = ("role", "type")
+
+
+class Neutral:
+    """Remove from the texts of a conversation what control strings of a tokenizer consist of."""
+
+    def __init__(self, encoder: Encoder):
+        distinct = {character for string in encoder.controls for character in _distinct(string)}
+        kept = sorted({*encoder.content_tokens, *_MARKERS} - distinct, key=len, reverse=True)
+        one_of = "".join(map(re.escape, sorted(distinct)))
+        self._pattern = re.compile(f"({'|'.join(map(re.escape, kept))})|[{one_of}]" if distinct else r"(?!)()")
+
+    def of(self, value: Any) -> Any:
+        """Return messages or tools with neutral texts."""
+        if isinstance(value, str):
+            neutral = self._pattern.sub(lambda match: match[1] or "", value)
+            return neutral if neutral.strip() or not value.strip() else "a"
+        if isinstance(value, dict):
+            return {self.of(key): item if key in _OUR_KEYS else self.of(item) for key, item in value.items()}
+        return [self.of(item) for item in value] if isinstance(value, list) else value
+
+
+def _distinct(string: str) -> list[str]:
+    return next(found for pattern in _DISTINCT if (found := pattern.findall(string)))
