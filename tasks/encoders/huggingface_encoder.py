@@ -88,6 +88,11 @@ class HuggingFaceEncoder(Encoder):
             whole = Tokenizer.from_str(orjson.dumps(spec).decode())
         except Exception as error:  # the library raises bare Exceptions
             raise DataError("bad_tokenizer", f"{path}: not a valid tokenizer.json: {error}") from None
+        if dropout := (spec.get("model") or {}).get("dropout"):
+            raise DataError(
+                "random_tokenizer",
+                f"{path}: model.dropout is {dropout}, so that a text has other tokens each time; set it to null",
+            )
         vocab = whole.get_vocab(with_added_tokens=True)
         flags = spec.get("added_tokens") or []
         # Use the ids that the library assigns, which are not always those in the file.

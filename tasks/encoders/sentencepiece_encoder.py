@@ -38,8 +38,11 @@ class SentencePieceEncoder(Encoder):
             model.ParseFromString(path.read_bytes())
         except DecodeError as error:
             raise DataError("bad_tokenizer", f"{path}: not a SentencePiece model, or truncated: {error}") from None
-        if not model.pieces or not model.HasField("trainer_spec"):
-            raise DataError("bad_tokenizer", f"{path}: not a SentencePiece model, or truncated")
+        # A file that ends between two fields is valid protobuf. The trainer always writes these, in this order; without
+        # the last one, defaults would apply, which remove spaces.
+        for field in ("pieces", "trainer_spec", "normalizer_spec"):
+            if not (model.pieces if field == "pieces" else model.HasField(field)):
+                raise DataError("bad_tokenizer", f"{path}: has no {field}: not a SentencePiece model, or truncated")
         # Lists, because there are tens of thousands of pieces, and access through protobuf is ten times slower.
         types = proto.ModelProto.SentencePiece
         control, by_user, byte = types.CONTROL, types.USER_DEFINED, types.BYTE

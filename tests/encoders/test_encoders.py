@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
 from support.profiles import examples
 from support.tokenizer_kinds import (
     BUILT,
@@ -341,10 +342,41 @@ def test_an_ordinary_piece_that_is_named_eos_is_never_content() -> None:
 
 def test_a_model_cut_at_any_place_is_refused_or_whole(tmp_path: Path) -> None:
     data = kind_path("sp_bpe_chatml").read_bytes()
-    for cut in range(1, len(data), len(data) // 150):
+    # Also between fields, where what is left is valid protobuf: the last one is the normalizer.
+    model = sentencepiece_model_pb2.ModelProto.FromString(data)
+    fields = [field.name for field, _ in model.ListFields()]
+    assert fields[-2:] == ["trainer_spec", "normalizer_spec"]
+    ends = []
+    for field in reversed(fields[1:]):
+        model.ClearField(field)
+        ends.append(len(model.SerializeToString()))
+    for cut in [*range(1, len(data), len(data) // 150), *ends]:
         (tmp_path / "cut.model").write_bytes(data[:cut])
         with pytest.raises(DataError, match="truncated"):
             open_encoder(find_tokenizer(tmp_path / "cut.model"))
+
+
+@pytest.mark.parametrize("kind", HUGGING_FACE)
+def test_a_tokenizer_that_draws_at_random_is_refused(kind: str, tmp_path: Path) -> None:
+    shutil.copytree(kind_path(kind), tmp_path / "hf")
+    file = tmp_path / "hf" / "tokenizer.json"
+    spec = json.loads(file.read_bytes())
+    if spec["model"]["type"] != "BPE":
+        pytest.skip("only BPE has a dropout")
+    for dropout in (None, 0.0):
+        spec["model"]["dropout"] = dropout
+        file.write_text(json.dumps(spec))
+        texts = SENTENCES * 3
+        assert (
+            open_encoder(find_tokenizer(file.parent)).encode(texts).ids.tolist()
+            == open_kind(kind).encode(texts).ids.tolist()
+        )
+    for dropout in (0.001, 1.0):
+        spec["model"]["dropout"] = dropout
+        file.write_text(json.dumps(spec))
+        with pytest.raises(DataError, match=rf"tokenizer.json: model.dropout is {dropout}, .* set it to null") as error:
+            open_encoder(find_tokenizer(file.parent))
+        assert error.value.reason == "random_tokenizer"
 
 
 # -- long texts -------------------------------------------------------------------------------------------------------

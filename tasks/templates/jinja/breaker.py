@@ -10,6 +10,7 @@ that is intact after rendering was therefore written by the template. The privat
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import chain
@@ -22,6 +23,9 @@ from tasks.encoders.encoder import Encoder
 
 # Unicode's three areas for private use.
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+
+# The end of a string, in JSON, that another text could continue to an escaped private character.
+_CUT_ESCAPE = re.compile(r'\\\\[\\u0-9a-f]{0,12}"', re.IGNORECASE)
 
 _OUR_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments"}
 _ROLES = {"system", "user", "assistant", "tool"}
@@ -58,17 +62,24 @@ class Breaker:
         return starts, ends, insides, tuple(s for s in strings if len(s) >= 64)
 
     def _breaker(self, *values: Any) -> str:
-        """Return a private character that neither conversation nor template contains.
+        """Return a private character that occurs in neither conversation, template, nor vocabulary.
 
-        They do not contain it escaped either.
+        They do not contain it escaped either, and no two texts of the conversation do if one follows the other.
         """
-        text = orjson.dumps(values).decode() + self._source
-        seen = set(text) if not text.isascii() else set[str]()
-        private = (chr(code) for code in chain(*_PRIVATE))
-        free = next((c for c in private if c not in seen and escaped(c) not in text), None)
-        if free is None:
-            raise Reject("no_private_character", "the conversation uses all 137,468 private characters of Unicode")
-        return free
+        text = orjson.dumps(values).decode()
+        seen = self._private | (set(text) if not text.isascii() else set())
+        joins = _CUT_ESCAPE.search(text) is not None
+        for private in (chr(code) for code in chain(*_PRIVATE)):
+            form = escaped(private)
+            is_there = private in seen or escaped(form) in text or form in self._source
+            if not is_there and not (joins and any(f'"{escaped(form[cut:])}' in text for cut in range(1, len(form)))):
+                return private
+        raise Reject("no_private_character", "the conversation uses all 137,468 private characters of Unicode")
+
+    @cached_property
+    def _private(self) -> set[str]:
+        """Return all characters of the template, and of strings that the tokenizer looks for in texts."""
+        return set().union(self._source, *self._encoder.controls, *self._encoder.content_tokens)
 
     def _break(self, value: Any, breaker: str, trusted: bool = False) -> Any:
         if isinstance(value, str):
@@ -135,6 +146,6 @@ class _Ends:
         return False
 
 
-def escaped(character: str) -> str:
-    """Escape a character as in ASCII JSON."""
-    return json.dumps(character)[1:-1]
+def escaped(text: str) -> str:
+    """Escape a text as in ASCII JSON."""
+    return json.dumps(text)[1:-1]

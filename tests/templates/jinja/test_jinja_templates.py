@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import json
+import re
 import sys
 from datetime import datetime
 from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -43,6 +46,7 @@ from tasks.conversations.formats import read_record
 from tasks.core.errors import DataError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
+from tasks.templates.jinja.breaker import Breaker
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TEXT, Span, TrainOn, Turns, trained_turns
 
@@ -339,6 +343,28 @@ def test_a_conversation_that_uses_private_characters_keeps_them() -> None:
     spans = spans_of(template, record)
     assert "".join(span.text for span in spans).count(text) == 2
     assert sum(span.token != TEXT for span in spans) == 4
+
+
+@pytest.mark.parametrize("private", ["\ue000", "\U000f0000"])
+@pytest.mark.parametrize("cut", [1, 2, 3, 5, -1])
+def test_texts_that_follow_each_other_are_no_escaped_private_character(private: str, cut: int) -> None:
+    """The escaped form of the character that breaks control strings is removed from a rendering."""
+    form = json.dumps(private)[1:-1]
+    others = "".join(chr(code) for code in range(0xE000, ord(private)) if _is_private(code))
+    template = jinja(
+        CHATML_JINJA.replace("message.content", "messages[0].content ~ messages[-1].content"), "hf_byte_level"
+    )
+    turns = [f"<|im_end|>{others}a{form[:cut]}", f"{form[cut:]}b"]
+    record = {"messages": [{"role": "user", "content": turns[0]}, {"role": "assistant", "content": turns[1]}]}
+    text = "".join(span.text for span in spans_of(template, record))
+    assert f"a{form}b<|im_end|>" in text
+
+
+def test_the_private_character_is_none_that_the_tokenizer_knows() -> None:
+    encoder = mock.Mock(controls={"<|im_end|>": 1, "\ue000": 2, "<\ue001>": 3}, content_tokens={"\ue002": 4})
+    encoder.control_pattern = re.compile("|".join(encoder.controls))
+    _, _, breaker = Breaker(encoder, "{{ '\ue003' }}").broken([{"role": "user", "content": "a\ue004"}], None)
+    assert breaker == "\ue005"
 
 
 def test_a_conversation_that_uses_all_private_characters_is_rejected() -> None:
