@@ -15,11 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.core.errors import Busy, PackError
+import pyarrow as pa
+
+from tasks.core.errors import Busy, PackError, StorageError
 from tasks.corpus.publish import publish_corpus, write_planned_shard
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
-from tasks.storage.files import acquire_lock, digest_of, read_json, sync_folder, to_json, write_bytes
+from tasks.storage.files import acquire_lock, digest_of, read_receipt, sync_folder, write_receipt
 from tasks.storage.manifest import load_manifest
 from tasks.tokenization import engine_check
 from tasks.tokenization.tokenize_part import tokenize_part
@@ -132,6 +134,10 @@ class Plan(Stage):
         return all(stage.is_done() for stage in self.requires())
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
+        # Token files of an earlier run may have been damaged since.
+        for stage in self.requires():
+            if isinstance(stage, TokenizePart) and not stage.is_done(check_content=True):
+                stage.run(progress)
         engine_check.release_encoders()  # nothing is left to encode for this corpus; another one loads its own
         return make_plan(self.recipe, self.recipe.plan_folder)
 
@@ -156,16 +162,20 @@ class WriteShard(Stage):
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         recipe, config = self.recipe, self.recipe.config
         shard, receipt_file = self.outputs()
-        receipt = write_planned_shard(
-            shard,
-            self.shard,
-            recipe.plan_folder,
-            [recipe.layout.token_file(recipe.tokens_key(part)) for part in recipe.parts],
-            recipe.encoder if config.packing else None,
-            config.sequence_length,
-            recipe.corpus_key,
-        )
-        write_bytes(receipt_file, to_json(receipt))
+        try:
+            receipt = write_planned_shard(
+                shard,
+                self.shard,
+                recipe.plan_folder,
+                [recipe.layout.token_file(recipe.tokens_key(part)) for part in recipe.parts],
+                recipe.encoder if config.packing else None,
+                config.sequence_length,
+                recipe.corpus_key,
+            )
+        except (pa.ArrowException, ValueError, IndexError):
+            check_token_files(recipe)
+            raise
+        write_receipt(receipt_file, receipt)
         return receipt
 
 
@@ -203,7 +213,8 @@ class Publish(Stage):
             return False
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
-        receipts = [read_json(stage.outputs()[-1]) for stage in self.requires() if isinstance(stage, WriteShard)]
+        check_token_files(self.recipe)
+        receipts = [read_receipt(stage.outputs()[-1]) for stage in self.requires() if isinstance(stage, WriteShard)]
         engine = engine_check.verdict_of(self.recipe).engine
         publish_corpus(self.recipe, receipts, progress.run_record() | {"engine": engine})
         return {"manifest": str(self.recipe.published)}
@@ -246,6 +257,19 @@ def open_encoder(recipe: Recipe) -> engine_check.Verdict | None:
     return engine_check.verdict_of(recipe)
 
 
+def check_token_files(recipe: Recipe) -> None:
+    """Check that the token files which shards were written from are as they were planned.
+
+    Raises StorageError if one was damaged since, and drops the receipts of it and of all shards.
+    """
+    for part in range(len(recipe.parts)):
+        file, receipt = TokenizePart(recipe, part).outputs()
+        if file.is_file() and receipt.is_file() and not has_artifact(file, receipt, checksum="xxh3"):
+            for dropped in (receipt, *recipe.plan_folder.glob("shard-*.json")):
+                dropped.unlink(missing_ok=True)
+            raise StorageError("damaged_artefact", f"{file}: damaged since it was written; run again to rebuild it")
+
+
 def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: str = "") -> bool:
     """Return whether `file` exists as its receipt describes it: its size and, if named, its `checksum` (sha256, xxh3).
 
@@ -254,7 +278,7 @@ def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: str 
     if not (receipt.is_file() and file.is_file()):
         return False
     try:
-        found = read_json(receipt)
+        found = read_receipt(receipt)
         return bool(
             found["bytes"] == file.stat().st_size
             and not (refused and found.get("engine") == refused)
@@ -267,7 +291,7 @@ def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: str 
 def has_plan(folder: Path) -> bool:
     """Return whether `folder` holds the receipt of a plan and all files it lists, at their recorded sizes."""
     try:
-        sizes = read_json(folder / "plan.json")["files"]
+        sizes = read_receipt(folder / "plan.json")["files"]
         return all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (PackError, KeyError, TypeError, AttributeError, OSError):
         return False

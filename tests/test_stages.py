@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import multiprocessing
+import re
 import shutil
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -13,12 +14,12 @@ from typing import Any
 
 import pytest
 from support.commands import corpus_bytes
-from support.damage import flip
-from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.damage import DAMAGES, flip
+from support.small_corpus import OneSecond, conversations, make_recipe, pack_corpus
 
 from tasks import stages
-from tasks.core.errors import Busy
-from tasks.recipe import Recipe
+from tasks.core.errors import Busy, StorageError
+from tasks.recipe import Recipe, resolve
 from tasks.stages import (
     Plan,
     Publish,
@@ -31,7 +32,7 @@ from tasks.stages import (
     has_plan,
     run_all,
 )
-from tasks.storage.files import digest_of, to_json
+from tasks.storage.files import digest_of, to_json, write_receipt
 from tasks.storage.paths import Layout
 from tasks.verification.verify import verify
 
@@ -44,16 +45,16 @@ def test_an_artifact_exists_if_its_receipt_has_its_size_and_checksum(tmp_path: P
     file.write_bytes(b"1234")
     assert not has_artifact(file, receipt)
     for wrong in WRONG:
-        receipt.write_bytes(to_json(wrong))
+        write_receipt(receipt, wrong) if isinstance(wrong, dict) else receipt.write_bytes(to_json(wrong))
         assert not has_artifact(file, receipt), wrong
     receipt.write_bytes(b"{")
     assert not has_artifact(file, receipt)
-    receipt.write_bytes(to_json({"bytes": 4, "engine": "gigatoken"}))
+    write_receipt(receipt, {"bytes": 4, "engine": "gigatoken"})
     assert has_artifact(file, receipt)
     assert has_artifact(file, receipt, refused="reference")
     assert not has_artifact(file, receipt, refused="gigatoken")
     assert not has_artifact(file, receipt, checksum="xxh3"), "the receipt has none"
-    receipt.write_bytes(to_json({"bytes": 4, "sha256": digest_of(file, "sha256")}))
+    write_receipt(receipt, {"bytes": 4, "sha256": digest_of(file, "sha256")})
     assert has_artifact(file, receipt, checksum="sha256")
     file.write_bytes(b"1235")
     assert has_artifact(file, receipt)
@@ -69,12 +70,55 @@ def test_a_plan_exists_if_each_of_its_files_has_its_size(tmp_path: Path) -> None
         (tmp_path / name).write_bytes(b"1234")
     wrong = [{}, [], None, {"files": []}, {"files": {"plan.arrow": 3}}, {"files": {"gone.arrow": 4}}]
     for value in [*wrong, {"files": {"plan.arrow": 4, "index.arrow": 5}}]:
-        plan.write_bytes(to_json(value))
+        write_receipt(plan, value) if isinstance(value, dict) else plan.write_bytes(to_json(value))
         assert not has_plan(tmp_path), value
     plan.write_bytes(b"{")
     assert not has_plan(tmp_path)
-    plan.write_bytes(to_json({"files": {"plan.arrow": 4, "index.arrow": 4}}))
+    write_receipt(plan, {"files": {"plan.arrow": 4, "index.arrow": 4}})
     assert has_plan(tmp_path)
+
+
+INTERMEDIATE = (
+    *("tokens/*/*.arrow", "tokens/*/*.json", "plans/*/plan.arrow", "plans/*/index.arrow", "plans/*/rejects.jsonl"),
+    *("plans/*/plan.json", "plans/*/shard-*.json", "engines/*.json"),
+)
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a corpus of two shards, and a reject."""
+    records = [*conversations(40), {"messages": [{"role": "user", "content": "a"}]}]
+    root = tmp_path_factory.mktemp("packed")
+    pack_corpus(make_recipe(root, records, validation=0.2, max_rejects=0.1))
+    return root
+
+
+def edit(file: Path) -> None:
+    file.write_text(re.sub(r"(?<=: )[0-9]+", "9", file.read_text(), count=1))
+
+
+HOW = {**{how: DAMAGES[how] for how in ("flipped", "truncated", "emptied", "overwritten", "missing")}, "edited": edit}
+
+
+@pytest.mark.parametrize(
+    ("name", "how"), [(name, how) for name in INTERMEDIATE for how in HOW if how != "edited" or name.endswith(".json")]
+)
+def test_a_damaged_intermediate_file_is_rebuilt(name: str, how: str, packed: Path, tmp_path: Path) -> None:
+    """A run that needs it finds the damage before it publishes, and the next run makes the same corpus."""
+    root = tmp_path / "packed"
+    shutil.copytree(packed, root)
+    recipe = resolve(root / "corpus.yaml", root)
+    before = corpus_bytes(recipe.published)
+    [file, *_] = sorted((root / "data").glob(name))
+    HOW[how](file)
+    recipe.published.unlink()
+    for shard in recipe.corpus_folder.glob("*.arrow"):
+        shard.unlink()
+    try:
+        run_all(Publish(recipe), OneSecond())
+    except StorageError:
+        run_all(Publish(resolve(root / "corpus.yaml", root)), OneSecond())
+    assert corpus_bytes(recipe.published) == before
 
 
 def test_a_corpus_is_made_by_one_run_at_a_time(tmp_path: Path) -> None:

@@ -7,18 +7,21 @@ manifests/<name>-<key12>.json  the same bytes as manifest.json: the commit
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from tasks.core.errors import StorageError
 from tasks.corpus.dataset_card import CARD, dataset_card
 from tasks.corpus.manifest_builder import build_manifest, publish, with_file
 from tasks.corpus.shards import write_conversations, write_shard
 from tasks.encoders.encoder import Encoder
 from tasks.recipe import Recipe
-from tasks.storage.arrow import to_numpy
-from tasks.storage.files import read_json, to_json, write_bytes
+from tasks.storage.arrow import to_numpy, xxh3_of
+from tasks.storage.files import read_receipt, sha256_of, to_json, write_bytes
 from tasks.storage.manifest import FileFacts
 from tasks.storage.token_files import TokenFiles
 
@@ -30,14 +33,42 @@ def write_planned_shard(
 
     Without an encoder, the shard has format 2.0. Returns the shard's receipt.
     """
-    with pa.memory_map(str(plan_folder / "plan.arrow")) as file:
-        plan = pa.ipc.open_file(file).get_batch(shard)
+    facts = read_receipt(plan_folder / "plan.json")
+    with _open_plan(plan_folder, shard, facts["placements"][shard]) as plan:
         used = set(to_numpy(plan.column("part")).tolist())
         tokens = TokenFiles([file if number in used else None for number, file in enumerate(token_files)])
         if encoder is None:
             return write_conversations(path, plan, tokens, length, key)
-        rows = read_json(plan_folder / "plan.json")["rows_of_shards"][shard]
-        return write_shard(path, plan, rows, tokens, encoder, length, key)
+        return write_shard(path, plan, facts["rows_of_shards"][shard], tokens, encoder, length, key)
+
+
+@contextmanager
+def _open_plan(folder: Path, shard: int, checksum: str) -> Iterator[pa.RecordBatch]:
+    """Open the placements of a shard. Raises StorageError, and drops the plan, if they are not as they were written."""
+    path = folder / "plan.arrow"
+    with ExitStack() as stack:
+        try:
+            plan = pa.ipc.open_file(stack.enter_context(pa.memory_map(str(path)))).get_batch(shard)
+            found = xxh3_of(plan)
+        except (pa.ArrowException, OSError, IndexError):
+            found = ""
+        if found != checksum:
+            raise _dropped(folder, path)
+        yield plan
+
+
+def _check_plan(folder: Path, checksums: dict[str, str]) -> None:
+    """Check the files of a plan before they are copied. Raises StorageError, and drops the plan, if one is damaged."""
+    for name, expected in checksums.items():
+        if not (folder / name).is_file() or sha256_of(folder / name) != expected:
+            raise _dropped(folder, folder / name)
+
+
+def _dropped(folder: Path, damaged: Path) -> StorageError:
+    """Remove the receipts of a plan and its shards, so that the next run makes them again; return the error."""
+    for receipt in (folder / "plan.json", *folder.glob("shard-*.json")):
+        receipt.unlink(missing_ok=True)
+    return StorageError("damaged_artefact", f"{damaged}: damaged since it was written; run again to rebuild it")
 
 
 def files_beside(recipe: Recipe) -> dict[str, bytes]:
@@ -55,7 +86,8 @@ def publish_corpus(recipe: Recipe, shards: list[dict[str, Any]], run_record: dic
     `shards` are the receipts of all shards, in their order.
     """
     folder = recipe.corpus_folder
-    plan = read_json(recipe.plan_folder / "plan.json")
+    plan = read_receipt(recipe.plan_folder / "plan.json")
+    _check_plan(recipe.plan_folder, plan["sha256"])
     files = []
     for name, content in files_beside(recipe).items():
         # Record the checksum of the content, not of the file: the latter would vouch for a damaged copy.

@@ -17,6 +17,7 @@ conversations are held out, weighted, deduplicated, or repacked for further epoc
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -47,8 +48,8 @@ from tasks.packing.rejects import Rejected, check_rejects, first_of_each, write_
 from tasks.packing.row_companions import Companions
 from tasks.recipe import Recipe
 from tasks.sources.model import Part
-from tasks.storage.arrow import to_arrow
-from tasks.storage.files import atomic_file, digest_of, read_json, sha256_of, to_json, write_bytes
+from tasks.storage.arrow import to_arrow, xxh3_of
+from tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
 from tasks.storage.samples import samples_of
 from tasks.storage.schemas import PLAN_SCHEMA, REJECTED
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
@@ -69,7 +70,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """
     config = recipe.config
     keys = [recipe.tokens_key(part) for part in recipe.parts]
-    receipts = [read_json(recipe.layout.token_receipt(key)) for key in keys]
+    receipts = [read_receipt(recipe.layout.token_receipt(key)) for key in keys]
     files = [recipe.layout.token_file(key) for key in keys]
     for file, receipt in zip(files, receipts, strict=True):
         if digest_of(file, "xxh3") != receipt["xxh3"]:
@@ -87,7 +88,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     lost = count_losses(pieces, config)
     _check_left(pieces, lost, read, rejects, recipe, folder / "rejects.jsonl")
     sums = tally(pieces, tokens, recipe)
-    placed = _write_blocks(folder, pieces, tokens, recipe)
+    placed, checksums = _write_blocks(folder, pieces, tokens, recipe)
     places = sum(block.rows for block in placed) * config.sequence_length if config.packing else 0
     receipt = {
         "ledger": make_ledger(
@@ -102,12 +103,13 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
         | ({"unused_keys": unused} if (unused := unused_keys(recipe, receipts)) else {}),
         "rows_of_shards": np.concatenate([np.diff(block.edges) for block in placed]).tolist(),
     }
+    receipt["placements"] = checksums
     receipt["files"] = {name: (folder / name).stat().st_size for name in PLAN_FILES}
     # A repair whose sources are gone finds the plan of a corpus by these checksums, and knows that it is complete.
     receipt["sha256"] = {name: sha256_of(folder / name) for name in PLAN_FILES}
     receipt |= {"name": config.name, "corpus": recipe.corpus_key}
     receipt["token_files"] = keys
-    write_bytes(folder / "plan.json", to_json(receipt))
+    write_receipt(folder / "plan.json", receipt)
     return receipt
 
 
@@ -206,12 +208,14 @@ def _check_left(
     raise DataError("nothing_to_pack", "\n".join(lines))
 
 
-def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> list[Placed]:
+def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> tuple[list[Placed], list[str]]:
     """Place the pieces once per epoch and write plan.arrow and index.arrow.
 
-    Returns the rows and lower bounds of each packing; its columns over the pieces are empty.
+    Returns the rows and lower bounds of each packing, whose columns over the pieces are empty, and the checksum of each
+    shard's placements.
     """
     config, done, companions = recipe.config, [], Companions()
+    checksums: list[str] = []
     with (
         atomic_file(folder / "plan.arrow") as out,
         pa.ipc.new_file(pa.PythonFile(out, "w"), PLAN_SCHEMA) as plan,
@@ -224,7 +228,7 @@ def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Re
             else:
                 shards = recipe.shards[split]
                 placed = repack(pieces.lengths(), pieces.of, companions, config, epoch, split, shards)
-            _write_plan(plan, pieces, placed)
+            checksums += _write_plan(plan, pieces, placed)
             index.write(pieces, placed, with_dropped=epoch == 1)
             if config.epochs > 1:
                 rows = placed.rows_of_splits[split]
@@ -236,11 +240,11 @@ def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Re
             # The columns over the pieces are not needed any more.
             done.append(replace(placed, row=placed.row[:0], start=placed.start[:0]))
             del placed
-    return done
+    return done, checksums
 
 
-def _write_plan(plan: pa.ipc.RecordBatchFileWriter, pieces: Pieces, placed: Placed) -> None:
-    """Write one record batch per shard, sorting about SORTED_AT_ONCE pieces at a time."""
+def _write_plan(plan: pa.ipc.RecordBatchFileWriter, pieces: Pieces, placed: Placed) -> Iterator[str]:
+    """Write one record batch per shard and yield its checksum, sorting about SORTED_AT_ONCE pieces at a time."""
     accepted = pieces.accepted
     shards = len(placed.edges) - 1
     step = max(1, int(shards * SORTED_AT_ONCE // max(1, len(pieces))))
@@ -264,7 +268,9 @@ def _write_plan(plan: pa.ipc.RecordBatchFileWriter, pieces: Pieces, placed: Plac
                 of.taken,
                 of.closed,
             ]
-            plan.write_batch(pa.record_batch([to_arrow(values) for values in columns], PLAN_SCHEMA))
+            batch = pa.record_batch([to_arrow(values) for values in columns], PLAN_SCHEMA)
+            plan.write_batch(batch)
+            yield xxh3_of(batch)
 
 
 def _rows_between(row: np.ndarray, low: int, high: int) -> np.ndarray:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
 
 def to_arrow(values: np.ndarray, null: np.ndarray | None = None) -> pa.Array:
@@ -46,3 +47,11 @@ def to_numpy(column: pa.Array) -> np.ndarray:
         bits = np.frombuffer(data, np.uint8)[start // 8 : (end + 7) // 8]
         return np.unpackbits(bits, bitorder="little")[start % 8 :][: end - start].astype(bool)
     return np.frombuffer(data, str(column.type))[start:end]
+
+
+def xxh3_of(batch: pa.RecordBatch) -> str:
+    """Return the XXH3 hash of the numbers and flags of a record batch without nulls."""
+    digest = xxhash.xxh3_128()
+    for column in batch.columns:
+        digest.update(np.ascontiguousarray(to_numpy(column)).data)
+    return str(digest.hexdigest())

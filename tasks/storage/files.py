@@ -195,3 +195,24 @@ def digest_of(path: Path, algorithm: str) -> str:
     """Return the hexadecimal digest of a file, by one of ALGORITHMS."""
     with path.open("rb") as file:
         return str(hashlib.file_digest(file, ALGORITHMS[algorithm]).hexdigest())
+
+
+def write_receipt(path: Path, values: dict[str, Any]) -> None:
+    """Write a receipt: what a task has written, with a checksum of the receipt itself. Raises StorageError.
+
+    It is written last, so it also says that the task is done.
+    """
+    write_bytes(path, to_json(values | {"seal": _seal_of(values)}))
+
+
+def read_receipt(path: Path) -> dict[str, Any]:
+    """Return the values of a receipt. Raises StorageError if it is not as it was written, or edited."""
+    values = read_json(path)
+    seal = values.pop("seal", None) if isinstance(values, dict) else None
+    if seal is None or seal != _seal_of(values):
+        raise StorageError("damaged_artefact", f"{path}: damaged or edited; delete it, then run again")
+    return dict(values)
+
+
+def _seal_of(values: dict[str, Any]) -> str:
+    return str(xxhash.xxh3_128_hexdigest(to_json(values)))

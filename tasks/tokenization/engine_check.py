@@ -25,7 +25,7 @@ from tasks.encoders.gigatoken_encoder import GigatokenEncoder
 from tasks.encoders.gigatoken_model import Unsupported
 from tasks.recipe import Recipe
 from tasks.sources.sample_files import sample_files
-from tasks.storage.files import read_json, to_json, write_bytes
+from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
 from tasks.tokenization.prepare import texts_of
 
@@ -75,7 +75,7 @@ def verdict_of(recipe: Recipe) -> Verdict:
     verdict = known_verdict(recipe)
     if verdict is None:
         verdict = _prove(recipe)
-        write_bytes(recipe.layout.engine(_key(recipe)), to_json(asdict(verdict)))
+        write_receipt(recipe.layout.engine(_key(recipe)), asdict(verdict))
     if recipe.config.engine == "gigatoken" and verdict.reason:
         raise UsageError(
             "engine_refused",
@@ -90,7 +90,7 @@ def known_verdict(recipe: Recipe) -> Verdict | None:
     if recipe.config.engine == "reference":
         return Verdict(recipe.encoder.engine)
     try:
-        return Verdict(**read_json(recipe.layout.engine(_key(recipe))))
+        return Verdict(**read_receipt(recipe.layout.engine(_key(recipe))))
     except (PackError, TypeError):
         return None
 

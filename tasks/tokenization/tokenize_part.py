@@ -21,7 +21,7 @@ from tasks.core.errors import PackError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.sources.model import Part
 from tasks.sources.parts import place_of, read_part
-from tasks.storage.files import atomic_file, to_json, write_bytes
+from tasks.storage.files import atomic_file, write_receipt
 from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
 from tasks.templates.spans import Template
 from tasks.tokenization.prepare import Preparer
@@ -78,7 +78,7 @@ def tokenize_part(
         receipt["engine"] = encoder.engine
         if counts := unused.found():
             receipt["unused_keys"] = counts
-    write_bytes(receipt_file, to_json(receipt))
+    write_receipt(receipt_file, receipt)
     return receipt
 
 

@@ -33,7 +33,7 @@ from tasks.encoders.tokenizer_files import find_tokenizer
 from tasks.recipe import Recipe
 from tasks.stages import Plan, has_artifact, run_all
 from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, raise_all
-from tasks.storage.files import CHUNK, acquire_lock, atomic_file, read_json, sha256_of, write_bytes
+from tasks.storage.files import CHUNK, acquire_lock, atomic_file, read_receipt, sha256_of, write_bytes
 from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, without_repair_hint
 from tasks.storage.paths import Layout
 from tasks.verification.rebuild import config_for, has_other_texts, other_texts, recipe_for
@@ -202,7 +202,7 @@ class _Origins:
         sources = [source.path for source in self.manifest.sources]
         for receipt in sorted(self.layout.plan_folder("*").parent.glob("*/plan.json")):
             try:
-                plan = read_json(receipt)
+                plan = read_receipt(receipt)
                 named = (plan["name"], plan["corpus"], [source["path"] for source in plan["sources"]])
                 if named == (self.manifest.name, self.manifest.key, sources) and all(
                     sha256_of(receipt.parent / name) == digest for name, digest in plan["sha256"].items()

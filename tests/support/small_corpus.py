@@ -21,7 +21,8 @@ from support.tokenizer_kinds import kind_path
 
 from tasks.recipe import Recipe, resolve
 from tasks.stages import Progress, Publish, run_all
-from tasks.storage.files import digest_of, to_json, write_bytes
+from tasks.storage import files
+from tasks.storage.files import digest_of
 from tasks.storage.schemas import TOKENS_SCHEMA
 
 EOS, PAD = 2, 0
@@ -125,7 +126,7 @@ def token_file(
 
 def write_receipt(path: Path, receipt: Mapping[str, Any]) -> None:
     noticed = dict.fromkeys(("control_text_seen", "not_round_trip", "unknown_tokens", "unusual_order"), 0)
-    write_bytes(path, to_json(noticed | dict(receipt)))
+    files.write_receipt(path, noticed | dict(receipt))
 
 
 def ids_of(values: Sequence[int] | np.ndarray) -> list[int]:

@@ -26,7 +26,7 @@ from tasks.core.errors import Busy, DataError, InputMissing, NotReproducible, Pa
 from tasks.recipe import resolve
 from tasks.stages import Publish
 from tasks.storage import corpus_folder
-from tasks.storage.files import read_json, sha256_of, to_json
+from tasks.storage.files import read_json, read_receipt, sha256_of, to_json, write_receipt
 from tasks.storage.keys import VERSIONS
 from tasks.storage.manifest import FileFacts, load_manifest, manifest_digest
 from tasks.verification import repair as repair_module
@@ -228,15 +228,15 @@ def test_cached_files_that_give_other_bytes_are_not_published(copy: Copy) -> Non
     """A wrong receipt gives another index; then no cached file is used."""
     copy.without_plans()
     for receipt in (copy.root / "data" / "tokens").rglob("*.json"):
-        values = orjson.loads(receipt.read_bytes())
+        values = read_receipt(receipt)
         values["records"] += 1
-        receipt.write_bytes(orjson.dumps(values))
+        write_receipt(receipt, values)
     index = copy.folder / "index.arrow"
     flip(index)
     assert copy.repair(index) == ["the sources, with nothing that was kept"]
     shutil.rmtree(copy.root / "data" / "plans")
     for receipt in (copy.root / "data" / "tokens").rglob("*.json"):
-        receipt.write_bytes(b'{"bytes": ' + str(receipt.with_suffix(".arrow").stat().st_size).encode() + b"}")
+        write_receipt(receipt, {"bytes": receipt.with_suffix(".arrow").stat().st_size})
     flip(index)
     copy.before = copy.files() | {index: copy.before[index]}
     assert copy.repair(index) == ["the sources"]
@@ -245,15 +245,15 @@ def test_cached_files_that_give_other_bytes_are_not_published(copy: Copy) -> Non
 def test_a_wrong_plan_is_not_published(copy: Copy) -> None:
     """Its checksums are right, but its rows are wrong."""
     [plan] = (copy.root / "data" / "plans").glob("*/plan.json")
-    values = orjson.loads(plan.read_bytes())
+    values = read_receipt(plan)
     values["token_files"].reverse()
-    plan.write_bytes(to_json(values))
+    write_receipt(plan, values)
     shard = copy.folder / "train-00000-of-00003.arrow"
     flip(shard)
     assert copy.repair(shard) == ["the sources"]
     values["token_files"].reverse()
-    for odd in ([values], {"name": values["name"]}):
-        plan.write_bytes(to_json(odd))
+    for odd in (values | {"placements": []}, {"name": values["name"]}):
+        write_receipt(plan, odd)
         flip(shard)
         copy.before = copy.files() | {shard: copy.before[shard]}
         assert copy.repair(shard) == ["the sources"]
