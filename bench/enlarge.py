@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from conversations import valid_conversations
+from read_conversations import valid_conversations
 
 from tasks.config import load_config
 from tasks.conversations.model import Message, full_text

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import orjson
-from conversations import conversations_of
+from read_conversations import conversations_of
 
 from tasks.core.errors import Reject
 from tasks.recipe import Recipe, resolve

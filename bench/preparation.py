@@ -29,8 +29,8 @@ from importlib import metadata
 from pathlib import Path
 
 import orjson
-from conversations import valid_conversations
 from enlarge import enlarge
+from read_conversations import valid_conversations
 
 from tasks.config import load_config
 from tasks.conversations.model import full_text

@@ -40,7 +40,7 @@ import pyarrow as pa
 import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from conversations import conversations_of
+from read_conversations import conversations_of
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent

@@ -32,6 +32,7 @@ from tasks.conversations.model import Conversation, content_digest, whole_text
 from tasks.core.errors import DataError, Reject, StorageError
 from tasks.sources.model import Part, Source
 from tasks.sources.parts import find_parts
+from tasks.storage.files import read_receipt
 from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
 from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
@@ -332,7 +333,7 @@ def test_rejects_have_their_record_and_reason(tmp_path: Path) -> None:
     ]
     assert "did you mean assistant?" in receipt["rejects"][1][2]
     assert (receipt["conversations"], receipt["accepted"]) == (7, 2)
-    assert json.loads((tmp_path / "receipt.json").read_bytes()) == receipt
+    assert read_receipt(tmp_path / "receipt.json") == receipt
 
 
 class Fails(Template):
@@ -375,12 +376,12 @@ def test_a_run_that_stops_leaves_neither_token_file_nor_receipt(tmp_path: Path, 
 def test_the_receipt_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = part_of(tmp_path, [line_of(GOOD)])
 
-    def refuse(path: Path, data: bytes) -> None:
+    def refuse(path: Path, _: object) -> None:
         assert path.name == "receipt.json"
         assert (tmp_path / "tokens.arrow").is_file()
         raise StorageError("cannot_write", f"{path}: cannot be written: No space left on device")
 
-    monkeypatch.setattr(tasks.tokenization.tokenize_part, "write_bytes", refuse)
+    monkeypatch.setattr(tasks.tokenization.tokenize_part, "write_receipt", refuse)
     with pytest.raises(StorageError, match="No space left"):
         run(tmp_path, part)
     assert not (tmp_path / "receipt.json").exists()

@@ -20,7 +20,7 @@ import json
 import re
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import chain, product
@@ -173,18 +173,18 @@ class JinjaTemplate(Template):
         )
         if self._known_controls.get(alike) == found:
             return
-        messages = [self._as_expected(message) for message in conversation.messages]
-        tools: Any = [orjson.loads(tool) for tool in conversation.tools] or None
-        neutral = yield job._replace(messages=self._neutral.of(messages), tools=self._neutral.of(tools))
+        messages, tools, breaker = self._broken(conversation, self._neutral.of)
+        neutral = yield job._replace(messages=messages, tools=tools)
         expected = self._controls_of(neutral, breaker)
         if len(self._known_controls) < MOST_KNOWN:
             self._known_controls.setdefault(alike, expected)
         # A template may make one sample of these texts and several of neutral ones.
-        pairs = list(zip(found, expected, strict=True) if len(found) == len(expected) else [(found[0], expected[0])])
-        if any(one != other for one, other in pairs):
-            more = next(chain(*(Counter(one) - Counter(other) for one, other in pairs)), "")
-            what = f"makes the control token {more!r} of a text" if more else "leaves out control tokens for a text"
-            raise Reject("forged_token", f"the template {self.name} {what} of this conversation")
+        pairs = zip(found, expected, strict=True) if len(found) == len(expected) else [(found[0], expected[0])]
+        for forged in chain(*(Counter(one) - Counter(other) for one, other in pairs)):
+            raise Reject(
+                "forged_token",
+                f"the template {self.name} makes the control token {forged!r} of a text of this conversation",
+            )
 
     def _controls_of(self, rendering: Rendering, breaker: str) -> list[list[str]]:
         """Return the control strings of the whole rendering, and of each sample that is not the whole."""
@@ -276,11 +276,11 @@ class JinjaTemplate(Template):
         edges = [0, *chain(*((start, self._without_space(text, start, stop)) for start, stop in ranges)), len(text)]
         return list(zip(edges[::2], edges[1::2], strict=True))
 
-    def _broken(self, conversation: Conversation) -> _Broken:
+    def _broken(self, conversation: Conversation, change: Callable[[Any], Any] = lambda value: value) -> _Broken:
         """Return messages and tools as the template expects them, with broken control strings, and the breaker."""
         messages = [self._as_expected(message) for message in conversation.messages]
         tools: Any = [orjson.loads(tool) for tool in conversation.tools] or None
-        return self._breaker.broken(messages, tools)
+        return self._breaker.broken(change(messages), change(tools))
 
     def _as_expected(self, message: Message) -> dict[str, Any]:
         found = as_openai(message)
