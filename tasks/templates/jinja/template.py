@@ -147,24 +147,31 @@ class JinjaTemplate(Template):
         if job.method == "auto" and not self._is_read_alike(rendering, breaker):
             job = job._replace(method="apart")
             rendering = yield job
-        yield from self._require_own_controls(rendering, job, conversation, breaker)
+        if rendering.lost:
+            yield from self._require_own_controls(self._controls_of(rendering, breaker), job, conversation)
+        marked = None if self._all else self._marked_turns(rendering, conversation, trained)
         if self._all:
             self._require_located(rendering, conversation, "the rendering of the messages before it", breaker)
-            return [Sample(self._split(rendering.text, self._without(rendering), breaker))]
-        marked = self._marked_turns(rendering, conversation, trained)
-        if rendering.lost and marked and self._turns != "apart":
-            return [Sample(self._split(rendering.text, marked, breaker))]
-        self._require_located(rendering, conversation, "its prompt", breaker)
-        return self._samples_of(rendering, conversation, turns, marked, breaker, added)
+            samples = [Sample(self._split(rendering.text, self._without(rendering), breaker))]
+        elif rendering.lost and marked and self._turns != "apart":
+            samples = [Sample(self._split(rendering.text, marked, breaker))]
+        else:
+            self._require_located(rendering, conversation, "its prompt", breaker)
+            samples = self._samples_of(rendering, conversation, turns, marked, breaker, added)
+        controls = [[span.text for span in sample.spans if span.token != TEXT] for sample in samples]
+        if not samples or samples[0].turn is not None:
+            controls.insert(0, [string for _, string, _ in self._controls_in(rendering.text, breaker)])
+        yield from self._require_own_controls(controls, job, conversation)
+        return samples
 
     def _require_own_controls(
-        self, rendering: Rendering, job: Job, conversation: Conversation, breaker: str
+        self, found: list[list[str]], job: Job, conversation: Conversation
     ) -> Generator[Job, Rendering, None]:
         """Check that the template wrote every control token itself, instead of making it of a text (see `neutral`).
 
-        Nearly always, those of an earlier conversation with the same messages show it.
+        `found` are those of the whole rendering, and of each sample that is not the whole. Nearly always, those of an
+        earlier conversation with the same messages show it.
         """
-        found = self._controls_of(rendering, breaker)
         alike = (
             job.method,
             len(conversation.tools),
@@ -187,7 +194,7 @@ class JinjaTemplate(Template):
             )
 
     def _controls_of(self, rendering: Rendering, breaker: str) -> list[list[str]]:
-        """Return the control strings of the whole rendering, and of each sample that is not the whole."""
+        """Return the control strings of a rendering, as `_require_own_controls` expects them."""
         texts = [rendering.text, *(text for text, _, turn, _ in rendering.samples if turn is not None)]
         return [[string for _, string, _ in self._controls_in(text, breaker)] for text in texts]
 
