@@ -35,6 +35,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
 from tasks.templates.jinja.breaker import Breaker, escaped
+from tasks.templates.jinja.lockstep import Steps, results_of
 from tasks.templates.jinja.neutral import Neutral
 from tasks.templates.jinja.sandbox import Job, Renderer, Rendering
 from tasks.templates.jinja.token_boundary import TokenBoundary
@@ -53,9 +54,6 @@ _JSON_GAP = re.compile("\0(\\d+):\\d+\0")
 
 # The maximum number of conversations whose control tokens are remembered, to compare others with them.
 MOST_KNOWN = 1024
-
-# Conversations that are rendered together: their renderings are held in memory.
-AT_ONCE = 64
 
 Ranges = list[tuple[int, int]]
 
@@ -126,16 +124,9 @@ class JinjaTemplate(Template):
         self, conversations: Sequence[tuple[Conversation, Sequence[bool]]]
     ) -> Iterator[list[Sample] | Reject | PackError]:
         """Yield the samples of each conversation, or what `samples` raises for it. Many are rendered at once."""
-        for first in range(0, len(conversations), AT_ONCE):
-            steps = [self._steps(*each) for each in conversations[first : first + AT_ONCE]]
-            found: list[Any] = [None] * len(steps)
-            jobs = {number: _next(step, None, found, number) for number, step in enumerate(steps)}
-            while left := {number: job for number, job in jobs.items() if job}:
-                renderings = self._renderer.render_all([*left.values()])
-                jobs = {n: _next(steps[n], rendering, found, n) for n, rendering in zip(left, renderings, strict=True)}
-            yield from found
+        return results_of([self._steps(*each) for each in conversations], self._renderer)
 
-    def _steps(self, conversation: Conversation, trained: Sequence[bool]) -> Generator[Job, Rendering, list[Sample]]:
+    def _steps(self, conversation: Conversation, trained: Sequence[bool]) -> Steps:
         """Yield what is to be rendered, expect its rendering, and return the samples."""
         if conversation.messages[0].role == "text":
             return [Sample(plain_text(conversation, trained, self._encoder))]
@@ -454,25 +445,6 @@ class JinjaTemplate(Template):
             string = written if written in controls else written.strip()
             if len(string) > 1 or breaker not in (text[start - 1 : start], text[stop : stop + 1]):
                 yield (start, stop), string, start + written.index(string)
-
-
-def _next(
-    step: Generator[Job, Rendering, list[Sample]],
-    rendering: Rendering | Reject | DataError | None,
-    found: list[Any],
-    number: int,
-) -> Job | None:
-    """Return what is to be rendered next of a conversation; if nothing is, put the result in its place in `found`."""
-    if isinstance(rendering, (Reject, DataError)):
-        found[number] = rendering
-        return None
-    try:
-        return next(step) if rendering is None else step.send(rendering)
-    except StopIteration as end:
-        found[number] = end.value
-    except (Reject, PackError) as problem:
-        found[number] = problem.with_traceback(None)  # which refers to this frame, and so to all that was found
-    return None
 
 
 def _is_in(value: str, answer: str) -> bool:
