@@ -83,14 +83,16 @@ class Preparer:
                     return found
                 conversation = self._file.conversation(as_dict(record))
                 return ToRender(conversation, trained_turns(conversation, self._train_on), found)
-        return self._fill_with_care(as_dict(record))
+            # If not even contents alone can be filled in, nothing of these turns can.
+            return self._fill_with_care(as_dict(record), self._packing and filling is not None)
+        return self._fill_with_care(as_dict(record), self._packing)
 
-    def _fill_with_care(self, record: object) -> list[Prepared] | ToRender:
+    def _fill_with_care(self, record: object, may_fill: bool) -> list[Prepared] | ToRender:
         conversation = self._file.conversation(record)
         trained = trained_turns(conversation, self._train_on)
         if not any(trained):
             raise Reject("no_trained_tokens", _why_untrained(conversation, self._train_on))
-        filled, is_compared = self._frames.filled(conversation, trained) if self._packing else (None, False)
+        filled, is_compared = self._frames.filled(conversation, trained) if may_fill else (None, False)
         return filled if filled and not is_compared else ToRender(conversation, trained, filled)
 
     def prepared(
