@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BeforeValidator, Field, TypeAdapter, ValidationError
@@ -43,6 +44,11 @@ Names = Annotated[list[Name], BeforeValidator(_as_list, json_schema_input_type=N
 Roles = Annotated[dict[Role, Names], BeforeValidator(_refuse_swapped), AfterValidator(_refuse_twice)]
 
 
+@cache
+def _roles() -> TypeAdapter[dict[Role, list[str]]]:
+    return TypeAdapter(Roles)
+
+
 def with_roles(source: Any, roles: Any) -> Any:
     """Return an entry of `sources` with the roles of the config; its own names come first.
 
@@ -50,9 +56,8 @@ def with_roles(source: Any, roles: Any) -> Any:
     """
     if not isinstance(source, Mapping):
         return source
-    check: TypeAdapter[dict[Role, list[str]]] = TypeAdapter(Roles)
     try:
-        own, further = check.validate_python(source.get("roles", {})), check.validate_python(roles)
+        own, further = _roles().validate_python(source.get("roles", {})), _roles().validate_python(roles)
     except ValidationError:
         return source
     taken = {name.lower() for names in own.values() for name in names}
