@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.core.errors import Busy, PackError, StorageError
-from tasks.corpus.publish import publish_corpus, write_planned_shard
+from tasks.corpus.publish import dropped, publish_corpus, write_planned_shard
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
 from tasks.storage.files import acquire_lock, digest_of, read_receipt, sync_folder, write_receipt
@@ -134,11 +134,17 @@ class Plan(Stage):
         return all(stage.is_done() for stage in self.requires())
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
-        # Token files of an earlier run may have been damaged since.
-        for stage in self.requires():
-            if isinstance(stage, TokenizePart) and not stage.is_done(check_content=True):
-                stage.run(progress)
         engine_check.release_encoders()  # nothing is left to encode for this corpus; another one loads its own
+        try:
+            return make_plan(self.recipe, self.recipe.plan_folder)
+        except StorageError:
+            # Token files of an earlier run may have been damaged since; `make_plan` compares their checksums.
+            parts = [stage for stage in self.requires() if isinstance(stage, TokenizePart)]
+            damaged = [stage for stage in parts if not stage.is_done(check_content=True)]
+            if not damaged:
+                raise
+        for stage in damaged:
+            stage.run(progress)
         return make_plan(self.recipe, self.recipe.plan_folder)
 
 
@@ -265,9 +271,7 @@ def check_token_files(recipe: Recipe) -> None:
     for part in range(len(recipe.parts)):
         file, receipt = TokenizePart(recipe, part).outputs()
         if file.is_file() and receipt.is_file() and not has_artifact(file, receipt, checksum="xxh3"):
-            for dropped in (receipt, *recipe.plan_folder.glob("shard-*.json")):
-                dropped.unlink(missing_ok=True)
-            raise StorageError("damaged_artefact", f"{file}: damaged since it was written; run again to rebuild it")
+            raise dropped(recipe.plan_folder, file, receipt)
 
 
 def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: str = "") -> bool:

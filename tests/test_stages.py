@@ -121,6 +121,19 @@ def test_a_damaged_intermediate_file_is_rebuilt(name: str, how: str, packed: Pat
     assert corpus_bytes(recipe.published) == before
 
 
+def test_a_token_file_that_was_damaged_before_it_was_planned_is_made_again(packed: Path, tmp_path: Path) -> None:
+    root = tmp_path / "packed"
+    shutil.copytree(packed, root)
+    recipe = resolve(root / "corpus.yaml", root)
+    before = corpus_bytes(recipe.published)
+    [file, *_] = (root / "data").glob("tokens/*/*.arrow")
+    flip(file)
+    shutil.rmtree(root / "data" / "plans")
+    recipe.published.unlink()
+    run_all(Publish(recipe), OneSecond())
+    assert corpus_bytes(recipe.published) == before
+
+
 def test_a_corpus_is_made_by_one_run_at_a_time(tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, conversations(3))
     path = recipe.layout.lock(recipe.config.name, recipe.corpus_key)

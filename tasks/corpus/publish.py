@@ -53,7 +53,7 @@ def _open_plan(folder: Path, shard: int, checksum: str) -> Iterator[pa.RecordBat
         except (pa.ArrowException, OSError, IndexError):
             found = ""
         if found != checksum:
-            raise _dropped(folder, path)
+            raise dropped(folder, path, folder / "plan.json")
         yield plan
 
 
@@ -61,13 +61,16 @@ def _check_plan(folder: Path, checksums: dict[str, str]) -> None:
     """Check the files of a plan before they are copied. Raises StorageError, and drops the plan, if one is damaged."""
     for name, expected in checksums.items():
         if not (folder / name).is_file() or sha256_of(folder / name) != expected:
-            raise _dropped(folder, folder / name)
+            raise dropped(folder, folder / name, folder / "plan.json")
 
 
-def _dropped(folder: Path, damaged: Path) -> StorageError:
-    """Remove the receipts of a plan and its shards, so that the next run makes them again; return the error."""
-    for receipt in (folder / "plan.json", *folder.glob("shard-*.json")):
-        receipt.unlink(missing_ok=True)
+def dropped(plan_folder: Path, damaged: Path, receipt: Path) -> StorageError:
+    """Remove the receipt of a damaged file and those of all shards, so that the next run makes them again.
+
+    Returns the error to raise.
+    """
+    for each in (receipt, *plan_folder.glob("shard-*.json")):
+        each.unlink(missing_ok=True)
     return StorageError("damaged_artefact", f"{damaged}: damaged since it was written; run again to rebuild it")
 
 

@@ -102,8 +102,8 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
         "noticed": noticed_in(receipts)
         | ({"unused_keys": unused} if (unused := unused_keys(recipe, receipts)) else {}),
         "rows_of_shards": np.concatenate([np.diff(block.edges) for block in placed]).tolist(),
+        "placements": checksums,
     }
-    receipt["placements"] = checksums
     receipt["files"] = {name: (folder / name).stat().st_size for name in PLAN_FILES}
     # A repair whose sources are gone finds the plan of a corpus by these checksums, and knows that it is complete.
     receipt["sha256"] = {name: sha256_of(folder / name) for name in PLAN_FILES}
