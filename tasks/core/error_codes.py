@@ -218,9 +218,9 @@ _ALL = [
          "it does not support this type, or produced different tokens", "remove engine from the config"),
     Code("E407", "untrainable_tokenizer", DATA, "No tokenizer could be trained on the sources.",
          "they hold too little text, or vocab_size does not fit", "change vocab_size, or name a tokenizer"),
-
     Code("E408", "random_tokenizer", DATA, "The tokenizer encodes at random.",
          "it has a setting for training a model, such as the dropout of merges", "remove that setting from its file"),
+
     Code("E411", "template_missing", MISSING, "The template is neither built in nor a file.",
          "the name or the path is mistyped", "use a built-in template, or fix the path"),
     Code("E412", "no_chat_template", USAGE, "The tokenizer has no chat template of its own.",

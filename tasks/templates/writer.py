@@ -29,8 +29,8 @@ class Family:
     """A built-in template: its name, the markers that it may write, and the function that writes a conversation.
 
     What `write` adds around the content of a message may depend only on the roles and on which turns are trained on,
-    unless there are tools, tool calls, tool results, or a message that is blank or has a context. The fast path relies
-    on it (see `tokenization.frames`), and a property test checks it for every template.
+    unless there are tools, tool calls, tool results, or a message that is blank or, with `writes_context`, has a
+    context. The fast path relies on it (see `tokenization.frames`), and a property test checks it for every template.
     """
 
     name: str
