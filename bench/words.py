@@ -27,7 +27,7 @@ PLACES = (
 )
 
 WORDS = {
-    r"told|(?<!\.)tells?(?! apart| whether| which)|telling": "report, show, or print",
+    r"told|(?<!\.)(?<!def )tells?(?! apart| whether| which)|telling": "report, show, or print",
     r"foretells?|foretold|foresees?|foresaw|foreseen": "predict or estimate",
     r"(?<!cannot_)(?:mend|mends|mended|mending)": "repair or fix",
     r"anew": "again, or re- as in rebuild",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tasks.config import Config, load_config, path_in
-from tasks.core.errors import InputMissing, UsageError
+from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.suggest import suggest
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
@@ -97,9 +97,15 @@ class Recipe:
 
     @cached_property
     def encoder(self) -> Encoder:
-        files = self.tokenizer_files
-        config = self.config
-        return _open_once(files, files.sha256(), config.eos_token, config.pad_token, tuple(config.content_tokens))
+        files, config = self.tokenizer_files, self.config
+        sha256 = files.sha256()
+        self.check_tokenizer(sha256)
+        return _open_once(files, sha256, config.eos_token, config.pad_token, tuple(config.content_tokens))
+
+    def check_tokenizer(self, sha256: str) -> None:
+        """Raise DataError if `sha256`, of files that are used, is not that of the tokenizer that is part of the key."""
+        if self.tokenizer_key is None and sha256 != self.tokenizer_digest:
+            raise _tokenizer_changed(self.tokenizer_files)
 
     # Template
 
@@ -261,7 +267,14 @@ def _open_once(
     files: TokenizerFiles, sha256: str, eos_token: str | None, pad_token: str | None, content_tokens: tuple[str, ...]
 ) -> Encoder:
     """Load a tokenizer once per process; a forked child inherits it."""
-    return open_encoder(files, eos_token, pad_token, content_tokens)
+    encoder = open_encoder(files, eos_token, pad_token, content_tokens)
+    if files.sha256() != sha256:
+        raise _tokenizer_changed(files)
+    return encoder
+
+
+def _tokenizer_changed(files: TokenizerFiles) -> DataError:
+    return DataError("input_changed", f"{files.main}: the tokenizer changed during the run; run again")
 
 
 def resolve(config_file: Path, root: Path) -> Recipe:

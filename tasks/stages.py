@@ -221,8 +221,8 @@ class Publish(Stage):
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         check_token_files(self.recipe)
         receipts = [read_receipt(stage.outputs()[-1]) for stage in self.requires() if isinstance(stage, WriteShard)]
-        engine = engine_check.verdict_of(self.recipe).engine
-        publish_corpus(self.recipe, receipts, progress.run_record() | {"engine": engine})
+        encoded = {"encoder": asdict(engine_check.verdict_of(self.recipe))}
+        publish_corpus(self.recipe, receipts, progress.run_record() | encoded)
         return {"manifest": str(self.recipe.published)}
 
 

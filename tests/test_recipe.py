@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,14 +16,18 @@ import orjson
 import pyarrow as pa
 import pytest
 import yaml
+from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.tokenizer_kinds import kind_path
 
+from tasks import recipe as recipe_module
 from tasks.config import NOT_IN_KEY, Config
 from tasks.conversations.model import Conversation, Message, ToolCall
-from tasks.core.errors import InputMissing, PackError, UsageError
+from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.encoders.encoder import Encoded, Encoder
 from tasks.recipe import Recipe, resolve
 from tasks.sources.model import Source
 from tasks.sources.parts import find_parts
+from tasks.stages import Plan, run_all
 from tasks.storage.keys import VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import TOKENS_SCHEMA
@@ -355,6 +360,39 @@ def test_what_a_config_names_and_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "bad.jinja").write_bytes(b"\xff")
     with pytest.raises(UsageError, match=r"bad\.jinja: is not UTF-8"):
         recipe(tmp_path, template="bad.jinja")
+
+
+@pytest.mark.parametrize("when", ["before it is opened", "while it is opened", "before it is copied"])
+def test_a_tokenizer_that_changes_in_place_during_a_run_is_never_used(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make_recipe(tmp_path, conversations(5))
+    assert made.corpus_key
+    path, other = tmp_path / "tiny.model", kind_path("sp_unigram").read_bytes()
+    original = path.read_bytes()
+
+    def change(content: bytes = other) -> None:
+        times = path.stat()
+        path.write_bytes(content)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    if when == "before it is opened":
+        change()
+    elif when == "while it is opened":
+        recipe_module._open_once.cache_clear()
+        opened = recipe_module.open_encoder
+        monkeypatch.setattr(recipe_module, "open_encoder", lambda *given: (change(), opened(*given))[1])
+    else:
+        run_all(Plan(made))
+        change()
+    with pytest.raises(DataError, match=r"tiny\.model: the tokenizer changed during the run; run again"):
+        pack_corpus(made)
+    assert not made.published.exists()
+    # Nor is anything kept that was made with the other one.
+    monkeypatch.undo()
+    change(original)
+    expected = pack_corpus(make_recipe(tmp_path / "again", conversations(5)))
+    assert pack_corpus(resolve(tmp_path / "corpus.yaml", tmp_path)).read_bytes() == expected.read_bytes()
 
 
 def test_a_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:

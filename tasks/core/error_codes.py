@@ -193,7 +193,7 @@ _ALL = [
 
     Code("E320", "bad_compression", DATA, "A compressed file is damaged.",
          "it was truncated or changed in transit, or its name is wrong", "download it again"),
-    Code("E321", "input_changed", DATA, "A source changed while it was read.",
+    Code("E321", "input_changed", DATA, "A source or tokenizer changed while it was read.",
          "another process writes to it", "run again when it is complete"),
     Code("E322", "nothing_to_draft", DATA, "No config can be drafted: none of the paths holds conversations.",
          "the files are of another type, or their format is unknown",

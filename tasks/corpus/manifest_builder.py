@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from tasks.core.errors import DataError
+from tasks.encoders.tokenizer_files import joined_sha256
 from tasks.recipe import Recipe
 from tasks.storage.files import sync_folder, to_json, write_bytes
 from tasks.storage.keys import FORMAT_VERSION, VERSIONS
 from tasks.storage.manifest import FileFacts, Ledger, Manifest, manifest_digest
-from tasks.tokenization.engine_check import verdict_of
 
 
 def build_manifest(
@@ -18,11 +18,14 @@ def build_manifest(
 ) -> Manifest:
     """Build the manifest and check that it balances.
 
-    Raises DataError if it does not.
+    Raises DataError if it does not, or if the tokenizer changed during the run.
     """
     config, encoder, template = recipe.config, recipe.encoder, recipe.template
-    verdict = verdict_of(recipe)
-    compared = {"texts": verdict.texts, "bytes": verdict.bytes, "differs": verdict.differs, "reason": verdict.reason}
+    # Of the copies: they are what the corpus has.
+    tokenizer_sha256 = joined_sha256(
+        (Path(file["path"]).name, file["sha256"]) for file in files if file["path"].startswith("tokenizer/")
+    )
+    recipe.check_tokenizer(tokenizer_sha256)
     splits: dict[str, Any] = {}
     described = list(zip(recipe.shard_names(), shards, strict=True))
     for split, count in recipe.shards.items():
@@ -45,13 +48,12 @@ def build_manifest(
         "tokenizer": {
             "kind": encoder.kind,
             "path": f"tokenizer/{recipe.tokenizer_files.main.name}",
-            "sha256": recipe.tokenizer_files.sha256(),
+            "sha256": tokenizer_sha256,
             "vocab_size": encoder.vocab_size,
             "bos_token_id": encoder.bos_id,
             "eos_token_id": encoder.eos_id,
             "pad_token_id": encoder.pad_id,
-            "engine": verdict.engine,
-            "parity": None if config.engine == "reference" else compared,
+            "engine": encoder.engine,
             "trained_here": recipe.tokenizer_key is not None,
             "digest": recipe.tokenizer_digest,
         },

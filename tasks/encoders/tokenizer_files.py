@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,11 +33,7 @@ class TokenizerFiles:
     files: tuple[Path, ...]
 
     def sha256(self) -> str:
-        """Return the checksum of a single file, or of all names and checksums."""
-        if len(self.files) == 1:
-            return sha256_of(self.files[0])
-        named = [[file.name, sha256_of(file)] for file in self.files]
-        return hashlib.sha256(orjson.dumps(named)).hexdigest()
+        return joined_sha256((file.name, sha256_of(file)) for file in self.files)
 
     def settings(self) -> dict[str, Any]:
         """Merge tokenizer_config.json over special_tokens_map.json.
@@ -67,6 +63,12 @@ class TokenizerFiles:
         if isinstance(found, list):
             found = next((t.get("template") for t in found if isinstance(t, dict) and t.get("name") == "default"), None)
         return found if isinstance(found, str) else None
+
+
+def joined_sha256(files: Iterable[tuple[str, str]]) -> str:
+    """Return the checksum of a tokenizer, from the names and checksums of its files: that of a single file."""
+    named = list(files)
+    return named[0][1] if len(named) == 1 else hashlib.sha256(orjson.dumps(named)).hexdigest()
 
 
 def find_tokenizer(path: Path) -> TokenizerFiles:

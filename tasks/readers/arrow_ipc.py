@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.readers.container import File, RecordReader, Table
+from tasks.readers.container import File, RecordReader, Table, open_file
 from tasks.readers.tables import TableContainer, readable, wanted
 
 _FILE_MAGIC = b"ARROW1"
@@ -24,8 +24,8 @@ class ArrowIpc(TableContainer):
 
     def batches(self, reader: RecordReader) -> Iterator[Any]:
         # not memory-mapped: if someone truncates a mapped file, the process is killed
-        with pa.OSFile(str(reader.file.path), "rb") as file:
-            reader.track(file.tell, 0, file.size())
+        with open_file(reader.file) as file:
+            reader.track(file.tell, 0, reader.file.bytes)
             yield from _batches(file)
 
     def column_names(self, file: File) -> list[str]:

@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 from tasks.core.errors import DataError, Reject
 from tasks.readers.compression import decompressed
+from tasks.readers.hashed_blocks import BlockDigests, open_checked
 from tasks.readers.lines import Read
 from tasks.readers.strict_json import decode_block
 
@@ -57,6 +58,15 @@ class File(Protocol):
     def delimiter(self) -> str: ...  # "" for the usual one
     @property
     def encoding(self) -> str: ...  # "" for UTF-8
+    @property
+    def blocks(self) -> BlockDigests | None: ...  # None if the file was not hashed yet
+
+
+def open_file(file: File) -> BinaryIO:
+    """Open a source file. Once it was hashed, reading raises DataError if it has changed since."""
+    if file.blocks is None:
+        return file.path.open("rb")
+    return open_checked(file.path, file.name, file.bytes, file.blocks)
 
 
 class Range(NamedTuple):
@@ -140,6 +150,10 @@ class Container:
         for chunk in chunks:
             digest.update(chunk)
         return digest.hexdigest(), [Range(0, file.bytes, digest.hexdigest())]
+
+    def cut(self, file: File, ranges: list[Range], part_size: int) -> list[Range]:
+        """Cut the ranges of a file that was hashed further, at places that only its content shows."""
+        return ranges
 
     def records_before(self, file: File, start: int) -> int:
         """Count the numbers that precede a range start, so that messages name a record's place in the file."""
@@ -256,7 +270,7 @@ class RecordReader:
     @contextmanager
     def open_text(self) -> Iterator[Read]:
         """Open a text file; the result reads its decompressed bytes."""
-        with self.file.path.open("rb") as file:
+        with open_file(self.file) as file:
             self.track(file.tell, 0, self.file.bytes)
             yield decompressed(file, self.file.compression, self.file.name)
 

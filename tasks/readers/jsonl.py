@@ -10,7 +10,18 @@ from pathlib import PurePath
 from typing import BinaryIO
 
 from tasks.readers.compression import DECOMPRESS
-from tasks.readers.container import Container, File, Range, Record, RecordReader, Rows, Run, Window, too_long_record
+from tasks.readers.container import (
+    Container,
+    File,
+    Range,
+    Record,
+    RecordReader,
+    Rows,
+    Run,
+    Window,
+    open_file,
+    too_long_record,
+)
 from tasks.readers.lines import CHUNK, TOO_LONG, WINDOW, Read, byte_range, end_of_line, line_blocks, split_at_lines
 from tasks.readers.strict_json import parse_record
 
@@ -47,7 +58,7 @@ class Jsonl(Container):
 
     def records_before(self, file: File, start: int) -> int:
         before = 0
-        with file.path.open("rb") as lines:
+        with open_file(file) as lines:
             while (left := start - lines.tell()) > 0 and (chunk := lines.read(min(1 << 20, left))):
                 before += chunk.count(b"\n")
         return before
@@ -57,7 +68,7 @@ class Jsonl(Container):
         if file.compression:
             return 0, 0
         left, position = number, 0
-        with file.path.open("rb") as lines:
+        with open_file(file) as lines:
             while left and (block := lines.read(SEEK_BLOCK)):
                 ends = block.count(b"\n")
                 if ends >= left:
@@ -110,7 +121,7 @@ def _open(reader: RecordReader) -> Iterator[Read]:
             yield read
         return
     stop = reader.file.bytes if reader.stop is None else reader.stop
-    with reader.file.path.open("rb") as file:
+    with open_file(reader.file) as file:
         reader.track(file.tell, reader.start, stop)
         yield byte_range(file, reader.start, stop)
 

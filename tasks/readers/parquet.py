@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
-from tasks.readers.container import File, Range, RecordReader, Table
+from tasks.readers.container import File, Range, RecordReader, Table, open_file
 from tasks.readers.tables import BATCH_BYTES, BATCH_ROWS, TableContainer, readable, wanted
 
 
@@ -21,7 +21,7 @@ class Parquet(TableContainer):
 
     def batches(self, reader: RecordReader) -> Iterator[Any]:
         # no threads and no read-ahead: parts are what runs in parallel, and a row group may be large
-        with pq.ParquetFile(reader.file.path, pre_buffer=False) as file:
+        with open_file(reader.file) as source, pq.ParquetFile(source, pre_buffer=False) as file:
             groups = range(file.metadata.num_row_groups)[reader.start : reader.stop]
             facts = [file.metadata.row_group(group) for group in groups]
             rows = sum(group.num_rows for group in facts)
@@ -39,18 +39,18 @@ class Parquet(TableContainer):
     def column_names(self, file: File) -> list[str]:
         return list(self._metadata(file).schema.to_arrow_schema().names)
 
-    def split(self, file: File, part_size: int, chunks: Iterable[bytes]) -> tuple[str, list[Range]]:
-        """Row groups, as few as reach `part_size` bytes (uncompressed)."""
-        digest, _ = super().split(file, part_size, chunks)
+    def cut(self, file: File, ranges: list[Range], part_size: int) -> list[Range]:
+        """Cut at row groups, after as few as reach `part_size` bytes (uncompressed)."""
+        [whole] = ranges
         metadata = self._metadata(file)
         ranges, start, size = [], 0, 0
         for index in range(metadata.num_row_groups):
             size += metadata.row_group(index).total_byte_size
             if size >= part_size or index == metadata.num_row_groups - 1:
-                sha256 = hashlib.sha256(f"{digest} {start} {index + 1}".encode()).hexdigest()
+                sha256 = hashlib.sha256(f"{whole.sha256} {start} {index + 1}".encode()).hexdigest()
                 ranges.append(Range(start, index + 1, sha256))
                 start, size = index + 1, 0
-        return digest, ranges
+        return ranges
 
     def records_before(self, file: File, start: int) -> int:
         metadata = self._metadata(file)
@@ -66,8 +66,8 @@ class Parquet(TableContainer):
             yield _RowGroups(table, wanted(table.schema_arrow.names, file))
 
     def _metadata(self, file: File) -> pq.FileMetaData:
-        with readable(self, file):
-            metadata = pq.read_metadata(file.path)
+        with readable(self, file), open_file(file) as source:
+            metadata = pq.read_metadata(source)
         if not metadata.num_rows:
             raise DataError("empty_source", f"{file.name}: contains no records")
         return metadata

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ from tasks.conversations.model import Conversation
 from tasks.core.errors import Reject
 from tasks.readers.csv_files.delimiter import check_delimiter, name_of
 from tasks.readers.csv_files.encoding import check_encoding
+from tasks.readers.hashed_blocks import BlockDigests
 
 
 def _check_format(name: str) -> str:
@@ -110,6 +111,7 @@ class SourceFile:
     not those requested. `bytes` and `mtime_ns` are from the time when `sha256` was computed. `entry` is the index of
     the first entry of `sources` that matches the file. `roles` has further names of roles, in lower case, and ours.
     `delimiter` and `encoding` of a CSV or TSV file are empty if they are the usual ones: comma or tab, and UTF-8.
+    `blocks` has the digests of its blocks once it was hashed.
     """
 
     path: Path
@@ -126,6 +128,7 @@ class SourceFile:
     roles: tuple[tuple[str, str], ...] = ()
     delimiter: str = ""
     encoding: str = ""
+    blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
 
     @property
     def wanted_columns(self) -> frozenset[str]:

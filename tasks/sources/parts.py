@@ -24,6 +24,7 @@ from threading import Event
 from tasks.core.errors import DataError, StorageError, UsageError
 from tasks.readers.container import MAX_RECORD_BYTES, Block, Decode, RecordReader
 from tasks.readers.containers import container_named
+from tasks.readers.hashed_blocks import BLOCK, HashedBlocks
 from tasks.readers.strict_json import decode_block
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.source_files import find_files
@@ -117,13 +118,13 @@ def _check_unchanged(file: SourceFile) -> None:
 def _split(file: SourceFile, part_size: int, stop: Event, hash_chunk: int) -> tuple[SourceFile, list[Part]]:
     """Raises CancelledError if `stop` is set."""
     try:
-        chunks = _chunks(file.path, hash_chunk, stop)
-        digest, ranges = container_named(file.container).split(file, part_size, chunks)
+        container, hashed = container_named(file.container), HashedBlocks(min(BLOCK, hash_chunk))
+        digest, ranges = container.split(file, part_size, hashed.passing(_chunks(file.path, hash_chunk, stop)))
+        _check_unchanged(file)
+        file = replace(file, sha256=digest, blocks=hashed.digests)
+        return file, [Part(file, *range) for range in container.cut(file, ranges, part_size)]
     except OSError as error:
         raise _cannot_read(file, error) from None
-    file = replace(file, sha256=digest)
-    _check_unchanged(file)
-    return file, [Part(file, *range) for range in ranges]
 
 
 def _chunks(path: Path, size: int, stop: Event) -> Iterator[bytes]:

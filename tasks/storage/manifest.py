@@ -45,15 +45,6 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
-class Parity(_Part):
-    """The comparison of gigatoken with the reference encoder. `texts` is 0 if gigatoken cannot read the tokenizer."""
-
-    texts: int
-    bytes: int
-    differs: str | None = Field(description="Excerpt of the text that gigatoken encoded differently.")
-    reason: str | None = Field(description="Why gigatoken cannot read the tokenizer.")
-
-
 class Tokenizer(_Part):
     """The tokenizer; `path` is that of its copy in the corpus folder."""
 
@@ -64,8 +55,12 @@ class Tokenizer(_Part):
     bos_token_id: int | None
     eos_token_id: int
     pad_token_id: int
-    engine: str = Field(description="The encoder: gigatoken, or a reference encoder: sentencepiece or tokenizers.")
-    parity: Parity | None = Field(None, description="The check of gigatoken; null if the config disables gigatoken.")
+    engine: str = Field(
+        description="The library that defines the tokens: sentencepiece or tokenizers. run.json names the encoder."
+    )
+    parity: dict[str, Any] | None = Field(
+        None, exclude=True, description="Only in manifests of earlier versions; see run.json."
+    )
     trained_here: bool = Field(description="True if the run trained it on the sources.")
     digest: str = Field(description='The part of the key: sha256, or "trained:" and the key of its training.')
 

@@ -4,8 +4,9 @@
                                  a fixed list of hard texts ─┴▶ gigatoken ═ reference ?
                                                                            └▶ data/engines/KEY.json: the verdict
 
-If one text differs, the reference encodes the whole corpus. The choice of texts depends on the sources alone, not on
-parts, workers, or time, so the verdict can be part of the manifest. The check takes 0.4 s for 25 MB and runs once.
+If one text differs, the reference encodes the whole corpus. The tokens are the same either way, so the verdict is in
+run.json and not in the manifest. The choice of texts depends on the sources alone, not on parts, workers, or time. The
+check takes 0.4 s for 25 MB and runs once.
 """
 
 from __future__ import annotations

@@ -736,6 +736,49 @@ def test_a_file_that_changes(tmp_path: Path, name: str, when: str) -> None:
         read(numbers)
 
 
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "array.json", "a.csv", "a.parquet", "a.arrow", "a.jsonl.gz", "a.jsonl.zst"]
+)
+@pytest.mark.parametrize("modified_after", [0, 1, 2500])
+def test_bytes_that_were_not_hashed_are_never_read(tmp_path: Path, name: str, modified_after: int) -> None:
+    """One bit of the file is flipped in place, and its times are restored."""
+    text = name.removesuffix(".gz").removesuffix(".zst")
+    digests = [b"".join(sha256(b"%d %d" % (n, k)).hexdigest().encode() for k in range(4)).decode() for n in range(6000)]
+    data = {**WAYS, **TABLE_WAYS}[text]([{"instruction": "?", "input": "", "output": digest} for digest in digests])
+    if text != name:
+        data = gzip.compress(data) if name.endswith("gz") else zstandard.compress(data)
+    path = write(tmp_path / name, data)
+    times = path.stat()
+    _, parts = parts_of(path, 1 << 18)
+    expected = [record for part in parts for _, record in read_part(part)]
+    assert len(expected) == len(digests)
+
+    def flip() -> None:
+        with path.open("r+b") as file:
+            file.seek(len(data) - len(data) // 20)
+            byte = file.read(1)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte[0] ^ 1]))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    found: list[object] = []
+
+    def read() -> None:
+        for part in parts:
+            for _, record in read_part(part):
+                found.append(record)
+                if len(found) == modified_after:
+                    flip()
+
+    if not modified_after:
+        flip()
+    with pytest.raises(DataError, match=f"{name}: changed while it was read; run again"):
+        read()
+    assert found == expected[: len(found)]
+    flip()
+    assert [record for part in parts for _, record in read_part(part)] == expected
+
+
 # -- finding files --------------------------------------------------------------------------------------------------
 
 
