@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -103,12 +104,12 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
     with pa.ipc.new_file(out, schema) as writer:
 
         def flush() -> None:
-            if batch.records:
-                encoded = batch.encode(schema)
+            if batch.records and (encoded := batch.encode(schema)):
                 writer.write_batch(encoded)
                 if not config.packing:
                     offsets = encoded.column("text").buffers()[1]
                     texts.append(np.diff(np.frombuffer(offsets, np.int64)[: encoded.num_rows + 1]))
+            rejects.extend(batch.rejects)
 
         unused = count_unused_keys(sample)
         for number, found in enumerate(preparer.prepare_all(record.value for record in sample.records)):
@@ -125,6 +126,7 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
         flush()
     seconds = time.process_time() - start
     noticed = noticed_in([receipt])
+    rejects.sort(key=itemgetter(0))
     return SampleTokens(sample, out.getvalue(), rejects, noticed, unused, seconds, np.concatenate(texts))
 
 

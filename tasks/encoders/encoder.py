@@ -26,7 +26,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import Reject, UsageError
+from tasks.core.printable import shown
 from tasks.encoders.added_tokens import is_blank
 from tasks.encoders.string_search import Needles
 from tasks.storage.arrow import offsets_of
@@ -45,6 +46,14 @@ class Encoded:
 
     ids: np.ndarray
     offsets: np.ndarray
+
+
+class Unencodable(Reject):
+    """Some texts have no encoding; `problems` says why, by text."""
+
+    def __init__(self, problems: Mapping[str, str]):
+        super().__init__("unwritable_text", next(iter(problems.values())))
+        self.problems = problems
 
 
 class Encoder(ABC):
@@ -81,7 +90,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
-        """Encode without checking for control ids."""
+        """Encode without checking for control ids. Raises Unencodable."""
 
     @abstractmethod
     def model(self) -> bytes:
@@ -94,8 +103,8 @@ class Encoder(ABC):
     def encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
         """Encode each text separately.
 
-        `holding` is the result of the method of that name, if already known. Raises DataError if a text can only be
-        represented with a control token.
+        `holding` is the result of the method of that name, if already known. Raises Unencodable, with every such text,
+        if the library fails or a text can only be represented with a control token.
         """
         encoded = self._encode(texts, holding)
         # Control ids are close together, so this filter leaves few other ids for the slow table lookup.
@@ -112,8 +121,14 @@ class Encoder(ABC):
         if not affected:
             return encoded
         pieces = [encoded.ids[encoded.offsets[i] : encoded.offsets[i + 1]] for i in range(len(texts))]
-        for index in affected:
-            pieces[index] = self._encode_around(texts[index])
+        problems: dict[str, str] = {}
+        for index in sorted(affected):
+            try:
+                pieces[index] = self._encode_around(texts[index])
+            except Unencodable as error:
+                problems |= error.problems
+        if problems:
+            raise Unencodable(problems)
         return Encoded(np.concatenate(pieces), offsets_of(list(map(len, pieces))))
 
     def holding(self, texts: Sequence[str]) -> list[int]:
@@ -127,12 +142,16 @@ class Encoder(ABC):
     def count_content_tokens(self, texts: Sequence[str]) -> list[tuple[int, str]]:
         """Return each content token that the texts become, except white space: the index of the text, and its string.
 
-        Raises DataError as `encode` does.
+        None of a text that has no encoding.
         """
         held = self.holding_content_tokens(texts)
         if not held:
             return []
-        encoded = self.encode([texts[index] for index in held])
+        try:
+            encoded = self.encode([texts[index] for index in held])
+        except Unencodable as error:
+            held = [index for index in held if texts[index] not in error.problems]
+            encoded = self.encode([texts[index] for index in held])
         places = self.places_of_content_tokens(encoded.ids)
         owners = np.searchsorted(encoded.offsets, places, side="right") - 1
         names = {token: string for string, token in self.content_tokens.items()}
@@ -180,11 +199,12 @@ class Encoder(ABC):
         ids = self._encode_pieces(list(text))
         if not self._is_control[ids].any():
             return ids
-        found = self.control_pattern.search(text)
-        raise DataError(
-            "unwritable_text",
-            f"the tokenizer cannot represent {found.group() if found else text[:40]!r} as plain text; "
-            "remove the character from the data or the token from the tokenizer",
+        character = next(one for one in dict.fromkeys(text) if self._is_control[self._encode_pieces([one])].any())
+        raise Unencodable(
+            {
+                text: f"the tokenizer encodes {shown(character)} as a control token even where it is alone; remove the "
+                "character from the record, or the token from the tokenizer"
+            }
         )
 
     def _encode_pieces(self, pieces: Sequence[str]) -> np.ndarray:

@@ -13,12 +13,16 @@ import numpy as np
 import orjson
 
 from tasks.core.errors import DataError
+from tasks.core.printable import shown
+from tasks.core.process import suppress_stderr
 from tasks.encoders.added_tokens import content_tokens_of
-from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, special_id, token_name
+from tasks.encoders.encoder import Encoded, Encoder, LeadingSpace, Unencodable, special_id, token_name
 from tasks.storage.arrow import offsets_of
 
 # Characters passed to the tokenizers library per call.
 LONGEST = 1 << 20
+# Ids are below this: many times more than any vocabulary has, and a table of as many flags is small.
+MOST_TOKENS = 1 << 24
 # Overhead of each text, in characters, when texts are grouped into calls.
 _EACH = 8
 
@@ -100,6 +104,12 @@ class HuggingFaceEncoder(Encoder):
         self.strips_left = frozenset(t["content"] for t in flags if t.get("lstrip"))
         self.strips_right = frozenset(t["content"] for t in flags if t.get("rstrip"))
         self.vocab_size = max(vocab.values(), default=-1) + 1
+        if self.vocab_size > MOST_TOKENS:
+            last = max(vocab, key=vocab.__getitem__)
+            raise DataError(
+                "bad_tokenizer",
+                f"{path}: {shown(last)} has the id {vocab[last]:,}, but ids must be below {MOST_TOKENS:,}: damaged?",
+            )
         self._tokens = {token: content for content, token in vocab.items()}
         model = spec.get("model") or {}
         unk = model.get("unk_token")
@@ -156,14 +166,41 @@ class HuggingFaceEncoder(Encoder):
     def _encode(self, texts: Sequence[str], holding: Sequence[int] | None = None) -> Encoded:
         lengths = np.zeros(len(texts), np.int64)
         arrays = [np.empty(0, np.int32)]
+        problems: dict[str, str] = {}
         for owners, pieces in _groups(texts):
-            lists = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)]
-            if self._prefixing is not None:
-                lists = [self._prefixed(self._prefixing, *each) for each in zip(pieces, lists, strict=True)]
+            try:
+                lists = self._ids(pieces)
+            except Unencodable as error:
+                failed = zip(owners, map(error.problems.get, pieces), strict=True)
+                problems |= {texts[owner]: problem for owner, problem in failed if problem}
+                continue
             counts = list(map(len, lists))
             np.add.at(lengths, owners, counts)
             arrays.append(np.fromiter(chain.from_iterable(lists), np.int32, sum(counts)))
+        if problems:
+            raise Unencodable(problems)
         return Encoded(np.concatenate(arrays), offsets_of(lengths))
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        try:
+            found = [encoding.ids for encoding in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
+            if self._prefixing is not None:
+                found = [self._prefixed(self._prefixing, *each) for each in zip(texts, found, strict=True)]
+            return found
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of Rust; it cannot be imported
+                raise
+            problem = f"the tokenizer fails on a text ({error}), which begins {shown(texts[0][:40])}"
+        if len(texts) == 1:
+            raise Unencodable({texts[0]: f"{problem}; remove the record, or fix the patterns in the tokenizer.json"})
+        problems: dict[str, str] = {}
+        for half in (texts[: len(texts) // 2], texts[len(texts) // 2 :]):
+            with suppress_stderr():
+                try:
+                    self._ids(half)
+                except Unencodable as failed:
+                    problems |= failed.problems
+        raise Unencodable(problems)
 
     def _prefixed(self, prefixing: Any, text: str, ids: list[int]) -> list[int]:
         """Return the ids of a text with the spaces that the tokenizer puts after content tokens."""

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tasks.encoders.encoder import Encoded, Encoder
+from tasks.core.errors import Reject
+from tasks.encoders.encoder import Encoded, Encoder, Unencodable
 from tasks.storage.arrow import offsets_of, to_arrow
 from tasks.templates.spans import TEXT
 from tasks.tokenization.content_tokens import count_content_tokens, merged
@@ -60,13 +61,17 @@ class _Shapes:
 
 
 class Batch:
-    """Samples that are encoded together, all of a conversation. `encode` adds what it counts (COUNTS) to `receipt`."""
+    """Samples that are encoded together, all of a conversation.
+
+    `encode` adds what it counts (COUNTS) to `receipt`, and conversations that cannot be encoded to `rejects`.
+    """
 
     def __init__(self, encoder: Encoder, receipt: dict[str, Any]):
         self.encoder = encoder
         self.receipt = receipt
         self.characters = 0  # to be encoded
         self.records: list[int] = []
+        self.rejects: list[tuple[int, Reject]] = []
         self._conversations: list[Prepared] = []
 
     @property
@@ -79,11 +84,15 @@ class Batch:
         self._conversations.append(prepared)
         self.characters += prepared.characters
 
-    def encode(self, schema: pa.Schema) -> pa.RecordBatch:
-        """Return the whole batch as one record batch of the token file."""
-        texts = [text for prepared in self._conversations for text in prepared.texts]
-        holding = self.encoder.holding(texts)
-        encoded = self.encoder.encode(texts, holding)
+    def encode(self, schema: pa.Schema) -> pa.RecordBatch | None:
+        """Return the whole batch as one record batch of the token file, or None if no conversation can be encoded."""
+        try:
+            texts, holding, encoded = self._encoded()
+        except Unencodable as error:
+            self._reject(error)
+            if not self.records:
+                return None
+            texts, holding, encoded = self._encoded()
         shapes = _Shapes([prepared.shape for prepared in self._conversations])
         tokens, trained, segments = shapes.segments()
         values, offsets, counts = _labelled(encoded, tokens, trained, segments)
@@ -107,6 +116,23 @@ class Batch:
             rows = [prepared.row for prepared in self._conversations if prepared.row]
             columns += [pa.array(column, pa.large_string()) for column in zip(*rows, strict=True)]
         return pa.record_batch(columns, schema=schema)
+
+    def _encoded(self) -> tuple[list[str], list[int], Encoded]:
+        texts = [text for prepared in self._conversations for text in prepared.texts]
+        holding = self.encoder.holding(texts)
+        return texts, holding, self.encoder.encode(texts, holding)
+
+    def _reject(self, error: Unencodable) -> None:
+        """Remove the conversations with texts that cannot be encoded."""
+        problems: dict[int, str] = {}  # by record: all samples of a conversation are removed
+        for record, prepared in zip(self.records, self._conversations, strict=True):
+            for text in prepared.texts:
+                if problem := error.problems.get(text):
+                    problems.setdefault(record, problem)
+        self.rejects += [(record, Reject(error.reason, problem)) for record, problem in problems.items()]
+        kept = [n for n, record in enumerate(self.records) if record not in problems]
+        self.records = [self.records[n] for n in kept]
+        self._conversations = [self._conversations[n] for n in kept]
 
     def _notice(self, encoded: Encoded, texts: list[str], holding: list[int], offsets: np.ndarray) -> None:
         """Count what a user may want to know.

@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,9 @@ def tokenize_part(
         with pa.ipc.new_file(pa.PythonFile(out, "w"), schema) as writer:
 
             def flush(batch: Batch) -> None:
-                if batch.records:
-                    writer.write_batch(batch.encode(schema))
+                if batch.records and (encoded := batch.encode(schema)):
+                    writer.write_batch(encoded)
+                rejects.extend([number, reject.reason, reject.message] for number, reject in batch.rejects)
                 on_batch(receipt["accepted"] + len(rejects), len(rejects), receipt["tokens"], reader.share)
 
             batch = Batch(encoder, receipt)
@@ -73,6 +75,7 @@ def tokenize_part(
             flush(batch)
         for name, count in reader.unread.items():
             unused.add_column(name, count)
+        rejects.sort(key=itemgetter(0))  # some were found when their batch was encoded
         receipt["conversations"] = receipt["accepted"] + len(rejects)
         receipt |= {"records": reader.records, "bytes": out.size, "xxh3": out.digest(), "rejects": rejects}
         receipt["engine"] = encoder.engine

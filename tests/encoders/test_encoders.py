@@ -32,7 +32,7 @@ from support.tokenizer_kinds import (
 
 import tasks.encoders.huggingface_encoder
 from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.encoders.encoder import Encoder
+from tasks.encoders.encoder import Encoder, Unencodable
 from tasks.encoders.sentencepiece_encoder import SentencePieceEncoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 
@@ -160,8 +160,31 @@ def test_a_control_token_that_a_text_cannot_avoid_is_an_error(tmp_path: Path) ->
     spec["added_tokens"].append({**spec["added_tokens"][0], "id": 6, "content": spec["model"]["vocab"][6][0]})
     spec["model"]["vocab"][6][0] = spec["added_tokens"][-1]["content"] = "é"
     encoder = open_encoder(find_tokenizer(_changed(tmp_path, spec, "hf_unigram")))
-    with pytest.raises(DataError, match="cannot represent 'é' as plain text"):
-        encoder.encode(["café"])
+    with pytest.raises(Unencodable, match='encodes "é" as a control token') as caught:
+        encoder.encode(["a", "café </s>", "b", "é"])
+    assert list(caught.value.problems) == ["café </s>", "é"]
+
+
+def test_a_text_on_which_the_library_fails_is_named(tmp_path: Path) -> None:
+    """The library panics if a pattern takes too many steps."""
+    spec = json.loads((kind_path("hf_byte_level") / "tokenizer.json").read_bytes())
+    spec["pre_tokenizer"]["pretokenizers"][0]["pattern"] = {"Regex": r"(?:x+x+)+y|\s+|\S+"}
+    encoder = open_encoder(find_tokenizer(_changed(tmp_path, spec, "hf_byte_level")))
+    hostile = ["x" * 40 + "!", "? " + "x" * 50]
+    with pytest.raises(
+        Unencodable, match=r"fails on a text \(Onig: .*\), which begins \"x+\"; remove the record"
+    ) as caught:
+        encoder.encode(["a", hostile[0], *"bcdefg", hostile[1]])
+    assert sorted(caught.value.problems) == sorted(hostile)
+    assert encoder.decode(encoder.encode(["a", *"bcdefg"]).ids) == "abcdefg"
+
+
+@pytest.mark.parametrize("token", [1 << 24, 4_000_000_000])
+def test_an_id_beyond_any_vocabulary_is_refused(token: int, tmp_path: Path) -> None:
+    spec = json.loads((kind_path("hf_byte_level") / "tokenizer.json").read_bytes())
+    spec["model"]["vocab"]["Ġtrain"] = token
+    with pytest.raises(DataError, match=f'"Ġtrain" has the id {token:,}, but ids must be below 16,777,216'):
+        open_encoder(find_tokenizer(_changed(tmp_path, spec, "hf_byte_level")))
 
 
 def _changed(place: Path, spec: dict[str, Any], kind: str) -> Path:

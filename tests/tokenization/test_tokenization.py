@@ -30,6 +30,7 @@ from tasks.config import Config
 from tasks.conversations.formats import read_record
 from tasks.conversations.model import Conversation, content_digest, whole_text
 from tasks.core.errors import DataError, Reject, StorageError
+from tasks.encoders.encoder import Encoded, Encoder, Unencodable
 from tasks.sources.model import Part, Source
 from tasks.sources.parts import find_parts
 from tasks.storage.files import read_receipt
@@ -37,7 +38,7 @@ from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
 from tasks.storage.token_files import TokenFiles
 from tasks.templates.built_in import BuiltIn
 from tasks.templates.jinja.template import JinjaTemplate
-from tasks.templates.spans import TEXT, Sample, Span, Template, TrainOn, trained_turns
+from tasks.templates.spans import TEXT, Sample, Span, Template, TrainOn, Turns, trained_turns
 from tasks.tokenization.tokenize_part import COUNTS, tokenize_part
 
 FEW = settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -393,6 +394,49 @@ def test_a_source_that_changed_since_it_was_hashed_stops_the_run(tmp_path: Path)
     with pytest.raises(DataError, match=r"part\.jsonl"):
         run(tmp_path, part)
     assert not (tmp_path / "receipt.json").exists()
+
+
+def test_a_conversation_that_cannot_be_encoded_is_rejected_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether the first, some, or all of a batch; samples apart are rejected together."""
+    encoder = open_kind("sp_bpe_chatml")
+    encode = type(encoder)._encode
+
+    def failing(self: Encoder, texts: list[str], holding: list[int] | None = None) -> Encoded:
+        if problems := {text: f"no encoding of {text}" for text in texts if "§" in text}:
+            raise Unencodable(problems)
+        return encode(self, texts, holding)
+
+    def said(text: str, odd: bool) -> dict[str, Any]:
+        turns = [{"role": "user", "content": f"{text}?"}, {"role": "assistant", "content": text}]
+        last = [{"role": "user", "content": "§" * odd + text}, {"role": "assistant", "content": f"{text}."}]
+        return {"messages": [*turns, *last]}
+
+    @settings(max_examples=examples(40), deadline=None)
+    @given(
+        st.lists(st.booleans(), min_size=1, max_size=12),
+        st.sampled_from([1, 30, 1 << 20]),
+        st.sampled_from(["together", "apart"]),
+    )
+    def check(odd: list[bool], batch: int, turns: Turns) -> None:
+        given_records = [said(f"a{number}", flag) for number, flag in enumerate(odd)]
+        bad = [number for number, flag in enumerate(odd) if flag] + [len(odd)]
+        given_records.append({"messages": 3})  # rejected before it is encoded
+        with monkeypatch.context() as patch:
+            patch.setattr(tasks.tokenization.token_batch, "BATCH_CHARACTERS", batch)
+            good = [record for number, record in enumerate(given_records) if number not in bad]
+            template = BuiltIn("chatml", encoder, "assistant", turns)
+            expected, counted = tokenize(good, encoder, template) if good else ([], dict.fromkeys(COUNTS, 0))
+            patch.setattr(type(encoder), "_encode", failing)
+            rows, receipt = tokenize(given_records, encoder, template)
+        assert [(row.ids.tolist(), row.trained.tolist()) for row in rows] == [
+            (row.ids.tolist(), row.trained.tolist()) for row in expected
+        ]
+        assert [number for number, *_ in receipt["rejects"]] == bad
+        assert {reason for _, reason, _ in receipt["rejects"][:-1]} <= {"unwritable_text"}
+        assert receipt["conversations"] == len(given_records)
+        assert {name: receipt[name] for name in COUNTS} == {name: counted[name] for name in COUNTS}
+
+    check()
 
 
 @pytest.mark.slow

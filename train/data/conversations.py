@@ -108,6 +108,8 @@ def _tokenize(
     values, lengths, trained = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
     for batch in _batches(path, rows, manifest, encoder, template):
         encoded = batch.encode(TOKENS_SCHEMA)
+        if encoded is None:  # what is missing is counted below
+            continue
         tokens = encoded.column("tokens")
         values.append(tokens.flatten().to_numpy())
         lengths.append(pc.list_value_length(tokens).to_numpy())
