@@ -22,6 +22,7 @@ from pipeline.progress import counters, display
 from pipeline.run_guard import guard
 from tasks.conversations.keys.training_flags import flag_hints
 from tasks.core.errors import Busy
+from tasks.core.notes import show_notes_with
 from tasks.core.printable import aligned, counted, duration
 from tasks.core.process import peak_memory
 from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
@@ -62,6 +63,7 @@ def begin() -> None:
         return
     display.stop()
     display.begin()
+    show_notes_with(display.show)
     guard.begin()
     counters.begin()
     _sent.notes.clear()

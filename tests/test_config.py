@@ -14,6 +14,7 @@ from support.profiles import examples
 
 from tasks.config import KEYED_IF_SET, NOT_IN_KEY, Config, load_config
 from tasks.core.errors import InputMissing, PackError, UsageError
+from tasks.core.yaml_settings import parse_settings
 from tasks.sources.model import Source
 
 DEFAULTS = {
@@ -168,6 +169,10 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         ("1: 2", "1: Keys should be strings, found 1"),
         ("sequence_length: 0", "sequence_length: must be greater than or equal to 8, found 0"),
         ("sequence_length: '512'", "sequence_length: must be an integer, found '512'"),
+        ("sequence_length: 1:00", "sequence_length: must be an integer, found '1:00'"),
+        ("sequence_length: 0128", "sequence_length: must be an integer, found '0128'"),
+        ("max_rejects: 0:00.5", "max_rejects: must be a number, found '0:00.5'"),
+        ("template_date: 12:30:45", "template_date: "),
         ("sequence_length: 1.5", "sequence_length: must be an integer"),
         ("sequence_length: 99999999", "sequence_length: must be less than or equal to 1048576"),
         ("seed: true", "seed: must be an integer, found True"),
@@ -194,6 +199,21 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
 )
 def test_a_wrong_value_is_named(line: str, said: str, tmp_path: Path) -> None:
     assert said in refusal(tmp_path, f"sources: [{{path: x}}]\n{line}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("0", 0), ("-7", -7), ("+8", 8), ("4_096", 4096), ("0x1F", 31), ("1.5", 1.5), (".5", 0.5), ("-2.", -2.0),
+        ("1e-4", 1e-4), ("2E+3", 2000.0), ("1.5e3", 1500.0), ("-.inf", float("-inf")),
+        ("1:00", "1:00"), ("1:30.5", "1:30.5"), ("010", "010"), ("0o17", "0o17"), ("0b11", "0b11"), ("e5", "e5"),
+        ("1e", "1e"), (".", "."), ("1.2.3", "1.2.3"), ("2026-01-01", "2026-01-01"),
+    ],
+)  # fmt: skip
+def test_numbers_are_what_they_look_like(text: str, value: Any) -> None:
+    """YAML 1.1 has numbers to the base of 60 and, after a zero, of 8."""
+    found = parse_settings(f"x: {text}", "a.yaml")["x"]
+    assert (found, type(found)) == (value, type(value))
 
 
 def test_a_source_may_be_a_path_by_itself(tmp_path: Path) -> None:

@@ -18,8 +18,11 @@ from tasks.core.suggest import suggest
 
 Model = TypeVar("Model", bound=BaseModel)
 
-EXPONENT = re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
-
+INTEGER = re.compile(r"[-+]?(0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$")
+# Also 1e-4, which is text in YAML 1.1.
+NUMBER = re.compile(
+    r"([-+]?([0-9][0-9_]*\.[0-9_]*|\.[0-9_]+|[0-9]+(?=[eE]))([eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan)$", re.I
+)
 
 SHOWN = 20  # problems in one message
 # Bytes of a file. PyYAML reads 100 KB/s.
@@ -27,10 +30,13 @@ LARGEST = 512 << 10
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuse aliases (nested ones grow without bound) and duplicate keys (the first is lost); read no dates."""
+    """Refuse aliases (nested ones grow without bound) and duplicate keys (the first is lost).
+
+    Read no dates, and no numbers that look like something else: in YAML 1.1, 1:00 is 60 and 010 is 8.
+    """
 
     yaml_implicit_resolvers = {  # noqa: RUF012 - as in the base class
-        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith((":timestamp", ":int", ":float"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
@@ -51,8 +57,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-# YAML 1.1 reads 1e-4 as text.
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("+-0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:int", INTEGER, list("+-0123456789"))
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", NUMBER, list("+-.0123456789"))
 
 
 def read_settings(path: Path) -> dict[str, Any]:

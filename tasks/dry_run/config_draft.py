@@ -15,7 +15,6 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from textwrap import wrap
 from typing import Any, Literal, get_args, get_origin
@@ -191,19 +190,16 @@ def _choose_template(values: dict[str, Any], tokenizer: Path | None) -> tuple[st
     files = find_tokenizer(tokenizer)
     name, note = _built_in(open_encoder(files))
     if _has_chat_template(files):
-        if find_spec("transformers") is None:
-            note += "; the tokenizer has its own chat template: to use it, run make extras and set template: tokenizer"
-        else:
-            try:
-                found = _predict(values | {"template": "tokenizer"})
-                refused = [reject for reason, reject in found.rejects.items() if reason.startswith("template_")]
-                looked_at = sum(len(source.sample.records) for source in found.sources)
-                if sum(reject.looked_at for reject in refused) <= looked_at / 10:
-                    return "tokenizer", "the tokenizer's own template", found
-                problem = refused[0].message
-            except PackError as error:
-                problem = str(error)
-            note += f"; the tokenizer's own template cannot be used: {one_line(problem)}"
+        try:
+            found = _predict(values | {"template": "tokenizer"})
+            refused = [reject for reason, reject in found.rejects.items() if reason.startswith("template_")]
+            looked_at = sum(len(source.sample.records) for source in found.sources)
+            if sum(reject.looked_at for reject in refused) <= looked_at / 10:
+                return "tokenizer", "the tokenizer's own template", found
+            problem = refused[0].message
+        except PackError as error:
+            problem = str(error)
+        note += f"; the tokenizer's own template cannot be used: {one_line(problem)}"
     return name, note, _predict(values | {"template": name})
 
 

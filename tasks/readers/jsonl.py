@@ -83,7 +83,8 @@ class Jsonl(Container):
     def explain_unreadable(self, file: File, prefix: bytes) -> str:
         if prefix.startswith(b"["):
             return "starts like a JSON array instead of one object per line; rename it to .json"
-        if prefix.startswith(b"{"):
+        first, _, rest = prefix.partition(b"\n")
+        if prefix.startswith(b"{") and first.rstrip().endswith((b"{", b"[", b",")) and rest.strip():
             made = shlex.quote(f"{PurePath(file.name.removesuffix(f'.{file.compression}')).stem}.lines.jsonl")
             command = f"{DECOMPRESS[file.compression]} {shlex.quote(file.name)} | jq -c . > {made}"
             return f"has objects that span several lines; put each on its own line with  {command}"

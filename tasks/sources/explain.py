@@ -35,7 +35,7 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
     reject: Reject | None = None
     guessed: dict[str, str] = {}
     without_columns: str | None = None
-    count = 0
+    count = rejected = 0
     for record in records:
         count += 1
         if isinstance(record, dict):
@@ -45,10 +45,15 @@ def explain_unknown_format(file: SourceFile, records: Iterable[object]) -> DataE
             without_columns = without_columns or detect(record)
         elif isinstance(record, Reject):
             reject = reject or record
+            rejected += 1
     if not count:
         return DataError("empty_source", f"{name}: contains no records")
-    if not keys and reject and (error := _explain_unreadable(file, reject)):
+    if not objects and reject and (error := _explain_unreadable(file, reject)):
         return error
+    if not objects and rejected == count and reject:
+        advice = "fix it, or name the format with `format` if other records are valid"
+        what = f"none of its first {count:,} records can be read; the first" if count > 1 else "its only record"
+        return DataError(reject.reason, f"{name}: {what}: {reject}; {advice}")
     header = isinstance(container_named(file.container), Csv)
     found = _keys_found(list(keys), header) if keys else f"no record is an object{f' ({reject})' if reject else ''}"
     missing = [(ours, key) for ours, key in columns.items() if key not in keys and ours not in MESSAGE_KEYS]
@@ -89,6 +94,8 @@ def _explain_unreadable(file: SourceFile, reject: Reject) -> DataError | None:
         )
     with RecordReader(container, file).open_text() as read:
         prefix = read(CHUNK).removeprefix(BOM).lstrip()
+    if reject.reason != "bad_json":  # such as a duplicate key: the record is complete
+        return None
     explained = container.explain_unreadable(file, prefix)
     return DataError("unknown_json", f"{file.name}: {explained}") if explained else None
 

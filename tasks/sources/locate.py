@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 import orjson
 
 from tasks.core.errors import DataError, InputMissing
+from tasks.core.notes import noted
 from tasks.core.suggest import suggest
 from tasks.readers.containers import COMPRESSIONS, EXTENSIONS, container_by_extension
 
@@ -28,22 +29,31 @@ def find_paths(pattern: str, folder: Path) -> list[tuple[Path, str]]:
     in the byte order of their names. All have a known extension. Raises InputMissing or DataError with the name of the
     file that is missing or has an unknown extension.
     """
-    pattern = os.path.expanduser(pattern)
+    found: list[str] = []
+    hint = f"{pattern}: still searching, {{:,}} files found so far; if it takes too long, narrow the path"
+    with noted(lambda: hint.format(len(found))):
+        return _find_paths(os.path.expanduser(pattern), folder, found)
+
+
+def _find_paths(pattern: str, folder: Path, matches: list[str]) -> list[tuple[Path, str]]:
+    """Find the files of a pattern; `matches` grows as they are found."""
     path = (folder / pattern).absolute()
     name = PurePath(pattern).as_posix()
     if path.is_dir():
-        return _in_folder(path, name)
+        return _in_folder(path, name, matches)
     if path.exists():
         if not path.is_file():
             raise DataError("not_a_file", f"{name}: is neither a file nor a folder")
         _check_extensions([name], name)
         return [(path, name)]
     if not glob.has_magic(pattern):
+        if problem := broken_link(path):
+            raise DataError("not_a_file", f"{name}: {problem}")
         raise InputMissing("source_missing", f"{name}: no such file or folder{_suggestion(path)}")
-    matches = glob.glob(pattern, root_dir=folder, recursive=True)
+    matches += glob.iglob(pattern, root_dir=folder, recursive=True)
     for match in matches:
         if not (folder / match).is_file() and not (folder / match).is_dir():
-            raise DataError("not_a_file", f"{match}: is neither a file nor a folder (a broken link?)")
+            raise DataError("not_a_file", f"{match}: {broken_link(folder / match) or 'is neither a file nor a folder'}")
     names = {PurePath(match).as_posix() for match in matches if (folder / match).is_file()}
     if not names:
         found = "only folders; to read a folder, name it without a glob" if matches else f"no file in {folder}"
@@ -53,8 +63,20 @@ def find_paths(pattern: str, folder: Path) -> list[tuple[Path, str]]:
     return [((folder / match).absolute(), match) for match in ordered]
 
 
-def _in_folder(folder: Path, name: str) -> list[tuple[Path, str]]:
-    files = [relative for _, relatives in sorted(_walk(folder, "", name, set())) for relative in relatives]
+def broken_link(path: Path) -> str:
+    """Explain that a path, or a folder that it is in, is a symbolic link that leads nowhere; "" if none is."""
+    for each in (*reversed(path.parents), path):
+        if each.is_symlink() and not os.path.exists(each):
+            return f"{'' if each == path else f'{each} '}is a symbolic link to {os.readlink(each)}, which leads nowhere"
+    return ""
+
+
+def _in_folder(folder: Path, name: str, found: list[str]) -> list[tuple[Path, str]]:
+    groups = []
+    for group in _walk(folder, "", name, set()):
+        groups.append(group)
+        found += group[1]
+    files = [relative for _, relatives in sorted(groups) for relative in relatives]
     if not files:
         raise InputMissing("empty_folder", f"{name}: the folder contains no files")
     _check_extensions(files, name)
@@ -99,7 +121,8 @@ def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) ->
         elif entry.is_file():
             yield os.fsencode(relative + entry.name), [relative + entry.name]
         else:
-            raise DataError("not_a_file", f"{here}/{entry.name}: is neither a file nor a folder (a broken link?)")
+            problem = broken_link(folder / entry.name) or "is neither a file nor a folder"
+            raise DataError("not_a_file", f"{here}/{entry.name}: {problem}")
 
 
 def _json_field(path: Path, name: str, key: str) -> list[object]:

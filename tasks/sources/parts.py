@@ -22,6 +22,8 @@ from pathlib import Path
 from threading import Event
 
 from tasks.core.errors import DataError, StorageError, UsageError
+from tasks.core.notes import noted
+from tasks.core.printable import in_bytes
 from tasks.readers.container import MAX_RECORD_BYTES, Block, Decode, RecordReader
 from tasks.readers.containers import container_named
 from tasks.readers.hashed_blocks import BLOCK, HashedBlocks
@@ -60,9 +62,14 @@ def find_parts(
     # Threads, because hashing releases Python's lock; they have ended before a worker is forked.
     stop = Event()
     split = partial(_split, part_size=part_size, stop=stop, hash_chunk=hash_chunk)
-    with ThreadPoolExecutor(min(HASH_THREADS, os.cpu_count() or 1)) as threads:
+    size, found = in_bytes(sum(file.bytes for file in files)), list[tuple[SourceFile, list[Part]]]()
+    with (
+        noted(lambda: f"hashing the sources, {size}: {len(found):,} of {len(files):,} files done"),
+        ThreadPoolExecutor(min(HASH_THREADS, os.cpu_count() or 1)) as threads,
+    ):
         try:
-            return list(threads.map(split, files))
+            found.extend(threads.map(split, files))
+            return found
         finally:
             stop.set()  # after an error or an interruption, the remaining files are not hashed
 

@@ -28,7 +28,18 @@ CLASSES: dict[str, Any] = {
     if isinstance(kind, type) and issubclass(kind, PackError | Reject)
 }
 # The reason of these is not a literal where they are raised: they take it from another error, or from who calls.
-PASSED_ON = {"tokenize_part", "repair", "chat", "oasst", "formats", "instruction", "fields", "training"}
+PASSED_ON = {
+    "tokenize_part",
+    "token_batch",
+    "explain",
+    "repair",
+    "chat",
+    "oasst",
+    "formats",
+    "instruction",
+    "fields",
+    "training",
+}
 
 
 def raised() -> Iterator[tuple[str, str, ast.expr]]:

@@ -938,8 +938,34 @@ def test_a_broken_link_is_not_ignored(tmp_path: Path, path: str) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "a.jsonl").write_text('{"text": "x"}\n')
     (tmp_path / "in" / "b.jsonl").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(DataError, match=r"b\.jsonl: is neither a file nor a folder"):
+    with pytest.raises(DataError, match=r"b\.jsonl: is a symbolic link to .*/nowhere, which leads nowhere"):
         find_parts([Source(path=path)], tmp_path, 1 << 20)
+
+
+@pytest.mark.parametrize("path", ["loop.jsonl", "*.jsonl", "loop.jsonl/a.jsonl"])
+def test_a_link_to_itself_is_named_as_such(tmp_path: Path, path: str) -> None:
+    (tmp_path / "loop.jsonl").symlink_to("loop.jsonl")
+    with pytest.raises(DataError, match=r"loop\.jsonl.* is a symbolic link to loop\.jsonl, which leads nowhere"):
+        find_parts([Source(path=path)], tmp_path, 1 << 20)
+
+
+@pytest.mark.parametrize("path", ["**/*.jsonl", "."])
+def test_a_long_search_shows_what_it_does(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = threading.Event()
+    notes: list[str] = []
+    monkeypatch.setattr("tasks.core.notes.FIRST_AFTER", 0.01)
+    monkeypatch.setattr("tasks.core.notes._show", lambda note: (notes.append(note), shown.set()))
+    scan = os.scandir
+
+    def slow(folder: Any) -> Any:
+        """Stop the search until it was noted."""
+        assert shown.wait(10)
+        return scan(folder)
+
+    write(tmp_path / "a.jsonl", GOOD)
+    monkeypatch.setattr(os, "scandir", slow)
+    find_parts([Source(path=path)], tmp_path, 1 << 20)
+    assert notes[0] == f"note: {path}: still searching, 0 files found so far; if it takes too long, narrow the path"
 
 
 # -- integers ---------------------------------------------------------------------------------------------------------
@@ -994,6 +1020,19 @@ def test_the_place_of_a_record_is_its_line_in_the_file_not_in_its_part(tmp_path:
             r"has objects that span several lines; .*  cat a.jsonl \| jq -c",
         ),
         (b'[\n  {"text": "x"\n}]\n', "unknown_json", r"starts like a JSON array .*; rename it to .json$"),
+        (
+            b'{"text": "x", "text": "y"}\n',
+            "duplicate_key",
+            r'^a.jsonl: its only record: duplicate key "text" in an object; fix it, or name the format with `format`',
+        ),
+        (b'{"text": "x"\n', "bad_json", r"^a.jsonl: its only record: column 13: "),
+        (b'{"text": "x",\n', "bad_json", r"^a.jsonl: its only record: column 14: "),
+        (
+            b'{"text": "x"]\n' * 3,
+            "bad_json",
+            r"^a.jsonl: none of its first 3 records can be read; the first: column 13: ",
+        ),
+        (b'{"text": "\\ud800"}\n', "lone_surrogate", r"^a.jsonl: its only record: "),
         (
             b'{"Question": "x", "Final Answer": "y", "Answer": "z"}\n',
             "unknown_format",

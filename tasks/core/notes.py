@@ -1,0 +1,46 @@
+"""Show what a long operation does, as long as it runs.
+
+with noted(lambda: f"{count} files found so far"): …   a note after 3 seconds, and every 10 seconds from then on
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+
+FIRST_AFTER, EVERY = 3.0, 10.0  # seconds
+
+
+def _print(note: str) -> None:
+    print(note, file=sys.stderr, flush=True)
+
+
+_show: Callable[[str], None] = _print
+
+
+def show_notes_with(show: Callable[[str], None]) -> None:
+    """Pass the notes of this process to `show` instead of printing them to stderr."""
+    global _show
+    _show = show
+
+
+@contextmanager
+def noted(describe: Callable[[], str]) -> Iterator[None]:
+    """Show `describe()` from time to time while the block runs."""
+    done = Event()
+
+    def run() -> None:
+        pause = FIRST_AFTER
+        while not done.wait(pause):
+            _show(f"note: {describe()}")
+            pause = EVERY
+
+    thread = Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
