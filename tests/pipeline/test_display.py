@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 from support.commands import BIN, ROOT, luigi, write_chats
+from support.small_corpus import conversations, write_project
+from support.tokenizer_kinds import kind_path
 
 sys.path.insert(0, str(ROOT / "docs"))
 from screenshots import on_terminal
@@ -189,6 +192,15 @@ def test_quiet_and_json_by_option_and_by_environment(folder: Path, option: str, 
     failed = luigi(folder, "--config", "nowhere.yaml", option)
     assert failed.returncode == 66
     assert ("E102 error: " if option == "--quiet" else '{"error": {"code": "E102"') in failed.stderr
+
+
+def test_quiet_silences_libraries_too(tmp_path: Path) -> None:
+    """Those that render a tokenizer's own template and encode with it."""
+    shutil.copytree(kind_path("hf_byte_level"), tmp_path / "hf")
+    write_project(tmp_path, conversations(300), tokenizer="hf", template="tokenizer", part_size=10_000)
+    done = luigi(tmp_path, "--config", "corpus.yaml", "--workers", "2", PACKCORPUS_QUIET="1")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"manifests/small-\w+\.json\n", done.stdout)
 
 
 # The page of Luigi's scheduler
