@@ -23,7 +23,18 @@ from support.commands import ROOT
 from support.packed_rows import folder_of
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from torch.nn.attention import varlen
-from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 from transformers import modeling_flash_attention_utils as flash_utils
 
 from train.model import attention
@@ -38,6 +49,15 @@ FAMILIES = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     # A window that is shorter than most conversations.
     "mistral": (MistralForCausalLM, MistralConfig, {"sliding_window": 24}),
+}
+# Models that route tokens to experts.
+EXPERTS = {
+    "mixtral": (MixtralForCausalLM, MixtralConfig, {"num_local_experts": 8, "num_hidden_layers": 4}),
+    "qwen3_moe": (
+        Qwen3MoeForCausalLM,
+        Qwen3MoeConfig,
+        {"num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 32, "num_hidden_layers": 4},
+    ),
 }
 
 Row = dict[str, torch.Tensor]
@@ -71,7 +91,7 @@ def rows_of(manifest: Path) -> list[Row]:
 def tiny_model(family: str = "llama", adapter: bool = True, dropout: float = 0.0, **settings: Any) -> Any:
     """Build a model with seeded weights, and a LoRA adapter whose B is not zero."""
     torch.manual_seed(7)
-    build, config, own = FAMILIES[family]
+    build, config, own = (FAMILIES | EXPERTS)[family]
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     common = sizes | {"num_key_value_heads": 2, "vocab_size": VOCABULARY, "max_position_embeddings": LENGTH}
     # Weights ten times the usual size make attention far from uniform, so that leaks show.

@@ -95,7 +95,7 @@ def test_a_run_writes_adapter_tokenizer_picture_and_record(folder: Path, tmp_pat
     manifest = json.loads(manifest_of(folder).read_text())
     assert done.stdout.splitlines()[-1] == str(tmp_path / "run" / "training.json")
     assert record["corpus"]["key"] == manifest["key"]
-    assert record["isolation"]["moved"] == 0 < record["isolation"]["first_moved"]
+    assert record["isolation"]["moved"] == 0 < record["isolation"]["own_moved"]
     result = record["result"]
     assert result["steps"] == 20
     assert result["last_loss"] < 0.9 * result["first_loss"]
