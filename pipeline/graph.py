@@ -129,7 +129,7 @@ class WriteShard(_Sized):
 
 
 class PackCorpus(_Sized):
-    _running = False
+    _prepared = _running = False
 
     @property
     def stage(self) -> stages.Stage:
@@ -138,6 +138,9 @@ class PackCorpus(_Sized):
     def requires(self) -> list[luigi.Task]:
         with guard.reporting():
             stages.claim(self.recipe)
+            if not self._prepared:  # once, before the workers are forked
+                self.stage.prepare()
+                self._prepared = True
             events.announce(self.recipe)
             events.proven(stages.open_encoder(self.recipe))
             return super().requires()
@@ -146,6 +149,7 @@ class PackCorpus(_Sized):
         if not self._running:
             # Luigi asks once before it runs anything: the sources may have changed since this process read them.
             _recipe.cache_clear()
+            self._prepared = False
             events.begin()
         with guard.reporting():
             settings.check_workers()

@@ -24,6 +24,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
 from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
+from tasks.storage.files import has_artifact
 from tasks.storage.keys import VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
 from tasks.storage.splits import split_names
@@ -81,8 +82,9 @@ class Recipe:
 
     @property
     def has_tokenizer(self) -> bool:
-        """Return False if the tokenizer is still to be trained."""
-        return self.tokenizer_key is None or self.layout.tokenizer(self.tokenizer_key).is_file()
+        """Return False if the tokenizer is still to be trained, or was damaged since."""
+        key, layout = self.tokenizer_key, self.layout
+        return key is None or has_artifact(layout.tokenizer(key), layout.tokenizer_receipt(key), checksum="sha256")
 
     @cached_property
     def tokenizer_files(self) -> TokenizerFiles:

@@ -21,7 +21,7 @@ from tasks.core.errors import Busy, PackError, StorageError
 from tasks.corpus.publish import dropped, publish_corpus, write_planned_shard
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
-from tasks.storage.files import acquire_lock, digest_of, read_receipt, sync_folder, write_receipt
+from tasks.storage.files import acquire_lock, digest_of, has_artifact, read_receipt, sync_folder, write_receipt
 from tasks.storage.manifest import load_manifest
 from tasks.tokenization import engine_check
 from tasks.tokenization.tokenize_part import tokenize_part
@@ -60,6 +60,9 @@ class Stage(ABC):
     def is_done(self, check_content: bool = False) -> bool:
         """Return whether every output exists at its recorded size and, with `check_content`, has its checksum."""
 
+    def prepare(self) -> None:  # noqa: B027 - most stages have nothing to drop
+        """Drop what an interrupted run left and what was damaged since, before the required stages are asked."""
+
     @abstractmethod
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         """Write the outputs and return the receipt. Requires that what it reads is done. Raises PackError."""
@@ -77,16 +80,17 @@ class TrainTokenizer(Stage):
         return ()
 
     def outputs(self) -> list[Path]:
-        return [self.recipe.layout.tokenizer(str(self.recipe.tokenizer_key))]
+        key = str(self.recipe.tokenizer_key)
+        return [self.recipe.layout.tokenizer(key), self.recipe.layout.tokenizer_receipt(key)]
 
     def is_done(self, check_content: bool = False) -> bool:
-        # Nothing records its checksum: what the model is to be follows from its key alone.
         return self.recipe.has_tokenizer
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         recipe, config = self.recipe, self.recipe.config
-        [path] = self.outputs()
-        train_tokenizer(recipe.parts, config.template, config.vocab_size, config.max_record_bytes, path)
+        model, receipt = self.outputs()
+        facts = train_tokenizer(recipe.parts, config.template, config.vocab_size, config.max_record_bytes, model)
+        write_receipt(receipt, facts)
         # Checked here once, and not by each of the processes that will encode.
         return asdict(engine_check.verdict_of(recipe))
 
@@ -218,6 +222,16 @@ class Publish(Stage):
         except (PackError, OSError):
             return False
 
+    def prepare(self) -> None:
+        """Drop the receipts of shards that are damaged or whose plan is. A new run has none yet, and hashes nothing."""
+        is_planned = has_plan(self.recipe.plan_folder)
+        for stage in self.requires():
+            receipt = stage.outputs()[-1]
+            if not isinstance(stage, WriteShard) or not receipt.is_file():
+                continue
+            if not (is_planned and stage.is_done(check_content=True)):
+                receipt.unlink()
+
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         check_token_files(self.recipe)
         receipts = [read_receipt(stage.outputs()[-1]) for stage in self.requires() if isinstance(stage, WriteShard)]
@@ -235,6 +249,7 @@ def run_all(target: Stage, progress: Progress = SILENT, check_content: bool = Fa
             return
         visited.add(stage)
         if not stage.is_done(check_content):
+            stage.prepare()
             for required in stage.requires():
                 visit(required)
             stage.run(progress)
@@ -272,24 +287,6 @@ def check_token_files(recipe: Recipe) -> None:
         file, receipt = TokenizePart(recipe, part).outputs()
         if file.is_file() and receipt.is_file() and not has_artifact(file, receipt, checksum="xxh3"):
             raise dropped(recipe.plan_folder, file, receipt)
-
-
-def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: str = "") -> bool:
-    """Return whether `file` exists as its receipt describes it: its size and, if named, its `checksum` (sha256, xxh3).
-
-    False if the file was made by the engine `refused`.
-    """
-    if not (receipt.is_file() and file.is_file()):
-        return False
-    try:
-        found = read_receipt(receipt)
-        return bool(
-            found["bytes"] == file.stat().st_size
-            and not (refused and found.get("engine") == refused)
-            and not (checksum and found[checksum] != digest_of(file, checksum))
-        )
-    except (PackError, KeyError, TypeError, OSError):
-        return False
 
 
 def has_plan(folder: Path) -> bool:

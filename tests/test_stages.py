@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import multiprocessing
-import re
 import shutil
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
@@ -14,12 +13,12 @@ from typing import Any
 
 import pytest
 from support.commands import corpus_bytes
-from support.damage import DAMAGES, flip
-from support.small_corpus import OneSecond, conversations, make_recipe, pack_corpus
+from support.damage import flip
+from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import stages
-from tasks.core.errors import Busy, StorageError
-from tasks.recipe import Recipe, resolve
+from tasks.core.errors import Busy
+from tasks.recipe import Recipe
 from tasks.stages import (
     Plan,
     Publish,
@@ -28,11 +27,10 @@ from tasks.stages import (
     TrainTokenizer,
     WriteShard,
     claim,
-    has_artifact,
     has_plan,
     run_all,
 )
-from tasks.storage.files import digest_of, to_json, write_receipt
+from tasks.storage.files import digest_of, has_artifact, to_json, write_receipt
 from tasks.storage.paths import Layout
 from tasks.verification.verify import verify
 
@@ -76,62 +74,6 @@ def test_a_plan_exists_if_each_of_its_files_has_its_size(tmp_path: Path) -> None
     assert not has_plan(tmp_path)
     write_receipt(plan, {"files": {"plan.arrow": 4, "index.arrow": 4}})
     assert has_plan(tmp_path)
-
-
-INTERMEDIATE = (
-    *("tokens/*/*.arrow", "tokens/*/*.json", "plans/*/plan.arrow", "plans/*/index.arrow", "plans/*/rejects.jsonl"),
-    *("plans/*/plan.json", "plans/*/shard-*.json", "engines/*.json"),
-)
-
-
-@pytest.fixture(scope="module")
-def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project with a corpus of two shards, and a reject."""
-    records = [*conversations(40), {"messages": [{"role": "user", "content": "a"}]}]
-    root = tmp_path_factory.mktemp("packed")
-    pack_corpus(make_recipe(root, records, validation=0.2, max_rejects=0.1))
-    return root
-
-
-def edit(file: Path) -> None:
-    file.write_text(re.sub(r"(?<=: )[0-9]+", "9", file.read_text(), count=1))
-
-
-HOW = {**{how: DAMAGES[how] for how in ("flipped", "truncated", "emptied", "overwritten", "missing")}, "edited": edit}
-
-
-@pytest.mark.parametrize(
-    ("name", "how"), [(name, how) for name in INTERMEDIATE for how in HOW if how != "edited" or name.endswith(".json")]
-)
-def test_a_damaged_intermediate_file_is_rebuilt(name: str, how: str, packed: Path, tmp_path: Path) -> None:
-    """A run that needs it finds the damage before it publishes, and the next run makes the same corpus."""
-    root = tmp_path / "packed"
-    shutil.copytree(packed, root)
-    recipe = resolve(root / "corpus.yaml", root)
-    before = corpus_bytes(recipe.published)
-    [file, *_] = sorted((root / "data").glob(name))
-    HOW[how](file)
-    recipe.published.unlink()
-    for shard in recipe.corpus_folder.glob("*.arrow"):
-        shard.unlink()
-    try:
-        run_all(Publish(recipe), OneSecond())
-    except StorageError:
-        run_all(Publish(resolve(root / "corpus.yaml", root)), OneSecond())
-    assert corpus_bytes(recipe.published) == before
-
-
-def test_a_token_file_that_was_damaged_before_it_was_planned_is_made_again(packed: Path, tmp_path: Path) -> None:
-    root = tmp_path / "packed"
-    shutil.copytree(packed, root)
-    recipe = resolve(root / "corpus.yaml", root)
-    before = corpus_bytes(recipe.published)
-    [file, *_] = (root / "data").glob("tokens/*/*.arrow")
-    flip(file)
-    shutil.rmtree(root / "data" / "plans")
-    recipe.published.unlink()
-    run_all(Publish(recipe), OneSecond())
-    assert corpus_bytes(recipe.published) == before
 
 
 def test_a_corpus_is_made_by_one_run_at_a_time(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tasks.core.errors import UsageError
 from tasks.inspection import kinds, manifests, rows, search, sources
 from tasks.inspection.kinds import Kind, kind_of
 from tasks.inspection.lookup import Place, pieces_of_number, places_at
-from tasks.storage.corpus_folder import corpus_folder
+from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import load_manifest
 
 # The options that each kind of file takes; all may be inspected without any.
@@ -115,7 +115,7 @@ def render(value: Any, console: Console) -> None:
 
 def _places(path: Path, question: Question) -> list[Place]:
     manifest = load_manifest(path)
-    folder = corpus_folder(manifest, path)
+    folder = checked_folder(manifest, path)
     if question.conversation is not None:
         return pieces_of_number(manifest, folder, question.conversation)
     return places_at(manifest, folder, str(question.at))

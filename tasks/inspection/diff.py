@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,11 +20,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.core.errors import InputMissing, PackError
+from tasks.core.errors import InputMissing
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
 from tasks.inspection.rows import read_row
-from tasks.storage.corpus_folder import corpus_folder
+from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import Manifest, SourceFacts, load_manifest
 from tasks.storage.shards import open_index
 
@@ -112,8 +111,10 @@ def compare(before: Path, after: Path) -> Difference:
 
 def _compare_conversations(before: tuple[Manifest, Path], after: tuple[Manifest, Path]) -> ConversationChanges:
     try:
-        sides = [_Side(manifest, corpus_folder(manifest, path)) for manifest, path in (before, after)]
-    except InputMissing:  # a manifest may be all that is left of a corpus
+        sides = [_Side(manifest, checked_folder(manifest, path)) for manifest, path in (before, after)]
+    except InputMissing as error:
+        if error.reason != "corpus_missing":  # a manifest may be all that is left of a corpus
+            raise
         return ConversationChanges(False, [], [])
     one, other = sides
     return ConversationChanges(
@@ -242,8 +243,7 @@ class _Side:
         texts = [""] * len(numbers)
         rows = self.table.take(pa.array(numbers)).to_pylist()
         if self.manifest.format_version == "3.0":
-            with suppress(PackError):  # the excerpts are optional, and a shard is gone
-                texts = [self._text(row) for row in rows[:EXCERPTS]] + texts[EXCERPTS:]
+            texts = [self._text(row) for row in rows[:EXCERPTS]] + texts[EXCERPTS:]
         return [
             Moved(self.manifest.sources[row["source"]].path, row["record"], text, reasons.get(row["digest"], ""))
             for row, text in zip(rows, texts, strict=True)

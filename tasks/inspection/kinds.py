@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from tasks.core.errors import InputMissing, UsageError
 from tasks.readers.containers import container_by_extension
-from tasks.storage.manifest import Shard, load_manifest
+from tasks.storage.corpus_folder import check_copies, check_unchanged
+from tasks.storage.manifest import Shard, load_manifest, lost_hint
 from tasks.storage.shards import open_shard
 
 
@@ -61,9 +62,9 @@ def _shard_of(path: Path) -> tuple[Path, str, int, Shard]:
     """Return (manifest, split, number of its first row within the split, shard)."""
     beside = path.parent / "manifest.json"
     if not beside.is_file():
-        raise InputMissing(
-            "manifest_missing", f"{path}: is a shard without a manifest.json beside it; move it back to its folder"
-        )
+        fix = lost_hint(beside) or "; move it back to its folder"
+        raise InputMissing("manifest_missing", f"{path}: is a shard without a manifest.json beside it{fix}")
+    check_copies(beside, path.parent)
     for name, split in load_manifest(beside).splits.items():
         before = 0
         for shard in split.shards:
@@ -79,6 +80,7 @@ def shard_figures(path: Path) -> ShardFigures:
     manifest = load_manifest(beside)
     if manifest.format_version == "2.0":
         return ShardFigures(path, beside, split, first_row, shard.rows)
+    check_unchanged(path.parent, shard)
     length, tokens, trained = manifest.sequence_length, 0, 0
     counts = [np.zeros(0, np.int64)]
     with open_shard(manifest, path.parent, shard) as batches:

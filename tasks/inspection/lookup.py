@@ -22,7 +22,7 @@ from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import printable
 from tasks.core.suggest import suggest
 from tasks.readers.containers import container_named
-from tasks.storage.corpus_folder import find_listed, listed_file, reading
+from tasks.storage.corpus_folder import check_unchanged, listed_file, reading
 from tasks.storage.manifest import Manifest, Shard
 from tasks.storage.shards import open_index, to_dicts
 
@@ -92,7 +92,8 @@ def _why_missing(manifest: Manifest, folder: Path, source: int, record: int) -> 
 def read_rejects(manifest: Manifest, folder: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of rejects.jsonl. Raises DataError or InputMissing."""
     facts = listed_file(manifest, folder, "rejects.jsonl")
-    where = find_listed(folder, facts.path, facts.bytes)
+    check_unchanged(folder, facts)
+    where = folder / facts.path
     with where.open("rb") as lines:
         for line in lines:
             with reading(where, folder):

@@ -61,8 +61,13 @@ def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Pat
         return path / "manifest.json"
     if named := by_name(str(path), root):
         return named
+    from tasks.storage.manifest import lost_hint
+
     if os.path.isdir(path):
-        raise InputMissing("manifest_missing", f"{path}: is not a corpus folder (it has no manifest.json)")
+        hint = lost_hint(path / "manifest.json")
+        raise InputMissing("manifest_missing", f"{path}: is not a corpus folder (it has no manifest.json){hint}")
+    if hint := lost_hint(path):
+        raise InputMissing("manifest_missing", f"{path}: is missing{hint}")
     stems = [file.stem for file in _manifests(root)]
     names = [name for stem in stems for name in (stem, stem.rpartition("-")[0])]
     hint = suggest(path.name.removesuffix(".json"), names, LISTED)
@@ -186,13 +191,15 @@ class Overview:
 
 def overview(path: Path) -> Overview:
     """Read a manifest. Raises DataError or InputMissing, naming what is missing or wrong."""
-    from tasks.storage.corpus_folder import corpus_folder
+    from tasks.storage.corpus_folder import checked_folder
     from tasks.storage.manifest import load_manifest
 
     manifest = load_manifest(path)
     try:
-        folder = corpus_folder(manifest, path)
-    except InputMissing:
+        folder = checked_folder(manifest, path)
+    except InputMissing as error:
+        if error.reason != "corpus_missing":
+            raise
         return Overview(path, manifest, None)
     return Overview(path, manifest, folder)
 

@@ -27,7 +27,7 @@ from tasks.inspection.lookup import (
     row_number,
 )
 from tasks.inspection.token_runs import spans_of
-from tasks.storage.corpus_folder import check_unchanged, corpus_folder
+from tasks.storage.corpus_folder import check_unchanged, checked_folder
 from tasks.storage.manifest import Manifest, Shard, load_manifest
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import read_rows
@@ -160,7 +160,7 @@ def _open_corpus(path: Path, tokens: bool) -> tuple[Manifest, Path]:
     manifest = load_manifest(path)
     if tokens and manifest.format_version == "2.0":
         raise UsageError("bad_command_line", "--ids: a corpus of format 2.0 contains text, not tokens; omit --ids")
-    return manifest, corpus_folder(manifest, path)
+    return manifest, checked_folder(manifest, path)
 
 
 def encoder_for_row(manifest: Manifest, folder: Path, row: dict[str, Any], encoder: Encoder | None = None) -> Encoder:

@@ -22,7 +22,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.inspection.lookup import Place, find_row, pieces_in_row, read_rejects, row_number
 from tasks.inspection.rows import Piece, place_in_corpus, read_row
 from tasks.inspection.token_runs import Span, spans_of
-from tasks.storage.corpus_folder import check_unchanged, corpus_folder
+from tasks.storage.corpus_folder import check_unchanged, checked_folder
 from tasks.storage.manifest import Manifest, Shard, load_manifest
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard, to_dicts
@@ -149,7 +149,7 @@ def _in_texts(manifest: Manifest, folder: Path, split: str, number: int, shard: 
 def find_conversations(path: Path, text: str, limit: int) -> SearchResult:
     """Return the first `limit` conversations that contain `text`. Raises as `search` does."""
     manifest = load_manifest(path)
-    folder = corpus_folder(manifest, path)
+    folder = checked_folder(manifest, path)
     encoder = open_tokenizer(manifest, folder) if manifest.format_version == "3.0" else None
     hits = _first_copies(manifest, folder, text, encoder)
     found = []
@@ -200,5 +200,5 @@ def find_rejects(path: Path, limit: int) -> Rejects:
     """Return the first `limit` rejected conversations. Raises DataError or InputMissing."""
     manifest = load_manifest(path)
     counts = {reason: n for reason, n in manifest.ledger.conversations.rejected.items() if n}
-    rejects = read_rejects(manifest, corpus_folder(manifest, path)) if counts else iter(())
+    rejects = read_rejects(manifest, checked_folder(manifest, path)) if counts else iter(())
     return Rejects(path, counts, list(islice(rejects, limit)))

@@ -37,7 +37,7 @@ from tasks.inspection.labels import (
 from tasks.inspection.lookup import read_rejects
 from tasks.report.figures import Figures, read_figures
 from tasks.report.rows import HUES, samples
-from tasks.storage.corpus_folder import changed_files, corpus_folder, default_report_path, raise_all
+from tasks.storage.corpus_folder import changed_files, checked_folder, default_report_path, raise_all
 from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts, load_manifest
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
@@ -59,7 +59,7 @@ def write_report(path: Path, output: Path | None) -> tuple[Path, int]:
     and StorageError if the report cannot be written.
     """
     manifest = load_manifest(path)
-    folder = corpus_folder(manifest, path)
+    folder = checked_folder(manifest, path)
     output = output or default_report_path(folder)
     if output.resolve().is_relative_to(folder.resolve()):
         raise DataError(

@@ -23,21 +23,48 @@ from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, re
 def corpus_folder(manifest: Manifest, path: Path) -> Path:
     """Return the corpus folder of a manifest: the one it is in, or the one it names below the project root.
 
-    `path` is <corpus>/manifest.json or <root>/manifests/<name>.json. Raises InputMissing if the folder is missing.
+    `path` is <corpus>/manifest.json or <root>/manifests/<name>.json. Raises InputMissing if the folder is missing, and
+    DataError if a published manifest is that of another corpus.
     """
     folder = path.resolve().parent
     root = folder.parent if folder.name == "manifests" else folder
+    named = PurePosixPath(manifest.corpus).name
+    if folder.name == "manifests" and path.stem != named and (root / "data" / "corpora" / path.stem).is_dir():
+        raise DataError(
+            "foreign_shard", f"{path}: is the manifest of another corpus, {manifest.corpus}; {repair_hint(path)}"
+        )
     candidates = [root / manifest.corpus, folder, Path.cwd() / manifest.corpus]
     if path.name == "manifest.json":
         candidates.insert(0, folder)
     for candidate in candidates:
         if os.path.isfile(candidate / "manifest.json"):
             return candidate
-        if candidate.is_dir() and candidate.name == PurePosixPath(manifest.corpus).name:
+        if candidate.is_dir() and candidate.name == named:
             raise InputMissing("file_missing", f"{candidate / 'manifest.json'}: is missing; {repair_hint(path)}")
     raise InputMissing(
         "corpus_missing", f"{path}: its corpus folder {root / manifest.corpus} is missing; rebuild the corpus"
     )
+
+
+def checked_folder(manifest: Manifest, path: Path) -> Path:
+    """Return the corpus folder of a manifest. Raises what `corpus_folder` and `check_copies` raise."""
+    folder = corpus_folder(manifest, path)
+    check_copies(path, folder)
+    return folder
+
+
+def published_copy(folder: Path, manifest: Manifest | None = None) -> Path | None:
+    """Return <root>/manifests/<name>.json for the corpus folder <root>/data/corpora/<name>, also if it is missing.
+
+    None if the folder is elsewhere, or if `manifest`, its own, was made for a folder of another name: such a copy of a
+    corpus was never published.
+    """
+    home = folder.resolve()
+    if home.parts[-3:-1] != ("data", "corpora"):
+        return None
+    copy = home.parents[2] / "manifests" / f"{home.name}.json"
+    is_copied = manifest is not None and PurePosixPath(manifest.corpus).name != home.name
+    return copy if copy.exists() or (copy.parent.is_dir() and not is_copied) else None
 
 
 # Files of a corpus folder that the manifest does not list: itself, and the record of one run.
@@ -89,9 +116,25 @@ def check_copies(path: Path, folder: Path) -> None:
         )
     if not path.samefile(copy) and copy.read_bytes() != path.read_bytes():
         load_manifest(copy)  # raises if this is the damaged one
-        raise DataError(
-            "manifests_differ", f"{path} and {copy} differ, but must be the same bytes; {repair_hint(path)}"
-        )
+        raise _differ(path, copy)
+
+
+def _differ(path: Path, copy: Path) -> DataError:
+    return DataError("manifests_differ", f"{path} and {copy} differ, but must be the same bytes; {repair_hint(path)}")
+
+
+def check_published(path: Path, manifest: Manifest, folder: Path) -> None:
+    """Raise DataError or InputMissing unless the published copy, if there is to be one, has the bytes of `path`."""
+    copy = published_copy(folder, manifest)
+    if copy is None:
+        return
+    if not copy.is_file():
+        raise InputMissing("file_missing", f"{copy}: is missing; {repair_hint(folder)}")
+    with reading(copy, folder):
+        same = copy.read_bytes() == path.read_bytes()
+    if not same:
+        load_manifest(copy)  # raises if this is the damaged one
+        raise _differ(path, copy)
 
 
 def find_listed(folder: Path, name: str, size: int) -> Path:

@@ -202,17 +202,36 @@ def write_receipt(path: Path, values: dict[str, Any]) -> None:
 
     It is written last, so it also says that the task is done.
     """
-    write_bytes(path, to_json(values | {"seal": _seal_of(values)}))
+    write_bytes(path, to_json(values | {"seal": _seal_of(values, path)}))
 
 
 def read_receipt(path: Path) -> dict[str, Any]:
-    """Return the values of a receipt. Raises StorageError if it is not as it was written, or edited."""
+    """Return the values of a receipt. Raises StorageError if it is not as it was written here, or edited."""
     values = read_json(path)
     seal = values.pop("seal", None) if isinstance(values, dict) else None
-    if seal is None or seal != _seal_of(values):
+    if seal is None or seal != _seal_of(values, path):
         raise StorageError("damaged_artefact", f"{path}: damaged or edited; delete it, then run again")
     return dict(values)
 
 
-def _seal_of(values: dict[str, Any]) -> str:
-    return str(xxhash.xxh3_128_hexdigest(to_json(values)))
+def _seal_of(values: dict[str, Any], path: Path) -> str:
+    """Return a checksum of values and place: the receipt of another part, shard, or corpus is not this one."""
+    return str(xxhash.xxh3_128_hexdigest(to_json([path.parent.name, path.name, values])))
+
+
+def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: str = "") -> bool:
+    """Return whether `file` exists as its receipt describes it: its size and, if named, its `checksum` (sha256, xxh3).
+
+    False if the file was made by the engine `refused`.
+    """
+    if not (receipt.is_file() and file.is_file()):
+        return False
+    try:
+        found = read_receipt(receipt)
+        return bool(
+            found["bytes"] == file.stat().st_size
+            and not (refused and found.get("engine") == refused)
+            and not (checksum and found[checksum] != digest_of(file, checksum))
+        )
+    except (StorageError, KeyError, TypeError, OSError):
+        return False

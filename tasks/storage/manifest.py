@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -326,7 +327,7 @@ def load_manifest(path: Path) -> Manifest:
 
     Raises DataError or InputMissing, naming the file.
     """
-    values = _read_values(path)
+    values = read_values(path)
     try:
         manifest = Manifest.model_validate(values)
     except ValidationError as error:
@@ -338,9 +339,10 @@ def load_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def _read_values(path: Path) -> Any:
+def read_values(path: Path) -> Any:
+    """Read the JSON of a manifest, whatever it contains. Raises DataError or InputMissing."""
     if not os.path.isfile(path):  # not path.is_file(), which raises if a name is too long
-        raise InputMissing("manifest_missing", f"{path}: no such manifest")
+        raise InputMissing("manifest_missing", f"{path}: no such manifest{lost_hint(path)}")
     try:
         return read_json(path)
     except StorageError as error:
@@ -365,6 +367,9 @@ def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[s
         pure = PurePosixPath(inside)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in inside:
             raise DataError("path_outside", f"{path}: {inside!r} leads out of the corpus folder")
+    listed = Counter(str(PurePosixPath(file.path)) for file in manifest.listed())  # ./a is a
+    for name in (name for name, times in listed.items() if times > 1):
+        yield f" ({name} is listed twice)"
     try:
         key = key_of_manifest(manifest)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -393,6 +398,15 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
 def repair_hint(path: Path) -> str:
     """Return the command that restores a damaged corpus or manifest, as the end of an error message."""
     return f"{REPAIR} {shlex.quote(str(path))}"
+
+
+def lost_hint(path: Path) -> str:
+    """Return the end of an error message: how to restore a missing manifest, or "" if it has no other copy."""
+    home = path.absolute().parent
+    other = home.parent / "data" / "corpora" / path.stem / "manifest.json"
+    if home.parts[-3:-1] == ("data", "corpora"):
+        other = home.parents[2] / "manifests" / f"{home.name}.json"
+    return f"; {repair_hint(path)}" if os.path.isfile(other) else ""
 
 
 def without_repair_hint(error: Exception) -> str:

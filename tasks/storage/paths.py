@@ -19,6 +19,9 @@ class Layout:
     def tokenizer(self, key: str) -> Path:
         return self.root / "data" / "tokenizers" / key[:12] / "tokenizer.model"
 
+    def tokenizer_receipt(self, key: str) -> Path:
+        return self.tokenizer(key).with_name("receipt.json")
+
     def token_file(self, key: str) -> Path:
         return self.root / "data" / "tokens" / key[:2] / f"{key}.arrow"
 

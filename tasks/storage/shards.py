@@ -4,7 +4,8 @@
     manifest         ─open_index─▶ reader of index.arrow    to_dicts  ─▶ rows of a batch as dicts
 
 Every reader of a corpus goes through here: the size, the schema, and its metadata (format version, key, sequence
-length) are checked on opening, the SHA-256 if the reader asks for it, and the number of rows after the last batch.
+length) are checked on opening, and the number of rows after the last batch. The SHA-256 of the index is always checked,
+that of a shard if the reader asks for it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from tasks.core.errors import DataError
-from tasks.storage.corpus_folder import check_digest, find_listed, listed_file, reading
+from tasks.storage.corpus_folder import check_digest, check_unchanged, find_listed, listed_file, reading
 from tasks.storage.manifest import Manifest, repair_hint
 from tasks.storage.schemas import conversation_schema, index_schema, row_schema
 
@@ -70,8 +71,10 @@ def _counted(reader: pa.RecordBatchReader, path: Path, rows: int, folder: Path) 
 
 @contextmanager
 def open_index(manifest: Manifest, folder: Path, verified: bool = False) -> Iterator[pa.RecordBatchReader]:
-    """Open index.arrow as `open_shard` opens a shard. Its batches are not validated."""
+    """Open index.arrow as `open_shard` opens a shard, and check its SHA-256. Its batches are not validated."""
     file = listed_file(manifest, folder, "index.arrow")
+    if not verified:
+        check_unchanged(folder, file)
     with _open_stream(folder, file, verified) as reader:
         if not reader.schema.equals(index_schema(manifest.ledger.samples is not None), check_metadata=True):
             raise DataError(

@@ -50,10 +50,15 @@ class Unread:
             )
 
 
-def train_tokenizer(parts: tuple[Part, ...], template: str, vocab_size: int, max_record_bytes: int, path: Path) -> None:
-    """Train on the contents of all messages and write the model. Raises what `train_model` and reading raise."""
+def train_tokenizer(
+    parts: tuple[Part, ...], template: str, vocab_size: int, max_record_bytes: int, path: Path
+) -> dict[str, Any]:
+    """Train on the contents of all messages, write the model, and return its bytes and sha256.
+
+    Raises what `train_model` and reading raise.
+    """
     unread = Unread()
-    write_bytes(path, train_model(_sentences(parts, max_record_bytes, unread), template, vocab_size, unread))
+    return write_bytes(path, train_model(_sentences(parts, max_record_bytes, unread), template, vocab_size, unread))
 
 
 def train_model(sentences: Iterable[str], template: str, vocab_size: int, unread: Unread) -> bytes:

@@ -16,10 +16,11 @@ import hashlib
 import io
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from glob import escape
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -31,9 +32,9 @@ from tasks.corpus.publish import files_beside, write_planned_shard
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.tokenizer_files import find_tokenizer
 from tasks.recipe import Recipe
-from tasks.stages import Plan, has_artifact, run_all
-from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, raise_all
-from tasks.storage.files import CHUNK, acquire_lock, atomic_file, read_receipt, sha256_of, write_bytes
+from tasks.stages import Plan, run_all
+from tasks.storage.corpus_folder import check_listed, corpus_folder, foreign_files, published_copy, raise_all
+from tasks.storage.files import CHUNK, acquire_lock, atomic_file, has_artifact, read_receipt, sha256_of, write_bytes
 from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, without_repair_hint
 from tasks.storage.paths import Layout
 from tasks.verification.rebuild import config_for, has_other_texts, other_texts, recipe_for
@@ -67,9 +68,12 @@ def repair(path: Path, config_file: Path | None = None) -> Iterator[RestoredFile
     damaged = [(file, damage) for file in _tokenizer_first(manifest) if (damage := _damage(folder, file))]
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         origins = _Origins(manifest, folder, layout, config_file, Path(scratch))
+        for file, _ in damaged:
+            _check_size_of_whole(folder / file.path, file)
         for file, damage in damaged:
             yield RestoredFile(folder / file.path, damage, _restore(folder / file.path, file, origins))
     for copy, damage in found.wrong.items():
+        _refuse_folder(copy)
         write_bytes(copy, found.content)
         yield RestoredFile(copy, damage, "the other copy")
     raise_all(foreign_files(manifest, folder), folder)
@@ -87,11 +91,10 @@ class _Found(NamedTuple):
 
 def _find_manifest(path: Path) -> _Found:
     """Find the unedited copy of the manifest, and the copies that differ from it."""
-    own = path / "manifest.json" if path.is_dir() else path
+    own = path / "manifest.json" if path.is_dir() and path.suffix != ".json" else path
     whole: dict[Path, Manifest] = {}
     wrong: dict[Path, str] = {}
-    copies = _copies(own)
-    folder = next(copy.parent for copy in copies if copy.name == "manifest.json")
+    folder, copies = _copies(own)
     for copy in copies:
         try:
             whole[copy] = load_manifest(copy)
@@ -99,6 +102,10 @@ def _find_manifest(path: Path) -> _Found:
                 wrong[copy] = "is a link"
         except PackError as error:
             wrong[copy] = _message(error, copy)
+    ours = [copy for copy, manifest in whole.items() if PurePosixPath(manifest.corpus).name == folder.resolve().name]
+    for copy in [*whole] if ours else []:
+        if copy not in ours:
+            wrong[copy] = f"is the manifest of another corpus, {whole.pop(copy).corpus}"
     if not whole:
         raise DataError(
             "bad_manifest", f"{own}: every copy of the manifest is damaged ({wrong[own]}); run PackCorpus again"
@@ -114,16 +121,24 @@ def _find_manifest(path: Path) -> _Found:
     return _Found(whole[first], folder, content, wrong)
 
 
-def _copies(own: Path) -> list[Path]:
-    """Return the manifest that was named and the path of its other copy, if it has one."""
+def _copies(own: Path) -> tuple[Path, list[Path]]:
+    """Return the corpus folder of the manifest that was named, and all of its copies, this one first."""
     home = own.absolute().parent
-    if own.name == "manifest.json":
-        in_project = home.parts[-3:-1] == ("data", "corpora")
-        return [own, *[home.parents[2] / "manifests" / f"{home.name}.json"] * in_project]
     corpus = home.parent / "data" / "corpora" / own.stem
-    if home.name == "manifests" and corpus.is_dir():
-        return [own, corpus / "manifest.json"]
-    return [own, corpus_folder(load_manifest(own), own) / "manifest.json"]
+    manifest = None
+    with suppress(PackError):
+        manifest = load_manifest(own)
+    if own.name == "manifest.json":
+        folder = own.parent
+    elif home.name == "manifests" and corpus.is_dir():
+        folder = corpus
+    else:
+        folder = corpus_folder(manifest or load_manifest(own), own)
+    copies: dict[Path, Path] = {}
+    for copy in (own, folder / "manifest.json", published_copy(folder, manifest)):
+        if copy:
+            copies.setdefault(copy.parent.resolve() / copy.name, copy)
+    return folder, [*copies.values()]
 
 
 def _tokenizer_first(manifest: Manifest) -> list[Listed]:
@@ -248,6 +263,30 @@ class _Origins:
         return path
 
 
+def _refuse_folder(where: Path) -> None:
+    if where.is_dir() and not where.is_symlink():
+        raise DataError("cannot_mend", f"{where}: is a folder; move it elsewhere")
+
+
+class _WrongManifest(DataError):
+    """No origin can have what the manifest records."""
+
+
+def _check_size(where: Path, size: int, file: Listed) -> None:
+    """Raise _WrongManifest if content with the recorded SHA-256 does not have the recorded size."""
+    if size != file.bytes:
+        raise _WrongManifest(
+            "cannot_mend",
+            f"{where}: the content with the recorded SHA-256 has {size:,} bytes, but {file.bytes:,} are recorded: the "
+            "manifest was edited and its digest recomputed; the file was not changed; pack the corpus again",
+        )
+
+
+def _check_size_of_whole(where: Path, file: Listed) -> None:
+    if where.is_file() and where.stat().st_size != file.bytes and sha256_of(where) == file.sha256:
+        _check_size(where, where.stat().st_size, file)
+
+
 def _restore(where: Path, file: Listed, origins: _Origins) -> str:
     """Restore a file and return where its bytes came from. Raises the reason of the last origin if none has them."""
     reason: PackError = InputMissing("origin_missing", "no copy or source of it exists")
@@ -261,6 +300,8 @@ def _restore(where: Path, file: Listed, origins: _Origins) -> str:
             reason = DataError("cannot_mend", f"{name} produced another SHA-256 than the recorded one")
             if has_other_texts(origins.manifest, file.path):
                 reason = DataError("origin_changed", f"it was {other_texts(origins.manifest)}")
+        except _WrongManifest:
+            raise
         except PackError as error:
             reason = error
         except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
@@ -274,11 +315,11 @@ def _publish(content: Content, where: Path, folder: Path, file: Listed) -> bool:
     with io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as stream:
         if hashlib.file_digest(stream, "sha256").hexdigest() != file.sha256:
             return False
+        _check_size(where, stream.seek(0, io.SEEK_END), file)
         for above in where.relative_to(folder).parents[:-1]:
             if (folder / above).is_symlink():
                 (folder / above).unlink()  # the link alone: its target is not ours
-        if where.is_dir() and not where.is_symlink():
-            raise DataError("cannot_mend", f"{where}: is a folder; move it elsewhere")
+        _refuse_folder(where)
         stream.seek(0)
         with atomic_file(where) as out:
             while chunk := stream.read(CHUNK):

@@ -16,7 +16,14 @@ import pyarrow as pa
 
 from tasks.core.errors import DataError, PackError
 from tasks.core.printable import counted
-from tasks.storage.corpus_folder import changed_files, check_copies, corpus_folder, foreign_files, raise_all
+from tasks.storage.corpus_folder import (
+    changed_files,
+    check_copies,
+    check_published,
+    corpus_folder,
+    foreign_files,
+    raise_all,
+)
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.shards import open_index
 from tasks.verification.check_ledger import check_beside, check_recorded_ledger
@@ -71,6 +78,7 @@ def _check_files(path: Path, manifest: Manifest, folder: Path) -> str:
     wrong: list[PackError] = []
     try:
         check_copies(path, folder)
+        check_published(path, manifest, folder)
     except PackError as error:
         if error.reason == "manifests_differ":  # which of the two describes the files is unknown
             raise

@@ -28,6 +28,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.inspection import lookup, search
 from tasks.inspection.kinds import kind_of
 from tasks.storage.corpus_folder import corpus_folder
+from tasks.storage.files import sha256_of
 from tasks.storage.manifest import FileFacts, Manifest, Split, load_manifest
 from tasks.storage.schemas import INDEX_SCHEMA
 
@@ -383,7 +384,7 @@ def test_numbers_count_over_the_batches_of_an_index(manifest: Path, tmp_path: Pa
         for top in range(0, 12, 5):
             writer.write_batch(pa.RecordBatch.from_pylist(rows[top : top + 5], schema=INDEX_SCHEMA))
     facts = load_manifest(manifest)
-    listed = FileFacts(path="index.arrow", bytes=file.stat().st_size, sha256="0" * 64)
+    listed = FileFacts(path="index.arrow", bytes=file.stat().st_size, sha256=sha256_of(file))
     facts = facts.model_copy(update={"files": [listed], "sources": [facts.sources[0]] * 3})
     shard = facts.splits["train"].shards[0].model_copy(update={"rows": 6})
     facts.splits["train"] = Split(rows=12, shards=[shard, shard])

@@ -20,7 +20,6 @@ from support.small_corpus import conversations, make_recipe, pack_corpus, write_
 from tasks.cli.app import value_as_json
 from tasks.cli.views import corpus_view, diff_view
 from tasks.cli.views.console import UNBOUNDED, open_console
-from tasks.core.errors import DataError
 from tasks.inspection.diff import Change, Difference, _entries, compare
 from tasks.inspection.manifests import Listed, Unreadable, list_manifests
 from tasks.storage.files import read_json, to_json, write_bytes
@@ -139,14 +138,6 @@ def test_a_conversation_in_pieces_is_one(tmp_path: Path) -> None:
     before = made(tmp_path / "a", [long, *conversations(20)], overlong="split", sequence_length=64)
     after = made(tmp_path / "b", conversations(20), overlong="split", sequence_length=64)
     assert places(compare(before, after).conversations.went) == [1]
-
-
-def test_a_damaged_index_is_an_error(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
-    after = made(tmp_path, base[1][1:])
-    [index] = tmp_path.glob("data/corpora/*/index.arrow")
-    index.write_bytes(index.read_bytes()[:-8])
-    with pytest.raises(DataError, match=r"index\.arrow: has"):
-        compare(base[0], after)
 
 
 def test_a_manifest_without_its_folder_is_compared(base: tuple[Path, list[Any]], tmp_path: Path) -> None:

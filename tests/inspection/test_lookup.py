@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections import defaultdict
 from contextlib import suppress
@@ -12,15 +11,15 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from support.damage import flip
 from support.inspected import as_object, shown
 from support.mixtures import EVERYTHING, FEW, MANY, TWICE, project
 from support.packed_rows import folder_of
 from support.small_corpus import make_recipe, pack_corpus
 
-from tasks.core.errors import DataError, PackError
-from tasks.inspection import rows, search
+from tasks.core.errors import PackError
+from tasks.inspection import lookup, rows, search
 from tasks.report.figures import read_figures
+from tasks.storage import shards
 from tasks.storage.manifest import load_manifest
 
 RECORDS = (FEW, MANY, TWICE)
@@ -120,6 +119,7 @@ def test_a_duplicate_of_a_rejected_conversation_is_described(tmp_path: Path) -> 
     assert "duplicate of an earlier conversation, which was rejected" in shown(path, width=200, at="chat.jsonl:3")
 
 
+@pytest.mark.usefixtures("believed")
 @pytest.mark.parametrize(("column", "message"), [("source", "source 99"), ("shard", "rows that"), ("row", "rows that")])
 def test_an_index_that_refers_to_nothing_is_an_error(mixed: Path, tmp_path: Path, column: str, message: str) -> None:
     shutil.copytree(mixed.parent.parent, tmp_path / "copy")
@@ -182,28 +182,8 @@ def test_a_row_of_plain_text_is_shown(texts: Path, asked: dict[str, Any]) -> Non
 @pytest.fixture
 def believed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Digests are not compared, as where a shard was damaged before it was signed."""
-    for module in (rows, search):
+    for module in (lookup, rows, search, shards):
         monkeypatch.setattr(module, "check_unchanged", lambda folder, shard: None)
-
-
-@pytest.mark.parametrize("kind", ["mixed", "texts"])
-@pytest.mark.parametrize("for_json", [False, True])
-def test_no_row_of_a_damaged_shard_is_shown(
-    kind: str, for_json: bool, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    path: Path = request.getfixturevalue(kind)
-    shutil.copytree(path.parent.parent, tmp_path / "copy")
-    path = tmp_path / "copy" / "manifests" / path.name
-    name = SOURCES[0] if kind == "mixed" else "chat.jsonl"
-    shown(path, row=0)
-    for shard in folder_of(path).glob("*-of-*.arrow"):
-        flip(shard)
-    repair = re.escape(f"does not have the recorded SHA-256; run: packcorpus repair {folder_of(path)}")
-    number = next(number for number, place in enumerate(index_of(path)) if place["row"] is not None)
-    asked: dict[str, Any]
-    for asked in ({"row": 0}, {"conversation": number}, {"at": f"{name}:1"}, {"search": "a"}):
-        with pytest.raises(DataError, match=repair):
-            (as_object if for_json else shown)(path, **asked)
 
 
 @pytest.mark.slow

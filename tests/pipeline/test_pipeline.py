@@ -14,6 +14,7 @@ from pathlib import Path
 import orjson
 import pytest
 from support.commands import BIN, ROOT, SHARED, command, corpus_bytes, luigi, needs_shared, pack, write_chats
+from support.damage import flip
 
 from pipeline import training
 from tasks.storage.corpus_folder import last_manifest
@@ -320,6 +321,16 @@ def test_a_missing_shard_is_rebuilt(folder: Path) -> None:
     shard = next((folder / "data" / "corpora").rglob("train-*.arrow"))
     shard.unlink()
     assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
+
+
+def test_shards_that_an_interrupted_run_left_are_checked_once(folder: Path) -> None:
+    manifest = pack(folder, "--config", "corpus.yaml")
+    before = corpus_bytes(manifest)
+    shard = next((folder / "data" / "corpora").rglob("train-00000-*.arrow"))
+    for damage in (lambda: flip(shard), next((folder / "data" / "plans").rglob("plan.json")).unlink):
+        manifest.unlink()
+        damage()
+        assert corpus_bytes(pack(folder, "--config", "corpus.yaml")) == before
 
 
 def test_a_corpus_is_republished_from_its_folder_alone(folder: Path) -> None:

@@ -1,7 +1,7 @@
-"""Damage of every kind to every file of a corpus: every reader refuses it and names the file, and repair restores it.
+"""Damage of every kind to every file of a project: no reader trusts it, repair restores it, and a run makes it again.
 
-tests/support/damage.py has the damages of one file, bench/reliability/damage.py those of a whole corpus. It injects
-10,000 flips, these tests a few hundred.
+tests/support/damage_matrix.py has the matrix; bench/reliability/damage.py counts its cells in every state, and injects
+10,000 flips of single bits, these tests a few hundred.
 """
 
 from __future__ import annotations
@@ -9,22 +9,17 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from support.commands import ROOT
-from support.damage import DAMAGES, undo
+from support.damage import DAMAGES
+from support.damage_matrix import COLUMNS, KINDS, READERS, Project, expected, kind_of, load, outcomes
 
 sys.path.insert(0, str(ROOT / "bench" / "reliability"))
 import damage
-from damage import Corpus, Tally
+from damage import Tally
 
-from tasks.core.errors import PackError
-from tasks.inspection.rows import row_of_split
-from tasks.report.report import write_report
 from tasks.storage.manifest import load_manifest
-from tasks.verification.repair import repair
 from tasks.verification.verify import verify
 
 SEED = 1
@@ -47,11 +42,47 @@ INFORMATION = (
 
 
 @pytest.fixture(scope="module")
-def tally(tmp_path_factory: pytest.TempPathFactory) -> Tally:
-    return damage.run(tmp_path_factory.mktemp("damage"), 200, SEED)
+def project(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Project]:
+    made: dict[str, Project] = {}
+
+    def project_of(kind: str) -> Project:
+        if kind not in made:
+            made[kind] = Project.make(tmp_path_factory.mktemp(kind), kind)
+        return made[kind]
+
+    return project_of
 
 
-def test_every_damage_is_refused_by_verify_and_by_the_loader_and_named(tally: Tally) -> None:
+@pytest.mark.parametrize("column", COLUMNS)
+def test_no_damage_is_trusted(column: str, project: Callable[[str], Project]) -> None:
+    found = list(outcomes(column, project(kind_of(column))))
+    assert {*DAMAGES} <= {how for how, *_ in found}
+    wrong = [f"{how}, {file}: {outcome}" for how, file, outcome in found if outcome != expected(column, how)]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("column", READERS)
+def test_every_reader_accepts_a_whole_corpus(column: str, project: Callable[[str], Project]) -> None:
+    """After all damage was put back: what was refused above was refused for the damage."""
+    READERS[column].read(project(kind_of(column)))
+
+
+def test_the_files_that_are_damaged_are_all_that_there_are(project: Callable[[str], Project]) -> None:
+    for kind in KINDS:
+        made = project(kind)
+        assert len(load_manifest(made.published).splits["train"].shards) > 1
+        known = {*made.saved, made.folder / "run.json"}
+        found = {path for top in ("data", "manifests") for path in (made.root / top).rglob("*") if path.is_file()}
+        assert {path.name for path in found - known} <= {f"{made.published.stem}.lock", ".last"}
+    assert all(made.kept.values()), "the last of them has a file of each kind that a run reuses"
+
+
+@pytest.fixture(scope="module")
+def tally(project: Callable[[str], Project]) -> Tally:
+    return damage.run(project("packed"), 200, SEED)
+
+
+def test_every_flipped_bit_is_refused_by_verify_and_by_the_loader_and_named(tally: Tally) -> None:
     signed = "a value of both manifests edited, digest made again"
     for what, count in tally.injected.items():
         if what != signed:
@@ -60,7 +91,7 @@ def test_every_damage_is_refused_by_verify_and_by_the_loader_and_named(tally: Ta
     flipped = {what.removeprefix("a bit flipped: ") for what in tally.injected if what.startswith("a bit flipped")}
     beside = {"README.md", "index.arrow", "rejects.jsonl", "tokenizer.json", "tokenizer_config.json", "template.jinja"}
     assert flipped == beside | {"shard", "manifest.json", "manifest, published"}
-    assert len(tally.injected) == len(flipped) + 9 + len(DAMAGES)
+    assert len(tally.injected) == len(flipped) + 4
 
 
 def test_what_an_edited_manifest_whose_digest_was_made_again_can_say(tally: Tally) -> None:
@@ -71,66 +102,11 @@ def test_what_an_edited_manifest_whose_digest_was_made_again_can_say(tally: Tall
         assert "sha256" not in value
 
 
-def test_files_of_format_2_are_refused_too(tmp_path: Path) -> None:
-    corpus, tally = Corpus(damage.make(tmp_path / "whole", packing=False)), Tally()
-    damage.flips(corpus, 40, random.Random(SEED), tally)
-    assert tally.injected == tally.verify == tally.loader == tally.named
-    count, refused = damage.additional(corpus)
+def test_files_of_format_2_are_refused_too(project: Callable[[str], Project]) -> None:
+    whole, found = project("whole"), Tally()
+    damage.flips(whole, 40, random.Random(SEED), found)
+    assert found.injected == found.verify == found.loader == found.named
+    count, refused = damage.additional(whole)
     assert count == refused
-
-
-def test_the_files_that_are_damaged_are_all_that_there_are(tmp_path: Path) -> None:
-    corpus = Corpus(damage.make(tmp_path / "all"))
-    found = {path for path in corpus.folder.rglob("*") if path.is_file()} - {corpus.folder / "run.json"}
-    assert {*corpus.files} == found | {corpus.path}
-    assert len(load_manifest(corpus.path).splits["train"].shards) > 1
-
-
-# A reader, and the files that it reads. `inspect` shows the first row.
-READERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
-    "verify": (verify, ("*",)),
-    "loader": (damage.load, ("*",)),
-    "report": (lambda path: write_report(path, path.with_suffix(".html")), ("*.arrow", "rejects.jsonl", "manifest")),
-    "inspect": (lambda path: row_of_split(path, 0, "train"), ("train-00000-*", "manifest")),
-}
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    return Corpus(damage.make(tmp_path_factory.mktemp("readers") / "corpus"))
-
-
-@pytest.mark.parametrize("how", DAMAGES)
-@pytest.mark.parametrize("reader", READERS)
-def test_every_reader_refuses_every_damage_and_names_the_file(reader: str, how: str, whole: Corpus) -> None:
-    read, patterns = READERS[reader]
-    for file in whole.files:
-        name = "manifest" if file == whole.path else file.name
-        data = file.read_bytes()
-        if len(data) < 8 or (name, how) == ("manifest", "link"):  # that link is allowed
-            continue
-        if not any(Path(name).match(pattern) for pattern in patterns):
-            continue
-        DAMAGES[how](file)
-        try:
-            with pytest.raises(PackError) as caught:
-                read(whole.path)
-            assert str(file) in str(caught.value)
-        finally:
-            undo(file, data)
-    read(whole.path)
-
-
-@pytest.mark.parametrize("how", DAMAGES)
-def test_repair_restores_every_damage(how: str, whole: Corpus) -> None:
-    for file in whole.files:
-        data = file.read_bytes()
-        if len(data) < 8 or how == "folder" or (file == whole.path and "link" in how):
-            continue
-        DAMAGES[how](file)
-        try:
-            assert [restored.path for restored in repair(whole.path)] == [file]
-            assert file.read_bytes() == data
-            assert not file.is_symlink()
-        finally:
-            undo(file, data)
+    for check in (verify, load):
+        check(whole.published)

@@ -22,12 +22,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.commands import BIN, ROOT, SHARED, command, needs_shared
-from support.damage import DAMAGES
+from support.damage import flip
 from support.packed_rows import folder_of, shards_of
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.core.errors import DataError, InputMissing, PackError, PartMissing, StorageError
+from tasks.core.errors import DataError, PackError, PartMissing, StorageError
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.report import plots, report, rows
 from tasks.report.figures import read_figures
@@ -445,15 +445,11 @@ def test_missing_folders_are_not_created(made: dict[str, Path], tmp_path: Path) 
     assert not (tmp_path / "gone").exists()
 
 
-@pytest.mark.parametrize("name", ["index.arrow", "rejects.jsonl", "train-00000-of-00001.arrow"])
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_corpus_is_refused_by_name(made: dict[str, Path], tmp_path: Path, name: str, damage: str) -> None:
+def test_no_report_of_a_damaged_corpus_is_written(made: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(made["drop"].parent.parent, tmp_path / "copy")
     path = tmp_path / "copy" / "manifests" / made["drop"].name
-    file = folder_of(path) / name
-    DAMAGES[damage](file)
-    fix = "" if damage in ("link", "broken link", "folder") else ".*; run: packcorpus repair "
-    with pytest.raises((DataError, InputMissing), match=f"{re.escape(name)}: {fix}"):
+    flip(folder_of(path) / "index.arrow")
+    with pytest.raises(DataError, match=r"index\.arrow: .*; run: packcorpus repair "):
         write_report(path, tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
 

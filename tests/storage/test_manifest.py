@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import orjson
@@ -206,6 +206,24 @@ def test_a_path_that_leads_out_is_refused(what: str, inside: str, copied: Corpus
     with pytest.raises(DataError) as caught:
         load_manifest(path)
     assert str(caught.value) == f"{path}: {inside!r} leads out of the corpus folder"
+
+
+@pytest.mark.parametrize(
+    "inside", ["index.arrow", "./index.arrow", "tokenizer//tiny.model", "./tokenizer/./tiny.model"]
+)
+@pytest.mark.parametrize("where", ["files", "train", "validation"])
+def test_a_file_that_is_listed_twice_is_refused(where: str, inside: str, copied: Corpus) -> None:
+    _, path = copied
+    values = orjson.loads(path.read_bytes())
+    again = {"path": inside, "bytes": 1, "sha256": "0" * 64}
+    if where == "files":
+        values["files"].append(again)
+    else:
+        values["splits"][where]["shards"].append(again | {"rows": 1})
+    write_values(path, values)
+    name = str(PurePosixPath(inside))
+    with pytest.raises(DataError, match=rf"was edited \({name} is listed twice\); run: packcorpus repair {path}$"):
+        load_manifest(path)
 
 
 @pytest.mark.parametrize("old", [b"\n", b'": ', b"{", b'"seed": 42'])

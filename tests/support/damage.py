@@ -1,10 +1,12 @@
-"""Ways to damage a file, and the files that each reader of a corpus refuses when they are damaged.
+"""Ways to damage a file, and what a manifest can record wrongly. support/damage_matrix.py applies them to every reader.
 
-DAMAGES[how](file) ─▶ reader(manifest) ─▶ an error that names the file        repair(manifest) ─▶ the old bytes
+DAMAGES[how](file) ─▶ reader(manifest) ─▶ an error that names the file        undo(file, data) ─▶ as it was
+SIGNED[how](values of a manifest, file)
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from collections.abc import Callable
@@ -20,9 +22,17 @@ def flip(path: Path, bit: int | None = None) -> None:
     path.write_bytes(data)
 
 
+def zero(path: Path) -> None:
+    """Overwrite 512 bytes, from the first after the middle that is not zero already."""
+    data = path.read_bytes()
+    at = next(at for at in range(len(data) // 2, len(data)) if data[at])
+    path.write_bytes(data[:at] + bytes(len(data[at : at + 512])) + data[at + 512 :])
+
+
 def link(path: Path) -> None:
     """Replace a file by a link to its bytes, which are outside the corpus."""
-    outside = path.parents[4] / f"outside-{path.name}"
+    root = next((above.parent for above in path.parents if above.name in ("data", "manifests")), path.parents[2])
+    outside = root / f"outside-{path.name}"
     path.rename(outside)
     path.symlink_to(outside)
 
@@ -40,11 +50,49 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "without its end mark": lambda path: os.truncate(path, path.stat().st_size - 8),
     "emptied": lambda path: os.truncate(path, 0),
     "extended": lambda path: path.write_bytes(path.read_bytes() + b"\0"),
+    "doubled": lambda path: path.write_bytes(2 * path.read_bytes()),
+    "512 bytes zeroed": zero,
     "overwritten": lambda path: path.write_bytes(b"\xff" * path.stat().st_size),
     "missing": Path.unlink,
     "folder": lambda path: (path.unlink(), path.mkdir()),
     "link": link,
     "broken link": lambda path: (path.unlink(), path.symlink_to("nowhere")),
+}
+
+
+def _recorded(values: dict[str, Any], name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the list of a manifest that has a file, and what is recorded of it."""
+    lists = [*(split["shards"] for split in values["splits"].values()), values["files"]]
+    return next((files, file) for files in lists for file in files if file["path"] == name)
+
+
+def change_size(values: dict[str, Any], name: str) -> None:
+    _recorded(values, name)[1]["bytes"] += 1
+
+
+def list_twice(values: dict[str, Any], name: str) -> None:
+    files, file = _recorded(values, name)
+    files.append(file)
+
+
+def spell_otherwise(values: dict[str, Any], name: str) -> None:
+    files, file = _recorded(values, name)
+    files.append(file | {"path": name.replace("/", "//") if "/" in name else f"./{name}"})
+
+
+def list_elsewhere(values: dict[str, Any], name: str) -> None:
+    """List a shard in another split, too, and any other file as a shard."""
+    files, file = _recorded(values, name)
+    split = next(split for split in reversed(values["splits"].values()) if split["shards"] is not files)
+    split["shards"].append({"path": name, "rows": 1, "bytes": file["bytes"], "sha256": file["sha256"]})
+
+
+# What a manifest records wrongly of a file, although its digest is right.
+SIGNED: dict[str, Callable[[dict[str, Any], str], Any]] = {
+    "recorded with another size": change_size,
+    "listed twice": list_twice,
+    "listed twice, spelled otherwise": spell_otherwise,
+    "listed in another place, too": list_elsewhere,
 }
 
 
@@ -54,4 +102,15 @@ def undo(path: Path, data: bytes) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(data)
+    touch(path)
+
+
+_seconds = itertools.count(2_000_000_000)
+
+
+def touch(path: Path) -> None:
+    """Give a file a time of its own: the clock of a file system is too coarse for two writes of a test."""
+    if path.is_file():
+        os.utime(path, (next(_seconds),) * 2)

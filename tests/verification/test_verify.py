@@ -25,7 +25,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from tasks import recipe as recipe_module
 from tasks.core.errors import DataError, InputMissing, PackError
 from tasks.corpus import shards
-from tasks.storage.corpus_folder import UNLISTED, reading
+from tasks.storage.corpus_folder import reading
 from tasks.storage.files import sha256_of, to_json
 from tasks.storage.manifest import manifest_digest
 from tasks.storage.schemas import INDEX_SCHEMA, row_schema
@@ -663,15 +663,11 @@ def test_a_flipped_bit_is_found_wherever_it_is(flipped: Tampered, data: st.DataO
         path.write_bytes(original)
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_named_with_the_fix(damage: str, truncated: Tampered) -> None:
-    listed = [p for p in truncated.folder.rglob("*") if p.is_file() and p.name not in UNLISTED]
-    assert len(listed) > 5
-    for path in listed:
-        data = path.read_bytes()
-        if damage == "without its end mark" and len(data) < 8:
-            continue
-        DAMAGES[damage](path)
+def test_an_error_says_what_is_wrong_with_a_file(truncated: Tampered) -> None:
+    path = truncated.shard
+    data = path.read_bytes()
+    for damage, change in DAMAGES.items():
+        change(path)
         message = f"{path}: "
         if damage in ("missing", "folder"):
             message += "is missing" if damage == "folder" else f"is missing; run: packcorpus repair {truncated.folder}"
@@ -755,6 +751,21 @@ def test_a_linked_folder_is_reported_for_its_files(truncated: Tampered, tmp_path
     inside.rename(tmp_path / "outside")
     inside.symlink_to(tmp_path / "outside")
     assert truncated.refused().startswith(f"{inside / 'tiny.model'}: is a symbolic link; ")
+
+
+def test_a_corpus_folder_has_a_second_manifest_only_where_it_was_published(truncated: Tampered, tmp_path: Path) -> None:
+    own = truncated.folder / "manifest.json"
+    for elsewhere in (tmp_path / "elsewhere", tmp_path / "data" / "corpora" / truncated.folder.name):
+        shutil.copytree(truncated.folder, elsewhere)
+        verify(elsewhere / "manifest.json")
+    renamed = truncated.folder.with_name("backup")
+    shutil.copytree(truncated.folder, renamed)
+    verify(renamed / "manifest.json")
+    truncated.path.unlink()
+    with pytest.raises(InputMissing, match=rf"{truncated.path}: is missing; run: packcorpus repair {truncated.folder}"):
+        verify(own)
+    truncated.path.parent.rmdir()
+    verify(own)
 
 
 def test_two_manifests_that_differ(truncated: Tampered) -> None:

@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection.manifests import by_name, find_manifest
-from tasks.storage.corpus_folder import check_copies, check_listed, corpus_folder, find_listed, reading
-from tasks.storage.files import read_json, sha256_of
+from tasks.storage.corpus_folder import check_listed, checked_folder, find_listed, reading
+from tasks.storage.files import sha256_of
 from tasks.storage.keys import FORMAT_VERSION
-from tasks.storage.manifest import Manifest, load_manifest
+from tasks.storage.manifest import Manifest, load_manifest, lost_hint, read_values
 from tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
 from tasks.storage.splits import SPLITS
 
@@ -78,7 +78,7 @@ def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
     if path.is_dir():
         if not inside.is_file():
             return _from_shards(path, allow_unisolated)
-        if not _is_ours(read_json(inside)):
+        if not _is_ours(read_values(inside)):
             note = f"{inside}: belongs to another tool and was ignored"
             return _from_shards(path, allow_unisolated, note)
         path = inside
@@ -99,7 +99,7 @@ def _is_ours(values: Any) -> bool:
 
 
 def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
-    values = read_json(path)
+    values = read_values(path)
     version = values.get("format_version") if isinstance(values, dict) else None
     if not _is_ours(values):
         raise DataError(
@@ -112,8 +112,7 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
             "bad_manifest", f"{path}: format_version is {version!r}, but training supports {PACKED} and {WHOLE}"
         )
     manifest = load_manifest(path)
-    folder = corpus_folder(manifest, path)
-    check_copies(path, folder)
+    folder = checked_folder(manifest, path)
     for file in manifest.files:  # 2 % of the bytes of a corpus; they define what its ids and labels mean
         check_listed(folder, file)
     splits = {name: [Shard(**shard.model_dump()) for shard in split.shards] for name, split in manifest.splits.items()}
@@ -171,7 +170,8 @@ def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
     if not first:
         raise DataError(
             "not_trainable",
-            f"{folder}: contains neither a manifest.json nor shards (such as train-00000-of-00001.arrow)",
+            f"{folder}: contains neither a manifest.json nor shards (such as train-00000-of-00001.arrow)"
+            f"{lost_hint(folder)}",
         )
     header = first[1]
     key = header.key if KEY.fullmatch(header.key) else _key_of_bytes(folder, splits)

@@ -17,7 +17,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from support.commands import ROOT, SHARED, needs_shared
-from support.damage import flip
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.tokenizer_kinds import CHATML_JINJA, control_strings, everywhere, hostile, kind_path, records
@@ -201,22 +200,6 @@ def test_the_corpus_contains_its_jinja_template(tmp_path: Path) -> None:
 
 
 # -- rejections --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("damaged", ["train-00000-of-00001.arrow", "index.arrow", "tokenizer/tiny.model"])
-def test_a_damaged_file_is_rejected(damaged: str, tmp_path: Path) -> None:
-    corpus = pack(tmp_path, conversations(5), packing=False)
-    flip(corpus.folder / damaged)
-    with pytest.raises(DataError, match=f"{damaged}: does not have the recorded SHA-256"):
-        sft_dataset(corpus)
-
-
-@pytest.mark.parametrize("lost", ["train-00000-of-00001.arrow", "index.arrow", "tokenizer/tiny.model"])
-def test_a_missing_file_is_named(lost: str, tmp_path: Path) -> None:
-    corpus = pack(tmp_path, conversations(5), packing=False)
-    (corpus.folder / lost).unlink()
-    with pytest.raises(InputMissing, match=f"{lost}: is missing"):
-        sft_dataset(corpus)
 
 
 def test_tokens_that_differ_from_the_index_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

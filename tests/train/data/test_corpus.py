@@ -16,7 +16,7 @@ import pytest
 from support.commands import ROOT
 from support.packed_rows import LENGTH, PACKED, folder_of, pack_small, random_rows, shards_of, sign, write_rows
 
-from tasks.core.errors import DataError, InputMissing, PackError, StorageError, UsageError
+from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.storage.schemas import row_schema
 from tasks.storage.shards import read_verified
 from train.data.corpus import open_corpus
@@ -199,7 +199,9 @@ def test_an_edited_manifest_is_rejected(copy: Path) -> None:
     copy.write_bytes(whole.replace(b"\n", b" "))
     assert "was edited or damaged" in rejected(copy)
     copy.write_bytes(whole[:-9])
-    assert "is not JSON" in rejected(copy, StorageError)
+    assert f"is not JSON: unexpected end of data, so it is not a manifest; run: packcorpus repair {copy}" in rejected(
+        copy
+    )
 
 
 def test_a_shard_of_another_corpus_is_rejected_despite_its_digest(copy: Path) -> None:

@@ -1,0 +1,365 @@
+"""The damage matrix: every kind of damage to every file that a reader of a corpus, or the next run, reads.
+
+    rows      ROWS: damages of one file, its replacement by another file, and manifests that are wrong although signed
+    columns   COLUMNS: the readers, repair, and a run; each reads some files of a project
+    cells     outcomes(column, project) damages one file at a time and yields what became of it: REFUSED, REPAIRED,
+              REBUILT, or TRUSTED, which is a bug
+
+tests/properties/test_damage.py checks every cell; bench/reliability/damage.py counts them.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Literal
+
+import orjson
+from support.commands import corpus_bytes
+from support.damage import DAMAGES, SIGNED, swap, touch, undo
+from support.small_corpus import OneSecond, conversations, pack_corpus, write_project
+from support.tokenizer_kinds import CHATML_JINJA, kind_path
+
+from tasks import recipe as recipe_module
+from tasks.cli.inspect_command import Question, answer
+from tasks.core.errors import PackError
+from tasks.inspection.diff import compare
+from tasks.inspection.lookup import pieces_in_row
+from tasks.inspection.verification import verify_corpus
+from tasks.recipe import resolve
+from tasks.report.report import write_report
+from tasks.stages import Publish, run_all
+from tasks.storage.files import to_json
+from tasks.storage.manifest import REPAIR, load_manifest, manifest_digest
+from tasks.verification.repair import repair
+from tasks.verification.verify import verify
+from train.data.conversations import sft_dataset
+from train.data.corpus import PACKED, open_corpus
+from train.data.dataset import PackedDataset
+
+EDITED, OF_ANOTHER, SWAPPED = "a number edited", "of another corpus", "two files swapped"
+RESIGNED = "one copy edited, its digest recomputed"
+ROWS = (*DAMAGES, EDITED, OF_ANOTHER, SWAPPED, RESIGNED, *SIGNED)
+
+RECORDS = [*conversations(100), {"messages": [{"role": "assistent", "content": "x"}]}]
+_JINJA = {"tokenizer": "hf", "template": "own.jinja", "validation": 0.2, "max_rejects": 1.0}
+KINDS: dict[str, dict[str, Any]] = {
+    "packed": _JINJA,
+    "whole": _JINJA | {"packing": False},
+    "trained": _JINJA | {"tokenizer": None, "vocab_size": 320, "template": "chatml", "part_size": 8192},
+}
+
+_SHARDS, _PLANS, _TOKENS = "data/corpora/*/*.arrow", "data/plans/*/*", "data/tokens/*/*"
+# What is missing besides the published manifest when a run starts.
+STATES: dict[str, tuple[str, ...]] = {
+    "unpublished": (),
+    "no shards": (_SHARDS,),
+    "no plan": (_SHARDS, _PLANS),
+    "no tokens": (_SHARDS, _PLANS, _TOKENS),
+}
+# What a run reuses, and in which states it does.
+KEPT: dict[str, tuple[str, ...]] = {
+    "data/tokenizers/*/*": ("no shards", "no tokens"),
+    "data/engines/*.json": ("no shards", "no tokens"),
+    "data/tokens/*/*.arrow": ("no shards", "no plan"),
+    "data/tokens/*/*.json": ("no shards", "no plan"),
+    "data/plans/*/plan.arrow": ("no shards", "unpublished"),
+    "data/plans/*/index.arrow": ("no shards", "unpublished"),
+    "data/plans/*/rejects.jsonl": ("no shards", "unpublished"),
+    "data/plans/*/plan.json": ("no shards", "unpublished"),
+    "data/plans/*/shard-*.json": ("unpublished",),
+    "data/corpora/*/train-*.arrow": ("unpublished",),
+}
+AT_MOST = 2  # files of each pattern
+
+Cell = tuple[str, Path, tuple[str, ...]]  # damage, file, and texts of which an error is to contain one
+
+
+@contextmanager
+def small_shards() -> Iterator[None]:
+    """Make corpora of several shards, and restore them as such."""
+    usual, recipe_module.SOURCE_BYTES_PER_SHARD = recipe_module.SOURCE_BYTES_PER_SHARD, 8000
+    try:
+        yield
+    finally:
+        recipe_module.SOURCE_BYTES_PER_SHARD = usual
+
+
+def make(root: Path, records: Sequence[dict[str, Any]] = RECORDS, **settings: Any) -> Path:
+    """Pack a small corpus below `root`: several shards, two splits, a reject. Returns its published manifest."""
+    root.mkdir(parents=True)
+    (root / "own.jinja").write_text(CHATML_JINJA)
+    shutil.copytree(kind_path("hf_byte_level"), root / "hf")
+    with small_shards():
+        return pack_corpus(resolve(write_project(root, records, **_JINJA | settings), root))
+
+
+class Project:
+    """A packed project whose files are damaged and put back, and `other`, which has other conversations."""
+
+    def __init__(self, published: Path, other: Project | None = None):
+        self.published, self.other = published, other
+        self.root = published.parent.parent
+        self.folder = self.root / "data" / "corpora" / published.stem
+        self.own = self.folder / "manifest.json"
+        self.listed = [self.folder / file.path for file in load_manifest(published).listed()]
+        self.files = [*self.listed, self.own, published]
+        self.kept = {pattern: sorted(self.root.glob(pattern)) for pattern in KEPT}
+        self.saved = {file: file.read_bytes() for files in (self.files, *self.kept.values()) for file in files}
+        self.corpus = corpus_bytes(published)
+        # As they were before anything was damaged: a corpus that is open, and the first conversation of the first row.
+        self.opened = open_corpus(published)
+        self.place = pieces_in_row(load_manifest(published), self.folder, "train", 0, 0)[0]
+
+    @classmethod
+    def make(cls, root: Path, kind: str = "packed") -> Project:
+        records = [*conversations(100, seed=1), RECORDS[-1]]
+        return cls(make(root / "damaged", **KINDS[kind]), cls(make(root / "other", records, **KINDS[kind])))
+
+    def name(self, file: Path) -> str:
+        """Return the name of a file within the corpus folder, or "published"."""
+        return "published" if file == self.published else file.relative_to(self.folder).as_posix()
+
+    def changed(self) -> list[Path]:
+        """Return the files that are not as they were."""
+        return [p for p, data in self.saved.items() if p.is_symlink() or not p.is_file() or p.read_bytes() != data]
+
+    def restore(self) -> None:
+        for file in self.changed():
+            undo(file, self.saved[file])
+
+    def cells(self, files: Iterable[Path]) -> Iterator[Cell]:
+        """Damage one of the files at a time, in every way that it can be damaged, and put it back."""
+        files = [*files]
+        rows = [
+            how
+            for how in ROWS
+            if (how not in SIGNED or self.own in files) and (how != RESIGNED or {self.own, self.published} <= {*files})
+        ]
+        for file in files:
+            for how in rows:
+                names = self._damage(how, file)
+                if changed := self.changed():
+                    for path in changed:
+                        touch(path)
+                    yield how, file, names
+                    self.restore()
+
+    def _damage(self, how: str, file: Path) -> tuple[str, ...]:
+        """Damage a file, if it can be damaged so; return what an error may name."""
+        manifests = (self.own, self.published)
+        if how in DAMAGES:
+            if (how, file) != ("link", self.published):  # it is in no corpus folder, so it may be a link
+                DAMAGES[how](file)
+        elif how == EDITED and file.suffix == ".json":
+            file.write_text(re.sub(r"(?<=: )[0-9]+", lambda found: f"{int(found[0]) + 1}", file.read_text(), count=1))
+        elif how == OF_ANOTHER and self.other:
+            file.write_bytes(self.other.counterpart(self, file).read_bytes())
+            return (str(file), str(self.folder)) if file in manifests else (str(file),)
+        elif how == SWAPPED and file not in manifests:
+            swap(file, other := self._next(file))
+            return (str(file), str(other))
+        elif how == RESIGNED and file in manifests:
+            self._sign(lambda values: values["noticed"].update(control_text_seen=99), file)
+        elif how in SIGNED and file in self.listed:
+            self._sign(lambda values: SIGNED[how](values, self.name(file)), *manifests)
+            return (str(file), f"({self.name(file)} is listed twice)")
+        return (str(file),)
+
+    def _next(self, file: Path) -> Path:
+        """Return the next file of the same kind; of a file that is the only one, the next with its suffix."""
+        groups = [group for group in self.kept.values() if file in group and len(group) > 1]
+        listed = [p for p in self.listed if p.suffix == file.suffix]
+        plans = [p for group in self.kept.values() for p in group if p.suffix == file.suffix]
+        group = next(group for group in [*groups, listed, plans, [file]] if file in group)
+        return group[(group.index(file) + 1) % len(group)]
+
+    def counterpart(self, project: Project, file: Path) -> Path:
+        """Return the file that is here what `file` is in another project."""
+        for mine, theirs in ((self.own, project.own), (self.published, project.published)):
+            if file == theirs:
+                return mine
+        for pattern, group in project.kept.items():
+            if file in group:
+                return self.kept[pattern][min(group.index(file), len(self.kept[pattern]) - 1)]
+        return self.folder / project.name(file) if (self.folder / project.name(file)).exists() else self.listed[0]
+
+    def _sign(self, change: Callable[[dict[str, Any]], Any], *manifests: Path) -> None:
+        """Change the values of manifests and recompute their digest."""
+        values = orjson.loads(self.saved[self.published])
+        change(values)
+        values["digest"] = manifest_digest(values)
+        for manifest in manifests:
+            manifest.write_bytes(to_json(values))
+
+
+# -- columns -----------------------------------------------------------------------------------------------------------
+
+REFUSED, REPAIRED, REBUILT, TRUSTED = "refused", "repaired", "rebuilt", "trusted"
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What reads a corpus, and which files of it: patterns of Project.name."""
+
+    read: Callable[[Project], Any]
+    files: tuple[str, ...] = ("*",)
+    kind: str = "packed"
+
+    def reads(self, project: Project) -> list[Path]:
+        return [file for file in project.files if any(fnmatch(project.name(file), name) for name in self.files)]
+
+
+def _rebuild(project: Project) -> None:
+    with small_shards():
+        verify_corpus(project.published, rebuilt=True)
+
+
+def _inspect(**asked: Any) -> Callable[[Project], Any]:
+    return lambda project: answer(project.published, Question(**asked), project.root)
+
+
+def _inspect_place(project: Project) -> Any:
+    asked = Question(at=f"chat.jsonl:{project.place['record']}")
+    return answer(project.published, asked, project.root)
+
+
+def load(path: Path, load: Literal["memory", "mmap"] = "memory") -> None:
+    """Read all that a training run reads of a corpus: every row of every split."""
+    corpus = open_corpus(path)
+    for split in corpus.splits:
+        PackedDataset(corpus, split, load=load) if corpus.format_version == PACKED else sft_dataset(corpus, split)
+
+
+def _diff(project: Project, turned: bool = False) -> None:
+    assert project.other
+    pair = (project.other.published, project.published)
+    compare(*(pair if turned else pair[::-1]))
+
+
+MANIFESTS, INDEX, TOKENIZER = ("manifest.json", "published"), "index.arrow", "tokenizer/*"
+ROW = ("train-00000-*", INDEX, TOKENIZER, *MANIFESTS)
+ROWS_READ = ("*-of-*.arrow", INDEX, TOKENIZER, *MANIFESTS)
+_READERS: dict[str, tuple[Callable[[Project], Any], tuple[str, ...]]] = {
+    "`verify MANIFEST`": (lambda project: verify(project.published), ("*",)),
+    "`verify FOLDER`": (lambda project: verify(project.own), ("*",)),
+    "`verify --rebuild`": (_rebuild, ("*",)),
+    "`report`": (lambda project: write_report(project.published, project.root.parent / "page.html"), ("*",)),
+    "`inspect`": (_inspect(), MANIFESTS),
+    "`inspect --row`": (_inspect(row=0), ROW),
+    "`inspect --conversation`": (
+        lambda project: answer(project.published, Question(conversation=project.place["number"]), project.root),
+        ROW,
+    ),
+    "`inspect --at`": (_inspect_place, ROW),
+    "`inspect --search`": (_inspect(search="85 85", limit=10_000), ROWS_READ),
+    "`inspect --rejects`": (_inspect(rejects=True), ("rejects.jsonl", *MANIFESTS)),
+    "`inspect SHARD`": (
+        lambda project: answer(project.listed[0], Question(), project.root),
+        ("train-00000-*", "manifest.json"),
+    ),
+    "`diff`, before": (_diff, ROWS_READ),
+    "`diff`, after": (lambda project: _diff(project, turned=True), ("validation-*", INDEX, *MANIFESTS)),
+    "training, `open_corpus`": (lambda project: open_corpus(project.published), ("[!tv]*", "t[!r]*", *MANIFESTS)),
+    "training, rows in memory": (lambda project: load(project.published, load="memory"), ("*",)),
+    "training, rows mapped": (lambda project: load(project.published, load="mmap"), ("*",)),
+    "an open corpus, in memory": (lambda project: PackedDataset(project.opened, load="memory"), ("train-*",)),
+    "an open corpus, mapped": (lambda project: PackedDataset(project.opened, load="mmap"), ("train-*",)),
+}
+READERS = {name: Reader(read, files) for name, (read, files) in _READERS.items()}
+for _name, _files in {
+    "`verify MANIFEST`": ("*",),
+    "`report`": ("*",),
+    "`inspect --row`": ("train-00000-*", INDEX, *MANIFESTS),
+    "`inspect --search`": ("*-of-*.arrow", INDEX, *MANIFESTS),
+    "`diff`, before": (INDEX, *MANIFESTS),
+    "training, rows in memory": ("*",),
+}.items():
+    READERS[f"format 2.0: {_name}"] = Reader(_READERS[_name][0], _files, "whole")
+READERS["format 2.0: an open corpus"] = Reader(
+    lambda project: sft_dataset(project.opened), ("train-*", INDEX, TOKENIZER, "template.jinja"), "whole"
+)
+
+
+def refused(reader: Reader, project: Project, names: tuple[str, ...]) -> str:
+    """Return REFUSED if the reader raises an error with one of the names and the fix, and writes nothing."""
+    before = project.changed()
+    try:
+        reader.read(project)
+    except PackError as error:
+        is_named = any(name in str(error) for name in names) and REPAIR in str(error)
+        return REFUSED if is_named and project.changed() == before else f"{TRUSTED}: {error}"
+    return TRUSTED
+
+
+def repaired(project: Project, path: Path, names: tuple[str, ...]) -> str:
+    """Return REPAIRED if `repair` restores all that is damaged and no more, REFUSED if it raises and writes nothing."""
+    before = project.changed()
+    try:
+        with small_shards():
+            restored = [file.path for file in repair(path)]
+    except PackError as error:
+        is_named = any(name in str(error) for name in (*names, project.published.stem))
+        return REFUSED if is_named and project.changed() == before else f"{TRUSTED}: {error}"
+    return REPAIRED if sorted(restored) == sorted(before) and not project.changed() else f"{TRUSTED}: {restored}"
+
+
+def made_again(project: Project, state: str, names: tuple[str, ...]) -> str:
+    """Return REBUILT if a run, or the run after the one that asks for it, makes the same corpus."""
+    for pattern in STATES[state]:
+        for file in project.root.glob(pattern):
+            if str(file) not in names and not file.is_dir():
+                file.unlink()
+    project.published.unlink()
+    for _ in range(2):
+        try:
+            with small_shards():
+                run_all(Publish(resolve(project.root / "corpus.yaml", project.root)), OneSecond())
+            return REBUILT if corpus_bytes(project.published) == project.corpus else f"{TRUSTED}: other bytes"
+        except PackError as error:
+            problem = str(error)
+            if not any(name in problem for name in names):
+                return f"{TRUSTED}: {problem}"
+            if "run again" not in problem:
+                break
+    return REFUSED if not project.published.exists() else f"{TRUSTED}: {problem}"
+
+
+# -- the matrix --------------------------------------------------------------------------------------------------------
+
+REPAIRING, RUN = "`repair`", "the next run"
+COLUMNS = (*READERS, REPAIRING, RUN)
+
+
+def kind_of(column: str) -> str:
+    """Return the kind of project that a column is about."""
+    return READERS[column].kind if column in READERS else "trained" if column == RUN else "packed"
+
+
+def expected(column: str, how: str) -> str:
+    if column == RUN:
+        return REFUSED if how == "folder" else REBUILT
+    return REPAIRED if column == REPAIRING and how not in ("folder", RESIGNED, *SIGNED) else REFUSED
+
+
+def outcomes(column: str, project: Project, every_state: bool = False) -> Iterator[tuple[str, Path, str]]:
+    """Yield (damage, file, outcome) of every cell; of the next run in one state per cell, or in every state."""
+    if column == RUN:
+        for pattern, states in KEPT.items():
+            for file in project.kept[pattern][:AT_MOST]:
+                for number in range(len(states)):
+                    for count, (how, _, names) in enumerate(project.cells([file])):
+                        if every_state or count % len(states) == number:
+                            yield how, file, made_again(project, states[number], names)
+        return
+    cells = project.cells(READERS[column].reads(project) if column in READERS else project.files)
+    for number, (how, file, names) in enumerate(cells):
+        if column == REPAIRING:
+            yield how, file, repaired(project, (project.published, project.folder)[number % 2], names)
+        else:
+            yield how, file, refused(READERS[column], project, names)
