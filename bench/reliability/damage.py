@@ -26,7 +26,8 @@ from typing import Any
 
 import orjson
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # in this order: tests has a folder train
 from support.damage_matrix import COLUMNS, KINDS, REBUILT, REFUSED, REPAIRED, Project, kind_of, load, outcomes
 
 from tasks.core.errors import PackError

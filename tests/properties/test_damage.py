@@ -27,8 +27,8 @@ SEED = 1
 # What a manifest says and nothing in its corpus can contradict: whoever can make its digest again can edit these, and
 # `verify --rebuild` alone notices. They inform people; no row depends on them.
 SAID_ONCE = {
-    "tokenizer.engine", "tokenizer.parity.texts", "tokenizer.parity.bytes", "tokenizer.parity.differs",
-    "tokenizer.parity.reason", "sources.0.bytes", "ledger.conversations.split", "ledger.pieces.dropped",
+    "tokenizer.engine",
+    "sources.0.bytes", "ledger.conversations.split", "ledger.pieces.dropped",
     "ledger.tokens.rejected", "noticed.control_text_seen", "noticed.not_round_trip", "noticed.unknown_tokens",
     "noticed.unusual_order", "packing_metadata.algorithm", "packing_metadata.lower_bound",
     "config.sources.0.format", "config.tokenizer", "texts_version",
