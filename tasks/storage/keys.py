@@ -22,7 +22,7 @@ import orjson
 
 # texts: the wording of reject messages and of the dataset card. It is in the key of the tokens, whose receipts hold
 # reject messages, and in the manifest. It is not in the key of the corpus: shards, index, and plan do not depend on it.
-VERSIONS = {"tokenizer": 1, "tokens": 7, "texts": 2, "engine": 3, "plan": 4, "corpus": 5}
+VERSIONS = {"tokenizer": 1, "tokens": 8, "texts": 2, "engine": 3, "plan": 4, "corpus": 5}
 
 
 FORMAT_VERSION = {True: "3.0", False: "2.0"}  # by config.packing
