@@ -3,18 +3,28 @@
 content   10,000 conversations for each tokenizer and each template: none forges a control token
 hostile   each hostile input through the real command: CPU seconds, and memory beyond that of a usual run
 reader, config, manifest   atheris over the functions of tests/properties/test_fuzz.py, guided by coverage
+duplicates          records with equal keys, however they are written: rejected for them, and no others
+random-tokenizers   files of tokenizers with any fields: what is accepted encodes the same each time
+joined              fields side by side, made of private characters and their escapes: nothing lost, nothing forged
+filters             what filters and methods of Jinja make of control strings in contents: no control tokens
 
-python bench/reliability/fuzz.py [content] [hostile] [reader config manifest] [--seconds 60] [--seed 1]
+The last four draw cases by hypothesis until the time is over. A failure is shown as the smallest case that fails.
+
+python bench/reliability/fuzz.py [content] [hostile] [reader config manifest]
+    [duplicates random-tokenizers joined filters] [--seconds 60] [--seed 1]
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -23,12 +33,20 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [
     str(ROOT),
     str(ROOT / "tests"),
-    *(str(ROOT / "tests" / name) for name in ("conversations", "properties", "readers")),
+    *(str(ROOT / "tests" / name) for name in ("conversations", "encoders", "properties", "readers", "templates/jinja")),
 ]
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-PARTS = ("content", "hostile", "reader", "config", "manifest")
+# Modules of tests with cases() to draw from, and check(case), which returns what became of it.
+DRAWN = {
+    "duplicates": "test_duplicate_keys",
+    "random-tokenizers": "test_random_tokenizers",
+    "joined": "test_joined_fields",
+    "filters": "test_neutral",
+}
+PARTS = ("content", "hostile", "reader", "config", "manifest", *DRAWN)
 CONVERSATIONS = 10_000
+ROUND = 250  # cases drawn before hypothesis starts again with another seed
 
 
 def content(seed: int, count: int) -> None:
@@ -75,6 +93,43 @@ def hostile() -> None:
         more = (found.memory - usual(kind).memory) / (1 << 20)
         seconds = found.cpu - usual(kind).cpu
         print(f"hostile  {name:36} {kind:20} +{seconds:5.1f} s  +{more:5.0f} MiB  {expected or 'packed'}", flush=True)
+
+
+def draw_cases(part: str, seed: int, seconds: float) -> None:
+    """Check cases until the time is over; of one that fails, report the smallest that hypothesis finds."""
+    import hypothesis
+
+    module = importlib.import_module(DRAWN[part])
+    start = time.perf_counter()
+    found = Counter[str]()
+    failed = False
+
+    def check(case: object) -> None:
+        nonlocal failed
+        if failed or time.perf_counter() - start < seconds:
+            try:
+                found[module.check(case)] += 1
+            except BaseException:
+                if not failed:
+                    print(
+                        f"{part}: failed after {found.total():,} cases, {time.perf_counter() - start:.1f} s", flush=True
+                    )
+                failed = True
+                raise
+
+    limits = hypothesis.settings(
+        max_examples=ROUND, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+    )
+    number = 0
+    while time.perf_counter() - start < seconds:
+        try:
+            hypothesis.seed(seed * 1_000_000 + number)(limits(hypothesis.given(module.cases())(check)))()
+        except Exception:
+            traceback.print_exc()
+            sys.exit(f"{part}: found something; {module.__name__}.check(case) with the case above fails; seed {seed}")
+        number += 1
+    each = ", ".join(f"{count:,} {outcome}" for outcome, count in found.most_common())
+    print(f"{part}: {found.total():,} cases in {time.perf_counter() - start:,.0f} s: {each}; none failed; seed {seed}")
 
 
 def atheris_run(part: str, seed: int, seconds: int) -> None:
@@ -135,7 +190,7 @@ def _examples(part: str) -> list[bytes]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; absent: all")
-    parser.add_argument("--seconds", type=int, default=60, help="of atheris, for each of reader, config and manifest")
+    parser.add_argument("--seconds", type=int, default=60, help="for each part but content and hostile")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=CONVERSATIONS, help="conversations, for each of content")
     parser.add_argument("--inside", help=argparse.SUPPRESS)
@@ -147,6 +202,8 @@ def main() -> None:
             content(given.seed, given.count)
         elif part == "hostile":
             hostile()
+        elif part in DRAWN:
+            draw_cases(part, given.seed, given.seconds)
         else:
             atheris_run(part, given.seed, given.seconds)
 

@@ -24,8 +24,13 @@ from tasks.encoders.encoder import Encoder
 # Unicode's three areas for private use.
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
-# The end of a string, in JSON, that another text could continue to an escaped private character.
-_CUT_ESCAPE = re.compile(r'\\\\[\\u0-9a-f]{0,12}"', re.IGNORECASE)
+# The end of a string, in JSON, that another text could continue to an escaped private character: templates may strip
+# the white space after it. The same in the source of a template, where a backslash usually starts an escape such as \n.
+_SPACE = r"(?:\s|\\[nrtf]|\\u00(?:0b|1[c-f]))*"
+_CUT_ESCAPE = re.compile(rf'\\\\[\\u0-9a-f]{{0,12}}{_SPACE}"')
+_WRITES_BACKSLASH = re.compile(r"""\\(?![nrt"'])""")
+# What could continue one: how strings start, in JSON, and how texts start in the source of a template.
+_START = re.compile(rf"""(?:^|["'}}]){_SPACE}((?:\\\\|[u0-9a-f]){{1,11}})""")
 
 _OUR_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments"}
 _ROLES = {"system", "user", "assistant", "tool"}
@@ -64,17 +69,25 @@ class Breaker:
     def _breaker(self, *values: Any) -> str:
         """Return a private character that occurs in neither conversation, template, nor vocabulary.
 
-        They do not contain it escaped either, and no two texts of the conversation do if one follows the other.
+        They do not contain it escaped either, and no two texts of the conversation or the template do if one follows
+        the other.
         """
         text = orjson.dumps(values).decode()
         seen = self._private | (set(text) if not text.isascii() else set())
-        joins = _CUT_ESCAPE.search(text) is not None
+        starts = set[str]()
+        if self._writes_backslash or _CUT_ESCAPE.search(text):
+            found = {match[1] for source in (text, self._source) for match in _START.finditer(source)}
+            starts = {start[:length] for start in found for length in range(1, len(start) + 1)}
         for private in (chr(code) for code in chain(*_PRIVATE)):
             form = escaped(private)
             is_there = private in seen or escaped(form) in text or form in self._source
-            if not is_there and not (joins and any(f'"{escaped(form[cut:])}' in text for cut in range(1, len(form)))):
+            if not is_there and starts.isdisjoint(escaped(form[cut:]) for cut in range(1, len(form))):
                 return private
         raise Reject("no_private_character", "the conversation uses all 137,468 private characters of Unicode")
+
+    @cached_property
+    def _writes_backslash(self) -> bool:
+        return _WRITES_BACKSLASH.search(self._source) is not None
 
     @cached_property
     def _private(self) -> set[str]:
@@ -104,18 +117,23 @@ class Breaker:
         before = ends.match(core)
         after = core in insides or starts.match(core) or any(core in string for string in long)
         left, right = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
-        return left + breaker * before + self._break_controls(core, breaker) + breaker * after + right
+        broken = self._break_controls(core, breaker)
+        # Two breakers in a row only ever follow a control string of one character.
+        before = before and not broken.startswith(breaker)
+        return left + breaker * before + broken + breaker * after + right
 
     def _break_controls(self, text: str, breaker: str) -> str:
         """Break each control string after its first character, also within another one.
 
-        A control string of one character gets a private character on both sides.
+        A control string of one character gets one private character before it, and two after it: only one can be there
+        if a template writes such a string between two texts.
         """
         pieces: list[str] = []
         end = 0
         while match := self._encoder.control_pattern.search(text, end):
-            alone = len(match.group()) == 1
-            pieces += [text[end : match.start()], breaker * alone, text[match.start()], breaker]
+            first = text[match.start()]
+            alone = first in self._encoder.controls
+            pieces += [text[end : match.start()], breaker * alone, first, breaker * (1 + alone)]
             end = match.start() + 1
         return "".join(pieces) + text[end:] if pieces else text
 

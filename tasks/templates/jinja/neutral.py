@@ -27,10 +27,15 @@ class Neutral:
     """Remove from the texts of a conversation what control strings of a tokenizer consist of."""
 
     def __init__(self, encoder: Encoder):
-        distinct = {character for string in encoder.controls for character in _distinct(string)}
-        kept = sorted({*encoder.content_tokens, *_MARKERS} - distinct, key=len, reverse=True)
+        found = {character for string in encoder.controls for character in _distinct(string)}
+        distinct = {form for character in found for form in (character, character.lower(), character.upper())}
+        # Filters may write other control strings although a text has none of their characters: \\u00e9 for an é.
+        is_odd = any(not _DISTINCT[0].search(string) for string in encoder.controls)
+        others = r"|[^\w\s]|[^\x00-\x7f]" if is_odd else ""
+        kept = {*(token for token in encoder.content_tokens if token.isascii() or not is_odd), *_MARKERS} - distinct
         one_of = "".join(map(re.escape, sorted(distinct)))
-        self._pattern = re.compile(f"({'|'.join(map(re.escape, kept))})|[{one_of}]" if distinct else r"(?!)()")
+        markers = "|".join(map(re.escape, sorted(kept, key=len, reverse=True)))
+        self._pattern = re.compile(f"({markers})|[{one_of}]{others}" if distinct else r"(?!)()")
 
     def of(self, value: Any) -> Any:
         """Return messages or tools with neutral texts."""

@@ -443,7 +443,7 @@ class JinjaTemplate(Template):
         for match in self._encoder.written_pattern.finditer(text):
             written, (start, stop) = match.group(), match.span()
             string = written if written in controls else written.strip()
-            if len(string) > 1 or breaker not in (text[start - 1 : start], text[stop : stop + 1]):
+            if len(string) > 1 or text[stop : stop + 2] != breaker * 2:
                 yield (start, stop), string, start + written.index(string)
 
 
