@@ -26,8 +26,8 @@ from typing import Any
 
 import orjson
 
-# In this order: tests has a folder train, too.
-sys.path[:0] = [str(Path(__file__).resolve().parents[2] / name) for name in ("", "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # before it: tests has a folder train, too
 from support.damage_matrix import COLUMNS, KINDS, REBUILT, REFUSED, REPAIRED, Project, kind_of, load, outcomes
 
 from tasks.core.errors import PackError
