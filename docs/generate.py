@@ -337,8 +337,9 @@ def formats_page() -> str:
         "",
         *NOTES.splitlines(),
         "- The `name` of a message reaches Jinja templates only.",
-        "- SentencePiece text gets a leading space only if it begins a string of its own; see `leading_space` in the",
-        "  [manifest](manifest.md).",
+        "- SentencePiece text gets a leading space only if it begins a string of its own: at the start of a sample,",
+        "  after BOS in `llama2`, `alpaca`, and `plain`, and before a request of `mistral` whose first marker is text;",
+        "  see `leading_space` in the [manifest](manifest.md). Tokenizers of Hugging Face follow their own rule.",
         "",
     ]
     return "\n".join(lines)
@@ -361,19 +362,22 @@ FOLLOWED = {
 
 
 NOTES = """\
-- Turns keep their order. `llama2` and `mistral` join consecutive messages before an answer.
+- Turns keep their order. `llama2` and `mistral` join consecutive messages before an answer, except empty ones, with an
+  empty line between them. `llama2` has BOS before each pair of a request and an answer; one of them may be missing.
 - None adds a system message that the data does not have, as Qwen2.5's own template does; `default_system` adds one.
-  `alpaca` and `mistral` ignore an empty system message.
+  `alpaca` and `mistral` ignore an empty system message. Only the first message is the system message of `alpaca`; a
+  later one has no heading.
 - White space around contents stays, except where the family removes it: `llama3` around every content; `llama2`
   around all but the system message, and not between it and the request; `mistral` spaces after an answer.
 - Hermes: the tools are in the system message, calls are `<tool_call>` elements, and consecutive results are
   `<tool_response>` elements of one user turn. JSON has a space after each comma and colon. A family without rules
   for tools gets the same in its own frame; its results are a turn of `ipython` (`llama3`) or `<|tool|>`
-  (`zephyr`), or follow `### Tool result:` (`alpaca`).
-- `mistral` has the system message and the tools in the last request, and the calls of the history have ids that the
-  model does not write. If a trained turn or its prompt is therefore written otherwise once more turns follow, each
-  trained turn is a [sample](../concepts/labels.md#one-sample-or-several) of its own, which `turns: together`
-  refuses. A result that is JSON is written as JSON.
+  (`zephyr`), or follow `### Tool result:` (`alpaca`). No line break is before calls without content.
+- `mistral` has all system messages and the tools in the last request, or at the start in a request of their own if
+  there is no user message, and the calls of the history have ids that the model does not write. If a trained turn or
+  its prompt is therefore written otherwise once more turns follow, each trained turn is a
+  [sample](../concepts/labels.md#one-sample-or-several) of its own, which `turns: together` refuses. A result that is
+  JSON, without the same key twice in an object, is written as JSON.
 """
 
 

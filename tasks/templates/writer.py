@@ -57,6 +57,7 @@ class Writer:
         self.spans: list[Span] = []
         self.role = ""
         self.trained = False
+        self._starts = False  # the next text is a string of its own
 
     def turn(self, role: str, trained: bool) -> None:
         """Start a turn of `role`."""
@@ -71,10 +72,11 @@ class Writer:
         """Write a marker that is part of the turn, such as its end: trained on if the turn is."""
         self._mark(marker, self.trained)
 
-    def bos(self) -> None:
-        """Write BOS, if the tokenizer has one and adds it itself."""
+    def bos(self, start: bool = False) -> None:
+        """Write BOS, if the tokenizer has one and adds it itself. `start`: text after it is a string of its own."""
         if self.encoder.adds_bos and self.encoder.bos_id is not None:
             self._token(self.encoder.bos_id, False)
+        self._starts = start
 
     def eos(self) -> None:
         """Write EOS as a stop token: trained on if the turn is."""
@@ -94,13 +96,16 @@ class Writer:
             self._text(marker, trained, start)
         else:
             self.spans.append(Span(marker, token, trained, self.role))
+            self._starts = False
 
     def _token(self, token: int, trained: bool) -> None:
         self.spans.append(Span(self.encoder.control_strings.get(token, ""), token, trained, self.role))
+        self._starts = False
 
     def _text(self, text: str, trained: bool, start: bool = False) -> None:
         if text:
-            self.spans.append(Span(text, TEXT, trained, self.role, start))
+            self.spans.append(Span(text, TEXT, trained, self.role, start or self._starts))
+            self._starts = False
 
 
 def requests(turns: Turns) -> list[tuple[Turns, tuple[Message, bool] | None]]:

@@ -42,11 +42,14 @@ def with_system(w: Writer, turns: Turns) -> Turns:
     return [(Message("system", ""), False), *turns]
 
 
-def write_tools(w: Writer, message: Message) -> None:
-    """Write what follows the content of a message: the tools after the system message, the calls of an answer."""
+def write_tools(w: Writer, message: Message, content: str | None = None) -> None:
+    """Write what follows the content of a message: the tools after the system message, the calls of an answer.
+
+    `content` is what was written of it, if that may be less than all.
+    """
     if message.role == "system":
         describe(w)
-    gap = "\n" if message.content else ""
+    gap = "\n" if (message.content if content is None else content) else ""
     for call in call_text(message):
         w.say(gap)
         w.own_mark("<tool_call>")

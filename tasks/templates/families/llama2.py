@@ -19,22 +19,25 @@ def write(w: Writer, turns: Turns) -> None:
             w.frame(" [/INST]")
         if answer:
             w.turn("assistant", answer[1])
-            w.say(f" {full_text(answer[0]).strip()}")
-            write_tools(w, answer[0])
+            text = full_text(answer[0]).strip()
+            w.say(f" {text}")
+            write_tools(w, answer[0], text)
             w.say(" ")
             w.eos()
 
 
 def _write_request(w: Writer, request: Turns) -> None:
     """Write the messages before an answer. Together they are stripped: spaces after a system message remain."""
-    before = ""
+    before = gap = ""
     for message, trained in request:
         w.turn(message.role, trained)
         text = full_text(message)
         text = text if message.role == "system" else text.rstrip() if before == "system" else text.strip()
-        if before and (text or message.role == "tool"):
-            w.frame("\n\n")
         before = message.role
+        if not text and message.role == "user":
+            continue
+        w.frame(gap)
+        gap = "\n\n"
         if message.role == "system":
             w.frame("<<SYS>>\n")
             w.say(text)

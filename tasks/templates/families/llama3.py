@@ -15,8 +15,9 @@ def write(w: Writer, turns: Turns) -> None:
         w.frame("ipython" if message.role == "tool" else message.role)
         w.mark("<|end_header_id|>")
         w.frame("\n\n")
-        w.say(full_text(message).strip())
-        write_tools(w, message)
+        text = full_text(message).strip()
+        w.say(text)
+        write_tools(w, message, text)
         w.own_mark("<|eot_id|>")
 
 

@@ -21,7 +21,7 @@ from tasks.templates.writer import Family, Turns, Unusual, Writer
 
 def write(w: Writer, turns: Turns) -> None:
     w.bos()
-    system = [turn for turn in turns if turn[0].role == "system"]
+    system = [turn for turn in turns if _is_system(turn[0])]
     others = [turn for turn in turns if turn[0].role != "system"]
     last = max((index for index, (message, _) in enumerate(others) if message.role == "user"), default=-1)
     if last < 0 and (system or w.tools):
@@ -87,13 +87,20 @@ def _gap(w: Writer) -> str:
 
 
 def _differs_later(turns: Turns, tools: Sequence[str]) -> int | None:
-    system = any(message.role == "system" and full_text(message) for message, _ in turns)
-    last = max((index for index, (message, _) in enumerate(turns) if message.role == "user"), default=-1)
+    system = [index for index, (message, _) in enumerate(turns) if _is_system(message)] or [len(turns), -1]
+    user = max((index for index, (message, _) in enumerate(turns) if message.role == "user"), default=-1)
+    last = max((index for index, (message, _) in enumerate(turns) if message.role != "system"), default=-1)
     for index, (message, trained) in enumerate(turns):
-        has_ids = index + 1 < len(turns) and any(call.id for call in message.tool_calls)
-        if trained and (has_ids or (index < last and (system or tools))):
+        has_ids = index < last and any(call.id for call in message.tool_calls)
+        # A later request takes the system message and the tools; without one, a later system message joins the last.
+        moves = tools or system[0] < index if index < user else system[-1] > index
+        if trained and (has_ids or moves):
             return index
     return None
+
+
+def _is_system(message: Message) -> bool:
+    return message.role == "system" and bool(full_text(message))
 
 
 def _unusual(roles: Sequence[str]) -> Unusual | None:

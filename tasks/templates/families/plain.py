@@ -8,10 +8,10 @@ from tasks.templates.writer import TOOL_CALL_MARKERS, Family, Turns, Writer
 
 
 def write(w: Writer, turns: Turns) -> None:
-    w.bos()
-    for index, (message, trained) in enumerate(turns):
+    w.bos(start=True)
+    for message, trained in turns:
         w.turn(message.role, trained)
-        w.say(full_text(message), start=index == 0)
+        w.say(full_text(message))
         write_tools(w, message)
         if message.role == "assistant":
             w.eos()

@@ -1,0 +1,186 @@
+"""Ids and labels equal those of the reference, which is written from the published rules and imports none of this code.
+
+    records ─┬─ tokenize_part, or PackCorpus ─┐
+             └─ tests/reference ──────────────┴─▶ every id, every label, and every reject is the same
+
+bench/reliability/differential.py does the same with 30,000 real and 3,000 unusual conversations for each pair.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from conversations.test_conversations import BAD, GOLDEN
+from reference import families, tokens
+from reference.corpus import expected
+from reference.families import Piece
+from reference.records import ROLES
+from support.commands import needs_shared, pack
+from support.containers import as_csv, as_lines, as_parquet
+from support.differential import AT_ONCE, Tally, add, compare, compare_pair, library_of, real
+from support.tokenizer_kinds import KINDS, kind_path
+from support.unusual_conversations import unusual
+
+from tasks.conversations.formats import FORMAT_NAMES
+from tasks.templates.built_in import BUILT_IN
+
+TESTS = Path(__file__).parents[1]
+REAL, UNUSUAL = 60, 80
+IGNORED = -100
+
+
+@needs_shared
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("template", BUILT_IN)
+def test_real_conversations_have_the_ids_and_labels_of_the_reference(template: str, kind: str) -> None:
+    seed = list(BUILT_IN).index(template) * len(KINDS) + KINDS.index(kind)
+    tally = compare_pair(template, kind, REAL, 0, 0, real_seed=seed)
+    assert not tally.wrong, tally.wrong[0]
+    assert (tally.conversations, tally.rejected) == (REAL, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("template", BUILT_IN)
+def test_unusual_conversations_have_the_ids_and_labels_of_the_reference(template: str, kind: str) -> None:
+    seed = list(BUILT_IN).index(template) * len(KINDS) + KINDS.index(kind)
+    tally = compare_pair(template, kind, 0, UNUSUAL, seed)
+    assert not tally.wrong, tally.wrong[0]
+    assert tally.conversations == 3 * UNUSUAL
+    assert tally.rejected < tally.conversations / 2
+
+
+def test_unusual_conversations_are_of_every_format() -> None:
+    assert {format for format, _ in unusual("hf_legacy", 0, AT_ONCE)} == set(FORMAT_NAMES)
+
+
+@needs_shared
+def test_there_are_30000_real_conversations() -> None:
+    found = real(30_000)
+    assert len(found) == 30_000
+    assert sum(format != "messages" for format, _ in found) == 26_067
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "all"])
+def test_records_of_every_format_are_read_and_rejected_as_the_reference_does(train_on: Any) -> None:
+    records = [(format, record) for format, record, _ in GOLDEN]
+    records += [(format, record) for format, record, *_ in BAD if in_json(record)]
+    tally = compare(records, "chatml", "sp_bpe_chatml", train_on)
+    assert not tally.wrong, tally.wrong[0]
+    assert tally.rejected > 60
+    assert tally.conversations - tally.rejected >= len(GOLDEN) - 1  # one has no answer
+
+
+def in_json(record: Any) -> bool:
+    """Return whether a record can be in a JSONL file, and is not refused with the whole run, as images are."""
+    try:
+        return "image" not in json.dumps(record, ensure_ascii=False).encode().decode()
+    except (TypeError, UnicodeEncodeError):
+        return False
+
+
+@pytest.mark.parametrize(("template", "kind"), [("chatml", "sp_bpe_chatml"), ("llama2", "hf_legacy")])
+def test_rows_of_a_corpus_hold_what_the_reference_says(template: str, kind: str, tmp_path: Path) -> None:
+    """Through the command, the packing, and other containers; encoded with gigatoken where that is possible."""
+    given = unusual(kind, 5, 600)
+    messages = [record for format, record in given if format == "messages"]
+    asked = [texts_of(("question", "answer"), record) for format, record in given if format == "prompt_completion"]
+    dolly = [texts_of(("instruction", "context", "response"), record) for format, record in given if format == "dolly"]
+    (tmp_path / "a.jsonl").write_bytes(as_lines(messages))
+    (tmp_path / "b.csv").write_bytes(as_csv(asked))
+    (tmp_path / "c.parquet").write_bytes(as_parquet(dolly))
+    settings = {"name": "rows", "tokenizer": str(kind_path(kind)), "template": template, "max_rejects": 1.0}
+    settings |= {"sequence_length": 8192, "overlong": "error", "sources": ["a.jsonl", "b.csv", "c.parquet"]}
+    (tmp_path / "corpus.yaml").write_text(yaml.safe_dump(settings))
+    manifest = pack(tmp_path, "--config", "corpus.yaml", "--workers", "1")
+
+    read = (
+        ("messages", [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().split("\n")[:-1]]),
+        ("prompt_completion", list(csv.DictReader((tmp_path / "b.csv").open(newline="")))),
+        ("dolly", pq.read_table(tmp_path / "c.parquet").to_pylist()),
+    )
+    found, tally = packed(manifest), Tally()
+    for source, (format, records) in enumerate(read):
+        assert len(records) > 20
+        said = expected(records, format, template, library_of(kind))
+        for number, (record, there) in enumerate(zip(records, said, strict=True), 1):
+            add(tally, record, found.pop((source, number), None), there)
+    assert not found
+    assert not tally.wrong, tally.wrong[0]
+
+
+def texts_of(names: tuple[str, ...], record: dict[str, Any]) -> dict[str, str]:
+    """Return a record for a table, with the first values that are texts."""
+    texts = [value for value in record.values() if type(value) is str]
+    return {name: texts[number] if number < len(texts) else "" for number, name in enumerate(names)}
+
+
+def packed(manifest: Path) -> dict[tuple[int, int], list[tokens.Encoded]]:
+    """Return the samples of each conversation, by source and record, from their rows."""
+    facts = orjson.loads(manifest.read_bytes())
+    folder, length = manifest.parent.parent / facts["corpus"], facts["sequence_length"]
+    shards = [pa.ipc.open_stream(folder / shard["path"]).read_all() for shard in facts["splits"]["train"]["shards"]]
+    rows = [
+        {
+            name: np.concatenate([chunk.flatten() for chunk in shard[name].chunks]).reshape(-1, length)
+            for name in ("input_ids", "labels")
+        }
+        for shard in shards
+    ]
+    found: dict[tuple[int, int], list[tokens.Encoded]] = {}
+    for place in pa.ipc.open_stream(folder / "index.arrow").read_all().to_pylist():
+        inside = slice(place["start"], place["start"] + place["length"])
+        ids, labels = (rows[place["shard"]][name][place["row"], inside].tolist() for name in ("input_ids", "labels"))
+        assert all(label in (token, IGNORED) for token, label in zip(ids, labels, strict=True))
+        trained = [label != IGNORED for label in labels]
+        found.setdefault((place["source"], place["record"]), []).append((ids, trained))
+    return found
+
+
+# -- the comparison itself --------------------------------------------------------------------------------------------
+
+CHAT = ("messages", {"messages": [{"role": "user", "content": "2+2?"}, {"role": "ai", "content": "4"}]})
+
+
+def changed(text: Callable[[str], str]) -> Callable[..., list[Piece]]:
+    return lambda *given: [piece._replace(text=text(piece.text)) for piece in families.llama2(*given)]
+
+
+def test_a_changed_space_label_id_or_reject_is_a_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong() -> str:
+        return "".join(compare([CHAT], "llama2", "sp_bpe_chatml").wrong).partition(": {")[0]
+
+    assert wrong() == ""
+    monkeypatch.setitem(families.RULES, "llama2", changed(lambda text: text.replace(" [/INST]", "[/INST]")))
+    assert wrong().startswith("sample 0, token ")
+    monkeypatch.undo()
+    monkeypatch.setattr(families, "flagged", lambda pieces, *_: [(piece.text, True) for piece in pieces])
+    assert wrong() == "sample 0, token 1: (id, trained on) is (405, False), (405, True) in the reference"
+    monkeypatch.undo()
+    monkeypatch.setattr(library_of("sp_bpe_chatml"), "eos", 7)
+    assert "(2, True), (7, True) in the reference" in wrong()
+    monkeypatch.undo()
+    monkeypatch.delitem(ROLES, "ai")
+    assert wrong() == "rejected by the reference only"
+
+
+def test_the_reference_imports_nothing_that_it_is_compared_with() -> None:
+    files = sorted((TESTS / "reference").glob("*.py"))
+    assert len(files) > 4
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or "."] if isinstance(node, ast.ImportFrom) else []
+            roots = {name.partition(".")[0] for name in names}
+            known = {"__future__", "abc", "collections", "itertools", "json", "pathlib", "re", "typing"}
+            assert roots <= known | {"reference", "sentencepiece", "tokenizers"}, f"{file.name} imports {names}"

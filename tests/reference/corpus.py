@@ -1,0 +1,32 @@
+"""Records → what a corpus must hold of each: its samples, or None if it must be rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from reference import families
+from reference.records import Rejected, read
+from reference.tokens import Encoded, Library, encoded
+
+
+def expected(
+    records: Sequence[Any], format: str, template: str, library: Library, train_on: str = "assistant"
+) -> list[list[Encoded] | None]:
+    """Return the samples of each record, in the order of its turns; None if it must be rejected."""
+    written = [samples_of(record, format, template, library, train_on) for record in records]
+    ids = iter(encoded([sample for samples in written for sample in samples], library))
+    return [[next(ids) for _ in samples] or None for samples in written]
+
+
+def samples_of(
+    record: Any, format: str, template: str, library: Library, train_on: str = "assistant"
+) -> list[families.Sample]:
+    """Return the samples of a record as text; none if it must be rejected, or if no turn of it is trained on."""
+    try:
+        messages, tools = read(record, format)
+    except Rejected:
+        return []
+    if not any(families.trained_turns(messages, train_on)):
+        return []
+    return families.samples(template, messages, tools, train_on, library.adds_space)

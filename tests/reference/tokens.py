@@ -1,0 +1,219 @@
+"""Samples → token ids and labels, with the tokenizer's own library.
+
+    [("\0BOS\0[INST] 2+2? [/INST]", False), (" 4 \0EOS\0", True)] ─▶ ids [1, 733, …, 2], trained [False, …, True]
+
+- A marker of the template is its control token, by id, or text if the tokenizer lacks it.
+- Adjacent texts that are both trained on, or neither, are one text and encoded together.
+- The library encodes texts without matching special tokens. Its added tokens that are not special are matched.
+- The space that SentencePiece adds to a text is added where a string begins; see `Library.starts`.
+- EOS ends a sample, unless the template ends it so. It is trained on if what it ends is.
+- The first token of a sample is never trained on.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+Sample = Sequence[tuple[str, bool]]
+Text = tuple[str, bool]  # and whether a space is added to it
+Encoded = tuple[list[int], list[bool]]  # ids, and whether each is trained on
+
+
+class Library(ABC):
+    """A tokenizer as its library has it."""
+
+    controls: dict[str, int]
+    bos: int | None
+    eos: int
+    adds_space: bool
+    """Whether its library adds a space to a text."""
+    after_added: str = r"(?!)"
+    """A pattern of texts after which it adds one, too."""
+
+    @abstractmethod
+    def starts(self, before: str, is_string: bool) -> bool:
+        """Return whether a space is added to a text. `before` it is nothing, a control token, or a text."""
+
+    @abstractmethod
+    def encode(self, texts: Sequence[Text]) -> list[list[int]]:
+        """Encode texts; content becomes no control token."""
+
+
+class SentencePiece(Library):
+    """A `.model` file. It is read twice, with and without `add_dummy_prefix`."""
+
+    adds_space = True
+
+    def __init__(self, path: Path):
+        from sentencepiece import SentencePieceProcessor
+        from sentencepiece import sentencepiece_model_pb2 as proto
+
+        model = proto.ModelProto()
+        model.ParseFromString(path.read_bytes())
+        assert model.normalizer_spec.add_dummy_prefix
+        self.own = SentencePieceProcessor(model_proto=model.SerializeToString())
+        model.normalizer_spec.add_dummy_prefix = False
+        self.bare = SentencePieceProcessor(model_proto=model.SerializeToString())
+        tokens = range(self.own.vocab_size())
+        self.controls = {self.own.id_to_piece(token): token for token in tokens if self.own.is_control(token)}
+        self.bos = self.own.bos_id() if self.own.bos_id() >= 0 else None
+        self.eos = self.own.eos_id()
+
+    def starts(self, before: str, is_string: bool) -> bool:
+        return before == "nothing" or (before == "control" and is_string)
+
+    def encode(self, texts: Sequence[Text]) -> list[list[int]]:
+        return [(self.own if adds_space else self.bare).encode(text) for text, adds_space in texts]
+
+
+class HuggingFace(Library):
+    """A folder with `tokenizer.json`, whose rule for spaces is its own. It is read with and without the space."""
+
+    def __init__(self, path: Path):
+        from tokenizers import Tokenizer
+
+        written = json.loads((path / "tokenizer.json").read_text())
+        settings = json.loads((path / "tokenizer_config.json").read_text())
+        self.own = Tokenizer.from_str(json.dumps(written))
+        self.rule = rule_of(written)
+        self.bare = Tokenizer.from_str(json.dumps(without_prefix(written)))
+        for tokenizer in (self.own, self.bare):
+            tokenizer.encode_special_tokens = True  # split_special_tokens of transformers
+        added = written["added_tokens"]
+        self.controls = {token["content"]: token["id"] for token in added if token["special"]}
+        self.eos = self.controls[settings["eos_token"]]
+        self.bos = self.controls.get(settings.get("bos_token"))
+        if self.own.encode("").ids[:1] != [self.bos]:
+            self.bos = None
+        self.adds_space = self.rule != "never"
+        self.unknown = self.controls.get(settings.get("unk_token"))
+        self.added = "|".join(re.escape(token["content"]) for token in added if not token["special"]) or r"(?!)"
+        if self.rule == "always":
+            self.after_added = rf"(?:{self.added})\Z"
+
+    def starts(self, before: str, is_string: bool) -> bool:
+        return before == "nothing" if self.rule == "first" else self.rule == "always" and before != "text"
+
+    def encode(self, texts: Sequence[Text]) -> list[list[int]]:
+        ids: list[list[int]] = [[] for _ in texts]
+        for tokenizer, of_own in ((self.own, True), (self.bare, False)):
+            numbers = [number for number, (_, adds_space) in enumerate(texts) if adds_space == of_own]
+            found = tokenizer.encode_batch_fast([texts[number][0] for number in numbers], add_special_tokens=False)
+            for number, encoding in zip(numbers, found, strict=True):
+                ids[number] = encoding.ids
+        for number, (text, adds_space) in enumerate(texts):
+            if self.rule == "always" and not adds_space and re.search(self.added, text):
+                ids[number] = self._after_added(text)
+            if self._has_control(ids[number], text):
+                ids[number] = self._in_parts(text, adds_space)
+        return ids
+
+    def _after_added(self, text: str) -> list[int]:
+        """Encode a text without a space at its start. The library adds one after each added token."""
+        found = re.search(self.added, text)
+        assert found
+        first = self.bare.encode(text[: found.start()], add_special_tokens=False).ids
+        return [*first, *self.own.encode(text[found.start() :], add_special_tokens=False).ids]
+
+    def _has_control(self, ids: Iterable[int], text: str) -> bool:
+        """Return whether a text became a control token. A Unigram vocabulary has them as pieces like all others."""
+        forged = set(ids) & set(self.controls.values())
+        return bool(forged - {self.unknown}) or (self.unknown in forged and "<unk>" in text)
+
+    def _in_parts(self, text: str, adds_space: bool) -> list[int]:
+        """Encode a text in parts: it is cut around each control string, and after its first character."""
+        text = " " * (adds_space and not text.startswith((" ", "▁"))) + text
+        strings = sorted(self.controls, key=len, reverse=True)
+        parts: list[str] = []
+        for part in re.split(f"({'|'.join(map(re.escape, strings))})", text):
+            parts += [part[0], part[1:]] if part in self.controls else [part]
+        ids = [token for part in parts for token in self.bare.encode(part, add_special_tokens=False).ids]
+        assert not set(ids) & (set(self.controls.values()) - {self.unknown}), text
+        return ids
+
+
+def rule_of(written: dict[str, Any]) -> str:
+    """Return where a tokenizer.json adds a space: to no text, to the first, or to each after an added token."""
+    splits, normalizes = written["pre_tokenizer"] or {}, written["normalizer"] or {}
+    if splits.get("type") == "Metaspace":
+        return str(splits["prepend_scheme"])
+    return "always" if any(each["type"] == "Prepend" for each in normalizes.get("normalizers", [])) else "never"
+
+
+def without_prefix(written: dict[str, Any]) -> dict[str, Any]:
+    """Return a tokenizer.json that adds no space."""
+    splits, normalizes = written["pre_tokenizer"] or {}, written["normalizer"] or {}
+    if splits.get("type") == "Metaspace":
+        return {**written, "pre_tokenizer": {**splits, "prepend_scheme": "never"}}
+    kept = [each for each in normalizes.get("normalizers", []) if each["type"] != "Prepend"]
+    return {**written, "normalizer": {**normalizes, "normalizers": kept} if kept else None}
+
+
+# -- samples → ids ----------------------------------------------------------------------------------------------------
+
+
+def encoded(samples: Sequence[Sample], library: Library) -> list[Encoded]:
+    """Return the ids and the labels of samples. Equal texts are encoded once."""
+    prepared = [segments(sample, library) for sample in samples]
+    texts = list(dict.fromkeys(item for each in prepared for item, _ in each if not isinstance(item, int)))
+    ids_of = dict(zip(texts, library.encode(texts), strict=True))
+    found: list[Encoded] = []
+    for each in prepared:
+        ids: list[int] = []
+        trained: list[bool] = []
+        for item, flag in each:
+            new = [item] if isinstance(item, int) else ids_of[item]
+            ids += new
+            trained += [flag] * len(new)
+        trained[:1] = [False]
+        found.append((ids, trained))
+    return found
+
+
+def segments(sample: Sample, library: Library) -> list[tuple[int | Text, bool]]:
+    """Return control tokens and texts, each with whether it is trained on; with the EOS that ends the sample."""
+    found: list[tuple[int | Text, bool]] = []
+    before, is_string = "nothing", False
+    for kind, value, flag in written(sample, library):
+        if kind == "string":
+            is_string = True
+            continue
+        if kind == "control":
+            found.append((int(value), flag))
+            before = "control"
+        elif value and before == "text" and found[-1][1] == flag:
+            text, adds_space = found[-1][0]  # type: ignore[misc]
+            found[-1] = ((text + str(value), adds_space), flag)
+        elif value:
+            if before == "text" and re.search(library.after_added, found[-1][0][0]):  # type: ignore[index]
+                before = "control"
+            found.append(((str(value), library.starts(before, is_string)), flag))
+            before = "text"
+        is_string = is_string and kind == "text" and not value
+    ends = [item for item in found if isinstance(item[0], int) or item[0][0].strip()][-1:] or found[-1:]
+    if ends[0][0] != library.eos:
+        found.append((library.eos, ends[0][1]))
+    return found
+
+
+def written(sample: Sample, library: Library) -> Iterable[tuple[str, str | int, bool]]:
+    """Yield ("control", id), ("text", text), and ("string", "") where a string begins, each with its flag."""
+    for text, flag in sample:
+        for number, part in enumerate(text.split("\0")):
+            if number % 2 == 0:
+                yield "text", part, flag
+            elif part == "STRING":
+                yield "string", "", flag
+            elif part in ("BOS", "EOS"):
+                token = library.bos if part == "BOS" else library.eos
+                if token is not None:
+                    yield "control", token, flag
+            elif part in library.controls:
+                yield "control", library.controls[part], flag
+            else:
+                yield "text", part, flag
