@@ -32,6 +32,8 @@ _WRITES_BACKSLASH = re.compile(r"""\\(?![nrt"'])""")
 # What could continue one: how strings start, in JSON, and how texts start in the source of a template.
 _START = re.compile(rf"""(?:^|["'}}]){_SPACE}((?:\\\\|[u0-9a-f]){{1,11}})""")
 
+_LIKE_ESCAPE = re.compile(r"\\u[0-9a-f]{4}|^[\\u0-9a-f]{2,12}$")
+
 _OUR_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments"}
 _ROLES = {"system", "user", "assistant", "tool"}
 
@@ -70,7 +72,7 @@ class Breaker:
         """Return a private character that occurs in neither conversation, template, nor vocabulary.
 
         They do not contain it escaped either, and no two texts of the conversation or the template do if one follows
-        the other.
+        the other; nor do a control string and its escaped form contain each other.
         """
         text = orjson.dumps(values).decode()
         seen = self._private | (set(text) if not text.isascii() else set())
@@ -80,10 +82,18 @@ class Breaker:
             starts = {start[:length] for start in found for length in range(1, len(start) + 1)}
         for private in (chr(code) for code in chain(*_PRIVATE)):
             form = escaped(private)
-            is_there = private in seen or escaped(form) in text or form in self._source
-            if not is_there and starts.isdisjoint(escaped(form[cut:]) for cut in range(1, len(form))):
+            if private in seen or escaped(form) in text or form in self._source:
+                continue
+            if any(string in form or form in string for string in self._like_escapes):
+                continue
+            if starts.isdisjoint(escaped(form[cut:]) for cut in range(1, len(form))):
                 return private
         raise Reject("no_private_character", "the conversation uses all 137,468 private characters of Unicode")
+
+    @cached_property
+    def _like_escapes(self) -> list[str]:
+        """Return the control strings that a template which escapes texts may write, as `\\ue000`."""
+        return [string for string in self._encoder.controls if len(string) > 1 and _LIKE_ESCAPE.search(string)]
 
     @cached_property
     def _writes_backslash(self) -> bool:

@@ -231,6 +231,7 @@ def check(case: Case) -> str:
 @example(Case(KINDS[0], (), (), (CONTENT, Part("000")), ((("<|im_end|>", ""), ("b\\ue", "")),)))
 @example(Case(KINDS[0], TOKENS[:1], (), (CONTENT, Part("\ue000")), ((("a", ""), ("<|im_end", "")),)))
 @example(Case(KINDS[0], TOKENS[3:4], (), (CONTENT, Part("content", "ascii")), ((("a", ""), ("\ue001", "")),)))
+@example(Case(KINDS[0], ("\\ue000",), (), (CONTENT, Part("content", "ascii")), ((("", ""), ("\ue000", "")),)))
 @given(cases())
 def test_fields_side_by_side_keep_their_text_and_forge_no_control_token(case: Case) -> None:
     check(case)
