@@ -20,6 +20,9 @@ DEFAULT = Path(__file__).with_name("qlora.yaml")
 # Settings that cannot change the adapter: a run may be resumed with other values.
 WITHOUT_EFFECT = {"output", "load", "gpus", "save_every", "keep_checkpoints", "report_to"}
 
+# Left out of the key of a run at their defaults, so that runs of earlier versions keep theirs.
+LATER = ("lora_variant",)
+
 AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
 Attention = Literal["auto", "sdpa", "eager", "flex", "flash2", "flash3", "varlen"]
 
@@ -61,8 +64,13 @@ class TrainingConfig(BaseModel):
     lora_r: int = Field(16, ge=1, le=1024, description="Rank of the adapter.")
     lora_alpha: float = Field(32, gt=0, description="The adapter is scaled by lora_alpha / lora_r.")
     lora_dropout: float = Field(0.05, ge=0, lt=1, description="Dropout of the adapter.")
-    lora_targets: Literal["all", "attention"] = Field(
-        "all", description="all: every linear layer except the output head; attention: q, k, v, and o."
+    lora_targets: Literal["all", "attention"] | Annotated[list[str], Field(min_length=1)] = Field(
+        "all",
+        description="all: every linear layer of the decoder, and its experts; attention: q, k, v, and o; or a list of "
+        "names of layers, such as [q_proj, v_proj].",
+    )
+    lora_variant: Literal["lora", "rslora", "dora"] = Field(
+        "lora", description="rslora: scaled by lora_alpha / √lora_r; dora: with a trained magnitude, slower."
     )
     activation_checkpointing: bool = Field(True, description="Use less memory for a third more compute.")
     compile: bool = Field(False, description="Use torch.compile, if one step with it gives the same loss.")
@@ -102,8 +110,9 @@ class TrainingConfig(BaseModel):
         return self.learning_rate
 
     def settings(self) -> dict[str, Any]:
-        """Return every setting that can change the adapter."""
-        return self.model_dump(exclude=WITHOUT_EFFECT)
+        """Return every setting that can change the adapter; settings of later versions only if they are set."""
+        later = {name for name in LATER if getattr(self, name) == type(self).model_fields[name].default}
+        return self.model_dump(exclude=WITHOUT_EFFECT | later)
 
 
 def load_training_config(path: Path = DEFAULT, overrides: dict[str, str] | None = None) -> TrainingConfig:

@@ -20,6 +20,9 @@ from train.loop.display import si
 from train.loop.prepare import Run
 from train.model import flops, qlora
 
+# The share of frozen weights in 4 bits that is expected of a quantized model.
+MOSTLY = 0.8
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -51,8 +54,11 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
         "device": f"{run.device.name}{f' × {ranks}' if ranks > 1 else ''}, {run.device.precision}",
         "model": f"{si(total)} parameters, {si(trainable)} trainable ({100 * trainable / total:.2f} %)",
         "frozen weights": (
-            "NF4, double quantization" if qlora.quantized(run.model) else f"{run.model.dtype}, not quantized"
+            f"{100 * flops.share_in_4_bits(run.model):.0f} % in NF4, double quantization"
+            if qlora.quantized(run.model)
+            else f"{run.model.dtype}, not quantized"
         ),
+        "adapter": _adapter(run.model),
         "attention": f"{choices.attention}; {run.isolation or 'no row has two conversations to keep apart'}",
         "optimizer": f"{config.optimizer}, learning rate {config.rate:g}, {config.schedule}",
         "checkpointing": "on" if run.model.is_gradient_checkpointing else "off",
@@ -65,10 +71,29 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
     }
 
 
+def _adapter(model: Any) -> str:
+    lora = model.peft_config["default"]
+    variant = "DoRA" if lora.use_dora else "rank-stabilized LoRA" if lora.use_rslora else "LoRA"
+    layers = {name.rpartition(".")[2] for name in lora.target_modules} | {*(lora.target_parameters or ())}
+    return f"{variant} of rank {lora.r}, dropout {lora.lora_dropout:g}, on {', '.join(sorted(layers))}"
+
+
 def warnings(run: Run, steps: Steps) -> list[str]:
     """Return what may make the run useless, slow, or wrong, one short text each."""
     feed, config, choices = run.feed, run.config, run.choices
     found = list(run.warnings)
+    share = flops.share_in_4_bits(run.model)
+    # Of the small Llama, the embeddings are most of the weights.
+    if config.base_model and config.quantization == "nf4" and share < MOSTLY:
+        found.append(
+            f"only {100 * share:.0f} % of the frozen weights are in 4 bits; the others, such as those of experts and "
+            "embeddings, take four times the memory. If it does not fit, use a model without experts"
+        )
+    dropout = run.model.peft_config["default"].lora_dropout
+    if dropout != config.lora_dropout:
+        found.append(
+            f"lora_dropout is {dropout:g}, not {config.lora_dropout:g}: the weights of experts cannot have one"
+        )
     if not 0.9 < run.tokens_per_step / config.tokens_per_step < 1.1:
         found.append(
             f"a step has {si(run.tokens_per_step)} tokens, but tokens_per_step is {si(config.tokens_per_step)}. Steps "

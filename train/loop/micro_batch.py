@@ -28,8 +28,8 @@ from tasks.core.printable import counted
 from tasks.core.process import peak_memory
 from train.config import TrainingConfig
 from train.machine import devices
+from train.model.adapter import keep_random
 from train.model.attention import batch_of
-from train.model.qlora import keep_random
 
 NEAR = 0.03
 BUDGET = {"cpu": 30.0, "cuda": 120.0}  # seconds

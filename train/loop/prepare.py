@@ -31,7 +31,7 @@ from train.loop.run_folder import Choices, RunFolder, step_of
 from train.machine.devices import Device, check_reporting
 from train.machine.ranks import main_first, together
 from train.model import base_model, flops, isolation, qlora
-from train.model.attention import batch_of, use_attention
+from train.model.attention import backend_to_load, batch_of, use_attention
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,11 @@ def prepare(
 
     base = main_first(main, find_base)
     with together():
-        model = qlora.load_model(base, config, state.device, device.bf16)
+        attention, note = backend_to_load(base_model.read_config(base), config.attention)
+        model = qlora.load_model(base, config, state.device, device.bf16, attention)
+    if note:
+        notes.append(note)
+        config = config.model_copy(update={"attention": attention})
     # The first rank removes incomplete checkpoints before the others look for the newest.
     checkpoint = main_first(main, lambda: newest_complete(folder.path, corpus.key))
     before = folder.choices()

@@ -28,6 +28,8 @@ from train.data.corpus import Corpus
 VERSION = 1
 LOCK = "run.lock"
 COMPLETE = "complete.json"
+# Of each file of a base model, this many samples of so many bytes are hashed: all of a file up to 1 MiB.
+SAMPLES, SAMPLE = 256, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +128,9 @@ def step_of(checkpoint: Path) -> int:
 
 
 def _model_digest(base_model: str | None) -> str | None:
-    """Identify a local model by its small files, and by name and size of weights.
+    """Identify a local model by its small files, and by samples of the large ones.
 
-    Reading the weights would take minutes.
+    Reading all weights would take minutes. Training changes most of them, so that samples show it.
     """
     if base_model is None or not Path(base_model).is_dir():
         return base_model
@@ -137,6 +139,8 @@ def _model_digest(base_model: str | None) -> str | None:
         if path.is_file():
             size = path.stat().st_size
             digest.update(f"{path.relative_to(base_model).as_posix()}\0{size}\0".encode())
-            if size < 1 << 20:
-                digest.update(path.read_bytes())
+            with path.open("rb") as file:
+                for start in range(0, size, max(SAMPLE, size // SAMPLES)):
+                    file.seek(start)
+                    digest.update(file.read(SAMPLE))
     return digest.hexdigest()

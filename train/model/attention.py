@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, default_data_collator
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AttentionInterface, default_data_collator
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
 from tasks.core.errors import PartMissing
@@ -40,6 +40,14 @@ BACKENDS = {
     "eager": "eager",
 }
 BY_SEGMENTS = ("flash2", "flash3", "varlen")
+
+# Attributes of transformers' models that show which backends their code has.
+FLAGS = {
+    "flash3": "_supports_flash_attn",
+    "flash2": "_supports_flash_attn",
+    "flex": "_supports_flex_attn",
+    "sdpa": "_supports_sdpa",
+}
 
 PACKAGES = {
     "flash2": ("flash-attn", is_flash_attn_2_available),
@@ -65,6 +73,27 @@ def unavailable_reason(backend: str, device: torch.device, dtype: torch.dtype = 
     package, is_there = PACKAGES[backend]
     # Without the package, transformers would download a kernel from a hub.
     return None if is_there() else f"{backend} needs the {package} package"
+
+
+def backend_to_load(config: Any, wanted: str) -> tuple[str, str]:
+    """Return the backend to load a model with, and a note if it is not the one in the settings.
+
+    `config` is that of the model. `auto` starts with sdpa or, if the model lacks it, eager, which every model has.
+    Raises PartMissing if the model's code lacks the backend.
+    """
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    missing = [name for name, flag in FLAGS.items() if not getattr(model_class, flag, True)]
+    if wanted == "auto":
+        return ("eager" if "sdpa" in missing else "sdpa"), ""
+    if wanted not in missing:
+        return wanted, ""
+    if wanted == "sdpa":  # the default
+        return "eager", f"attention: eager, because transformers has no sdpa for {config.model_type} models"
+    known = ", ".join(name for name in BACKENDS if name not in missing)
+    raise PartMissing(
+        "no_attention",
+        f"attention: {wanted}: transformers has no {wanted} for {config.model_type} models; set auto or one of {known}",
+    )
 
 
 def use_attention(model: Any, backend: str) -> None:

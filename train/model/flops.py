@@ -46,6 +46,13 @@ PEAK = {
 }
 
 
+def share_in_4_bits(model: Any) -> float:
+    """Return the share of the frozen weights that bitsandbytes stores in 4 bits."""
+    frozen = [weights for weights in model.parameters() if not weights.requires_grad]
+    quantized = sum(_count(weights) for weights in frozen if hasattr(weights, "quant_state"))
+    return quantized / max(1, sum(map(_count, frozen)))
+
+
 def parameters(model: Any) -> tuple[int, int]:
     """Count (all, trainable) parameters with the adapter; two per byte of NF4."""
     # Tied weights are yielded once.

@@ -28,8 +28,8 @@ import torch
 
 from tasks.core.errors import DataError, PackError, PartMissing
 from tasks.core.printable import counted
+from train.model.adapter import keep_random
 from train.model.attention import BACKENDS, Collator, batch_of, use_attention
-from train.model.qlora import keep_random
 
 # Logits compared at a time: 2 × 256 MiB in fp32.
 LOGITS = 1 << 26
@@ -208,9 +208,7 @@ def require_isolation(
             raise
         raise PartMissing("no_attention", _failure(attention, error)) from None
     if not result.passed:
-        raise DataError(
-            "leak", f"{_fault(result, attention)}; training was not started. {_fix(attention).capitalize()}"
-        )
+        raise DataError("leak", f"{_fault(result, attention)}; training was not started. {_fix_leak(model, attention)}")
     return result
 
 
@@ -240,6 +238,21 @@ def _fault(result: Isolation, attention: str) -> str:
 def _failure(attention: str, error: Exception) -> str:
     cause = next(iter(str(error).splitlines()), type(error).__name__)
     return f"attention `{attention}` does not run here: {cause}; {_fix(attention)}"
+
+
+def _fix_leak(model: Any, attention: str) -> str:
+    if has_state(model):
+        return (
+            f"A {model.config.model_type} model has layers that pass a state from token to token, such as convolutions "
+            "or scans. They cross the bounds of conversations, whatever the attention; use another model"
+        )
+    return f"{_fix(attention).capitalize()}; some models have no backend that separates conversations"
+
+
+def has_state(model: Any) -> bool:
+    """Return whether the model has layers other than attention in which a token reads earlier ones."""
+    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
+    return "linear_attention" in kinds or any(isinstance(layer, torch.nn.Conv1d) for layer in model.modules())
 
 
 def _fix(attention: str) -> str:

@@ -1,7 +1,6 @@
 """Build the trained model: a frozen base in 4 bits, a LoRA adapter in fp32.
 
-    base model ─load_model─▶ NF4, double quantization ─add_adapter─▶ LoRA on its linear layers
-                                                                      └─check─▶ both actually in effect, or an error
+    base model ─load_model─▶ NF4, double quantization, with an adapter ─check─▶ both actually in effect, or an error
     model + a batch of real rows ─apply_options─▶ compile, fused_loss: kept if loss and gradient stay the same
 
 PEFT's `prepare_model_for_kbit_training` is not used: it converts the head and the embeddings to fp32 (+2.1 GB for an 8B
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
 from safetensors import SafetensorError
 from torch.nn.functional import pad
 from transformers import AutoModelForCausalLM, BitsAndBytesConfig
@@ -27,11 +25,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from tasks.core.errors import DataError, PartMissing
 from tasks.core.printable import counted
 from train.config import TrainingConfig
+from train.model.adapter import add_adapter, keep_random
 from train.model.attention import BACKENDS
 from train.model.base_model import unreadable
-
-# Names of the projections in attention; qkv_proj is q, k, and v in one.
-ATTENTION = ("q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj")
 
 # Relative difference of loss and gradient norm up to which two steps count as the same.
 SAME = {False: 1e-4, True: 1e-2}  # fp32, bf16
@@ -91,34 +87,10 @@ def load_model(
         # Otherwise the first pass without gradients repacks the weights to compute in bf16.
         layer.support_avx512bf16_for_cpu = False
     model = add_adapter(model, config)
-    if config.activation_checkpointing:
+    if config.activation_checkpointing and model.supports_gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     check(model, config)
     return model.train()
-
-
-def add_adapter(model: Any, config: TrainingConfig) -> Any:
-    """Freeze a model and add a LoRA adapter, initialized from `config.seed`."""
-    targets: Any = "all-linear"  # excludes the head
-    if config.lora_targets == "attention":
-        names = {name.rpartition(".")[2] for name, _ in model.named_modules()}
-        targets = [name for name in ATTENTION if name in names]
-        if not targets:
-            raise DataError(
-                "no_such_layers",
-                f"lora_targets: attention: a {model.config.model_type} model has no layers named "
-                f"{', '.join(ATTENTION)}; set lora_targets: all",
-            )
-    lora = LoraConfig(
-        r=config.lora_r,
-        lora_alpha=config.lora_alpha,
-        lora_dropout=config.lora_dropout,
-        target_modules=targets,
-        task_type="CAUSAL_LM",
-    )
-    with keep_random(model.device):
-        torch.manual_seed(config.seed)
-        return get_peft_model(model, lora)
 
 
 def check(model: Any, config: TrainingConfig) -> None:
@@ -139,11 +111,6 @@ def check(model: Any, config: TrainingConfig) -> None:
         )
     if low := [name for name, weights in trained.items() if weights.dtype != torch.float32]:
         raise DataError("wrong_weights", f"{low[0]} is {trained[low[0]].dtype}; the weights of an adapter must be fp32")
-
-
-def keep_random(device: torch.device) -> Any:
-    """Return a context that restores the random state of CPU and `device`."""
-    return torch.random.fork_rng([device] if device.type == "cuda" else [])
 
 
 def quantized(model: Any) -> list[Any]:

@@ -60,13 +60,14 @@ def test_each_epoch_uses_the_next_packing(manifest: Path, tmp_path: Path, monkey
 
 @pytest.mark.parametrize(("total", "used"), [(5, 1), (10, 1), (11, 2), (20, 2), (30, 2)])
 def test_unused_packings_are_reported(manifest: Path, total: int, used: int) -> None:
-    corpus, config = open_corpus(manifest), TrainingConfig()
+    corpus, config = open_corpus(manifest), TrainingConfig(lora_dropout=0.0)
     known = {
         "corpus": corpus,
         "config": config,
         "feed": PackedFeed(corpus, config),
         "choices": Choices("cpu", "fp32", 1, "sdpa", 1, 1, 1.0, [], []),
         "warnings": [],
+        "model": tiny_model(),
     }
     run = Run(**dict.fromkeys(field.name for field in fields(Run)) | known)
     found = [warning for warning in warnings(run, Steps(10, total)) if "packings" in warning]

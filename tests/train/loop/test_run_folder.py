@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,10 +24,10 @@ CHOICES = Choices("cpu", "fp32", 1, "sdpa", 4, 2, 99.5, ["a line"], ["a note"])
 CHANGED = {
     "base_model": "some/model", "tokenizer": "t.model", "allow_unisolated": True, "device": "cpu", "precision": "fp32",
     "attention": "eager", "quantization": "none", "lora_r": 8, "lora_alpha": 8.0, "lora_dropout": 0.0,
-    "lora_targets": "attention", "activation_checkpointing": False, "compile": True, "fused_loss": True,
-    "optimizer": "paged_adamw_8bit", "learning_rate": 1e-5, "schedule": "linear", "warmup": 0.1, "weight_decay": 0.1,
-    "max_grad_norm": 0.5, "epochs": 2.0, "max_steps": 7, "tokens_per_step": 99, "micro_batch": 3, "eval_every": 5,
-    "seed": 1,
+    "lora_targets": "attention", "lora_variant": "dora", "activation_checkpointing": False, "compile": True,
+    "fused_loss": True, "optimizer": "paged_adamw_8bit", "learning_rate": 1e-5, "schedule": "linear", "warmup": 0.1,
+    "weight_decay": 0.1, "max_grad_norm": 0.5, "epochs": 2.0, "max_steps": 7, "tokens_per_step": 99, "micro_batch": 3,
+    "eval_every": 5, "seed": 1,
 }  # fmt: skip
 
 
@@ -59,6 +60,25 @@ def test_a_local_model_is_identified_by_its_files(tmp_path: Path) -> None:
     assert RunFolder(tmp_path, config, CORPUS).path == before.path
     (model / "config.json").write_text('{"layers": 3}')
     assert RunFolder(tmp_path, config, CORPUS).path != before.path
+
+
+@pytest.mark.parametrize("megabytes", [1, 3, 40])
+def test_other_weights_of_the_same_size_are_another_run(tmp_path: Path, megabytes: int) -> None:
+    """As after fine-tuning: one tensor of many, the first, or the last bytes."""
+    path, size = tmp_path / "model" / "model.safetensors", megabytes << 20
+    path.parent.mkdir()
+    config = TrainingConfig(base_model=str(path.parent))
+    weights = bytearray(random.Random(1).randbytes(size))
+    path.write_bytes(weights)
+    before = RunFolder(tmp_path, config, CORPUS).path
+    tensor = size // 100
+    for start in (0, size // 3, size - tensor):
+        changed = weights[:start] + random.Random(2).randbytes(tensor) + weights[start + tensor :]
+        path.write_bytes(changed)
+        assert len(changed) == size
+        assert RunFolder(tmp_path, config, CORPUS).path != before
+    path.write_bytes(weights)
+    assert RunFolder(tmp_path, config, CORPUS).path == before
 
 
 def test_choices_are_kept_for_the_next_start(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""What is in effect is read from the model, and warnings name what differs from the settings."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.architectures import EXPERTS, HEAD, build
+from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.tiny_training import tiny_model
+
+from train.config import TrainingConfig
+from train.data.corpus import open_corpus
+from train.loop.effect import Steps, _adapter, warnings
+from train.loop.feed import PackedFeed
+from train.loop.prepare import Run
+from train.loop.run_folder import Choices
+from train.model.adapter import add_adapter
+
+
+@pytest.fixture(scope="module")
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_corpus(make_recipe(tmp_path_factory.mktemp("corpus"), conversations(40)))
+
+
+def warned(manifest: Path, model: Any, **settings: Any) -> str:
+    corpus, config = open_corpus(manifest), TrainingConfig(**settings)
+    choices = Choices("cpu", "fp32", 1, "sdpa", 1, 1, 1.0, [], [])
+    known = {"corpus": corpus, "config": config, "feed": PackedFeed(corpus, config), "choices": choices}
+    run = Run(**dict.fromkeys(field.name for field in fields(Run)) | known | {"warnings": [], "model": model})
+    return "\n".join(warnings(run, Steps(1000, 1000)))
+
+
+def test_what_experts_cannot_have_is_a_warning(manifest: Path) -> None:
+    config = TrainingConfig(quantization="none")
+    experts = add_adapter(build("qwen3_moe", **EXPERTS | HEAD), config)
+    assert "lora_dropout is 0, not 0.05: the weights of experts cannot have one" in warned(manifest, experts)
+    plain = add_adapter(tiny_model(adapter=False), config)
+    assert "lora_dropout" not in warned(manifest, plain)
+
+
+def test_few_weights_in_4_bits_are_a_warning_unless_the_model_is_the_small_llama(manifest: Path) -> None:
+    model = add_adapter(tiny_model(adapter=False), TrainingConfig())
+    said = "only 0 % of the frozen weights are in 4 bits"
+    assert said in warned(manifest, model, base_model="some/model")
+    assert said not in warned(manifest, model, base_model="some/model", quantization="none")
+    assert said not in warned(manifest, model)
+
+
+@pytest.mark.parametrize(("variant", "name"), [("lora", "LoRA"), ("rslora", "rank-stabilized LoRA"), ("dora", "DoRA")])
+def test_the_adapter_is_described_as_it_is(variant: str, name: str) -> None:
+    config = TrainingConfig(lora_variant=variant, lora_r=4, lora_targets=["q_proj", "v_proj"])
+    model = add_adapter(tiny_model(adapter=False), config)
+    assert _adapter(model) == f"{name} of rank 4, dropout 0.05, on q_proj, v_proj"

@@ -1,0 +1,58 @@
+"""Every architecture trains, or is refused with the reason: tiny models with random weights.
+
+config ─▶ model ─save─▶ load_model ─▶ adapter ─▶ isolation ─▶ one step        TRAINS, or the words of the refusal
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.architectures import ARCHITECTURES, TRAINS, build
+from support.tiny_training import packed_rows
+
+from tasks.core.errors import PackError
+from train.config import TrainingConfig
+from train.model.attention import Collator, backend_to_load, batch_of
+from train.model.base_model import read_config
+from train.model.isolation import try_backend
+from train.model.qlora import load_model, loss_and_gradient
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def saved(name: str, folder: Path, **settings: Any) -> Path:
+    torch.manual_seed(3)
+    build(name, **settings).save_pretrained(folder)
+    return folder
+
+
+def outcome(base: Path, config: TrainingConfig) -> str:
+    """Return TRAINS after one step, or the error."""
+    try:
+        backend, _ = backend_to_load(read_config(base), config.attention)
+        model = load_model(base, config, "cpu", False, backend)
+        try_backend(model, packed_rows(), 2, backend, seed=1)
+    except PackError as error:
+        return str(error)
+    loss, norm = loss_and_gradient(model, batch_of(packed_rows(), range(2), Collator(backend), model.device), False)
+    assert 0 < loss < 100
+    assert norm > 0, "the adapter has no effect"
+    return TRAINS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_an_architecture_trains_or_is_refused_with_the_reason(name: str, tmp_path: Path) -> None:
+    settings, expected = ARCHITECTURES[name]
+    assert expected in outcome(saved(name, tmp_path, **settings), TrainingConfig(quantization="none"))
+
+
+def test_the_table_has_at_least_40() -> None:
+    assert len(ARCHITECTURES) >= 40
+    assert sum(expected == TRAINS for _, expected in ARCHITECTURES.values()) >= 40
