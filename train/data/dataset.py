@@ -55,7 +55,7 @@ class PackedDataset(torch.utils.data.Dataset):
     conversations                  pieces of conversations in rows; None if rows have no position_ids
     max_id                         the largest token id
     load                           "memory" or "mmap". "auto" chooses memory if the rows of all processes of this
-                                   machine (LOCAL_WORLD_SIZE) fit in half of the free memory; on WSL, always memory
+                                   machine (LOCAL_WORLD_SIZE) fit in half of the free memory
     nbytes                         bytes of the columns that are kept
     notes                          what the user should know, a sentence each, besides the notes of the corpus
 
@@ -90,8 +90,8 @@ class PackedDataset(torch.utils.data.Dataset):
         fits = processes * (self.nbytes + largest) <= free_memory() // 2
         self.load = load if load != "auto" else "memory" if fits else "mmap"
         self.notes: tuple[str, ...] = ()
-        if is_wsl():
-            self.load, self.notes = "memory", ("on WSL rows are always kept in memory",)
+        if is_wsl() and self.load == "mmap":
+            self.notes = ("on WSL mapped rows are slow; give WSL more memory in .wslconfig, then set load: memory",)
         threads = max(1, cpus() // processes)
         if self.load == "memory":
             threads = max(1, min(threads, RAW_BYTES // largest))

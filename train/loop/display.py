@@ -46,11 +46,13 @@ def show_effect(
 
 def show_result(console: Console, result: dict[str, Any], folder: Path, tokenizer: bool) -> None:
     """Print the result of a run."""
+    of_steps = f" (means of {counted(result['loss_steps'], 'step')})" if result["loss_steps"] > 1 else ""
     validation = f", validation {result['validation_loss']:.4f}" if result["validation_loss"] is not None else ""
     console.print(
         f"trained {counted(result['steps'], 'step')} in {duration(result['seconds'])}: "
         f"loss {result['first_loss']:.4f} → "
-        f"{result['last_loss']:.4f}{validation}; {100 * result['data_wait']:.2f} % of the time spent waiting for data",
+        f"{result['last_loss']:.4f}{of_steps}{validation}; "
+        f"{100 * result['data_wait']:.2f} % of the time spent waiting for data",
         markup=False,
         soft_wrap=True,
     )

@@ -10,6 +10,7 @@ import os
 import shutil
 from importlib import metadata
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tasks.encoders.tokenizer_files import TokenizerFiles
@@ -19,15 +20,20 @@ LIBRARIES = ("packcorpus", "torch", "transformers", "peft", "bitsandbytes", "acc
 
 
 def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
-    """Summarize the log of a run; rates are means weighted by the time of a step."""
+    """Summarize the log of a run; rates are means weighted by the time of a step.
+
+    The losses of single steps are noisy: the first and the last are means of `loss_steps`, a tenth of the steps.
+    """
     steps = [entry for entry in log if "step_seconds" in entry]
     evaluations = [entry["eval_loss"] for entry in log if "eval_loss" in entry]
     seconds = sum(entry["step_seconds"] for entry in steps)
     names = ("tokens_per_second", "non_pad_tokens_per_second", "trained_tokens_per_second", "mfu")
+    losses, averaged = [entry["loss"] for entry in steps], max(1, len(steps) // 10)
     return {
         "steps": len(steps),
-        "first_loss": steps[0]["loss"],
-        "last_loss": steps[-1]["loss"],
+        "loss_steps": averaged,
+        "first_loss": fmean(losses[:averaged]),
+        "last_loss": fmean(losses[-averaged:]),
         "validation_loss": evaluations[-1] if evaluations else None,
         "seconds": round(seconds, 3),
         "data_wait": round(sum(entry["data_wait"] * entry["step_seconds"] for entry in steps) / seconds, 6),

@@ -58,7 +58,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         raise Interrupted(
             "interrupted", f"interrupted after step {trainer.state.global_step}; run the same command to resume"
         )
-    if run.feed.validation is not None:
+    if run.feed.validation is not None and not _is_evaluated(trainer.state):
         trainer.evaluate()
     if state.is_main_process:
         log = trainer.state.log_history
@@ -66,6 +66,11 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         record.write_results(folder.path, run.model, run.tokenizer, _record(run, in_effect, result), log)
         show_result(console, result, folder.path, run.tokenizer is not None)
         print(folder.record)
+
+
+def _is_evaluated(state: TrainerState) -> bool:
+    """Return whether the last step was evaluated, as `eval_every` may require."""
+    return any("eval_loss" in entry and entry["step"] == state.global_step for entry in state.log_history)
 
 
 def _silence_libraries() -> None:

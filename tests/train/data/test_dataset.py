@@ -163,13 +163,13 @@ def test_auto_uses_memory_if_all_processes_fit_in_half_of_it(made: Path, monkeyp
             assert PackedDataset(made).load == load
 
 
-def test_on_wsl_rows_are_in_memory(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_wsl_mapped_rows_are_noted(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "is_wsl", lambda: True)
-    monkeypatch.setattr(module, "free_memory", lambda: 0)
-    for load in ("auto", "mmap"):
+    for free, load, expected in ((1 << 60, "auto", "memory"), (0, "auto", "mmap"), (1 << 60, "mmap", "mmap")):
+        monkeypatch.setattr(module, "free_memory", lambda free=free: free)
         rows = PackedDataset(made, load=load)
-        assert rows.load == "memory"
-        assert "WSL" in rows.notes[0]
+        assert rows.load == expected
+        assert ["WSL" in note for note in rows.notes] == [True] * (expected == "mmap")
 
 
 def test_each_shard_is_read_into_memory_once(

@@ -82,13 +82,13 @@ def stop(given: list[str], number: int) -> tuple[int, str]:
         return process.wait(), output + rest
 
 
-def losses(output: Path) -> list[tuple[int, float]]:
+def losses_of(output: Path) -> list[tuple[int, float]]:
     log = json.loads((output / "training.json").read_text())["log"]
     return [(entry["step"], round(entry["loss"], 5)) for entry in log if "step_seconds" in entry]
 
 
 def test_a_run_writes_adapter_tokenizer_picture_and_record(folder: Path, tmp_path: Path) -> None:
-    given = words(folder, tmp_path / "run", "--max-steps", "20")
+    given = words(folder, tmp_path / "run", "--max-steps", "20", "--eval-every", "10")
     done = run(given)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "run" / "training.json").read_text())
@@ -97,7 +97,12 @@ def test_a_run_writes_adapter_tokenizer_picture_and_record(folder: Path, tmp_pat
     assert record["corpus"]["key"] == manifest["key"]
     assert record["isolation"]["moved"] == 0 < record["isolation"]["own_moved"]
     result = record["result"]
-    assert result["steps"] == 20
+    assert (result["steps"], result["loss_steps"]) == (20, 2)
+    losses = [entry["loss"] for entry in record["log"] if "step_seconds" in entry]
+    assert result["first_loss"] == pytest.approx(sum(losses[:2]) / 2)
+    assert result["last_loss"] == pytest.approx(sum(losses[-2:]) / 2)
+    assert [entry["step"] for entry in record["log"] if "eval_loss" in entry] == [10, 20], "each step once"
+    assert "(means of 2 steps)" in done.stderr
     assert result["last_loss"] < 0.9 * result["first_loss"]
     assert result["validation_loss"] < result["first_loss"]
     assert 0 <= result["data_wait"] < 0.2
@@ -124,7 +129,7 @@ def test_a_resumed_run_has_the_same_losses(folder: Path, tmp_path: Path, ranks: 
     options = ("--max-steps", "40", "--gpus", str(ranks), "--save-every", "4")
     whole = run(words(folder, tmp_path / "whole", *options))
     assert whole.returncode == 0, whole.stderr
-    assert len(losses(tmp_path / "whole")) == 40
+    assert len(losses_of(tmp_path / "whole")) == 40
 
     given, key = words(folder, tmp_path / "stopped", *options), json.loads(manifest_of(folder).read_text())["key"]
     code, output = stop(given, signal.SIGTERM)
@@ -144,7 +149,7 @@ def test_a_resumed_run_has_the_same_losses(folder: Path, tmp_path: Path, ranks: 
     resumed = run(given)
     assert resumed.returncode == 0, resumed.stderr
     assert "from checkpoint-" in resumed.stderr
-    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
+    assert losses_of(tmp_path / "stopped") == losses_of(tmp_path / "whole")
 
 
 def test_training_on_format_2(folder: Path, tmp_path: Path) -> None:
