@@ -79,7 +79,7 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
     "hunyuan_v1_moe": (EXPERTS | HEAD | {"moe_topk": 2}, TRAINS),
     "minimax_m2": (EXPERTS | HEAD, TRAINS),
     "jetmoe": (EXPERTS | {"num_local_experts": 4, "kv_channels": 16}, TRAINS),
-    "gpt_oss": (EXPERTS | HEAD | WINDOW, LEAKS),
+    "gpt_oss": (EXPERTS | HEAD | WINDOW, TRAINS),
     "falcon": ({}, LEAKS),
     "opt": ({"ffn_dim": 128, "word_embed_proj_dim": 64}, LEAKS),
     "bloom": ({"n_layer": 2, "n_head": 4}, LEAKS),

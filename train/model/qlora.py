@@ -28,6 +28,7 @@ from train.config import TrainingConfig
 from train.model.adapter import add_adapter, keep_random
 from train.model.attention import BACKENDS
 from train.model.base_model import unreadable
+from train.model.masks import separate_by_positions
 
 # Relative difference of loss and gradient norm up to which two steps count as the same.
 SAME = {False: 1e-4, True: 1e-2}  # fp32, bf16
@@ -87,6 +88,7 @@ def load_model(
         # Otherwise the first pass without gradients repacks the weights to compute in bf16.
         layer.support_avx512bf16_for_cpu = False
     model = add_adapter(model, config)
+    separate_by_positions(model)
     if config.activation_checkpointing and model.supports_gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     check(model, config)

@@ -1,0 +1,68 @@
+"""Models that build masks without positions see each conversation of a row alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from support.architectures import EXPERTS, HEAD, WINDOW, build
+from support.tiny_training import LENGTH, packed_rows, tiny_model
+
+from train.model.attention import Collator
+from train.model.isolation import check_isolation, choose_rows
+from train.model.masks import separate_by_positions
+
+
+def gpt_oss() -> Any:
+    torch.manual_seed(3)
+    model = build("gpt_oss", **EXPERTS | HEAD | WINDOW)  # a window shorter than most conversations
+    model.config.use_cache = False
+    return model.eval()
+
+
+def test_a_conversation_of_a_row_has_the_logits_that_it_has_alone() -> None:
+    model = gpt_oss()
+    separate_by_positions(model)
+    [row] = choose_rows(packed_rows(), 1)
+    batch = Collator("eager")([packed_rows()[row]])
+    batch.pop("labels")
+    starts = (batch["position_ids"][0] == 0).nonzero().flatten().tolist()
+    assert len(starts) > 2
+    with torch.no_grad():
+        packed = model(**batch).logits[0]
+        for start, stop in pairwise([*starts, LENGTH]):
+            alone = model(input_ids=batch["input_ids"][:, start:stop]).logits[0]
+            assert torch.allclose(packed[start:stop], alone, atol=1e-4)
+
+
+def test_without_it_they_see_each_other() -> None:
+    rows = [packed_rows()[row] for row in choose_rows(packed_rows(), 2)]
+    model, batch = gpt_oss(), Collator("eager")(rows)
+    assert not check_isolation(model, batch, rows, seed=1).passed
+    separate_by_positions(model)
+    assert check_isolation(model, batch, rows, seed=1).passed
+    ones = batch | {"attention_mask": torch.ones_like(batch["input_ids"])}
+    assert not check_isolation(model, ones, rows, seed=1).passed, "a mask that is passed on is not hidden"
+
+
+def test_other_models_are_left_alone() -> None:
+    model = tiny_model()
+    hooks = len(model.get_decoder()._forward_pre_hooks)
+    separate_by_positions(model)
+    assert len(model.get_decoder()._forward_pre_hooks) == hooks
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
+def test_the_model_still_takes_ready_masks(kind: str) -> None:
+    """What this relies on in transformers."""
+    model, ids = gpt_oss(), torch.arange(1, 9)[None]
+    closed = torch.full((1, 1, 8, 8), torch.finfo(torch.float32).min).triu(1)
+    alone = closed.clone()
+    alone[..., 4:, :4] = torch.finfo(torch.float32).min
+    masks = {"full_attention": closed, "sliding_attention": closed}
+    with torch.no_grad():
+        one, other = (model(input_ids=ids, attention_mask=given).logits for given in (masks, masks | {kind: alone}))
+    assert torch.allclose(one[0, :4], other[0, :4], atol=1e-5)
+    assert not torch.allclose(one[0, 4:], other[0, 4:], atol=1e-2)
