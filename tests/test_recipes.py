@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from support.commands import ROOT
 from support.packed_rows import folder_of, pack_small
 from support.profiles import examples
-from support.tiny_training import tiny_model
 from support.tokenizer_kinds import kind_path
+from support.training.tiny_training import tiny_model
 
 from tasks.core.errors import DataError
 from train.model import isolation

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from support.commands import corpus_bytes
-from support.damage import flip
+from support.damage.kinds import flip
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import stages

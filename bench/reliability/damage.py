@@ -2,7 +2,7 @@
 
     python bench/reliability/damage.py [--flips 10000] [--seed 0]    Markdown tables; exit code 1 if one was let in
 
-    every cell of tests/support/damage_matrix.py ─▶ refused, repaired, rebuilt, or trusted
+    every cell of tests/support/damage/matrix.py ─▶ refused, repaired, rebuilt, or trusted
     a bit, a path, or a value of the manifest ─▶ verify ─▶ refused, the file named?
                                               └▶ open_corpus + the rows of every split ─▶ the same
 
@@ -28,7 +28,7 @@ import orjson
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # before it: tests has a folder train, too
-from support.damage_matrix import COLUMNS, KINDS, REBUILT, REFUSED, REPAIRED, Project, kind_of, load, outcomes
+from support.damage.matrix import COLUMNS, KINDS, REBUILT, REFUSED, REPAIRED, Project, kind_of, load, outcomes
 
 from tasks.core.errors import PackError
 from tasks.storage.files import to_json

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]  # tests are imported by name
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-from support.differential import Tally, compare_pair  # noqa: E402
+from support.differential.comparison import Tally, compare_pair  # noqa: E402
 from support.tokenizer_kinds import KINDS  # noqa: E402
 
 from tasks.templates.built_in import BUILT_IN  # noqa: E402

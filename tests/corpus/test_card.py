@@ -15,7 +15,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
-from support.damage import flip
+from support.damage.kinds import flip
 from support.mixtures import project
 from support.packed_rows import COLUMNS, folder_of, pack_small, shards_of
 from support.small_corpus import conversations, make_recipe, pack_corpus

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.damage import flip
+from support.damage.kinds import flip
 from support.profiles import examples
 from support.small_corpus import EOS, PAD, Tokens, ids_of, token_file, tokens_of, write_receipt
 

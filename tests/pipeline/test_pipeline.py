@@ -14,7 +14,7 @@ from pathlib import Path
 import orjson
 import pytest
 from support.commands import BIN, ROOT, SHARED, command, corpus_bytes, luigi, needs_shared, pack, write_chats
-from support.damage import flip
+from support.damage.kinds import flip
 
 from pipeline import training
 from tasks.storage.corpus_folder import last_manifest

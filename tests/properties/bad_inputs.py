@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import yaml
 from support.commands import BIN, ROOT, command
-from support.damage import DAMAGES
+from support.damage.kinds import DAMAGES
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
 from tasks.inspection.labels import NOTICED, content_tokens, unused_keys

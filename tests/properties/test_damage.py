@@ -1,6 +1,6 @@
 """Damage of every kind to every file of a project: no reader trusts it, repair restores it, and a run makes it again.
 
-tests/support/damage_matrix.py has the matrix; bench/reliability/damage.py counts its cells in every state, and injects
+tests/support/damage/matrix.py has the matrix; bench/reliability/damage.py counts its cells in every state, and injects
 10,000 flips of single bits, these tests a few hundred.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import pytest
 from support.commands import ROOT
-from support.damage import DAMAGES
-from support.damage_matrix import COLUMNS, KINDS, READERS, Project, expected, kind_of, load, outcomes
+from support.damage.kinds import DAMAGES
+from support.damage.matrix import COLUMNS, KINDS, READERS, Project, expected, kind_of, load, outcomes
 
 sys.path.insert(0, str(ROOT / "bench" / "reliability"))
 import damage

@@ -28,9 +28,9 @@ from reference.families import Piece
 from reference.records import ROLES
 from support.commands import needs_shared, pack
 from support.containers import as_csv, as_lines, as_parquet
-from support.differential import AT_ONCE, Tally, add, compare, compare_pair, library_of, real
+from support.differential.comparison import AT_ONCE, Tally, add, compare, compare_pair, library_of, real
+from support.differential.unusual_conversations import unusual
 from support.tokenizer_kinds import KINDS, kind_path
-from support.unusual_conversations import unusual
 
 from tasks.conversations.formats import FORMAT_NAMES
 from tasks.templates.built_in import BUILT_IN

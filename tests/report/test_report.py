@@ -22,7 +22,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.commands import BIN, ROOT, SHARED, command, needs_shared
-from support.damage import flip
+from support.damage.kinds import flip
 from support.packed_rows import folder_of, shards_of
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.commands import BIN, ROOT, command
-from support.damage import DAMAGES, flip
+from support.damage.kinds import DAMAGES, flip
 from support.profiles import examples
 from support.small_corpus import conversations, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.damage import DAMAGES, flip, swap, undo
+from support.damage.kinds import DAMAGES, flip, swap, undo
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.damage import DAMAGES
+from support.damage.kinds import DAMAGES
 
 from tasks.core.errors import DataError
 from train.loop.checkpoints import COMPLETE, Checkpoints, newest_complete, seal

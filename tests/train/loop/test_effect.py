@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.architectures import EXPERTS, HEAD, build
 from support.small_corpus import conversations, make_recipe, pack_corpus
-from support.tiny_training import tiny_model
+from support.training.architectures import EXPERTS, HEAD, build
+from support.training.tiny_training import tiny_model
 
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus

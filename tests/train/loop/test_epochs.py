@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.small_corpus import conversations, make_recipe, pack_corpus
-from support.tiny_training import LENGTH, SETTINGS, SOURCES, tiny_model
+from support.training.tiny_training import LENGTH, SETTINGS, SOURCES, tiny_model
 
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus

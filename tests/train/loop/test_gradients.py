@@ -19,7 +19,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.commands import ROOT, command
-from support.tiny_training import LENGTH, Row, force_attention, packed_rows, plain_kernels, tiny_model
+from support.training.tiny_training import LENGTH, Row, force_attention, packed_rows, plain_kernels, tiny_model
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
-from support.tiny_training import LENGTH, packed_rows, tiny_model
+from support.training.tiny_training import LENGTH, packed_rows, tiny_model
 
 from tasks.core.errors import PartMissing
 from train.config import TrainingConfig

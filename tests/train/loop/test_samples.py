@@ -16,7 +16,7 @@ import torch
 from support.packed_rows import folder_of
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.templates.several_samples import stripping_template
-from support.tiny_training import FAMILIES, LENGTH, Row, rows_of, tiny_model
+from support.training.tiny_training import FAMILIES, LENGTH, Row, rows_of, tiny_model
 
 from train.model.attention import Collator
 

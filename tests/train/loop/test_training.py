@@ -19,7 +19,7 @@ import psutil
 import pytest
 import torch
 from support.commands import ROOT, Done, command, started
-from support.damage import flip
+from support.damage.kinds import flip
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from transformers import LlamaConfig, LlamaForCausalLM
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.architectures import EXPERTS, HEAD, MAMBA, SIZES, build
-from support.tiny_training import tiny_model
+from support.training.architectures import EXPERTS, HEAD, MAMBA, SIZES, build
+from support.training.tiny_training import tiny_model
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from tasks.core.errors import DataError

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.architectures import ARCHITECTURES, TRAINS, build
-from support.tiny_training import packed_rows
+from support.training.architectures import ARCHITECTURES, TRAINS, build
+from support.training.tiny_training import packed_rows
 
 from tasks.core.errors import PackError
 from train.config import TrainingConfig

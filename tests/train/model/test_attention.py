@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tiny_training import FAMILIES, LENGTH, force_attention, packed_rows, plain_kernels, tiny_model
+from support.training.tiny_training import FAMILIES, LENGTH, force_attention, packed_rows, plain_kernels, tiny_model
 from transformers import default_data_collator
 
 from tasks.core.errors import PartMissing

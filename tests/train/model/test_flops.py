@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.tiny_training import LENGTH, VOCABULARY, packed_rows, tiny_model
+from support.training.tiny_training import LENGTH, VOCABULARY, packed_rows, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
 from train.model.attention import Collator

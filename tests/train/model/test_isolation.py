@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tiny_training import (
+from support.training.tiny_training import (
     EXPERTS,
     FAMILIES,
     LENGTH,

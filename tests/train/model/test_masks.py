@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.architectures import EXPERTS, HEAD, WINDOW, build
-from support.tiny_training import LENGTH, packed_rows, tiny_model
+from support.training.architectures import EXPERTS, HEAD, WINDOW, build
+from support.training.tiny_training import LENGTH, packed_rows, tiny_model
 
 from train.model.attention import Collator
 from train.model.isolation import check_isolation, choose_rows

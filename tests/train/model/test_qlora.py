@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_training import LENGTH, VOCABULARY, packed_rows, tiny_model
+from support.training.tiny_training import LENGTH, VOCABULARY, packed_rows, tiny_model
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM

@@ -1,4 +1,4 @@
-"""Ways to damage a file, and what a manifest can record wrongly. support/damage_matrix.py applies them to every reader.
+"""Ways to damage a file, and what a manifest can record wrongly. support/damage/matrix.py applies them to every reader.
 
 DAMAGES[how](file) ─▶ reader(manifest) ─▶ an error that names the file        undo(file, data) ─▶ as it was
 SIGNED[how](values of a manifest, file)

@@ -18,8 +18,8 @@ from typing import Any, get_args
 from reference.corpus import expected
 from reference.tokens import Encoded, HuggingFace, Library, SentencePiece
 from support.commands import SHARED
+from support.differential.unusual_conversations import unusual
 from support.tokenizer_kinds import SENTENCEPIECE, kind_path, open_kind, tokenize
-from support.unusual_conversations import unusual
 
 from tasks.templates.spans import TrainOn
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import orjson
 from support.commands import corpus_bytes
-from support.damage import DAMAGES, SIGNED, swap, touch, undo
+from support.damage.kinds import DAMAGES, SIGNED, swap, touch, undo
 from support.small_corpus import OneSecond, conversations, pack_corpus, write_project
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.tiny_training import LENGTH, VOCABULARY
+from support.training.tiny_training import LENGTH, VOCABULARY
 from transformers import AutoConfig, AutoModelForCausalLM
 
 TRAINS = "trains"
