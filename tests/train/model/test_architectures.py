@@ -15,15 +15,17 @@ from support.training.tiny_training import packed_rows
 
 from tasks.core.errors import PackError
 from train.config import TrainingConfig
+from train.model import isolation
 from train.model.attention import Collator, backend_to_load, batch_of
 from train.model.base_model import read_config
-from train.model.isolation import try_backend
+from train.model.isolation import require_isolation
 from train.model.qlora import load_model, loss_and_gradient
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> None:
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.set_num_threads(1)
+    monkeypatch.setattr(isolation, "ROWS", 2)
 
 
 def saved(name: str, folder: Path, **settings: Any) -> Path:
@@ -37,7 +39,7 @@ def outcome(base: Path, config: TrainingConfig) -> str:
     try:
         backend, _ = backend_to_load(read_config(base), config.attention)
         model = load_model(base, config, "cpu", False, backend)
-        try_backend(model, packed_rows(), 2, backend, seed=1)
+        require_isolation(model, packed_rows(), Collator(backend), 2, attention=backend, seed=1)
     except PackError as error:
         return str(error)
     loss, norm = loss_and_gradient(model, batch_of(packed_rows(), range(2), Collator(backend), model.device), False)
