@@ -736,6 +736,7 @@ def test_a_file_that_changes(tmp_path: Path, name: str, when: str) -> None:
         read(numbers)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["a.jsonl", "array.json", "a.csv", "a.parquet", "a.arrow", "a.jsonl.gz", "a.jsonl.zst"]
 )

@@ -118,6 +118,7 @@ def check(case: Case) -> str:
     return "accepted" if "accepted" in outcomes else outcomes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_whatever_a_template_does_to_contents_they_are_no_control_tokens(kind: str) -> None:
     seen: Counter[str] = Counter()

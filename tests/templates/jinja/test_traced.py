@@ -145,7 +145,8 @@ def modern(draw: st.DrawFn) -> dict[str, Any]:
     return {"messages": messages} | ({"tools": tools} if draw(flag) else {})
 
 
-@pytest.mark.parametrize("turns", ["auto", pytest.param("apart", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", ["auto", "apart"])
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_modern_conversations_are_what_is_rendered(name: str, turns: Any) -> None:
     encoder = open_kind(KIND)
