@@ -194,8 +194,8 @@ class HuggingFaceEncoder(Encoder):
         if len(texts) == 1:
             raise Unencodable({texts[0]: f"{problem}; remove the record, or fix the patterns in the tokenizer.json"})
         problems: dict[str, str] = {}
-        for half in (texts[: len(texts) // 2], texts[len(texts) // 2 :]):
-            with suppress_stderr():
+        with suppress_stderr():
+            for half in (texts[: len(texts) // 2], texts[len(texts) // 2 :]):
                 try:
                     self._ids(half)
                 except Unencodable as failed:

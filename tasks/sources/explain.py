@@ -92,10 +92,10 @@ def _explain_unreadable(file: SourceFile, reject: Reject) -> DataError | None:
             f"{file.name}: is not UTF-8 ({reject.message}); if it comes from Windows, convert it with  "
             f"{_convert(file, 'WINDOWS-1252')}",
         )
-    with RecordReader(container, file).open_text() as read:
-        prefix = read(CHUNK).removeprefix(BOM).lstrip()
     if reject.reason != "bad_json":  # such as a duplicate key: the record is complete
         return None
+    with RecordReader(container, file).open_text() as read:
+        prefix = read(CHUNK).removeprefix(BOM).lstrip()
     explained = container.explain_unreadable(file, prefix)
     return DataError("unknown_json", f"{file.name}: {explained}") if explained else None
 

@@ -30,8 +30,8 @@ def find_paths(pattern: str, folder: Path) -> list[tuple[Path, str]]:
     file that is missing or has an unknown extension.
     """
     found: list[str] = []
-    hint = f"{pattern}: still searching, {{:,}} files found so far; if it takes too long, narrow the path"
-    with noted(lambda: hint.format(len(found))):
+    advice = "if it takes too long, narrow the path"
+    with noted(lambda: f"{pattern}: still searching, {len(found):,} files found so far; {advice}"):
         return _find_paths(os.path.expanduser(pattern), folder, found)
 
 

@@ -950,7 +950,7 @@ def test_a_link_to_itself_is_named_as_such(tmp_path: Path, path: str) -> None:
         find_parts([Source(path=path)], tmp_path, 1 << 20)
 
 
-@pytest.mark.parametrize("path", ["**/*.jsonl", "."])
+@pytest.mark.parametrize("path", ["**/*.jsonl", ".", "[{a}]*.jsonl"])
 def test_a_long_search_shows_what_it_does(tmp_path: Path, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = threading.Event()
     notes: list[str] = []

@@ -96,14 +96,18 @@ def backend_to_load(config: Any, wanted: str) -> tuple[str, str]:
     )
 
 
+def precision_of(model: Any) -> torch.dtype:
+    """Return the precision in which the model computes here: that of autocast, or else its own."""
+    kind = model.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
+
+
 def use_attention(model: Any, backend: str) -> None:
     """Make a model, with or without an adapter, use an attention backend.
 
     Raises PartMissing if the backend is not available here or the model does not support it.
     """
-    kind = model.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
-    if reason := unavailable_reason(backend, model.device, dtype):
+    if reason := unavailable_reason(backend, model.device, precision_of(model)):
         raise PartMissing("no_attention", f"{reason}; use `attention: sdpa`")
     try:
         model.set_attn_implementation(BACKENDS[backend])

@@ -29,7 +29,7 @@ import torch
 from tasks.core.errors import DataError, PackError, PartMissing
 from tasks.core.printable import counted
 from train.model.adapter import keep_random
-from train.model.attention import BACKENDS, Collator, batch_of, use_attention
+from train.model.attention import BACKENDS, Collator, batch_of, precision_of, use_attention
 
 # Logits compared at a time: 2 × 256 MiB in fp32.
 LOGITS = 1 << 26
@@ -149,15 +149,10 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
                 own += [_moved(model, once, other, numbers == number) for number in numbers[replaced].unique()]
     finally:
         model.train(mode)
-    rounding = ROUNDING[_precision(model)] if has_experts(model) else 0.0
+    rounding = ROUNDING[precision_of(model)] if has_experts(model) else 0.0
     # Python's max() may drop a NaN, torch's never does.
     most, least = float(torch.tensor(moved).max()), float(torch.tensor(own).min())
     return Isolation(len(rows), int(numbers.max()) + 1, most, least, noise, rounding)
-
-
-def _precision(model: Any) -> torch.dtype:
-    kind = model.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else model.dtype
 
 
 def _hidden(model: Any, batch: dict[str, Any], seed: int) -> torch.Tensor:
