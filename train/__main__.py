@@ -1,7 +1,7 @@
 """`python -m train`: a manifest in, an adapter out.
 
     python -m train --manifest MANIFEST [--config FILE] [--learning-rate 1e-4 …]
-    python -m train doctor
+    python -m train doctor                     the other commands are in COMMANDS
 
 Everything that can be checked without torch is checked before torch is loaded, and slow imports come after the signal
 handlers are installed. The last line of standard output is the path of the training record.
@@ -14,6 +14,7 @@ import logging
 import os
 import sys
 import traceback
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, get_args, get_origin
 
@@ -23,6 +24,9 @@ from train.machine.signals import SignalGuard, is_rank
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
+
+# Commands besides training, by name: a module with `main(arguments) -> exit code`, imported when it is called.
+COMMANDS = {"doctor": "train.doctor"}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -81,14 +85,14 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
     guard = guard or SignalGuard()
     try:
         if arguments and not arguments[0].startswith("-"):
-            if arguments != ["doctor"]:
+            if arguments[0] not in COMMANDS:
                 raise UsageError(
                     "bad_command_line",
-                    f"{arguments[0]!r}: expected options, or only doctor; see python -m train --help",
+                    f"{arguments[0]!r}: expected options, or one of {', '.join(COMMANDS)}; see python -m train --help",
                 )
-            from train import doctor
-
-            return doctor.main()
+            code: int = import_module(COMMANDS[arguments[0]]).main(arguments[1:])
+            guard.leave(code)
+            return code
         _run(parser().parse_args(arguments), arguments, guard)
     except Exception as error:
         if "--debug" in arguments or is_on(DEBUG):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from itertools import takewhile
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tasks.core.errors import PartMissing
+from tasks.core.errors import PartMissing, UsageError
 from tasks.core.printable import counted
 from train.machine import devices
 
@@ -48,8 +48,10 @@ class Finding:
     fix: str = ""
 
 
-def main(console: Console | None = None) -> int:
+def main(arguments: Sequence[str] = (), console: Console | None = None) -> int:
     """Print the findings. Returns 0 if training can run here, 69 if it cannot."""
+    if arguments:
+        raise UsageError("bad_command_line", f"{arguments[0]!r}: doctor takes no options")
     findings = examine()
     show(findings, console or Console(markup=False, emoji=False, highlight=False))
     return PartMissing.exit_code if any(finding.level == "problem" for finding in findings) else 0

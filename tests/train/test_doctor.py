@@ -46,7 +46,7 @@ def examined(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> tuple[int, str]:
     """Return the exit code, and the output at 80 columns with its lines joined."""
     healthy(monkeypatch, **facts)
     out = io.StringIO()
-    code = doctor.main(Console(file=out, width=80, markup=False, emoji=False, highlight=False))
+    code = doctor.main(console=Console(file=out, width=80, markup=False, emoji=False, highlight=False))
     assert max(map(len, out.getvalue().splitlines())) <= 80
     return code, re.sub(r"\s+", " ", out.getvalue())
 
@@ -105,7 +105,7 @@ def test_missing_libraries_are_findings(monkeypatch: pytest.MonkeyPatch) -> None
     assert re.fullmatch(r"not installed; <[\d.]+,>=[\d.]+ is required", problems["torch"].found)
     assert re.fullmatch(r"0\.9\.1 is not supported \(<[\d.]+,>=[\d.]+ is required\)", problems["trl"].found)
     assert {finding.fix for finding in problems.values()} == {"make extras"}
-    assert doctor.main(Console(file=io.StringIO())) == 69
+    assert doctor.main(console=Console(file=io.StringIO())) == 69
 
 
 def test_an_unloadable_library_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> None:
