@@ -115,7 +115,7 @@ def _run(options: argparse.Namespace, arguments: list[str], guard: SignalGuard) 
 
     given = {name: getattr(options, f"set_{name}") for name in TrainingConfig.model_fields}
     config = load_training_config(options.config, {name: text for name, text in given.items() if text is not None})
-    corpus = open_corpus(options.manifest, config.allow_unisolated)
+    corpus = open_corpus(options.manifest, config.allow_unisolated, options.root)
     folder = RunFolder(options.root, config, corpus)
     folder.check()
     if options.where:
@@ -125,6 +125,7 @@ def _run(options: argparse.Namespace, arguments: list[str], guard: SignalGuard) 
         print("already trained, nothing to do", file=sys.stderr)
         print(folder.record)
         return
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is loaded
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs while it is imported
     from train.machine import devices, launch
 

@@ -18,7 +18,9 @@ from tasks.core.yaml_settings import check_settings, parse_settings, read_settin
 DEFAULT = Path(__file__).with_name("qlora.yaml")
 
 # Settings that cannot change the adapter: a run may be resumed with other values.
-WITHOUT_EFFECT = {"output", "load", "gpus", "save_every", "keep_checkpoints", "report_to"}
+WITHOUT_EFFECT = {
+    "output", "load", "gpus", "loader_workers", "pin_memory", "save_every", "keep_checkpoints", "report_to", "profile",
+}  # fmt: skip
 
 # Left out of the key of a run at their defaults, so that runs of earlier versions keep theirs.
 LATER = ("lora_variant",)
@@ -56,6 +58,10 @@ class TrainingConfig(BaseModel):
     )
     device: Literal["auto", "cuda", "cpu"] = Field("auto", description="auto: a GPU if there is one.")
     gpus: AutoOrCount = Field("auto", description="Number of GPUs; auto: all that are visible.")
+    loader_workers: int = Field(
+        0, ge=0, le=64, description="Processes that build batches; for rows in memory, none are needed."
+    )
+    pin_memory: bool = Field(True, description="Build batches in memory from which a GPU copies faster.")
     precision: Literal["auto", "bf16", "fp32"] = Field("auto", description="auto: bf16 on a GPU, fp32 on a CPU.")
     attention: Attention = Field(
         "sdpa", description="Attention backend; auto: the fastest that keeps conversations apart."
@@ -95,6 +101,9 @@ class TrainingConfig(BaseModel):
     save_every: int = Field(200, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(2, ge=1, description="Number of newest checkpoints to keep.")
     report_to: Literal["none", "tensorboard", "wandb"] = Field("none", description="Experiment tracker to log to.")
+    profile: int | None = Field(
+        None, ge=1, le=100, description="Steps to trace with torch's profiler, into trace.json.gz of the run."
+    )
     seed: int = Field(42, ge=0, lt=1 << 31, description="Seed of weights, order, and dropout.")
 
     @field_validator("base_model", "tokenizer", "output")

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, UsageError
-from tasks.inspection.manifests import by_name, find_manifest
+from tasks.inspection.manifests import HERE, by_name, find_manifest
 from tasks.storage.corpus_folder import check_listed, checked_folder, find_listed, reading
 from tasks.storage.files import sha256_of
 from tasks.storage.keys import FORMAT_VERSION
@@ -63,10 +63,11 @@ class Corpus:
         return sum(shard.rows for shard in self.splits.get(split, []))
 
 
-def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
+def open_corpus(path: Path | str, allow_unisolated: bool = False, root: Path = HERE) -> Corpus:
     """Open a corpus by its manifest or by the metadata of its shards.
 
-    Checks every shard's schema; checksums are checked later, by `shards.read_verified`.
+    A name or a key is looked up in the manifests/ of `root`. Every shard's schema is checked here; checksums are
+    checked later, by `shards.read_verified`.
 
     Raises InputMissing, UsageError, DataError, or StorageError, which name the file and its fault. Packed rows without
     position_ids are an error unless `allow_unisolated`.
@@ -74,7 +75,7 @@ def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
     path = Path(path)
     inside = path / "manifest.json"
     if not path.is_file() and not inside.is_file() and not any(path.glob("*.arrow")):
-        path = by_name(str(path)) or path
+        path = by_name(str(path), root) or path
     if path.is_dir():
         if not inside.is_file():
             return _from_shards(path, allow_unisolated)
@@ -83,7 +84,7 @@ def open_corpus(path: Path | str, allow_unisolated: bool = False) -> Corpus:
             return _from_shards(path, allow_unisolated, note)
         path = inside
     elif not path.exists():
-        path = find_manifest(path)  # its error suggests close matches
+        path = find_manifest(path, root)  # its error suggests close matches
     elif path.suffix == ".arrow":
         raise UsageError(
             "one_file", f"{path}: is only one file of a corpus; pass the manifest, or the folder {path.parent}"

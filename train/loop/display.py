@@ -22,6 +22,7 @@ from rich.text import Text
 from transformers import TrainerCallback
 
 from tasks.core.printable import counted, duration
+from train.measures.advice import Advice
 
 LINE_EVERY = 10.0  # seconds between two lines if the output is not a terminal
 
@@ -45,9 +46,10 @@ def show_effect(
 
 
 def show_result(console: Console, result: dict[str, Any], folder: Path, tokenizer: bool) -> None:
-    """Print the result of a run."""
+    """Print the result of a run, and where its time went."""
     of_steps = f" (means of {counted(result['loss_steps'], 'step')})" if result["loss_steps"] > 1 else ""
     validation = f", validation {result['validation_loss']:.4f}" if result["validation_loss"] is not None else ""
+    phases = ", ".join(f"{name} {100 * share:.3g} %" for name, share in result["phases"].items())
     console.print(
         f"trained {counted(result['steps'], 'step')} in {duration(result['seconds'])}: "
         f"loss {result['first_loss']:.4f} → "
@@ -56,8 +58,15 @@ def show_result(console: Console, result: dict[str, Any], folder: Path, tokenize
         markup=False,
         soft_wrap=True,
     )
+    console.print(f"a step: {phases}", markup=False, soft_wrap=True)
     files = "adapter, tokenizer" if tokenizer else "adapter (the corpus has no tokenizer)"
     console.print(f"{files}, and training.svg: {folder}", markup=False, soft_wrap=True)
+
+
+def show_advice(console: Console, advice: list[Advice]) -> None:
+    """Print what would make the next run faster or better."""
+    for one in advice:
+        console.print(f"advice: {one}", style="yellow", markup=False, soft_wrap=True)
 
 
 class ProgressLine(TrainerCallback):

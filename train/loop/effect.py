@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tasks.core.printable import counted, duration
-from tasks.inspection.labels import FEW_STEPS
 from train.config import TrainingConfig
 from train.data.corpus import PACKED
 from train.loop.display import si
 from train.loop.prepare import Run
+from train.machine import devices
+from train.measures.advice import advise
 from train.model import flops, qlora
-
-# The share of frozen weights in 4 bits that is expected of a quantized model.
-MOSTLY = 0.8
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +76,35 @@ def _adapter(model: Any) -> str:
     return f"{variant} of rank {lora.r}, dropout {lora.lora_dropout:g}, on {', '.join(sorted(layers))}"
 
 
+def figures(run: Run, steps: Steps) -> dict[str, float]:
+    """Return the figures of a run that are known before its first step, for advice."""
+    feed, config = run.feed, run.config
+    found: dict[str, float] = {"steps": steps.total, "wsl": devices.is_wsl()}
+    # Of the small Llama, the embeddings are most of the weights.
+    if config.base_model and config.quantization == "nf4":
+        found["share_in_4_bits"] = flops.share_in_4_bits(run.model)
+    if run.corpus.format_version == PACKED:
+        found["padding"] = 1 - feed.tokens / feed.padded_tokens
+        if feed.in_memory:
+            found["workers"] = config.loader_workers
+    return found
+
+
+def measured(result: dict[str, Any]) -> dict[str, float]:
+    """Return the figures that a run measured, for advice; some only a GPU has."""
+    phases = result["phases"]
+    found = {"data": phases["data"], "optimizer": phases["optimizer"]}
+    if "gpu_share" in result:
+        memory = result["memory_share"]
+        found |= {"gpu": result["gpu_share"], "memory_high": memory, "memory_low": memory}
+    return found
+
+
 def warnings(run: Run, steps: Steps) -> list[str]:
     """Return what may make the run useless, slow, or wrong, one short text each."""
     feed, config, choices = run.feed, run.config, run.choices
     found = list(run.warnings)
-    share = flops.share_in_4_bits(run.model)
-    # Of the small Llama, the embeddings are most of the weights.
-    if config.base_model and config.quantization == "nf4" and share < MOSTLY:
-        found.append(
-            f"only {100 * share:.0f} % of the frozen weights are in 4 bits; the others, such as those of experts and "
-            "embeddings, take four times the memory. If it does not fit, use a model without experts"
-        )
+    found += map(str, advise(figures(run, steps)))
     dropout = run.model.peft_config["default"].lora_dropout
     if dropout != config.lora_dropout:
         found.append(
@@ -99,12 +115,6 @@ def warnings(run: Run, steps: Steps) -> list[str]:
             f"a step has {si(run.tokens_per_step)} tokens, but tokens_per_step is {si(config.tokens_per_step)}. Steps "
             f"take whole rows: {choices.micro_batch} at a time on {counted(choices.ranks, 'rank')}, of "
             f"{counted(len(feed.train), 'row')} in the corpus"
-        )
-    if steps.total < FEW_STEPS:
-        fix = f"Lower tokens_per_step ({config.tokens_per_step:,}), or raise epochs"
-        found.append(
-            f"only {counted(steps.total, 'optimizer step')}. A model learns little in fewer than {FEW_STEPS}; packing "
-            f"leaves few rows of a small corpus. {'Raise max_steps' if config.max_steps else fix}"
         )
     if steps.total <= (feed.packings - 1) * steps.per_epoch:
         found.append(

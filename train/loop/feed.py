@@ -43,6 +43,7 @@ class PackedFeed:
         self.tokens, self.trained = self.train.tokens, self.train.trained_tokens
         self.padded_tokens = len(self.train) * corpus.sequence_length
         self.notes = list(self.train.notes)
+        self.in_memory = self.train.load == "memory"
         self.longest: Any = self.train  # all rows are equally long
         full = 100 * self.tokens / self.padded_tokens
         rows = counted(len(self.train), "row")
@@ -70,6 +71,7 @@ class ConversationFeed:
     isolated = False  # nothing to isolate: a row is one conversation
     packings = 1
     own_loss = False
+    in_memory = True
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         from train.data.conversations import padding_tokenizer, sft_dataset

@@ -15,19 +15,23 @@ from typing import Any
 
 from tasks.encoders.tokenizer_files import TokenizerFiles
 from tasks.storage.files import to_json, write_bytes
+from train.measures.phases import PHASES
 
+# Of the phases in the picture: two of data, two of the model, one of the optimizer.
+COLORS = ("#b8500f", "#e8a871", "#1f5fa8", "#8fb4dc", "#7a7a7a")
 LIBRARIES = ("packcorpus", "torch", "transformers", "peft", "bitsandbytes", "accelerate", "datasets", "trl", "numpy")
 
 
 def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
     """Summarize the log of a run; rates are means weighted by the time of a step.
 
-    The losses of single steps are noisy: the first and the last are means of `loss_steps`, a tenth of the steps.
+    `phases` are shares of the time. The losses of single steps are noisy: the first and the last are means of
+    `loss_steps`, a tenth of the steps.
     """
     steps = [entry for entry in log if "step_seconds" in entry]
     evaluations = [entry["eval_loss"] for entry in log if "eval_loss" in entry]
     seconds = sum(entry["step_seconds"] for entry in steps)
-    names = ("tokens_per_second", "non_pad_tokens_per_second", "trained_tokens_per_second", "mfu")
+    names = ("tokens_per_second", "non_pad_tokens_per_second", "trained_tokens_per_second", "mfu", "gpu_share")
     losses, averaged = [entry["loss"] for entry in steps], max(1, len(steps) // 10)
     return {
         "steps": len(steps),
@@ -37,7 +41,9 @@ def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
         "validation_loss": evaluations[-1] if evaluations else None,
         "seconds": round(seconds, 3),
         "data_wait": round(sum(entry["data_wait"] * entry["step_seconds"] for entry in steps) / seconds, 6),
+        "phases": {phase: round(sum(entry[f"{phase}_seconds"] for entry in steps) / seconds, 6) for phase in PHASES},
         "peak_memory_bytes": int(max(entry["memory_bytes"] for entry in steps)),
+        **({"memory_share": max(entry["memory_share"] for entry in steps)} if "memory_share" in steps[0] else {}),
     } | {
         name: round(sum(entry[name] * entry["step_seconds"] for entry in steps) / seconds, 4)
         for name in names
@@ -72,7 +78,7 @@ def _umask() -> int:
 
 
 def picture(log: list[dict[str, Any]], title: str) -> bytes:
-    """Plot loss (top) and tokens/s (bottom) over optimizer steps. Returns an SVG."""
+    """Plot loss, tokens/s, and the seconds of each phase over optimizer steps. Returns an SVG."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -81,7 +87,7 @@ def picture(log: list[dict[str, Any]], title: str) -> bytes:
     steps = [entry for entry in log if "step_seconds" in entry]
     evaluations = [entry for entry in log if "eval_loss" in entry]
     with mpl.rc_context({"svg.hashsalt": title, "svg.fonttype": "path"}):
-        figure, (above, below) = plt.subplots(2, 1, figsize=(8, 6), sharex=True, layout="constrained")
+        figure, (above, below, last) = plt.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
         at = [entry["step"] for entry in steps]
         above.plot(at, [entry["loss"] for entry in steps], color="#1f5fa8", label="training")
         if evaluations:
@@ -98,9 +104,13 @@ def picture(log: list[dict[str, Any]], title: str) -> bytes:
                 below.plot(at, [entry[name] for entry in steps], style, color="#333333", label=label)
         below.set_ylim(bottom=0)
         below.set_ylabel("tokens/s")
-        below.set_xlabel("optimizer step")
         below.legend(frameon=False)
-        for axes in (above, below):
+        spent = [[entry[f"{phase}_seconds"] for entry in steps] for phase in PHASES]
+        last.stackplot(at, spent, labels=PHASES, colors=COLORS)
+        last.set_ylabel("seconds per step")
+        last.set_xlabel("optimizer step")
+        last.legend(frameon=False, ncols=len(PHASES), loc="lower right")
+        for axes in (above, below, last):
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.25)
         above.set_title(title)

@@ -22,13 +22,15 @@ from train.config import TrainingConfig
 from train.data.corpus import Corpus
 from train.loop import effect, record
 from train.loop.checkpoints import Checkpoints
-from train.loop.display import ProgressLine, open_console, show_effect, show_result
+from train.loop.display import ProgressLine, open_console, show_advice, show_effect, show_result
 from train.loop.prepare import Run, prepare
 from train.loop.run_folder import RunFolder
 from train.loop.trainer import arguments
 from train.machine import devices
 from train.machine.interruption import Interruption
 from train.machine.signals import SignalGuard
+from train.measures.advice import advise
+from train.measures.profile import Profile
 from train.model import flops
 
 
@@ -65,6 +67,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         result = record.summary(log)
         record.write_results(folder.path, run.model, run.tokenizer, _record(run, in_effect, result), log)
         show_result(console, result, folder.path, run.tokenizer is not None)
+        show_advice(console, advise(effect.measured(result)))
         print(folder.record)
 
 
@@ -91,6 +94,8 @@ def _trainer(run: Run, *callbacks: Any) -> Any:
     trainer = run.feed.trainer(run.model, given, run.feed.collator(choices.attention))
     peak = flops.peak_flops(device.name) if device.bf16 else None
     trainer.measure(run.feed.tokens / len(run.feed.train), run.flops_per_token, peak and peak * choices.ranks)
+    if run.config.profile and trainer.is_world_process_zero():
+        callbacks = (*callbacks, Profile(run.config.profile, run.folder.path))
     for callback in (*callbacks, Checkpoints({"corpus": run.corpus.key}, run.config.keep_checkpoints)):
         trainer.add_callback(callback)
     trainer.remove_callback(PrinterCallback)

@@ -1,6 +1,6 @@
 """The Trainer, with measurements of each step and an exact validation loss.
 
-    rows ─Trainer─▶ steps ─log─▶ loss, tokens/s, share of time spent waiting for data, memory, MFU
+    rows ─Trainer─▶ steps ─log─▶ loss, tokens/s, seconds of each phase, memory, MFU
 
 Training itself is unchanged: batches, loss, gradients, and optimizer are those of transformers.
 """
@@ -19,6 +19,7 @@ from tasks.core import process
 from tasks.core.errors import DataError
 from train.config import TrainingConfig
 from train.data.dataset import Passes
+from train.measures.phases import COMPUTE, Phases
 
 
 def arguments(
@@ -50,7 +51,8 @@ def arguments(
         "report_to": config.report_to,
         "disable_tqdm": True,
         "remove_unused_columns": False,
-        "dataloader_num_workers": 0,  # rows are in memory, so a worker would only copy them again
+        "dataloader_num_workers": config.loader_workers,
+        "dataloader_pin_memory": config.pin_memory,
         "use_cpu": device == "cpu",
         "seed": config.seed,
         "average_tokens_across_devices": True,
@@ -74,6 +76,7 @@ class Measured:
 
     def measure(self, tokens_per_row: float, flops: float, peak: float | None) -> None:
         self.tokens_per_row, self.flops, self.peak = tokens_per_row, flops, peak
+        self._phases = Phases(self.args.device)
         self._reset()
 
     def _reset(self) -> None:
@@ -82,9 +85,16 @@ class Measured:
         self._padded_tokens = 0
         self._tokens = self._trained = 0.0
 
+    def get_train_dataloader(self) -> Any:
+        loader = super().get_train_dataloader()  # type: ignore[misc]
+        loader.device = None  # batches are copied by _prepare_inputs, where it can be measured
+        return loader
+
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         if self._started is None:
             self._started = time.perf_counter()
+            self._phases.clear()
+        self._phases.enter("data")
         timed = _Timed(epoch_iterator)
         batches, trained = super().get_batch_samples(timed, num_batches, device)  # type: ignore[misc]
         self._waited += timed.seconds
@@ -94,6 +104,22 @@ class Measured:
             self._tokens += len(batch["labels"]) * self.tokens_per_row if mask is None else float(mask.sum())
         self._trained = float(trained)
         return batches, trained
+
+    def training_step(self, *inputs: Any, **named: Any) -> Any:
+        self._phases.enter("copy")
+        loss = super().training_step(*inputs, **named)  # type: ignore[misc]
+        self._phases.enter("optimizer")  # the next micro-batch of the same step ends it at once
+        return loss
+
+    def compute_loss(self, *inputs: Any, **named: Any) -> Any:
+        self._phases.enter("forward")
+        loss = super().compute_loss(*inputs, **named)  # type: ignore[misc]
+        self._phases.enter("backward")
+        return loss
+
+    def _maybe_log_save_evaluate(self, *inputs: Any, **named: Any) -> None:
+        self._phases.enter("")
+        super()._maybe_log_save_evaluate(*inputs, **named)  # type: ignore[misc]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs and self._started is not None:
@@ -119,6 +145,12 @@ class Measured:
             "trained_tokens_per_second": self._trained / seconds,
             "memory_bytes": float(peak_memory(self.args.device)),
         }
+        phases = self._phases.take()
+        measures |= {f"{phase}_seconds": spent for phase, spent in phases.items()}
+        if self.args.device.type == "cuda":
+            measures["gpu_share"] = sum(phases[phase] for phase in COMPUTE) / seconds
+            memory = torch.cuda.get_device_properties(self.args.device).total_memory
+            measures["memory_share"] = measures["memory_bytes"] / memory
         return measures | ({"mfu": rate * self.flops / self.peak} if self.peak else {})
 
     def evaluate(

@@ -43,7 +43,7 @@ def test_what_experts_cannot_have_is_a_warning(manifest: Path) -> None:
 
 def test_few_weights_in_4_bits_are_a_warning_unless_the_model_is_the_small_llama(manifest: Path) -> None:
     model = add_adapter(tiny_model(adapter=False), TrainingConfig())
-    said = "only 0 % of the frozen weights are in 4 bits"
+    said = "frozen weights in 4 bits: 0 %"
     assert said in warned(manifest, model, base_model="some/model")
     assert said not in warned(manifest, model, base_model="some/model", quantization="none")
     assert said not in warned(manifest, model)
