@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check 
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help setup extras corpus train doctor inspect report quick test check docs bench faults mutants bad-inputs fuzz lock schemas sample clean
+.PHONY: help setup extras corpus train diagnose doctor inspect report quick test check docs bench faults mutants bad-inputs fuzz lock schemas sample clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -60,6 +60,9 @@ corpus: .venv/.setup  ## pack CONFIG (default: the bundled sample)
 
 train: .venv/.train  ## train an adapter on CONFIG's corpus; settings: OPTIONS="--max-steps 50"
 	@$(BIN)/luigi --module pipeline TrainAdapter --config $(CONFIG) --workers $(WORKERS) --options "$(SAMPLE_OPTIONS) $(OPTIONS)"
+
+diagnose: .venv/.train  ## find out which settings train faster on CONFIG's corpus: ten minutes; options: OPTIONS="--budget 1200"
+	@$(BIN)/luigi --module pipeline DiagnoseTraining --config $(CONFIG) --workers $(WORKERS) --options "$(SAMPLE_OPTIONS) $(OPTIONS)"
 
 doctor: .venv/.train  ## report what this machine can train with, and how to install what is missing
 	@$(BIN)/python -m train doctor

@@ -226,11 +226,16 @@ def luigi_options(task: str) -> str:
     return "\n".join(lines)
 
 
-def train_help() -> str:
+def train_help(*command: str) -> str:
     """Return the help of `python -m train`, which imports no training library."""
     environment = os.environ | {"COLUMNS": str(WIDTH + 2), "NO_COLOR": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "train", "--help"], cwd=ROOT, env=environment, text=True, capture_output=True, check=True
+        [sys.executable, "-m", "train", *command, "--help"],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        capture_output=True,
+        check=True,
     )
     return done.stdout.rstrip()
 
@@ -250,6 +255,7 @@ def cli_page() -> str:
     for task, about in (
         ("PackCorpus", "Pack a corpus. `packcorpus pack CONFIG` is the short form."),
         ("TrainAdapter", "Pack the corpus if necessary, then train an adapter in a separate process."),
+        ("DiagnoseTraining", "Pack the corpus if necessary, then find out by trials which settings train faster."),
     ):
         lines += [f"## luigi --module pipeline {task}", "", about, "", "```text", luigi_options(task), "```", ""]
     lines += ["`luigi --help-all` lists the options of Luigi itself.", ""]
@@ -260,6 +266,15 @@ def cli_page() -> str:
         "",
         "```text",
         train_help(),
+        "```",
+        "",
+        "## python -m train diagnose",
+        "",
+        "`packcorpus train diagnose CORPUS` is the short form of `python -m train diagnose --manifest CORPUS`. Besides",
+        "these options it takes the settings of `python -m train`.",
+        "",
+        "```text",
+        train_help("diagnose").partition("\nsettings (")[0].partition("\n\n")[2].strip(),
         "```",
         "",
     ]

@@ -2,6 +2,7 @@
 
     luigi --module pipeline PackCorpus --config corpus.yaml
     luigi --module pipeline TrainAdapter --config corpus.yaml
+    luigi --module pipeline DiagnoseTraining --config corpus.yaml
 
 Importing this package registers the tasks. No other package imports luigi.
 """
@@ -10,10 +11,26 @@ from tasks.core import startup  # before everything else
 
 # isort: split
 from pipeline import settings
-from pipeline.graph import PackCorpus, PlanPacking, TokenizePart, TrainAdapter, TrainTokenizer, WriteShard
+from pipeline.graph import (
+    DiagnoseTraining,
+    PackCorpus,
+    PlanPacking,
+    TokenizePart,
+    TrainAdapter,
+    TrainTokenizer,
+    WriteShard,
+)
 from pipeline.run_guard import guard
 
-__all__ = ["PackCorpus", "PlanPacking", "TokenizePart", "TrainAdapter", "TrainTokenizer", "WriteShard"]
+__all__ = [
+    "DiagnoseTraining",
+    "PackCorpus",
+    "PlanPacking",
+    "TokenizePart",
+    "TrainAdapter",
+    "TrainTokenizer",
+    "WriteShard",
+]
 
 settings.apply()
 guard.install()

@@ -282,8 +282,8 @@ def _on_present(task: luigi.Task) -> None:
     kind = type(task).__name__
     if kind == "PackCorpus":
         _finish(load_manifest(task.recipe.published), task.output().path, "already packed, nothing to do")
-    elif kind == "TrainAdapter":
-        display.show("already trained, nothing to do")
+    elif kind in ("TrainAdapter", "DiagnoseTraining"):
+        display.show(f"already {'trained' if kind == 'TrainAdapter' else 'diagnosed'}, nothing to do")
         print(task.output().path, flush=True)
     else:
         counters.put(task.task_id, reused=1, done=1)

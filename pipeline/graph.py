@@ -5,7 +5,8 @@ source files
     └ PlanPacking × 1   lengths only
        └ WriteShard × S S follows from the bytes of the sources
           └ PackCorpus  the manifest: the commit
-             └ TrainAdapter   a process of its own
+             ├ TrainAdapter       a process of its own
+             └ DiagnoseTraining   likewise: short runs, one setting changed at a time
 TrainTokenizer          before TokenizePart, if the config names no tokenizer
 """
 
@@ -169,9 +170,10 @@ TASKS = {
 }
 
 
-class TrainAdapter(_Sized):
-    """Train on the corpus in a separate process: CUDA does not work in a forked child, and torchrun stays possible."""
+class _Training(_Sized):
+    """A command of `train`, in a process of its own: CUDA fails in a forked child, and torchrun stays possible."""
 
+    verb = ""
     training = luigi.OptionalParameter(default="", description="Training config; default: train/qlora.yaml.")
     options = luigi.OptionalParameter(default="", description="Settings that override it, such as '--max-steps 10'.")
 
@@ -195,4 +197,14 @@ class TrainAdapter(_Sized):
     @property
     def _command(self) -> tuple[str, ...]:
         manifest = str(self.recipe.published)
-        return training.command(manifest, self.root, self.training or "", self.options or "")
+        return training.command(self.verb, manifest, self.root, self.training or "", self.options or "")
+
+
+class TrainAdapter(_Training):
+    """Train an adapter on the corpus."""
+
+
+class DiagnoseTraining(_Training):
+    """Find out by trials which settings train faster."""
+
+    verb = "diagnose"

@@ -1,6 +1,7 @@
 """Start `python -P -m train` and wait for it; never import it.
 
 manifest ─command─▶ python -P -m train --manifest … ─train─▶ data/adapters/<name>-<key12>/training.json
+                    python -P -m train diagnose …   ─train─▶ data/diagnoses/<name>-<key12>/diagnosis.json
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ class TrainingFailed(PackError):
         self.exit_code = exit_code if exit_code in EXITS else PackError.exit_code
 
 
-def command(manifest: str, root: str, settings: str, options: str) -> tuple[str, ...]:
-    """Return the words of the command; `options` is split as a shell does.
+def command(verb: str, manifest: str, root: str, settings: str, options: str) -> tuple[str, ...]:
+    """Return the words of a command of `train`; `verb` is empty for training itself. `options` is split as by a shell.
 
     -P keeps the working directory out of sys.path: a user's own train.py or tasks.py there is not imported.
     """
     config = ("--config", settings) if settings else ()
-    return (sys.executable, "-P", "-m", "train", "--manifest", manifest, "--root", root, *config, *shlex.split(options))
+    named = (verb,) if verb else ()
+    where = ("--manifest", manifest, "--root", root)
+    return (sys.executable, "-P", "-m", "train", *named, *where, *config, *shlex.split(options))
 
 
 @lru_cache(maxsize=16)

@@ -105,12 +105,13 @@ def test_imports_run_one_way(package: str, forbidden: set[str]) -> None:
 
 
 def test_importing_pipeline_registers_the_tasks() -> None:
+    stages = ("PackCorpus", "PlanPacking", "TokenizePart", "WriteShard", "TrainTokenizer")
+    names = (*stages, "TrainAdapter", "DiagnoseTraining")
     code = (
         "import pipeline\n"
         "from luigi.task_register import Register\n"
-        "for name in ('PackCorpus', 'PlanPacking', 'TokenizePart', 'WriteShard', 'TrainTokenizer', 'TrainAdapter'):\n"
+        f"for name in {names}:\n"
         "    task = Register.get_task_cls(name)\n"
         "    print(task.__name__, task.__module__.partition('.')[0], task is getattr(pipeline, name))\n"
     )
-    names = ("PackCorpus", "PlanPacking", "TokenizePart", "WriteShard", "TrainTokenizer", "TrainAdapter")
     assert fresh(code) == [f"{name} pipeline True" for name in names]

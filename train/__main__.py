@@ -15,69 +15,27 @@ import os
 import sys
 import traceback
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, get_args, get_origin
+from typing import TYPE_CHECKING
 
 from tasks.core.error_messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.errors import Interrupted, UsageError
 from train.machine.signals import SignalGuard, is_rank
 
 if TYPE_CHECKING:
-    from pydantic.fields import FieldInfo
+    from train.options import Parser
 
 # Commands besides training, by name: a module with `main(arguments) -> exit code`, imported when it is called.
-COMMANDS = {"doctor": "train.doctor"}
+COMMANDS = {"doctor": "train.doctor", "diagnose": "train.diagnose.command"}
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError("bad_command_line", f"{message}; see python -m train --help")
+def parser() -> Parser:
+    """Build the parser of the training itself."""
+    from train.options import settings_parser
 
-
-def parser() -> argparse.ArgumentParser:
-    """Build a parser with one option per setting of TrainingConfig, named after it."""
-    from train.config import DEFAULT, TrainingConfig
-
-    ours = _Parser(
-        prog="python -m train",
-        description="Train a QLoRA adapter on a corpus. To check this machine instead, run `python -m train doctor`.",
-        allow_abbrev=False,
+    return settings_parser(
+        "python -m train",
+        f"Train a QLoRA adapter on a corpus. Other commands: python -m train {', '.join(COMMANDS)}.",
     )
-    ours.add_argument(
-        "--manifest",
-        type=Path,
-        required=True,
-        help="a manifest (file, name, or key), a corpus folder, or a folder of shards",
-    )
-    ours.add_argument(
-        "--config", type=Path, metavar="FILE", default=DEFAULT, help="YAML file of settings (default: train/qlora.yaml)"
-    )
-    ours.add_argument(
-        "--root", type=Path, metavar="FOLDER", default=Path(), help="folder that contains data/ (default: this folder)"
-    )
-    ours.add_argument("--where", action="store_true", help="print the path of the run's record and exit")
-    ours.add_argument("--debug", action="store_true", help="print a traceback if an error occurs")
-    settings = ours.add_argument_group("settings (override those of the file)")
-    for name, field in TrainingConfig.model_fields.items():
-        text = (field.description or "").replace("%", "%%")
-        if field.default is not None:
-            default = str(field.default).lower() if isinstance(field.default, bool) else field.default
-            text += f" (default: {default})"
-        settings.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", metavar=_values(field), help=text)
-    return ours
-
-
-def _values(field: FieldInfo) -> str:
-    """Return the values a setting accepts, as `auto|N`."""
-    kinds = get_args(field.annotation) or (field.annotation,)
-    words: list[str] = []
-    for kind in kinds:
-        words += [str(word) for word in get_args(kind)] if get_origin(kind) is Literal else []
-        words += [kind] if isinstance(kind, str) else []
-    names = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
-    bare = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
-    words += [names[kind] for kind in bare if kind in names]
-    return "|".join(words)
 
 
 def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
@@ -109,12 +67,11 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, arguments: list[str], guard: SignalGuard) -> None:
-    from train.config import TrainingConfig, load_training_config
     from train.data.corpus import open_corpus
     from train.loop.run_folder import RunFolder
+    from train.options import config_of
 
-    given = {name: getattr(options, f"set_{name}") for name in TrainingConfig.model_fields}
-    config = load_training_config(options.config, {name: text for name, text in given.items() if text is not None})
+    config = config_of(options)
     corpus = open_corpus(options.manifest, config.allow_unisolated, options.root)
     folder = RunFolder(options.root, config, corpus)
     folder.check()

@@ -25,6 +25,7 @@ from rich.text import Text
 from tasks.core.errors import PartMissing, UsageError
 from tasks.core.printable import counted
 from train.machine import devices
+from train.measures.advice import advise
 
 GIB = 1 << 30
 
@@ -66,8 +67,7 @@ def examine() -> list[Finding]:
         except (ImportError, OSError) as error:  # an installed package that lacks a shared library
             text = str(error).splitlines()[0]
             findings.append(Finding("problem", "libraries", f"cannot be loaded: {text}", f"reinstall: {INSTALL}"))
-    if devices.is_wsl():
-        findings.append(_wsl())
+    findings += [Finding("warning", "WSL", one.name, one.action) for one in advise({"wsl": devices.is_wsl()})]
     return [*findings, _memory(), _disk(), Finding("ok", "CPU", f"{devices.cpus()} cores")]
 
 
@@ -200,15 +200,6 @@ def _called(kind: str) -> str:
 
 
 # -- memory and disk ---------------------------------------------------------------------------------------------------
-
-
-def _wsl() -> Finding:
-    return Finding(
-        "warning",
-        "WSL",
-        "rows are read into memory, because mapped files are slow here",
-        "keep corpora in the Linux file system (~), not below /mnt/c; give WSL more memory in .wslconfig",
-    )
 
 
 def _memory() -> Finding:

@@ -1,7 +1,8 @@
 """Start a run of the pipeline or of the training in place of this process.
 
-    packcorpus pack CONFIG    ─▶ luigi --module pipeline PackCorpus --config CONFIG
-    packcorpus train CORPUS   ─▶ python -m train --manifest MANIFEST
+    packcorpus pack CONFIG             ─▶ luigi --module pipeline PackCorpus --config CONFIG
+    packcorpus train CORPUS            ─▶ python -m train --manifest MANIFEST
+    packcorpus train diagnose CORPUS   ─▶ python -m train diagnose --manifest MANIFEST
 
 This package imports neither. The new process keeps the terminal, the signals, and the process id; its exit code is
 that of the command.
@@ -24,7 +25,7 @@ def pack(config: Path, root: Path, options: list[str]) -> NoReturn:
 
 
 def train(arguments: list[str]) -> NoReturn:
-    """Train on a corpus: the first argument, unless it is an option; all others are passed on.
+    """Train on a corpus, or diagnose it: the first argument, unless it is an option; all others are passed on.
 
     Raises InputMissing, UsageError, or DataError if there is no such corpus.
     """
@@ -32,10 +33,11 @@ def train(arguments: list[str]) -> NoReturn:
     if words != arguments:
         os.environ[JSON] = "1"
     named = {word.partition("=")[0] for word in words}
+    verb = [words.pop(0)] if words[:1] == ["diagnose"] else []
     if words[:1] != ["doctor"] and not named & {"--manifest", "--help", "-h"}:
         corpus = Path(words.pop(0)) if words and not words[0].startswith("-") else None
         words = ["--manifest", str(_find_corpus(corpus, _root_of(words))), *words]
-    _run("train", *words)
+    _run("train", *verb, *words)
 
 
 def _root_of(words: list[str]) -> Path:

@@ -56,6 +56,8 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("train --manifest x.json", "train --manifest x.json"),
         ("train --help", "train --help"),
         ("train doctor", "train doctor"),
+        ("train diagnose", "train diagnose --manifest manifests/latest.json"),
+        ("train diagnose small --only compile", "train diagnose --manifest manifests/small.json --only compile"),
     ],
 )
 def test_each_command_starts_what_it_stands_for(started: list[str], words: str, expected: str) -> None:

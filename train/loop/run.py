@@ -29,7 +29,7 @@ from train.loop.trainer import arguments
 from train.machine import devices
 from train.machine.interruption import Interruption
 from train.machine.signals import SignalGuard
-from train.measures.advice import advise
+from train.measures.advice import Advice, advise
 from train.measures.profile import Profile
 from train.model import flops
 
@@ -65,9 +65,11 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     if state.is_main_process:
         log = trainer.state.log_history
         result = record.summary(log)
-        record.write_results(folder.path, run.model, run.tokenizer, _record(run, in_effect, result), log)
+        figures = effect.measured(result)
+        advice = [*advise(effect.figures(run, steps)), *advise(figures)]
+        record.write_results(folder.path, run.model, run.tokenizer, _record(run, in_effect, result, advice), log)
         show_result(console, result, folder.path, run.tokenizer is not None)
-        show_advice(console, advise(effect.measured(result)))
+        show_advice(console, advise(figures))  # the others were warnings before the first step
         print(folder.record)
 
 
@@ -111,12 +113,19 @@ def _take_steps(trainer: Any, run: Run, steps: effect.Steps) -> None:
         trainer.train(resume_from_checkpoint=checkpoint)
 
 
-def _record(run: Run, in_effect: dict[str, str], result: dict[str, Any]) -> dict[str, Any]:
+def _record(run: Run, in_effect: dict[str, str], result: dict[str, Any], advice: list[Advice]) -> dict[str, Any]:
     """Return the content of training.json, without its log."""
-    corpus = run.corpus
+    corpus, feed = run.corpus, run.feed
     return {
         "key": run.folder.key,
-        "corpus": {"name": corpus.name, "key": corpus.key, "sequence_length": corpus.sequence_length},
+        "corpus": {
+            "name": corpus.name,
+            "key": corpus.key,
+            "sequence_length": corpus.sequence_length,
+            "rows": len(feed.train),
+            "tokens": feed.tokens,
+            "trained": feed.trained,
+        },
         "format_version": corpus.format_version,
         "base_model": str(run.base.resolve() if isinstance(run.base, Path) else run.base),
         "config": run.config.model_dump(),
@@ -125,5 +134,6 @@ def _record(run: Run, in_effect: dict[str, str], result: dict[str, Any]) -> dict
         "in_effect": in_effect,
         "flops_per_token": run.flops_per_token,
         "result": result,
+        "advice": [asdict(one) for one in advice],
         "versions": record.versions(),
     }

@@ -66,7 +66,8 @@ RULES = (
          "tokens_per_step", at_least=100, is_share=False),
     Rule("share_in_4_bits", "frozen weights in 4 bits", "the others, such as those of experts and embeddings, take "
          "four times the memory; if it does not fit, use a model without experts", at_least=0.80),
-    Rule("wsl", "Windows below this Linux (WSL)", "train on a Linux machine: memory and disk are slower here",
+    Rule("wsl", "Windows below this Linux (WSL)", "keep corpora in the Linux file system (~), not below "
+         "/mnt/c, and give WSL more memory in .wslconfig",
          at_most=0, is_share=False),
     Rule("workers", "loader workers for rows in memory", "set loader_workers: 0; a worker would only copy the rows "
          "again", at_most=0, is_share=False),

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import time
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 # In the order of a step. `backward` includes waiting for the gradients of other ranks, `optimizer` clipping.
 PHASES = ("data", "copy", "forward", "backward", "optimizer")
@@ -26,13 +27,17 @@ class Phases:
 
     def __init__(self, device: torch.device):
         self._on_gpu = device.type == "cuda"
+        if self._on_gpu:
+            from torch.cuda import Event
+
+            self._event = Event
         self._marks: list[tuple[str, Any]] = []
 
     def enter(self, phase: str) -> None:
         """End the current phase and begin another; "" begins none."""
         mark: Any = time.perf_counter()
         if self._on_gpu:
-            mark = torch.cuda.Event(enable_timing=True)
+            mark = self._event(enable_timing=True)
             mark.record()
         self._marks.append((phase, mark))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.commands import ROOT
 
 from train.measures.advice import RULES, advise
 
@@ -36,6 +37,11 @@ def test_a_figure_that_misses_its_target_is_named_with_it(figure: str, value: fl
     (advice,) = advise(FIGURES | {figure: value})
     assert (advice.found, advice.target) == (found, target)
     assert advice.action
+
+
+def test_the_guide_names_every_figure() -> None:
+    guide = (ROOT / "docs" / "guides" / "diagnose.md").read_text()
+    assert [rule.name for rule in RULES if f"| {rule.name} |" not in guide and rule.figure != "wsl"] == []
 
 
 @given(st.dictionaries(st.sampled_from(sorted(FIGURES)), st.floats(0, 1000)))

@@ -1,0 +1,83 @@
+"""The trials of a diagnosis change one setting each, and only to values that differ from those in effect."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from train.config import TrainingConfig
+from train.diagnose.factors import FACTORS, LEARNS_OTHERWISE, InEffect, Trial, combined, reference, trials_of
+
+states = st.builds(
+    InEffect,
+    device=st.sampled_from(("cpu", "cuda")),
+    precision=st.sampled_from(("fp32", "bf16")),
+    attention=st.sampled_from(("sdpa", "eager", "flash2")),
+    micro_batch=st.sampled_from((1, 2, 4)),
+    rows_per_step=st.sampled_from((4, 8)),
+    sequence_length=st.sampled_from((128, 1024, 4096)),
+    packed=st.booleans(),
+    has_fused_loss=st.booleans(),
+)
+configs = st.builds(
+    TrainingConfig,
+    quantization=st.sampled_from(("nf4", "none")),
+    lora_r=st.integers(1, 64),
+    activation_checkpointing=st.booleans(),
+    compile=st.booleans(),
+)
+
+
+@given(configs, states)
+def test_each_trial_changes_one_factor_to_a_valid_value_that_is_not_in_effect(
+    config: TrainingConfig, now: InEffect
+) -> None:
+    trials = trials_of(config, now)
+    assert len({trial.name for trial in trials}) == len(trials)
+    current = config.model_dump() | {
+        "attention": now.attention, "precision": now.precision, "micro_batch": now.micro_batch,
+        "fused_loss": now.has_fused_loss, "sequence_length": now.sequence_length, "packing": now.packed,
+    }  # fmt: skip
+    for trial in trials:
+        assert trial.factor in FACTORS
+        changed = trial.corpus or trial.settings
+        assert list(changed) == [trial.factor]
+        assert changed[trial.factor] != current[trial.factor]
+        TrainingConfig(**config.model_dump() | dict(trial.settings))
+        if not trial.corpus and "micro_batch" in trial.settings:
+            assert now.rows_per_step % trial.settings["micro_batch"] == 0, "as many rows per step"
+    assert any(trial.corpus for trial in trials) == now.packed
+    if now.device == "cpu":
+        assert {trial.factor for trial in trials}.isdisjoint({"precision", "pin_memory"})
+
+
+@given(configs, states)
+def test_every_factor_is_tried_once_before_any_is_tried_again(config: TrainingConfig, now: InEffect) -> None:
+    factors = [trial.factor for trial in trials_of(config, now)]
+    first = list(dict.fromkeys(factors))
+    assert factors[: len(first)] == first == sorted(first, key=FACTORS.index)
+
+
+@given(configs, states)
+def test_rows_of_another_length_have_as_many_tokens_in_a_pass(config: TrainingConfig, now: InEffect) -> None:
+    for trial in trials_of(config, now):
+        if trial.factor == "sequence_length":
+            tokens = trial.settings["micro_batch"] * trial.corpus["sequence_length"]
+            assert tokens == max(now.micro_batch * now.sequence_length, trial.corpus["sequence_length"])
+
+
+def test_winners_together_have_all_their_settings_and_measure_a_contested_micro_batch() -> None:
+    length = Trial("a", "sequence_length", {"micro_batch": 8}, {"sequence_length": 512})
+    size, off = Trial("b", "micro_batch", {"micro_batch": 4}), Trial("c", "activation_checkpointing", {"x": False})
+    assert combined([length, off]).settings == {"micro_batch": 8, "x": False}
+    both = combined([length, size, off])
+    assert (both.settings, both.corpus) == ({"micro_batch": "auto", "x": False}, {"sequence_length": 512})
+    assert both.name == "a + b + c"
+    assert both.same_training
+
+
+def test_the_reference_is_fp32_and_eager() -> None:
+    assert reference(TrainingConfig()) == {
+        "precision": "fp32", "attention": "eager", "compile": False, "fused_loss": False
+    }  # fmt: skip
+    assert set(LEARNS_OTHERWISE) <= set(FACTORS)

@@ -1,0 +1,285 @@
+"""`python -m train diagnose`: which settings would train faster, found by trials.
+
+    python -m train diagnose --manifest MANIFEST [--budget 600] [--steps 8] [--only attention,compile] [settings]
+
+    baseline ─▶ reference ─▶ one factor at a time ─▶ the winners together ─▶ baseline again ─▶ diagnosis.json
+
+Every trial is the real command in a process of its own, so a failure is a row with its reason. Dropout of the adapter
+is off in all of them: otherwise gradients would differ by chance. The last line of standard output is the path of
+diagnosis.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from tasks.core.errors import DataError, PackError, UsageError
+from tasks.core.printable import duration
+from tasks.core.suggest import suggest
+from tasks.storage.files import to_json, write_bytes
+from train.config import DEFAULT, TrainingConfig
+from train.data.corpus import PACKED, Corpus, open_corpus
+from train.diagnose import show
+from train.diagnose.compare import (
+    Conclusion,
+    Outcome,
+    Speedup,
+    combination,
+    conclude,
+    deviation,
+    is_comparable,
+    speedup,
+    winners,
+)
+from train.diagnose.factors import FACTORS, InEffect, Trial, reference, trials_of
+from train.diagnose.replan import replan
+from train.diagnose.run_trial import UNTIMED, Runner, option
+from train.loop.run_folder import RunFolder
+from train.machine.signals import NUMBERS, SignalGuard
+from train.options import Parser, config_of, overrides, settings_parser
+
+# Settings of all trials: none of them changes what is compared.
+FIXED = {"save_every": 1_000_000, "eval_every": "null", "lora_dropout": 0, "report_to": "none", "profile": "null"}
+# A trial may take this many times as long as the baseline, and never less than so many seconds.
+PATIENCE, SHORTEST_LIMIT = 5.0, 120.0
+
+
+def parser() -> Parser:
+    """Build the parser: the options of training, and three more."""
+    ours = settings_parser(
+        "python -m train diagnose", "Find out by trials which settings train faster on this machine."
+    )
+    ours.add_argument("--budget", type=float, metavar="SECONDS", default=600, help="time for all trials (default: 600)")
+    ours.add_argument("--steps", type=int, metavar="N", default=8, help="optimizer steps of a trial (default: 8)")
+    ours.add_argument("--only", metavar="FACTORS", help=f"try only these, separated by commas: {', '.join(FACTORS)}")
+    return ours
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the diagnosis. Returns 0; raises PackError."""
+    given = parser().parse_args(list(arguments))
+    config = config_of(given)
+    only = _factors(given.only)
+    if given.steps <= UNTIMED:
+        raise UsageError("bad_command_line", f"--steps {given.steps}: the first step is not timed; use 3 or more")
+    corpus = open_corpus(given.manifest, config.allow_unisolated, given.root)
+    key = RunFolder(given.root, config, corpus).key
+    result = given.root / "data" / "diagnoses" / f"{corpus.name}-{key[:12]}" / "diagnosis.json"
+    if given.where:
+        print(result)
+        return 0
+    console = Console(stderr=True, highlight=False, width=None if sys.stderr.isatty() else 160)
+    with tempfile.TemporaryDirectory(prefix="packcorpus-diagnose-") as folder:
+        diagnosis = Diagnosis(given, config, corpus, only, Path(folder), console)
+        diagnosis.run()
+    write_results(diagnosis, result)
+    print(result)
+    return 0
+
+
+def _factors(text: str | None) -> tuple[str, ...]:
+    names = tuple(text.split(",")) if text else FACTORS
+    for name in names:
+        if name not in FACTORS:
+            raise UsageError("bad_command_line", f"--only {name}: no such factor{suggest(name, FACTORS)}")
+    return names
+
+
+@dataclass
+class Diagnosis:
+    """The trials of one diagnosis, in the order in which they ran."""
+
+    given: argparse.Namespace
+    config: TrainingConfig
+    corpus: Corpus
+    only: tuple[str, ...]
+    folder: Path
+    console: Console
+    baselines: list[Outcome] = field(default_factory=list)
+    outcomes: list[Outcome] = field(default_factory=list)
+    untried: list[Trial] = field(default_factory=list)
+    reference: Outcome | None = None
+    record: dict[str, Any] = field(default_factory=dict)  # training.json of the baseline
+
+    def run(self) -> None:
+        """Run all trials that the budget allows. Raises DataError if the current settings do not train."""
+        self._started = time.monotonic()
+        self._runner = Runner(self._words(), self.folder)
+        for one in NUMBERS:
+            signal.signal(one, partial(_stop, self._runner, SignalGuard()))
+        first = self._try(Trial("current settings", "baseline"))
+        if first.reason:
+            raise DataError("training_failed", f"the current settings do not train: {first.reason}")
+        now = in_effect(self.record, self.corpus)
+        # From here on the micro-batch is not measured anew: a trial changes one factor.
+        self._runner = Runner([*self._words(), *option("micro_batch", now.micro_batch)], self.folder)
+        trials = [trial for trial in trials_of(self.config, now) if trial.factor in self.only]
+        self._find_reference(now, trials)
+        for number, trial in enumerate(trials):
+            if trial in [one.trial for one in self.outcomes]:
+                continue
+            if self._left < 3 * self._expected:  # this one, the winners together, and the baseline
+                tried = [one.trial for one in self.outcomes]
+                self.untried = [trial for trial in trials[number:] if trial not in tried]
+                break
+            self.outcomes.append(self._try(trial, f"{number + 1}/{len(trials)}"))
+        if (together := combination(winners(self.outcomes, self.baselines))) and self._left > 2 * self._expected:
+            self.outcomes.append(self._try(together))
+        self._try(Trial("current settings, again", "baseline"))
+
+    @property
+    def _left(self) -> float:
+        return float(self.given.budget) - (time.monotonic() - self._started)
+
+    @property
+    def _expected(self) -> float:
+        """Return the seconds that the next trial probably takes."""
+        return max(one.seconds for one in (*self.baselines, *self.outcomes[-2:]))
+
+    @property
+    def trained_share(self) -> float:
+        """Return the share of the corpus's tokens that is trained on; trials see too few rows to tell."""
+        return float(self.record["corpus"]["trained"] / self.record["corpus"]["tokens"])
+
+    def _words(self) -> list[str]:
+        given = self.given
+        settings = {**overrides(given), **FIXED, "max_steps": given.steps}
+        words = ["--root", str(given.root), *(["--config", str(given.config)] if given.config != DEFAULT else [])]
+        return words + [word for name, value in settings.items() if name != "output" for word in option(name, value)]
+
+    def _find_reference(self, now: InEffect, trials: list[Trial]) -> None:
+        """Run the reference unless the baseline, or one of the trials, has its settings."""
+        wanted = reference(self.config)
+        current = {
+            "precision": now.precision, "attention": now.attention, "compile": self.config.compile,
+            "fused_loss": now.has_fused_loss,
+        }  # fmt: skip
+        differs = {name: value for name, value in wanted.items() if current[name] != value}
+        if not differs:
+            self.reference = self.baselines[0]
+            return
+        same = next((trial for trial in trials if dict(trial.settings) == differs), None)
+        self.reference = self._try(same or Trial("reference: fp32, eager", "reference", wanted))
+        if same:
+            self.outcomes.append(self.reference)
+
+    def _try(self, trial: Trial, place: str = "") -> Outcome:
+        limit = max(SHORTEST_LIMIT, PATIENCE * self._expected) if self.baselines else None
+        manifest = self.given.manifest
+        try:
+            if trial.corpus:
+                changed = "-".join(f"{name}-{value}" for name, value in trial.corpus.items())
+                manifest = replan(self.corpus, trial.corpus, self.given.root, self.folder / changed)
+            outcome, record = self._runner.run(trial, manifest, limit)
+        except PackError as error:
+            outcome, record = Outcome(trial, str(error)), {}
+        if trial.factor == "baseline" and not outcome.reason:
+            self.baselines.append(outcome)
+            self.record = self.record or record
+        found = outcome.reason or (str(speedup(outcome, self.baselines)) if len(self.baselines) else "")
+        if trial.factor == "baseline" and not outcome.reason:
+            found = f"{outcome.tokens_per_second:,.0f} tokens/s"
+        place = f"[{place}] " * bool(place)
+        line = f"{place}{trial.name}: {found}; {duration(outcome.seconds)}, {duration(max(0.0, self._left))} left"
+        self.console.print(line, markup=False, soft_wrap=True, style="dim")
+        return outcome
+
+
+def _stop(runner: Runner, guard: SignalGuard, number: int, frame: FrameType | None) -> None:
+    runner.stop()
+    guard.end_at_once(number, frame)
+
+
+def in_effect(record: dict[str, Any], corpus: Corpus) -> InEffect:
+    """Return what a finished run reports of itself."""
+    choices = record["choices"]
+    return InEffect(
+        device=choices["device"],
+        precision=choices["precision"],
+        attention=choices["attention"],
+        micro_batch=choices["micro_batch"],
+        rows_per_step=choices["micro_batch"] * choices["accumulation"] * choices["ranks"],
+        sequence_length=corpus.sequence_length,
+        packed=corpus.format_version == PACKED,
+        has_fused_loss=any(note.startswith("fused_loss: used") for note in choices["notes"]),
+    )
+
+
+def write_results(diagnosis: Diagnosis, path: Path) -> None:
+    """Print the table and the conclusion; write diagnosis.json, .md, and .svg."""
+    console, baselines, outcomes = diagnosis.console, diagnosis.baselines, diagnosis.outcomes
+    speeds: dict[str, Speedup] = {
+        one.trial.name: speedup(one, baselines) for one in (*outcomes, *baselines) if not one.reason
+    }
+    rows = []
+    for one in (*baselines, *outcomes):
+        off = None
+        if is_comparable(one, diagnosis.reference):
+            assert diagnosis.reference
+            off = (
+                deviation(one.losses, diagnosis.reference.losses),
+                deviation(one.gradient_norms, diagnosis.reference.gradient_norms),
+            )
+        speed = None if one.trial.factor == "baseline" else speeds.get(one.trial.name)
+        rows.append(show.cells(one, speed, diagnosis.trained_share, off))
+    verdict = conclude(outcomes, baselines)
+    advice = [one for one in diagnosis.record["advice"] if one["name"] != "optimizer steps"]
+    command = _recommended(verdict)
+    console.print(show.table(rows))
+    for one in outcomes:
+        if one.reason:
+            console.print(f"{one.trial.name}: {one.reason}", markup=False, soft_wrap=True, style="dim")
+    if diagnosis.untried:
+        names = ", ".join(trial.name for trial in diagnosis.untried)
+        console.print(f"not tried, because the budget ended: {names}; raise --budget", markup=False, soft_wrap=True)
+    for one in advice:
+        line = f"advice: {one['name']}: {one['found']}, should be {one['target']}; {one['action']}"
+        console.print(line, markup=False, soft_wrap=True, style="yellow")
+    console.print(verdict.sentence, markup=False, soft_wrap=True, style="bold")
+    for line in command:
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+    record = diagnosis.record
+    write_bytes(path.with_suffix(".md"), f"{show.markdown(rows)}\n{verdict.sentence}\n".encode())
+    bars = [(one.trial.name, speeds[one.trial.name], one.trial.same_training) for one in outcomes if not one.reason]
+    write_bytes(path.with_suffix(".svg"), show.picture(bars, f"{diagnosis.corpus.name}: speed of {len(bars)} trials"))
+    facts = {
+        "corpus": record["corpus"],
+        "device": record["in_effect"]["device"],
+        "choices": record["choices"],
+        "settings": diagnosis.config.model_dump(),
+        "steps": diagnosis.given.steps,
+        "untimed_steps": UNTIMED,
+        "trained_share": diagnosis.trained_share,
+        "reference": diagnosis.reference.trial.name if diagnosis.reference else None,
+        "baselines": [asdict(one) for one in baselines],
+        "trials": [
+            asdict(one) | {"speedup": asdict(speeds[one.trial.name]) if not one.reason else None} for one in outcomes
+        ],
+        "untried": [trial.name for trial in diagnosis.untried],
+        "advice": advice,
+        "conclusion": asdict(verdict) | {"commands": command},
+        "versions": record["versions"],
+    }
+    write_bytes(path, to_json(facts))
+
+
+def _recommended(verdict: Conclusion) -> list[str]:
+    """Return what to change, a line each."""
+    lines = []
+    if verdict.corpus:
+        lines.append(f"in the config of the corpus: {verdict.corpus}; then pack it again")
+    if verdict.options:
+        lines.append(f"options of the training: {verdict.options}")
+    return lines

@@ -1,0 +1,122 @@
+"""The trials of a diagnosis: one setting at a time is changed from those in effect.
+
+settings + what the baseline measured ─trials_of─▶ [Trial("attention", {"attention": "eager"}), …]
+
+The most promising are first, because a time budget may end before the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from train.config import TrainingConfig
+
+# Factors of which a change trains something else: they are never part of the recommended options.
+LEARNS_OTHERWISE = ("precision", "quantization", "optimizer", "lora_r", "lora_targets")
+
+# In the order of the trials. `corpus` stands for rows of another length, and for conversations that are not packed.
+FACTORS = (
+    "sequence_length", "attention", "activation_checkpointing", "micro_batch", "fused_loss", "packing", "compile",
+    "precision", "quantization", "lora_targets", "optimizer", "lora_r", "loader_workers", "pin_memory",
+)  # fmt: skip
+
+SHORTEST = 128  # tokens of a row
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A run with some settings changed; `corpus` changes settings of the corpus instead, which is packed again."""
+
+    name: str
+    factor: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    corpus: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def same_training(self) -> bool:
+        """Return whether the same conversations are learned with the same precision."""
+        return self.factor not in LEARNS_OTHERWISE
+
+
+@dataclass(frozen=True, slots=True)
+class InEffect:
+    """What the baseline found out about itself."""
+
+    device: str  # cpu or cuda
+    precision: str
+    attention: str
+    micro_batch: int
+    rows_per_step: int
+    sequence_length: int
+    packed: bool
+    has_fused_loss: bool
+
+
+def reference(config: TrainingConfig) -> dict[str, Any]:
+    """Return the settings against which rounding is measured: fp32, eager attention, and no optional kernels."""
+    return {"precision": "fp32", "attention": "eager", "compile": False, "fused_loss": False}
+
+
+def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
+    """Return the trials that apply here, the most promising first."""
+    on_gpu = now.device == "cuda"
+    backends = ("flash3", "flash2", "varlen", "flex", "sdpa", "eager") if on_gpu else ("sdpa", "eager")
+    options: dict[str, list[Any]] = {
+        "attention": [name for name in backends if name != now.attention],
+        "activation_checkpointing": [not config.activation_checkpointing],
+        "micro_batch": [
+            size
+            for size in (2 * now.micro_batch, now.micro_batch // 2)
+            if size and now.rows_per_step % size == 0 and size <= now.rows_per_step
+        ],
+        "fused_loss": [not now.has_fused_loss],
+        "compile": [not config.compile],
+        "precision": [name for name in ("bf16", "fp16", "fp32") if name != now.precision] if on_gpu else [],
+        "quantization": ["none" if config.quantization == "nf4" else "nf4"],
+        "lora_targets": ["attention" if config.lora_targets == "all" else "all"],
+        "optimizer": ["paged_adamw_8bit" if config.optimizer == "adamw_torch_fused" else "adamw_torch_fused"],
+        "lora_r": [rank for rank in (config.lora_r // 2, 2 * config.lora_r) if rank],
+        "loader_workers": [0 if config.loader_workers else 2],
+        "pin_memory": [not config.pin_memory] if on_gpu else [],
+    }
+    trials = [
+        Trial(f"{factor}: {_text(value)}", factor, {factor: value})
+        for factor, values in options.items()
+        for value in values
+    ]
+    if now.packed:
+        trials += _repacked(now)
+    # The first of each factor, in order, and then the second ones.
+    rank: dict[str, int] = {}
+    place = {}
+    for trial in trials:
+        place[trial.name] = (rank.get(trial.factor, 0), FACTORS.index(trial.factor))
+        rank[trial.factor] = rank.get(trial.factor, 0) + 1
+    return sorted(trials, key=lambda trial: place[trial.name])
+
+
+def _repacked(now: InEffect) -> Iterator[Trial]:
+    """Yield rows of other lengths, with as many tokens per pass, and conversations that are not packed."""
+    for length in (now.sequence_length // 2, 2 * now.sequence_length, now.sequence_length // 4):
+        if length >= SHORTEST:
+            size = max(1, now.micro_batch * now.sequence_length // length)
+            yield Trial(
+                f"sequence_length: {length}", "sequence_length", {"micro_batch": size}, {"sequence_length": length}
+            )
+    yield Trial("packing: false", "packing", {"micro_batch": "auto"}, {"packing": False})
+
+
+def combined(winners: list[Trial]) -> Trial:
+    """Return all winners at once. If two of them set the micro-batch, it is measured."""
+    settings: dict[str, Any] = {}
+    corpus: dict[str, Any] = {}
+    for trial in winners:
+        settings |= {name: "auto" if name in settings else value for name, value in trial.settings.items()}
+        corpus |= trial.corpus
+    return Trial(" + ".join(trial.name for trial in winners), "combined", settings, corpus)
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

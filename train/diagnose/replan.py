@@ -1,0 +1,37 @@
+"""Pack the conversations of a corpus again, in rows of another length or not at all.
+
+manifest ─config_for─▶ Config + changes ─run_all─▶ a corpus below `folder`, from the token files that exist
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.core.errors import UsageError
+from tasks.recipe import recipe_of
+from tasks.stages import Publish, run_all
+from tasks.verification.rebuild import config_for
+from train.data.corpus import Corpus
+
+# What packing reads and never changes: it does not depend on the length of the rows.
+REUSED = ("tokens", "tokenizers", "engines")
+
+
+def replan(corpus: Corpus, changes: Mapping[str, Any], root: Path, folder: Path) -> Path:
+    """Return the manifest of a corpus with changed settings, made below `folder`.
+
+    `root` is where the corpus was made. Raises PackError, for example if the sources are gone.
+    """
+    if corpus.manifest is None:
+        raise UsageError("config_unknown", f"{corpus.folder}: has no manifest, so it cannot be packed again")
+    config, sources = config_for(corpus.manifest, corpus.folder, None)
+    for name in REUSED:
+        known, link = root / "data" / name, folder / "data" / name
+        if known.is_dir() and not link.exists():
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(known.resolve(), target_is_directory=True)
+    recipe = recipe_of(config.model_copy(update=dict(changes)), sources, folder)
+    run_all(Publish(recipe))
+    return recipe.published

@@ -1,0 +1,111 @@
+"""Run one trial: the real command in a process of its own, for a few steps.
+
+words of the command ─run_trial─▶ python -P -m train … ─training.json─▶ Outcome, or the reason of its failure
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from typing import Any
+
+import orjson
+
+from tasks.core.error_messages import JSON
+from train.diagnose.compare import Outcome, spread_of
+from train.diagnose.factors import Trial
+from train.measures.phases import PHASES
+
+# Steps at the start that are not timed: they allocate memory and choose kernels.
+UNTIMED = 1
+
+
+class Runner:
+    """Starts the trials of a diagnosis; `stop` ends the current one at once."""
+
+    def __init__(self, words: list[str], folder: Path):
+        self._words, self._folder = words, folder
+        self._process: Popen[str] | None = None
+
+    def stop(self) -> None:
+        if self._process:
+            self._process.kill()
+
+    def command(self, trial: Trial, manifest: Path) -> list[str]:
+        """Return the words of a trial's command; its settings win over those of the diagnosis."""
+        changes = [word for name, value in trial.settings.items() for word in option(name, value)]
+        return [sys.executable, "-P", "-m", "train", "--manifest", str(manifest), *self._words, *changes]
+
+    def run(self, trial: Trial, manifest: Path, limit: float | None) -> tuple[Outcome, dict[str, Any]]:
+        """Return what a trial measured, and its record; it is stopped after `limit` seconds."""
+        output = self._folder / "run"
+        shutil.rmtree(output, ignore_errors=True)
+        started = time.monotonic()
+        self._process = Popen(  # noqa: S603 - this Python, and words that no shell sees
+            [*self.command(trial, manifest), "--output", str(output)],
+            stdout=DEVNULL,
+            stderr=PIPE,
+            text=True,
+            errors="replace",
+            env=os.environ | {JSON: "1"},
+        )
+        try:
+            _, errors = self._process.communicate(timeout=limit)
+            reason = failure(self._process.returncode, errors)
+        except TimeoutExpired:
+            self._process.kill()
+            self._process.communicate()
+            reason = f"took longer than {limit:.0f} s"
+        seconds = time.monotonic() - started
+        if reason:
+            return Outcome(trial, reason, seconds=seconds), {}
+        record = orjson.loads((output / "training.json").read_bytes())
+        return outcome_of(trial, record, seconds), record
+
+
+def option(name: str, value: Any) -> tuple[str, str]:
+    return f"--{name.replace('_', '-')}", str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def failure(code: int, errors: str) -> str:
+    """Return why a command failed, in one line; empty if it did not."""
+    if code == 0:
+        return ""
+    if code < 0:
+        name = signal.Signals(-code).name
+        return f"killed by {name}" + ", which is what the system does when memory runs out" * (name == "SIGKILL")
+    last = errors.strip().rpartition("\n")[2]
+    try:
+        error = orjson.loads(last)["error"]
+        return f"{error['code']}: {error['message']}"
+    except (ValueError, LookupError, TypeError):
+        return last[:300] or f"exit code {code}"
+
+
+def outcome_of(trial: Trial, record: dict[str, Any], seconds: float) -> Outcome:
+    """Return the figures of a finished run."""
+    steps = [entry for entry in record["log"] if "step_seconds" in entry]
+    timed = steps[UNTIMED:] or steps
+    spent = sum(entry["step_seconds"] for entry in timed)
+    tokens = [entry["non_pad_tokens_per_second"] * entry["step_seconds"] for entry in timed]
+    choices = record["choices"]
+    rows = choices["micro_batch"] * choices["accumulation"] * choices["ranks"]
+    return Outcome(
+        trial,
+        tokens_per_second=sum(tokens) / spent,
+        rows_per_second=rows * len(timed) / spent,
+        # Steps of packed rows have equally many tokens; those of single conversations do not.
+        spread=spread_of([entry["step_seconds"] / count for entry, count in zip(timed, tokens, strict=True)]),
+        mfu=record["result"].get("mfu"),
+        peak_memory_bytes=record["result"]["peak_memory_bytes"],
+        phases={phase: sum(entry[f"{phase}_seconds"] for entry in timed) / spent for phase in PHASES},
+        losses=tuple(entry["loss"] for entry in steps),
+        gradient_norms=tuple(entry["grad_norm"] for entry in steps),
+        rows_per_step=rows,
+        seconds=seconds,
+    )

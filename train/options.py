@@ -1,0 +1,74 @@
+"""The options of the command line: one per setting of TrainingConfig, named after it.
+
+arguments ─settings_parser─▶ --manifest, --config, --root, --learning-rate … ─config_of─▶ TrainingConfig
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, get_args, get_origin
+
+from tasks.core.errors import UsageError
+from train.config import DEFAULT, TrainingConfig, load_training_config
+
+if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser that raises UsageError instead of ending the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError("bad_command_line", f"{message}; see {self.prog} --help")
+
+
+def settings_parser(prog: str, description: str) -> Parser:
+    """Build a parser with the options that all commands on a corpus share."""
+    ours = Parser(prog=prog, description=description, allow_abbrev=False)
+    ours.add_argument(
+        "--manifest",
+        type=Path,
+        required=True,
+        help="a manifest (file, name, or key), a corpus folder, or a folder of shards",
+    )
+    ours.add_argument(
+        "--config", type=Path, metavar="FILE", default=DEFAULT, help="YAML file of settings (default: train/qlora.yaml)"
+    )
+    ours.add_argument(
+        "--root", type=Path, metavar="FOLDER", default=Path(), help="folder that contains data/ (default: this folder)"
+    )
+    ours.add_argument("--where", action="store_true", help="print the path of the run's record and exit")
+    ours.add_argument("--debug", action="store_true", help="print a traceback if an error occurs")
+    settings = ours.add_argument_group("settings (override those of the file)")
+    for name, field in TrainingConfig.model_fields.items():
+        text = (field.description or "").replace("%", "%%")
+        if field.default is not None:
+            default = str(field.default).lower() if isinstance(field.default, bool) else field.default
+            text += f" (default: {default})"
+        settings.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", metavar=_values(field), help=text)
+    return ours
+
+
+def config_of(options: argparse.Namespace) -> TrainingConfig:
+    """Return the settings of the file and of the options, which win. Raises UsageError or InputMissing."""
+    return load_training_config(options.config, overrides(options))
+
+
+def overrides(options: argparse.Namespace) -> dict[str, str]:
+    """Return the settings that were given as options, as YAML texts."""
+    given = {name: getattr(options, f"set_{name}") for name in TrainingConfig.model_fields}
+    return {name: text for name, text in given.items() if text is not None}
+
+
+def _values(field: FieldInfo) -> str:
+    """Return the values a setting accepts, as `auto|N`."""
+    kinds = get_args(field.annotation) or (field.annotation,)
+    words: list[str] = []
+    for kind in kinds:
+        words += [str(word) for word in get_args(kind)] if get_origin(kind) is Literal else []
+        words += [kind] if isinstance(kind, str) else []
+    names = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
+    bare = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
+    words += [names[kind] for kind in bare if kind in names]
+    return "|".join(words)
