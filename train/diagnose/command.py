@@ -123,7 +123,7 @@ class Diagnosis:
         if first.reason:
             raise DataError("training_failed", f"the current settings do not train: {first.reason}")
         now = in_effect(self.record, self.corpus)
-        # From here on the micro-batch is not measured anew: a trial changes one factor.
+        # From here on the micro-batch is fixed: a trial changes one factor.
         self._runner = Runner([*self._words(), *option("micro_batch", now.micro_batch)], self.folder)
         trials = [trial for trial in trials_of(self.config, now) if trial.factor in self.only]
         self._find_reference(now, trials)
@@ -150,7 +150,7 @@ class Diagnosis:
 
     @property
     def trained_share(self) -> float:
-        """Return the share of the corpus's tokens that is trained on; trials see too few rows to tell."""
+        """Return the share of the corpus's tokens that is trained on, of which a trial sees too few rows."""
         return float(self.record["corpus"]["trained"] / self.record["corpus"]["tokens"])
 
     def _words(self) -> list[str]:

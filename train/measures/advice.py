@@ -2,7 +2,7 @@
 
     {"data": 0.11, "steps": 40, …} ─advise─▶ [Advice("data", "11 %", "below 5 %", "set loader_workers: 2 …"), …]
 
-One table for `doctor`, `diagnose`, and the end of every run. A figure that is not there is not judged.
+One table for `doctor`, `diagnose`, and the end of every run. A figure that is missing is not judged.
 """
 
 from __future__ import annotations

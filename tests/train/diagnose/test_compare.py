@@ -1,4 +1,4 @@
-"""Speedups have an error, differences below it are none, and only what trains the same is recommended."""
+"""Speedups have an error, differences below it do not count, and only what trains the same is recommended."""
 
 from __future__ import annotations
 
