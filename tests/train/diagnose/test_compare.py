@@ -70,7 +70,7 @@ def test_the_fastest_of_what_trains_the_same_is_recommended_and_the_rest_named()
     found = conclude(tried, BASE)
     assert found.sentence.startswith("fast trains 1.50×")
     assert found.options == "--attention fast"
-    assert "other would be 3.00× ± 0.08, but trains something else" in found.sentence
+    assert "other would be 3.00× ± 0.06, but trains something else" in found.sentence
     assert "failed" not in found.sentence
 
 
