@@ -6,6 +6,7 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -124,3 +125,24 @@ def test_an_error_of_training_fails_the_task_without_a_traceback(folder: Path) -
     assert done.stderr.count(" error: ") == 1
     assert "Traceback" not in done.stderr
     assert list((folder / "manifests").glob("*.json")), "the corpus is packed all the same"
+
+
+def test_a_diagnosis_that_exists_is_a_no_op(folder: Path) -> None:
+    """Its own tests run the trials; here, Luigi finds it below the same root and settings."""
+    assert luigi(folder, "--config", "corpus.yaml").returncode == 0
+    (manifest,) = (folder / "manifests").glob("*.json")
+    given = [str(BIN / "luigi"), "--module", "pipeline", "DiagnoseTraining", "--config", "corpus.yaml"]
+    where = command(
+        folder, sys.executable, "-m", "train", "diagnose", "--manifest", str(manifest), *OPTIONS.split(), "--where"
+    )
+    path = folder / where.stdout.splitlines()[-1]
+    assert path.parent.parent == folder / "data" / "diagnoses"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    done = command(folder, *given, "--options", OPTIONS)
+    assert done.returncode == 0, done.stderr
+    assert "already diagnosed, nothing to do" in done.stderr
+    assert folder / done.stdout.splitlines()[-1] == path
+    other = command(folder, *given, "--options", f"{OPTIONS} --device cuda")
+    assert "already diagnosed" not in other.stderr, "other settings are another diagnosis"
+    assert other.returncode == 69, other.stderr

@@ -25,7 +25,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tasks.core.errors import DataError, PackError, UsageError
+from tasks.core.errors import PackError, UsageError
 from tasks.core.printable import duration
 from tasks.core.suggest import suggest
 from tasks.storage.files import to_json, write_bytes
@@ -45,7 +45,7 @@ from train.diagnose.compare import (
 )
 from train.diagnose.factors import FACTORS, InEffect, Trial, reference, trials_of
 from train.diagnose.replan import replan
-from train.diagnose.run_trial import UNTIMED, Runner, option
+from train.diagnose.run_trial import UNTIMED, Runner, option, reported
 from train.loop.run_folder import RunFolder
 from train.machine.signals import NUMBERS, SignalGuard
 from train.options import Parser, config_of, overrides, settings_parser
@@ -114,14 +114,14 @@ class Diagnosis:
     record: dict[str, Any] = field(default_factory=dict)  # training.json of the baseline
 
     def run(self) -> None:
-        """Run all trials that the budget allows. Raises DataError if the current settings do not train."""
+        """Run all trials that the budget allows. Raises the PackError of the current settings if they do not train."""
         self._started = time.monotonic()
         self._runner = Runner(self._words(), self.folder)
         for one in NUMBERS:
             signal.signal(one, partial(_stop, self._runner, SignalGuard()))
         first = self._try(Trial("current settings", "baseline"))
         if first.reason:
-            raise DataError("training_failed", f"the current settings do not train: {first.reason}")
+            raise self._failed(first)
         now = in_effect(self.record, self.corpus)
         # From here on the micro-batch is fixed: a trial changes one factor.
         self._runner = Runner([*self._words(), *option("micro_batch", now.micro_batch)], self.folder)
@@ -138,6 +138,13 @@ class Diagnosis:
         if (together := combination(winners(self.outcomes, self.baselines))) and self._left > 2 * self._expected:
             self.outcomes.append(self._try(together))
         self._try(Trial("current settings, again", "baseline"))
+
+    def _failed(self, first: Outcome) -> PackError:
+        """Return the error of the current settings as that of the diagnosis."""
+        error = reported(self._runner.errors)
+        failed = PackError(error.get("reason", "training_failed"), str(error.get("message", first.reason)))
+        failed.exit_code = error.get("exit_code", failed.exit_code)
+        return failed
 
     @property
     def _left(self) -> float:

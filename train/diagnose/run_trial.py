@@ -31,6 +31,7 @@ class Runner:
     def __init__(self, words: list[str], folder: Path):
         self._words, self._folder = words, folder
         self._process: Popen[str] | None = None
+        self.errors = ""  # what the latest command wrote to stderr
 
     def stop(self) -> None:
         if self._process:
@@ -55,8 +56,8 @@ class Runner:
             env=os.environ | {JSON: "1"},
         )
         try:
-            _, errors = self._process.communicate(timeout=limit)
-            reason = failure(self._process.returncode, errors)
+            _, self.errors = self._process.communicate(timeout=limit)
+            reason = failure(self._process.returncode, self.errors)
         except TimeoutExpired:
             self._process.kill()
             self._process.communicate()
@@ -79,12 +80,19 @@ def failure(code: int, errors: str) -> str:
     if code < 0:
         name = signal.Signals(-code).name
         return f"killed by {name}" + ", which is what the system does when memory runs out" * (name == "SIGKILL")
-    last = errors.strip().rpartition("\n")[2]
-    try:
-        error = orjson.loads(last)["error"]
+    error = reported(errors)
+    if error:
         return f"{error['code']}: {error['message']}"
+    return errors.strip().rpartition("\n")[2][:300] or f"exit code {code}"
+
+
+def reported(errors: str) -> dict[str, Any]:
+    """Return the error that a command reported as JSON; empty if it reported none."""
+    try:
+        error: dict[str, Any] = orjson.loads(errors.strip().rpartition("\n")[2])["error"]
     except (ValueError, LookupError, TypeError):
-        return last[:300] or f"exit code {code}"
+        return {}
+    return error
 
 
 def outcome_of(trial: Trial, record: dict[str, Any], seconds: float) -> Outcome:

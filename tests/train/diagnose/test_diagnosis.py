@@ -13,7 +13,7 @@ from support.commands import ROOT, command
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import PackError, UsageError
 from tasks.storage.corpus_folder import changed_files
 from tasks.storage.manifest import load_manifest
 from train.data.corpus import open_corpus
@@ -109,8 +109,9 @@ def test_a_replanned_corpus_has_the_same_conversations_and_reads_no_source(folde
 def test_settings_that_do_not_train_end_the_diagnosis(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_trial, "Popen", Forked)
     monkeypatch.setattr(diagnose.signal, "signal", lambda *_: None)
-    with pytest.raises(DataError, match="current settings do not train: E631: flash2"):
+    with pytest.raises(PackError, match="flash2 needs a GPU") as caught:
         diagnose.main(words(folder, "--attention", "flash2"))
+    assert (caught.value.reason, caught.value.exit_code) == ("no_attention", 69)
 
 
 @pytest.mark.parametrize(
