@@ -317,7 +317,8 @@ _ALL = [
     Code("E617", "wrong_weights", DATA, "Other weights than the adapter's fp32 weights would be trained.",
          "the model or a library ignores a setting", "install the versions in constraints.txt"),
     Code("E618", "leak", DATA, "Conversations in one row see each other.",
-         "the attention backend does not isolate them with this model", "use the backend that the message suggests"),
+         "the attention backend or the model does not isolate them",
+         "follow the message"),
 
     Code("E621", "run_folder_taken", USAGE, "The output folder is in use.",
          "it holds a run with other settings, or other files", "choose another `output`, or delete the folder"),

@@ -18,7 +18,7 @@ from train.config import TrainingConfig
 from train.data.corpus import PACKED
 from train.loop.display import si
 from train.loop.prepare import Run
-from train.model import flops, qlora
+from train.model import flops, qlora, states
 
 # The share of frozen weights in 4 bits that is expected of a quantized model.
 MOSTLY = 0.8
@@ -48,6 +48,7 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
         f"{passes} pass{'es' * (passes > 1)}",
         counted(ranks, "rank"),
     )
+    apart = states.SUMMARIES[states.separation(run.model).way]
     seconds = (steps.total - run.steps_done) * run.tokens_per_step / (choices.tokens_per_second * ranks)
     return {
         "corpus": f"{corpus.name} {corpus.key[:12]}, format {corpus.format_version}",
@@ -60,6 +61,7 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
         ),
         "adapter": _adapter(run.model),
         "attention": f"{choices.attention}; {run.isolation or 'no row has two conversations to keep apart'}",
+        **({"conversations": apart} if apart else {}),
         "optimizer": f"{config.optimizer}, learning rate {config.rate:g}, {config.schedule}",
         "checkpointing": "on" if run.model.is_gradient_checkpointing else "off",
         "rows": f"{feed.described}{f'; validation {len(feed.validation):,}' if feed.validation is not None else ''}",
@@ -89,6 +91,10 @@ def warnings(run: Run, steps: Steps) -> list[str]:
             f"only {100 * share:.0f} % of the frozen weights are in 4 bits; the others, such as those of experts and "
             "embeddings, take four times the memory. If it does not fit, use a model without experts"
         )
+    apart = states.separation(run.model)
+    # On a CPU there is nothing faster.
+    if apart.way == states.MODEL or (apart.way == states.LAYERS and choices.device == "cuda"):
+        found.append(f"{states.SUMMARIES[apart.way]}, which is slower: {apart.reason}")
     dropout = run.model.peft_config["default"].lora_dropout
     if dropout != config.lora_dropout:
         found.append(

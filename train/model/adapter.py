@@ -102,8 +102,9 @@ def _linear_layers(model: Any) -> list[str]:
     found = []
     for name, module in modules.items():
         parent = modules[name.rpartition(".")[0]]
-        # Kernels of Mamba read the weight of this layer and would ignore its adapter.
-        in_kernel = name.endswith("out_proj") and hasattr(parent, "conv1d") and hasattr(parent, "D")
+        # Mamba reads the weights of these layers and would ignore their adapter. Zamba 2 uses few of the others.
+        in_kernel = name.endswith(("out_proj", "dt_proj")) and hasattr(parent, "conv1d") and hasattr(parent, "D")
+        in_kernel |= "_adapter_list." in name
         is_router = "Router" in type(module).__name__  # returns more than a tensor
         if isinstance(module, torch.nn.Linear | Conv1D) and not (module is head or in_kernel or is_router):
             found.append(f"{prefix}.{name}".lstrip("."))

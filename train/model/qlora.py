@@ -25,9 +25,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from tasks.core.errors import DataError, PartMissing
 from tasks.core.printable import counted
 from train.config import TrainingConfig
+from train.model import states
 from train.model.adapter import add_adapter, keep_random
 from train.model.attention import BACKENDS
-from train.model.base_model import unreadable
+from train.model.base_model import read_config, unreadable
 from train.model.masks import separate_by_positions
 
 # Relative difference of loss and gradient norm up to which two steps count as the same.
@@ -55,6 +56,8 @@ def load_model(
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
+        # Mamba computes with the weights of `dt_proj`, which therefore must not be packed.
+        llm_int8_skip_modules=["lm_head", "dt_proj"] if read_config(base).model_type == "mamba" else None,
     )
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
@@ -89,6 +92,7 @@ def load_model(
         layer.support_avx512bf16_for_cpu = False
     model = add_adapter(model, config)
     separate_by_positions(model)
+    states.use_way(model, states.ways(model, attention)[0])
     if config.activation_checkpointing and model.supports_gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     check(model, config)
