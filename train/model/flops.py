@@ -4,7 +4,7 @@
 
     4 N        for each weight of a matrix product: 2 forward, 2 for the gradient of its input. Frozen weights have no
                gradient of their own, hence 4 and not 6. An embedding that is only looked up does not count.
-    6 N_lora   for each weight of the adapter
+    6 N_lora   for each weight of the adapter, and of a head that is trained as a whole
     attention  12 · d · k per layer, with d = heads × head size and k = the tokens that one token attends to, including
                itself: 2 · d · k for the scores and 2 · d · k for their sum forward, and twice that backward. On
                average over a conversation of n tokens, k = (n + 1) / 2: attention is causal and ends at the
@@ -80,12 +80,13 @@ def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
     """Return the useful FLOP per token; `position_ids`, int[rows, L], are typical."""
     config = model.config.get_text_config()
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-    looked_up = 0 if head is None or embeddings.weight is head.weight else _count(embeddings.weight)
+    looked_up = None if head is None or embeddings.weight is head.weight else embeddings.weight
     routed, weighted = _routed_share(config), 0.0
     for name, weights in model.named_parameters():
-        weighted += (
-            (6 if weights.requires_grad else 4) * _count(weights) * (routed if "experts" in name.split(".") else 1)
-        )
+        parts = name.split(".")
+        if weights is not looked_up and "original_module" not in parts:  # of modules_to_save, the copy is used
+            share = routed if "experts" in parts else 1.0
+            weighted += (6 if weights.requires_grad else 4) * _count(weights) * share
     heads = getattr(config, "num_attention_heads", 0)  # Mamba has none
     width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads) if heads else 0
     window = getattr(config, "sliding_window", None)
@@ -94,7 +95,7 @@ def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
     seen = position_ids.double() + 1
     full, near = (x.mean().item() for x in (seen, seen.clamp(max=window or math.inf)))
     attention = sum(12 * width * (near if "sliding" in kind else full) for kind in layers)
-    return weighted - 4 * looked_up + attention
+    return weighted + attention
 
 
 def _routed_share(config: Any) -> float:

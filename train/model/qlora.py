@@ -90,7 +90,7 @@ def load_model(
             )
         # Otherwise the first pass without gradients repacks the weights to compute in bf16.
         layer.support_avx512bf16_for_cpu = False
-    model = add_adapter(model, config)
+    model = add_adapter(model, config, base)
     separate_by_positions(model)
     states.use_way(model, states.ways(model, attention)[0])
     if config.activation_checkpointing and model.supports_gradient_checkpointing:
@@ -110,7 +110,9 @@ def check(model: Any, config: TrainingConfig) -> None:
                 "use a base model that is not quantized yet, or set quantization: none",
             )
     trained = {name: weights for name, weights in model.named_parameters() if weights.requires_grad}
-    if outside := [name for name in trained if "lora_" not in name]:
+    # What modules_to_save names, or the adapter that the run starts from.
+    whole = model.peft_config["default"].modules_to_save or ()
+    if outside := [name for name in trained if "lora_" not in name and not (whole and ".modules_to_save." in name)]:
         raise DataError(
             "wrong_weights",
             f"{counted(len(outside), 'weight')} outside the adapter would be trained, such as {outside[0]}",

@@ -63,6 +63,16 @@ def test_a_slow_way_to_keep_conversations_apart_is_a_warning_with_its_reason(man
             assert (expected in said) if expected else ("slower" not in said)
 
 
+def test_modules_that_are_trained_as_a_whole_are_named_with_their_memory(manifest: Path) -> None:
+    config = TrainingConfig(modules_to_save=["embed_tokens", "lm_head"], lora_targets=["q_proj"])
+    model = add_adapter(tiny_model(adapter=False, vocab_size=200_000), config)
+    assert _adapter(model) == "LoRA of rank 16, dropout 0.05, on q_proj; as a whole, embed_tokens, lm_head"
+    assert "modules_to_save: embed_tokens and lm_head need 0.4 GB with" in warned(manifest, model)
+    tied = add_adapter(tiny_model(adapter=False, vocab_size=200_000, tie_word_embeddings=True), config)
+    assert "modules_to_save: embed_tokens need 0.2 GB with" in warned(manifest, tied)
+    assert "modules_to_save" not in warned(manifest, tiny_model())
+
+
 @pytest.mark.parametrize(("variant", "name"), [("lora", "LoRA"), ("rslora", "rank-stabilized LoRA"), ("dora", "DoRA")])
 def test_the_adapter_is_described_as_it_is(variant: str, name: str) -> None:
     config = TrainingConfig(lora_variant=variant, lora_r=4, lora_targets=["q_proj", "v_proj"])
