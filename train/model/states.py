@@ -154,8 +154,10 @@ def use_way(model: Any, way: str, reason: str = "") -> None:
     state.way, state.reason, state.cuts, state.replaced = way, reason, None, []
     if way != ATTENTION and not hasattr(decoder, "separation"):
         decoder.separation = state
-        model.register_forward_pre_hook(_note_cuts, with_kwargs=True)
-    for layer in layers_with_state(model) if way in (KERNELS, LAYERS) else []:
+        # PEFT calls the model that it wraps.
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        base.register_forward_pre_hook(_note_cuts, with_kwargs=True)
+    for layer in layers_with_state(model) if way != ATTENTION else []:
         _replace(state, layer, _run_layer)
     if way == MODEL:
         _replace(state, decoder, _run_decoder)
@@ -176,13 +178,13 @@ def _note_cuts(model: Any, _args: Any, named: dict[str, Any]) -> None:
 
 
 def _run_layer(state: Separation, layer: Any, plain: Any, /, *args: Any, **named: Any) -> Any:
-    """Run a layer with a state."""
+    """Run a layer with a state, in any of the ways."""
     mode = layer.training
     # In training, the kernels of Mamba would read the weights of linear layers, which ignores their adapter and fails
     # if they are quantized. This flag of the layer turns that off; its parts have their own.
     layer.training = False
     try:
-        if state.cuts is None:
+        if state.cuts is None or state.way == MODEL:
             return plain(*args, **named)
         hidden = next(iter((*args, *named.values())))
         if hidden.shape[:2] != state.cuts.shape:

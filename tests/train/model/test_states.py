@@ -187,11 +187,11 @@ def test_kernels_get_the_bounds_of_the_batch_as_one_sequence(
     monkeypatch: pytest.MonkeyPatch, name: str, backend: str
 ) -> None:
     batch = Collator("sdpa")(rows())
-    expected = apart(name, states.LAYERS)(**batch)
+    given = batch | {key: x for key, x in Collator(backend)(rows()).items() if "seq_lens" in key}
+    expected = apart(name, states.LAYERS)(**given)
     calls = plain_kernels(monkeypatch, *KERNELS[name])
     model = apart(name, states.KERNELS)
     # Bounds that a backend needs in attention do not reach the layers twice.
-    given = batch | {key: x for key, x in Collator(backend)(rows()).items() if "seq_lens" in key}
     found = model(**given)
     assert torch.allclose(found.logits, expected.logits, atol=1e-4)
     bounds, _ = segments(batch["position_ids"])
@@ -259,7 +259,8 @@ def test_a_way_can_be_changed_and_undone() -> None:
     for way, isolated in [(states.MODEL, True), (states.ATTENTION, False), (states.LAYERS, True), (states.MODEL, True)]:
         states.use_way(model, way)
         assert check_isolation(model, given, batch, seed=1).passed == isolated
-    assert len(model._forward_pre_hooks) == 1
+    assert len(model.get_base_model()._forward_pre_hooks) == 1
+    assert check_isolation(model.get_base_model(), given, batch, seed=1).passed, "without its adapter around it"
     assert all(module.training for module in model.modules())
 
 
