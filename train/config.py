@@ -23,7 +23,7 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 
 # Left out of the key of a run at their defaults, so that runs of earlier versions keep theirs.
-LATER = ("lora_variant",)
+LATER = ("lora_variant", "modules_to_save", "adapter")
 
 AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
 Attention = Literal["auto", "sdpa", "eager", "flex", "flash2", "flash3", "varlen"]
@@ -78,6 +78,15 @@ class TrainingConfig(BaseModel):
     lora_variant: Literal["lora", "rslora", "dora"] = Field(
         "lora", description="rslora: scaled by lora_alpha / √lora_r; dora: with a trained magnitude, slower."
     )
+    modules_to_save: Annotated[list[str], Field(min_length=1)] | None = Field(
+        None,
+        description="Train these modules as a whole besides the adapter, for new tokens: [embed_tokens, lm_head].",
+    )
+    adapter: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder of an adapter to start from. Its rank, alpha, variant, and targets are used.",
+    )
     activation_checkpointing: bool = Field(True, description="Use less memory for a third more compute.")
     compile: bool = Field(False, description="Use torch.compile, if one step with it gives the same loss.")
     fused_loss: bool = Field(
@@ -106,7 +115,7 @@ class TrainingConfig(BaseModel):
     )
     seed: int = Field(42, ge=0, lt=1 << 31, description="Seed of weights, order, and dropout.")
 
-    @field_validator("base_model", "tokenizer", "output")
+    @field_validator("base_model", "tokenizer", "output", "adapter")
     @classmethod
     def _home(cls, path: str | None) -> str | None:
         return os.path.expanduser(path) if path else path

@@ -71,4 +71,5 @@ def _values(field: FieldInfo) -> str:
     names = {int: "N", float: "X", bool: "true|false", str: "TEXT"}
     bare = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
     words += [names[kind] for kind in bare if kind in names]
+    words += ["[NAME,…]" for kind in bare if get_origin(kind) is list]
     return "|".join(words)

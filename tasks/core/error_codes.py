@@ -317,7 +317,10 @@ _ALL = [
     Code("E617", "wrong_weights", DATA, "Other weights than the adapter's fp32 weights would be trained.",
          "the model or a library ignores a setting", "install the versions in constraints.txt"),
     Code("E618", "leak", DATA, "Conversations in one row see each other.",
-         "the attention backend does not isolate them with this model", "use the backend that the message suggests"),
+         "the attention backend or the model does not isolate them",
+         "follow the message"),
+    Code("E619", "bad_adapter", DATA, "The adapter to start from cannot be used.",
+         "it is a pickle, damaged, or of another base model", "use the base model that it was trained on"),
 
     Code("E621", "run_folder_taken", USAGE, "The output folder is in use.",
          "it holds a run with other settings, or other files", "choose another `output`, or delete the folder"),
@@ -347,6 +350,8 @@ _ALL = [
          "it is too old, or a CPU", "precision: auto"),
     Code("E635", "no_gpu", PART, "A GPU cannot be used.",
          "the driver, or a torch build without CUDA", "run make doctor, or train without it: device: cpu"),
+    Code("E649", "other_adapter", USAGE, "A setting contradicts the adapter to start from.",
+         "rank, alpha, variant, and targets are those of the adapter", "leave the setting out"),
 
     Code("E701", "cannot_read", STORAGE, "A file cannot be read.",
          "permissions, or a failing disk", "fix these, then run again"),

@@ -19,7 +19,7 @@ from train.loop.display import si
 from train.loop.prepare import Run
 from train.machine import devices
 from train.measures.advice import advise
-from train.model import flops, qlora
+from train.model import flops, qlora, states
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
         f"{passes} pass{'es' * (passes > 1)}",
         counted(ranks, "rank"),
     )
+    apart = states.SUMMARIES[states.separation(run.model).way]
     seconds = (steps.total - run.steps_done) * run.tokens_per_step / (choices.tokens_per_second * ranks)
     return {
         "corpus": f"{corpus.name} {corpus.key[:12]}, format {corpus.format_version}",
@@ -58,13 +59,14 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
         ),
         "adapter": _adapter(run.model),
         "attention": f"{choices.attention}; {run.isolation or 'no row has two conversations to keep apart'}",
+        **({"conversations": apart} if apart else {}),
         "optimizer": f"{config.optimizer}, learning rate {config.rate:g}, {config.schedule}",
         "checkpointing": "on" if run.model.is_gradient_checkpointing else "off",
         "rows": f"{feed.described}{f'; validation {len(feed.validation):,}' if feed.validation is not None else ''}",
         "a step": f"{' × '.join(factors)} = {si(run.tokens_per_step)} tokens, {si(trained)} trained on",
         "steps": f"{steps.total:,}, {steps.per_epoch:,} per epoch",
         "folder": str(run.folder.path),
-        "starts": f"from {run.checkpoint.name}" if run.checkpoint else "from the beginning",
+        "starts": f"from {run.checkpoint.name if run.checkpoint else config.adapter or 'the beginning'}",
         "expected time": duration(seconds),
     }
 
@@ -72,8 +74,21 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
 def _adapter(model: Any) -> str:
     lora = model.peft_config["default"]
     variant = "DoRA" if lora.use_dora else "rank-stabilized LoRA" if lora.use_rslora else "LoRA"
-    layers = {name.rpartition(".")[2] for name in lora.target_modules} | {*(lora.target_parameters or ())}
-    return f"{variant} of rank {lora.r}, dropout {lora.lora_dropout:g}, on {', '.join(sorted(layers))}"
+    # That of another tool may have a regular expression.
+    names = [lora.target_modules] if isinstance(lora.target_modules, str) else lora.target_modules or ()
+    layers = {name.rpartition(".")[2] for name in names} | {*(lora.target_parameters or ())}
+    whole = f"; as a whole, {', '.join(sorted(wholes))}" if (wholes := _whole(model)) else ""
+    return f"{variant} of rank {lora.r}, dropout {lora.lora_dropout:g}, on {', '.join(sorted(layers))}{whole}"
+
+
+def _whole(model: Any) -> dict[str, int]:
+    """Return the modules that are trained as a whole, and their weights."""
+    found = (
+        (name.split(".modules_to_save.")[0].rpartition(".")[2], weights.numel())
+        for name, weights in model.named_parameters()
+        if ".modules_to_save." in name
+    )
+    return dict(found)
 
 
 def figures(run: Run, steps: Steps) -> dict[str, float]:
@@ -105,10 +120,21 @@ def warnings(run: Run, steps: Steps) -> list[str]:
     feed, config, choices = run.feed, run.config, run.choices
     found = list(run.warnings)
     found += map(str, advise(figures(run, steps)))
+    apart = states.separation(run.model)
+    # On a CPU there is nothing faster.
+    if apart.way == states.MODEL or (apart.way == states.LAYERS and choices.device == "cuda"):
+        found.append(f"{states.SUMMARIES[apart.way]}, which is slower: {apart.reason}")
     dropout = run.model.peft_config["default"].lora_dropout
     if dropout != config.lora_dropout:
         found.append(
             f"lora_dropout is {dropout:g}, not {config.lora_dropout:g}: the weights of experts cannot have one"
+        )
+    if whole := _whole(run.model):
+        # The copy, its gradient, and the two moments of the optimizer, in fp32.
+        size = f"{16 * sum(whole.values()) / 1e9:,.1f} GB"
+        found.append(
+            f"modules_to_save: {' and '.join(whole)} need {size} with their gradients and the optimizer; without new "
+            "tokens, leave modules_to_save out"
         )
     if not 0.9 < run.tokens_per_step / config.tokens_per_step < 1.1:
         found.append(

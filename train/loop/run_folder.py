@@ -24,12 +24,11 @@ from tasks.core.errors import Busy, DataError, UsageError
 from tasks.storage.files import acquire_lock, read_json, to_json, write_bytes
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
+from train.model.digests import adapter_digest, folder_digest
 
 VERSION = 1
 LOCK = "run.lock"
 COMPLETE = "complete.json"
-# Of each file of a base model, this many samples of so many bytes are hashed: all of a file up to 1 MiB.
-SAMPLES, SAMPLE = 256, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,8 @@ class RunFolder:
             "settings": config.settings(),
             "base_model": _model_digest(config.base_model),
         }
+        if config.adapter:
+            self.identity["adapter"] = adapter_digest(Path(config.adapter))
         self.key = hashlib.sha256(orjson.dumps(self.identity, option=orjson.OPT_SORT_KEYS)).hexdigest()
         default = root / "data" / "adapters" / f"{corpus.name}-{self.key[:12]}"
         self.path = Path(config.output) if config.output else default
@@ -128,19 +129,5 @@ def step_of(checkpoint: Path) -> int:
 
 
 def _model_digest(base_model: str | None) -> str | None:
-    """Identify a local model by its small files, and by samples of the large ones.
-
-    Reading all weights would take minutes. Training changes most of them, so that samples show it.
-    """
-    if base_model is None or not Path(base_model).is_dir():
-        return base_model
-    digest = hashlib.sha256()
-    for path in sorted(Path(base_model).rglob("*")):
-        if path.is_file():
-            size = path.stat().st_size
-            digest.update(f"{path.relative_to(base_model).as_posix()}\0{size}\0".encode())
-            with path.open("rb") as file:
-                for start in range(0, size, max(SAMPLE, size // SAMPLES)):
-                    file.seek(start)
-                    digest.update(file.read(SAMPLE))
-    return digest.hexdigest()
+    """Identify a local model by its content, and one of the Hub by its name."""
+    return folder_digest(Path(base_model)) if base_model and Path(base_model).is_dir() else base_model

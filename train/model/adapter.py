@@ -3,12 +3,14 @@
     decoder ─target_layers─▶ names of its linear layers ──┐
             └target_experts─▶ names of weights of experts ┴─add_adapter─▶ PeftModel
 
-Nothing outside the decoder is adapted: neither the head nor, in a model that also sees or hears, its other towers.
+Nothing outside the decoder is adapted: neither the head nor, in a model that also sees or hears, its other towers. For
+new tokens, embeddings and head can be trained as a whole (`modules_to_save`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from tasks.core.errors import DataError
 from tasks.core.suggest import suggest
 from train.config import TrainingConfig
+from train.model.existing_adapter import load_weights, read_adapter
 
 # Names of the projections in attention, in the families of transformers; some have q, k, and v in one.
 ATTENTION = (
@@ -25,14 +28,29 @@ ATTENTION = (
 )  # fmt: skip
 
 
-def add_adapter(model: Any, config: TrainingConfig) -> Any:
-    """Add a LoRA adapter, initialized from `config.seed`, and freeze everything else.
+def add_adapter(model: Any, config: TrainingConfig, base: Path | str = "") -> Any:
+    """Add a LoRA adapter, and freeze everything else.
 
-    Raises DataError if the model lacks a layer that the config names, or cannot have the adapter.
+    It is that of `config.adapter`, which must have been trained on `base`, or a new one, initialized from
+    `config.seed`. Raises DataError if the model lacks a layer that the config names, or cannot have the adapter;
+    UsageError if the settings contradict an existing one.
     """
     layers = target_layers(model, config.lora_targets)
+    if not config.adapter:
+        return _with_adapter(model, _new_adapter(model, config, layers), config)
+    folder = Path(config.adapter)
+    lora = read_adapter(folder, config, base)
+    if lora.modules_to_save and lora.ensure_weight_tying:
+        lora.modules_to_save = whole_modules(model, [name.rpartition(".")[2] for name in lora.modules_to_save])
+    model = _with_adapter(model, lora, config)
+    load_weights(model, folder, config, layers)
+    return model
+
+
+def _new_adapter(model: Any, config: TrainingConfig, layers: list[str]) -> LoraConfig:
     experts = target_experts(model) if config.lora_targets == "all" else []
-    lora = LoraConfig(
+    whole = whole_modules(model, config.modules_to_save or [])
+    return LoraConfig(
         r=config.lora_r,
         lora_alpha=config.lora_alpha,
         # The adapter of an expert's weights is added to them, so that there is nothing to drop.
@@ -41,19 +59,62 @@ def add_adapter(model: Any, config: TrainingConfig) -> Any:
         use_dora=config.lora_variant == "dora",
         target_modules=layers,
         target_parameters=experts or None,
+        modules_to_save=whole or None,
+        ensure_weight_tying=bool(whole) and is_tied(model),
         task_type="CAUSAL_LM",
     )
+
+
+def _with_adapter(model: Any, lora: LoraConfig, config: TrainingConfig) -> Any:
+    tied = is_tied(model)
     try:
         with keep_random(model.device):
             torch.manual_seed(config.seed)
-            return get_peft_model(model, lora)
-    except (ValueError, NotImplementedError) as error:
+            found = get_peft_model(model, lora)
+    except (ValueError, NotImplementedError, TypeError, AttributeError, KeyError) as error:
         reason = " ".join(str(error).split())[:300].rstrip(".")
+        what = f"adapter: {config.adapter}" if config.adapter else f"lora_targets: {config.lora_targets}"
+        fix = "use another adapter" if config.adapter else "name other layers, such as lora_targets: [q_proj, v_proj]"
         raise DataError(
             "no_such_layers",
-            f"lora_targets: {config.lora_targets}: a {model.config.model_type} model cannot have this adapter "
-            f"({reason}); name other layers, such as lora_targets: [q_proj, v_proj]",
+            f"{what}: a {model.config.model_type} model cannot have this adapter ({reason}); {fix}",
         ) from None
+    if tied != is_tied(found):
+        raise DataError(
+            "no_such_layers",
+            f"modules_to_save: the embeddings and the head of a {model.config.model_type} model have the same weights, "
+            "which PEFT cannot train together; leave modules_to_save out",
+        )
+    # PEFT copies them in the precision of the model.
+    for name, weights in found.named_parameters():
+        if ".modules_to_save." in name:
+            weights.data = weights.data.float()
+    return found
+
+
+def is_tied(model: Any) -> bool:
+    """Return whether embeddings and head are the same weights."""
+    head = model.get_output_embeddings()
+    return getattr(head, "weight", None) is model.get_input_embeddings().weight
+
+
+def whole_modules(model: Any, wanted: Sequence[str]) -> list[str]:
+    """Return the names of the modules to train as a whole: the embeddings, the head, or both.
+
+    If they have the same weights, one means both.
+    """
+    names = {module: name.rpartition(".")[2] for name, module in model.named_modules()}
+    known = [names[module] for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module]
+    for name in wanted:
+        if name not in known:
+            hint = suggest(name, known) or f"; they are {' and '.join(known)}"
+            raise DataError(
+                "no_such_layers",
+                f"modules_to_save: {name}: only the embeddings and the head of a {model.config.model_type} model can "
+                f"be trained as a whole{hint}",
+            )
+    # PEFT recognizes shared weights by the name of the head.
+    return known[-1:] if wanted and is_tied(model) else list(dict.fromkeys(wanted))
 
 
 def target_layers(model: Any, wanted: str | Sequence[str]) -> list[str]:
@@ -102,8 +163,9 @@ def _linear_layers(model: Any) -> list[str]:
     found = []
     for name, module in modules.items():
         parent = modules[name.rpartition(".")[0]]
-        # Kernels of Mamba read the weight of this layer and would ignore its adapter.
-        in_kernel = name.endswith("out_proj") and hasattr(parent, "conv1d") and hasattr(parent, "D")
+        # Mamba reads the weights of these layers and would ignore their adapter. Zamba 2 uses few of the others.
+        in_kernel = name.endswith(("out_proj", "dt_proj")) and hasattr(parent, "conv1d") and hasattr(parent, "D")
+        in_kernel |= "_adapter_list." in name
         is_router = "Router" in type(module).__name__  # returns more than a tensor
         if isinstance(module, torch.nn.Linear | Conv1D) and not (module is head or in_kernel or is_router):
             found.append(f"{prefix}.{name}".lstrip("."))

@@ -4,11 +4,14 @@
 
     4 N        for each weight of a matrix product: 2 forward, 2 for the gradient of its input. Frozen weights have no
                gradient of their own, hence 4 and not 6. An embedding that is only looked up does not count.
-    6 N_lora   for each weight of the adapter
+    6 N_lora   for each weight of the adapter, and of a head that is trained as a whole
     attention  12 · d · k per layer, with d = heads × head size and k = the tokens that one token attends to, including
                itself: 2 · d · k for the scores and 2 · d · k for their sum forward, and twice that backward. On
                average over a conversation of n tokens, k = (n + 1) / 2: attention is causal and ends at the
                conversation, so a kernel that also computes masked scores does no more useful work.
+
+Of the experts, those that a token is routed to count. Convolutions and scans do not count, only the linear layers
+around them: the MFU of a model with layers that have a state is a lower bound.
 
 Recomputation by activation checkpointing is not useful work and does not count either.
 """
@@ -45,6 +48,14 @@ PEAK = {
     "RTX 3090": 71e12,
 }
 
+# Kinds of layers in `layer_types` that have no attention.
+WITHOUT_ATTENTION = ("linear_attention", "conv", "mamba", "recurrent", "moe", "mlp")
+# Names of settings: the experts of a token, and all experts of a layer.
+ROUTING = (
+    ("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k", "top_k_experts"),
+    ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+)
+
 
 def share_in_4_bits(model: Any) -> float:
     """Return the share of the frozen weights that bitsandbytes stores in 4 bits."""
@@ -68,17 +79,31 @@ def _count(weights: Any) -> int:
 def flops_per_token(model: Any, position_ids: torch.Tensor) -> float:
     """Return the useful FLOP per token; `position_ids`, int[rows, L], are typical."""
     config = model.config.get_text_config()
-    total, adapter = parameters(model)
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-    looked_up = 0 if head is None or embeddings.weight is head.weight else _count(embeddings.weight)
-    heads = config.num_attention_heads
-    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
+    looked_up = None if head is None or embeddings.weight is head.weight else embeddings.weight
+    routed, weighted = _routed_share(config), 0.0
+    for name, weights in model.named_parameters():
+        parts = name.split(".")
+        if weights is not looked_up and "original_module" not in parts:  # of modules_to_save, the copy is used
+            share = routed if "experts" in parts else 1.0
+            weighted += (6 if weights.requires_grad else 4) * _count(weights) * share
+    heads = getattr(config, "num_attention_heads", 0)  # Mamba has none
+    width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads) if heads else 0
     window = getattr(config, "sliding_window", None)
     layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    layers = [kind for kind in layers if kind not in WITHOUT_ATTENTION]
     seen = position_ids.double() + 1
     full, near = (x.mean().item() for x in (seen, seen.clamp(max=window or math.inf)))
     attention = sum(12 * width * (near if "sliding" in kind else full) for kind in layers)
-    return 4 * (total - adapter - looked_up) + 6 * adapter + attention
+    return weighted + attention
+
+
+def _routed_share(config: Any) -> float:
+    """Return the share of the experts of a layer that a token is routed to; 1 if it is unknown."""
+    chosen, experts = (
+        next((getattr(config, name) for name in names if getattr(config, name, None)), None) for names in ROUTING
+    )
+    return min(1.0, chosen / experts) if chosen and experts else 1.0
 
 
 def peak_flops(name: str) -> float | None:

@@ -28,6 +28,7 @@ import torch
 
 from tasks.core.errors import DataError, PackError, PartMissing
 from tasks.core.printable import counted
+from train.model import states
 from train.model.adapter import keep_random
 from train.model.attention import BACKENDS, Collator, batch_of, precision_of, use_attention
 
@@ -65,6 +66,11 @@ class Isolation:
     def allowed(self) -> float:
         """Return how far logits may move without a leak."""
         return max(self.noise, self.rounding * self.own_moved)
+
+    @property
+    def leaks(self) -> bool:
+        """Return whether conversations see each other, rather than that the check is not conclusive."""
+        return self.sees and math.isfinite(self.moved) and math.isfinite(self.own_moved) and not self.passed
 
     @property
     def sees(self) -> bool:
@@ -149,7 +155,9 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
                 own += [_moved(model, once, other, numbers == number) for number in numbers[replaced].unique()]
     finally:
         model.train(mode)
-    rounding = ROUNDING[precision_of(model)] if has_experts(model) else 0.0
+    # Kernels of scans subtract sums over several conversations, which rounds differently, too.
+    rounds = has_experts(model) or states.separation(model).way == states.KERNELS
+    rounding = ROUNDING[precision_of(model)] if rounds else 0.0
     # Python's max() may drop a NaN, torch's never does.
     most, least = float(torch.tensor(moved).max()), float(torch.tensor(own).min())
     return Isolation(len(rows), int(numbers.max()) + 1, most, least, noise, rounding)
@@ -185,7 +193,8 @@ def require_isolation(
 ) -> Isolation | None:
     """Check the isolation of at least ROWS real rows, in batches of `count`.
 
-    Returns None if no batch has two conversations. Raises DataError if conversations see each other or the check is
+    The model keeps the fastest of its ways to keep them apart that passes (train.model.states). Returns None if no
+    batch has two conversations. Raises DataError if conversations see each other or the check is
     blind, PartMissing if the backend does not run.
     """
     checked = count * math.ceil(ROWS / count)
@@ -196,15 +205,26 @@ def require_isolation(
         # There are only bounds between rows, which a kernel that sees the batch as one sequence could lose.
         rows = [dataset[number % len(dataset)] for number in range(checked)]
     batches = [rows[start : start + count] for start in range(0, len(rows), count)]
-    try:
-        result = _worst([check_isolation(model, collator(batch), batch, seed=seed) for batch in batches])
-    except FAILURES as error:
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise PartMissing("no_attention", _failure(attention, error)) from None
-    if not result.passed:
-        raise DataError("leak", f"{_fault(result, attention)}; training was not started. {_fix_leak(model, attention)}")
-    return result
+    failure: PackError = DataError("leak", "")
+    reason = states.missing(model)
+    for way in states.ways(model, attention):
+        states.use_way(model, way, reason)
+        try:
+            result = _worst([check_isolation(model, collator(batch), batch, seed=seed) for batch in batches])
+        except FAILURES as error:
+            if isinstance(error, torch.OutOfMemoryError):
+                raise
+            reason = states.cause(error)
+            failure = PartMissing("no_attention", _failure(model, attention, error))
+            continue
+        if result.passed:
+            return result
+        reason = states.LEAKS[way]
+        fault = f"{_fault(result, attention)}; training was not started. {_fix_leak(model, attention)}"
+        failure = DataError("leak", fault)
+        if not result.leaks:
+            break
+    raise failure
 
 
 def _worst(batches: Sequence[Isolation]) -> Isolation:
@@ -230,24 +250,21 @@ def _fault(result: Isolation, attention: str) -> str:
     )
 
 
-def _failure(attention: str, error: Exception) -> str:
-    cause = next(iter(str(error).splitlines()), type(error).__name__)
-    return f"attention `{attention}` does not run here: {cause}; {_fix(attention)}"
+def _failure(model: Any, attention: str, error: Exception) -> str:
+    fix = _fix(attention)
+    # Some models have no other backend.
+    if attention == "eager" and not getattr(model.get_decoder(), "_supports_sdpa", True):
+        fix = "use another model"
+    return f"attention `{attention}` does not run here: {states.cause(error)}; {fix}"
 
 
 def _fix_leak(model: Any, attention: str) -> str:
-    if has_state(model):
+    if attention in states.ALONE:
         return (
-            f"A {model.config.model_type} model has layers that pass a state from token to token, such as convolutions "
-            "or scans. They cross the bounds of conversations, whatever the attention; use another model"
+            f"The code of {model.config.model_type} models mixes tokens of different conversations, even if each "
+            "conversation is a row of its own; use another model"
         )
-    return f"{_fix(attention).capitalize()}; some models have no backend that separates conversations"
-
-
-def has_state(model: Any) -> bool:
-    """Return whether the model has layers other than attention in which a token reads earlier ones."""
-    kinds = getattr(model.config.get_text_config(), "layer_types", None) or ()
-    return "linear_attention" in kinds or any(isinstance(layer, torch.nn.Conv1d) for layer in model.modules())
+    return f"{_fix(attention).capitalize()}"
 
 
 def _fix(attention: str) -> str:
@@ -321,7 +338,7 @@ def try_backend(
     except FAILURES as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
-        raise PartMissing("no_attention", _failure(backend, error)) from None
+        raise PartMissing("no_attention", _failure(model, backend, error)) from None
     finally:
         model.zero_grad(set_to_none=True)
         model.train(mode)

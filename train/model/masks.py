@@ -11,7 +11,7 @@ import torch
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 # Their decoders take ready masks, and otherwise build masks from everything but the positions.
-WITHOUT_POSITIONS = ("afmoe", "gpt_oss")
+WITHOUT_POSITIONS = ("afmoe", "gpt_oss", "granitemoehybrid")
 
 
 def separate_by_positions(model: Any) -> None:
@@ -29,8 +29,7 @@ def _add_masks(decoder: Any, args: tuple[Any, ...], named: dict[str, Any]) -> tu
         (*positions.shape, 1), dtype=decoder.get_input_embeddings().weight.dtype, device=positions.device
     )
     given = {"config": decoder.config, "inputs_embeds": like, "attention_mask": None, "past_key_values": None}
-    masks = {
-        "full_attention": create_causal_mask(**given, position_ids=positions),
-        "sliding_attention": create_sliding_window_causal_mask(**given, position_ids=positions),
-    }
+    masks = {"full_attention": create_causal_mask(**given, position_ids=positions), "linear_attention": None}
+    if getattr(decoder.config, "sliding_window", None):
+        masks["sliding_attention"] = create_sliding_window_causal_mask(**given, position_ids=positions)
     return args, named | {"attention_mask": masks}

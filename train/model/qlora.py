@@ -25,9 +25,10 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from tasks.core.errors import DataError, PartMissing
 from tasks.core.printable import counted
 from train.config import TrainingConfig
+from train.model import states
 from train.model.adapter import add_adapter, keep_random
 from train.model.attention import BACKENDS
-from train.model.base_model import unreadable
+from train.model.base_model import read_config, unreadable
 from train.model.masks import separate_by_positions
 
 # Relative difference of loss and gradient norm up to which two steps count as the same.
@@ -55,6 +56,8 @@ def load_model(
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
         bnb_4bit_compute_dtype=dtype,
+        # Mamba computes with the weights of `dt_proj`, which therefore must not be packed.
+        llm_int8_skip_modules=["lm_head", "dt_proj"] if read_config(base).model_type == "mamba" else None,
     )
     try:
         model, loaded = AutoModelForCausalLM.from_pretrained(
@@ -87,8 +90,9 @@ def load_model(
             )
         # Otherwise the first pass without gradients repacks the weights to compute in bf16.
         layer.support_avx512bf16_for_cpu = False
-    model = add_adapter(model, config)
+    model = add_adapter(model, config, base)
     separate_by_positions(model)
+    states.use_way(model, states.ways(model, attention)[0])
     if config.activation_checkpointing and model.supports_gradient_checkpointing:
         model.activation_checkpointing_enable({"use_reentrant": False})
     check(model, config)
@@ -106,7 +110,9 @@ def check(model: Any, config: TrainingConfig) -> None:
                 "use a base model that is not quantized yet, or set quantization: none",
             )
     trained = {name: weights for name, weights in model.named_parameters() if weights.requires_grad}
-    if outside := [name for name in trained if "lora_" not in name]:
+    # What modules_to_save names, or the adapter that the run starts from.
+    whole = model.peft_config["default"].modules_to_save or ()
+    if outside := [name for name in trained if "lora_" not in name and not (whole and ".modules_to_save." in name)]:
         raise DataError(
             "wrong_weights",
             f"{counted(len(outside), 'weight')} outside the adapter would be trained, such as {outside[0]}",

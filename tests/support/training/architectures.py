@@ -1,6 +1,6 @@
-"""Tiny architectures of transformers, and what becomes of each in training.
+"""Tiny architectures of transformers, and how each trains.
 
-ARCHITECTURES["qwen3_moe"] = (settings besides SIZES, TRAINS or words of the refusal)        build(name) ─▶ a model
+ARCHITECTURES["qwen3_moe"] = (settings besides SIZES, TRAINS, STATE or ALONE)        build(name) ─▶ a model
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from support.training.tiny_training import LENGTH, VOCABULARY
 from transformers import AutoConfig, AutoModelForCausalLM
 
 TRAINS = "trains"
-# Layers in which a token reads a state of the tokens before it.
-STATE = "has layers that pass a state from token to token"
-# transformers computes the mask or the positions of these without position_ids.
-LEAKS = "see each other with attention"
+# Layers in which a token reads a state of the tokens before it run on each conversation alone.
+STATE = "trains, layer by layer"
+# The whole decoder does: its masks, its positions, or its states do not follow from position_ids.
+ALONE = "trains, conversation by conversation"
 
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -39,7 +39,9 @@ LINEAR = HEAD | {
     "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
 
-# By name in transformers: settings besides SIZES, and what becomes of the model.
+SHARED = ["mamba", "hybrid", "hybrid"]  # layers with the same attention
+
+# By name in transformers: settings besides SIZES, and how the model trains.
 ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
     **{
         name: ({}, TRAINS)
@@ -80,21 +82,63 @@ ARCHITECTURES: dict[str, tuple[dict[str, Any], str]] = {
     "minimax_m2": (EXPERTS | HEAD, TRAINS),
     "jetmoe": (EXPERTS | {"num_local_experts": 4, "kv_channels": 16}, TRAINS),
     "gpt_oss": (EXPERTS | HEAD | WINDOW, TRAINS),
-    "falcon": ({}, LEAKS),
-    "opt": ({"ffn_dim": 128, "word_embed_proj_dim": 64}, LEAKS),
-    "bloom": ({"n_layer": 2, "n_head": 4}, LEAKS),
-    "mpt": ({"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": LENGTH}, LEAKS),
-    "biogpt": ({}, LEAKS),
+    "falcon": ({}, ALONE),
+    "opt": ({"ffn_dim": 128, "word_embed_proj_dim": 64}, ALONE),
+    "bloom": ({"n_layer": 2, "n_head": 4}, ALONE),
+    "mpt": ({"d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": LENGTH}, ALONE),
+    "biogpt": ({}, ALONE),
     "lfm2": ({"layer_types": ["conv", "full_attention"]}, STATE),
+    "lfm2_moe": (EXPERTS | {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1}, STATE),
+    "lfm3": (HEAD | WINDOW | {"layer_types": ["conv", "sliding_attention"]}, STATE),
     "qwen3_next": (EXPERTS | LINEAR, STATE),
     "qwen3_5_text": (LINEAR, STATE),
-    "minimax": (EXPERTS | HEAD | {"layer_types": ["linear_attention", "full_attention"], "block_size": 32}, STATE),
+    "qwen3_5_moe_text": (EXPERTS | LINEAR, STATE),
+    "olmo_hybrid": (LINEAR, STATE),
+    "kimi_linear": (
+        LATENT | HEAD | {
+            "layer_types": ["linear_attention", "full_attention"], "linear_head_dim": 16, "linear_num_heads": 4,
+            "mlp_layer_types": ["dense", "sparse"],
+        },
+        STATE,
+    ),
+    "bailing_hybrid": (
+        LATENT | HEAD | {"layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]},
+        STATE,
+    ),
+    "minimax": (EXPERTS | HEAD | {"layer_types": ["linear_attention", "full_attention"], "block_size": 32}, ALONE),
     "bamba": (MAMBA | {"attn_layer_indices": [1]}, STATE),
     "falcon_h1": (MAMBA | HEAD | {"mamba_d_ssm": 64, "mamba_n_heads": 4}, STATE),
     "granitemoehybrid": (
         MAMBA | EXPERTS | {"layer_types": ["mamba", "attention"], "shared_intermediate_size": 32}, STATE,
     ),
+    "nemotron_h": (
+        HEAD | EXPERTS | {
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "ssm_state_size": 16,
+            "mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 1, "chunk_size": 32,
+            "moe_shared_expert_intermediate_size": 32, "num_hidden_layers": 4,
+        },
+        STATE,
+    ),
+    "jamba": (
+        {"mamba_d_state": 8, "num_experts": 4, "attn_layer_period": 2, "attn_layer_offset": 1}, STATE,
+    ),
+    "zamba": (
+        {"mamba_d_state": 8, "num_key_value_heads": 4, "num_hidden_layers": 3, "layers_block_type": SHARED}, STATE,
+    ),
+    "zamba2": (
+        {
+            "mamba_d_state": 16, "n_mamba_heads": 8, "chunk_size": 32, "num_key_value_heads": 4, "adapter_rank": 4,
+            "num_hidden_layers": 3, "layers_block_type": SHARED,
+        },
+        STATE,
+    ),
+    "mamba": ({"state_size": 8}, STATE),
+    "falcon_mamba": ({"state_size": 8}, STATE),
     "mamba2": ({"num_heads": 8, "head_dim": 16, "state_size": 16, "n_groups": 1, "chunk_size": 32}, STATE),
+    "recurrent_gemma": ({"block_types": ["recurrent", "attention"], "attention_window_size": 24}, STATE),
+    "rwkv": ({"context_length": LENGTH, "attention_hidden_size": 64}, ALONE),
+    "xlstm": ({"num_heads": 4, "chunk_size": 16}, ALONE),
+    "zaya": (HEAD | EXPERTS | {"router_hidden_size": 16, "num_experts_per_tok": 1}, ALONE),
 }  # fmt: skip
 
 

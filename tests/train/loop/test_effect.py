@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.small_corpus import conversations, make_recipe, pack_corpus
-from support.training.architectures import EXPERTS, HEAD, build
+from support.training.architectures import ARCHITECTURES, EXPERTS, HEAD, build
 from support.training.tiny_training import tiny_model
 
 from train.config import TrainingConfig
@@ -17,6 +17,7 @@ from train.loop.effect import Steps, _adapter, warnings
 from train.loop.feed import PackedFeed
 from train.loop.prepare import Run
 from train.loop.run_folder import Choices
+from train.model import states
 from train.model.adapter import add_adapter
 
 
@@ -25,9 +26,9 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_corpus(make_recipe(tmp_path_factory.mktemp("corpus"), conversations(40)))
 
 
-def warned(manifest: Path, model: Any, **settings: Any) -> str:
+def warned(manifest: Path, model: Any, device: str = "cpu", **settings: Any) -> str:
     corpus, config = open_corpus(manifest), TrainingConfig(**settings)
-    choices = Choices("cpu", "fp32", 1, "sdpa", 1, 1, 1.0, [], [])
+    choices = Choices(device, "fp32", 1, "sdpa", 1, 1, 1.0, [], [])
     known = {"corpus": corpus, "config": config, "feed": PackedFeed(corpus, config), "choices": choices}
     run = Run(**dict.fromkeys(field.name for field in fields(Run)) | known | {"warnings": [], "model": model})
     return "\n".join(warnings(run, Steps(1000, 1000)))
@@ -47,6 +48,29 @@ def test_few_weights_in_4_bits_are_a_warning_unless_the_model_is_the_small_llama
     assert said in warned(manifest, model, base_model="some/model")
     assert said not in warned(manifest, model, base_model="some/model", quantization="none")
     assert said not in warned(manifest, model)
+
+
+def test_a_slow_way_to_keep_conversations_apart_is_a_warning_with_its_reason(manifest: Path) -> None:
+    model = add_adapter(build("lfm2", **ARCHITECTURES["lfm2"][0]), TrainingConfig(quantization="none"))
+    for way, on_cpu, on_gpu in [
+        (states.KERNELS, "", ""),
+        (states.LAYERS, "", "layers with a state run on each conversation alone, which is slower: no `fla`"),
+        *[(states.MODEL, *["the model runs on each conversation alone, which is slower: no `fla`"] * 2)],
+    ]:
+        states.use_way(model, way, "no `fla`")
+        for device, expected in (("cpu", on_cpu), ("cuda", on_gpu)):
+            said = warned(manifest, model, device)
+            assert (expected in said) if expected else ("slower" not in said)
+
+
+def test_modules_that_are_trained_as_a_whole_are_named_with_their_memory(manifest: Path) -> None:
+    config = TrainingConfig(modules_to_save=["embed_tokens", "lm_head"], lora_targets=["q_proj"])
+    model = add_adapter(tiny_model(adapter=False, vocab_size=200_000), config)
+    assert _adapter(model) == "LoRA of rank 16, dropout 0.05, on q_proj; as a whole, embed_tokens, lm_head"
+    assert "modules_to_save: embed_tokens and lm_head need 0.4 GB with" in warned(manifest, model)
+    tied = add_adapter(tiny_model(adapter=False, vocab_size=200_000, tie_word_embeddings=True), config)
+    assert "modules_to_save: embed_tokens need 0.2 GB with" in warned(manifest, tied)
+    assert "modules_to_save" not in warned(manifest, tiny_model())
 
 
 @pytest.mark.parametrize(("variant", "name"), [("lora", "LoRA"), ("rslora", "rank-stabilized LoRA"), ("dora", "DoRA")])

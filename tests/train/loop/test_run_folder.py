@@ -27,17 +27,33 @@ CHANGED = {
     "lora_targets": "attention", "lora_variant": "dora", "activation_checkpointing": False, "compile": True,
     "fused_loss": True, "optimizer": "paged_adamw_8bit", "learning_rate": 1e-5, "schedule": "linear", "warmup": 0.1,
     "weight_decay": 0.1, "max_grad_norm": 0.5, "epochs": 2.0, "max_steps": 7, "tokens_per_step": 99, "micro_batch": 3,
-    "eval_every": 5, "seed": 1,
+    "eval_every": 5, "seed": 1, "modules_to_save": ["lm_head"],
 }  # fmt: skip
 
 
 def test_every_setting_that_changes_the_adapter_changes_the_folder(tmp_path: Path) -> None:
-    assert set(CHANGED) == set(TrainingConfig.model_fields) - WITHOUT_EFFECT
-    configs = [TrainingConfig(), *(TrainingConfig(**{name: value}) for name, value in CHANGED.items())]  # type: ignore[arg-type]
+    changed = CHANGED | {"adapter": str(an_adapter(tmp_path / "adapter"))}
+    assert set(changed) == set(TrainingConfig.model_fields) - WITHOUT_EFFECT
+    configs = [TrainingConfig(), *(TrainingConfig(**{name: value}) for name, value in changed.items())]  # type: ignore[arg-type]
     folders = [RunFolder(tmp_path, config, CORPUS).path for config in configs]
     assert len(set(folders)) == len(configs)
     assert RunFolder(tmp_path, TrainingConfig(), replace(CORPUS, key="b" * 64)).path not in folders
     assert RunFolder(tmp_path, TrainingConfig(), CORPUS).path == folders[0]
+
+
+def an_adapter(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "adapter_model.safetensors").write_bytes(b"weights")
+    (folder / "adapter_config.json").write_text("{}")
+    return folder
+
+
+def test_other_weights_of_the_adapter_are_another_run(tmp_path: Path) -> None:
+    adapter = an_adapter(tmp_path / "adapter")
+    config = TrainingConfig(adapter=str(adapter))
+    before = RunFolder(tmp_path, config, CORPUS).path
+    (adapter / "adapter_model.safetensors").write_bytes(b"WEIGHTS")
+    assert RunFolder(tmp_path, config, CORPUS).path != before
 
 
 @pytest.mark.parametrize("setting", sorted(WITHOUT_EFFECT - {"output"}))

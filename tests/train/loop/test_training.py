@@ -21,6 +21,7 @@ import torch
 from support.commands import ROOT, Done, command, started
 from support.damage.kinds import flip
 from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.training.architectures import ARCHITECTURES, build
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from train.__main__ import main
@@ -250,3 +251,28 @@ def test_impossible_settings_are_rejected(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], code: int, message: str
 ) -> None:
     rejected(capsys, words(folder, tmp_path / "run", *options), code, message)
+
+
+@pytest.mark.slow
+def test_a_hybrid_with_whole_modules_is_trained_and_then_continued(folder: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    build("lfm2", **ARCHITECTURES["lfm2"][0] | {"initializer_range": 0.1}).save_pretrained(folder / "lfm2")
+    options = ["--base-model", str(folder / "lfm2"), "--max-steps", "6", "--micro-batch", "2"]
+    first = run(words(folder, tmp_path / "first", *options, "--modules-to-save", "[embed_tokens]"))
+    assert first.returncode == 0, first.stderr
+    record = json.loads((tmp_path / "first" / "training.json").read_text())
+    assert record["in_effect"]["conversations"] == "layers with a state run on each conversation alone"
+    assert "as a whole, embed_tokens" in record["in_effect"]["adapter"]
+    assert record["isolation"]["moved"] == 0 < record["isolation"]["own_moved"]
+
+    second = run(words(folder, tmp_path / "second", *options, "--adapter", str(tmp_path / "first")))
+    assert second.returncode == 0, second.stderr
+    again = json.loads((tmp_path / "second" / "training.json").read_text())
+    assert again["key"] != record["key"]
+    assert again["in_effect"]["starts"] == f"from {tmp_path / 'first'}"
+    assert losses_of(tmp_path / "second")[0][1] < losses_of(tmp_path / "first")[0][1]
+
+    (tmp_path / "first" / "adapter_model.safetensors").unlink()
+    third = run(words(folder, tmp_path / "third", *options, "--adapter", str(tmp_path / "first")))
+    assert third.returncode == 65, third.stderr
+    assert "contains no adapter_model.safetensors" in third.stderr

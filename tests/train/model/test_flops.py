@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.training.architectures import ARCHITECTURES, build
 from support.training.tiny_training import LENGTH, VOCABULARY, packed_rows, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -46,6 +47,24 @@ def test_a_sliding_window_limits_attention() -> None:
     seen = (places + 1).clamp(max=window).double().mean().item()
     alone = flops_per_token(model, places[:, :1])
     assert flops_per_token(model, places) - alone == pytest.approx(12 * 2 * 64 * (seen - 1))
+
+
+def test_experts_count_as_often_as_tokens_are_routed_to_them() -> None:
+    place = torch.zeros(1, 1, dtype=torch.int32)
+    some, all_of_them = (
+        flops_per_token(tiny_model("qwen3_moe", adapter=False, num_experts_per_tok=count), place) for count in (4, 16)
+    )
+    model = tiny_model("qwen3_moe", adapter=False)
+    experts = sum(weights.numel() for name, weights in model.named_parameters() if ".experts." in name)
+    assert all_of_them - some == pytest.approx(6 * experts * 12 / 16)
+
+
+def test_layers_with_a_state_count_by_their_weights() -> None:
+    place, far = torch.zeros(1, 1, dtype=torch.int32), torch.full((1, 1), LENGTH - 1)
+    model = build("mamba2", **ARCHITECTURES["mamba2"][0], tie_word_embeddings=True)
+    assert flops_per_token(model, far) == 6 * sum(weights.numel() for weights in model.parameters())
+    hybrid = build("lfm2", **ARCHITECTURES["lfm2"][0])
+    assert flops_per_token(hybrid, far) - flops_per_token(hybrid, place) == 12 * 64 * (LENGTH - 1), "one of two layers"
 
 
 def test_counted_parameters() -> None:

@@ -1,0 +1,264 @@
+"""Keep the conversations of a row apart if attention alone cannot.
+
+A convolution or a scan passes a state from each token to the next, past the bounds of conversations. The code of some
+other models builds masks without positions. There are three remedies, the fastest first:
+
+    positions of a batch ─cut─▶ ┬─ kernels   layers with a state see the batch as one sequence, with `seq_idx` and
+                                │            `cu_seq_lens_q`; needs a GPU and the packages with the kernels
+                                ├─ layers    layers with a state run on conversations, as the rows of a batch
+                                └─ model     the whole decoder does
+
+Which of them keeps conversations apart is not known but proven: train.model.isolation takes the first that passes.
+
+As rows of a batch, conversations are padded to the longest. A batch has those that are at least half as long as its
+longest, so that less than half of it is padding, and rows of L tokens need at most log2(L) + 1 batches. Tokens do not
+see what follows them, so the padding has no effect; it repeats the last token, which has finite gradients.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from train.model.attention import segments
+
+ATTENTION, KERNELS, LAYERS, MODEL = "attention", "kernels", "layers", "model"
+SUMMARIES = {
+    ATTENTION: "",
+    KERNELS: "states are reset between conversations by the kernels",
+    LAYERS: "layers with a state run on each conversation alone",
+    MODEL: "the model runs on each conversation alone",
+}
+
+# Why the next way is tried.
+LEAKS = {
+    ATTENTION: "its attention does not separate them",
+    KERNELS: "its kernels do not separate them",
+    LAYERS: "other parts of it do not separate them",
+    MODEL: "",
+}
+# With other backends that fail, these may be better than a slow model.
+ALONE = ("sdpa", "eager")
+# Keywords that mark the segments of the whole batch begin with these.
+OF_BATCH = ("cu_seq_lens_", "max_length_", "seq_idx")
+
+# -- the conversations of a batch --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Places to cut a batch of shape [B, L]: where conversations and padding begin."""
+
+    shape: tuple[int, int]
+    bounds: torch.Tensor  # int32[n + 1], of the batch as one sequence
+    numbers: torch.Tensor  # int32[1, B · L], the number of the segment of each token
+    batches: Sequence[torch.Tensor]  # int64[segments, longest]: tokens of the sequence
+    back: torch.Tensor  # int64[B · L]: where each token is in the outputs of the batches, one after another
+
+
+def cut(position_ids: torch.Tensor) -> Cuts:
+    """Cut a batch wherever its positions, int[B, L], are 0, and between rows."""
+    bounds, _ = segments(position_ids)
+    starts, lengths = bounds[:-1].long(), bounds.diff().long()
+    batches, back, done = [], torch.empty_like(position_ids, dtype=torch.long).flatten(), 0
+    for group in groups(lengths.tolist()):
+        longest = int(lengths[group[0]])
+        members = torch.tensor(group, device=bounds.device)
+        column = torch.arange(longest, device=bounds.device)
+        size = lengths[members][:, None]
+        tokens = starts[members][:, None] + column.minimum(size - 1)
+        # Padding repeats a token, whose own place is written last.
+        places = done + torch.arange(tokens.numel(), device=bounds.device).view_as(tokens)
+        real = column < size
+        back[tokens[real]] = places[real]
+        batches.append(tokens)
+        done += tokens.numel()
+    numbers = torch.repeat_interleave(torch.arange(len(lengths), device=bounds.device), lengths).to(torch.int32)
+    rows, length = position_ids.shape
+    return Cuts((rows, length), bounds, numbers[None], batches, back)
+
+
+def groups(lengths: Sequence[int]) -> list[list[int]]:
+    """Group segments, the longest first, so that none is less than half as long as the longest of its group."""
+    found: list[list[int]] = []
+    for number in sorted(range(len(lengths)), key=lambda number: -lengths[number]):
+        if not found or 2 * lengths[number] < lengths[found[-1][0]]:
+            found.append([])
+        found[-1].append(number)
+    return found
+
+
+# -- a model -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Separation:
+    """How a model keeps conversations apart."""
+
+    way: str = ATTENTION
+    reason: str = ""  # why it is not a faster way
+    cuts: Cuts | None = None  # of the batch in progress; None if it has no bounds
+    replaced: list[tuple[Any, Any]] = field(default_factory=list)  # modules, and their own forward
+
+
+def separation(model: Any) -> Separation:
+    """Return how a model, with or without an adapter, keeps conversations apart."""
+    found: Separation = getattr(model.get_decoder(), "separation", None) or Separation()
+    return found
+
+
+def layers_with_state(model: Any) -> list[Any]:
+    """Return the layers of the decoder that mix tokens by a convolution, alone or before a scan."""
+    found = [
+        module
+        for module in model.get_decoder().modules()
+        if any(isinstance(part, torch.nn.Conv1d) for part in module.children())
+    ]
+    # Without keywords, a layer takes more than hidden states, or returns other shapes.
+    named = (inspect.signature(type(layer).forward).parameters.values() for layer in found)
+    return found if all(any(name.kind is name.VAR_KEYWORD for name in names) for names in named) else []
+
+
+def ways(model: Any, attention: str) -> list[str]:
+    """Return the ways to keep conversations apart, the fastest first."""
+    last = [MODEL] if attention in ALONE else []
+    if not layers_with_state(model):
+        return [ATTENTION, *last]
+    return [KERNELS] * (model.device.type == "cuda") + [LAYERS, *last]
+
+
+def missing(model: Any) -> str:
+    """Return why the first of a model's ways is not the fastest; empty if it is."""
+    return "" if model.device.type == "cuda" or not layers_with_state(model) else "kernels need a GPU"
+
+
+def cause(error: Exception) -> str:
+    """Return the first line of an error. If transformers lacks kernels, it names the package to install."""
+    return next(iter(str(error).splitlines()), type(error).__name__).rstrip(".")
+
+
+def use_way(model: Any, way: str, reason: str = "") -> None:
+    """Make a model, with or without an adapter, keep conversations apart in this way.
+
+    The bounds are those of each batch's `position_ids`. A batch that has none, or an `attention_mask`, is left alone:
+    it has one conversation per row.
+    """
+    decoder, state = model.get_decoder(), separation(model)
+    for module, forward in state.replaced:
+        module.forward = forward
+    state.way, state.reason, state.cuts, state.replaced = way, reason, None, []
+    if way != ATTENTION and not hasattr(decoder, "separation"):
+        decoder.separation = state
+        # PEFT calls the model that it wraps.
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        base.register_forward_pre_hook(_note_cuts, with_kwargs=True)
+    for layer in layers_with_state(model) if way != ATTENTION else []:
+        _replace(state, layer, _run_layer)
+    if way == MODEL:
+        _replace(state, decoder, _run_decoder)
+
+
+def _replace(state: Separation, module: Any, forward: Any) -> None:
+    state.replaced.append((module, module.forward))
+    # The number and the lengths of conversations differ in every batch.
+    module.forward = torch.compiler.disable(partial(forward, state, module, module.forward))
+
+
+def _note_cuts(model: Any, _args: Any, named: dict[str, Any]) -> None:
+    """Cut a batch before the model runs; some models do not pass its positions on."""
+    state, positions = separation(model), named.get("position_ids")
+    apart = state.way != ATTENTION and positions is not None and named.get("attention_mask") is None
+    # Kept until the next batch, because activation checkpointing runs layers again in the backward pass.
+    state.cuts = cut(positions) if apart else None
+
+
+def _run_layer(state: Separation, layer: Any, plain: Any, /, *args: Any, **named: Any) -> Any:
+    """Run a layer with a state, in any of the ways."""
+    mode = layer.training
+    # In training, the kernels of Mamba would read the weights of linear layers, which ignores their adapter and fails
+    # if they are quantized. This flag of the layer turns that off; its parts have their own.
+    layer.training = False
+    try:
+        if state.cuts is None or state.way == MODEL:
+            return plain(*args, **named)
+        hidden = next(iter((*args, *named.values())))
+        if hidden.shape[:2] != state.cuts.shape:
+            raise RuntimeError(f"a layer has {tuple(hidden.shape[:2])} tokens, but the batch has {state.cuts.shape}")
+        return (
+            _run_whole(state.cuts, plain, args, named)
+            if state.way == KERNELS
+            else run_apart(state.cuts, plain, args, named)
+        )
+    finally:
+        layer.training = mode
+
+
+def _run_decoder(state: Separation, _decoder: Any, plain: Any, /, *args: Any, **named: Any) -> Any:
+    """Run a whole decoder."""
+    if state.cuts is None:
+        return plain(*args, **named)
+
+    named.pop("attention_mask", None)  # of the whole batch, from train.model.masks
+
+    def with_positions(*args: Any, **named: Any) -> Any:
+        if named.get("position_ids") is not None:
+            # Those of padding continue, so that no mask is needed.
+            tokens = named["position_ids"]
+            named["position_ids"] = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        return plain(*args, **named)
+
+    return run_apart(state.cuts, with_positions, args, named)
+
+
+def run_apart(cuts: Cuts, call: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Call a module with the segments of a batch as rows, and join its outputs to [B, L, …]."""
+    named = {name: value for name, value in named.items() if not name.startswith(OF_BATCH)}
+    found = []
+    for tokens in cuts.batches:
+        take = partial(_take, tokens)
+        out = call(*_each(cuts, take, args), **_each(cuts, take, named))
+        found.append(_first(out).flatten(0, 1))
+    return _with_first(out, torch.cat(found)[cuts.back].unflatten(0, cuts.shape))
+
+
+def _run_whole(cuts: Cuts, call: Callable[..., Any], args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """Call a module with a batch as one sequence, and its bounds."""
+    bounds = {"seq_idx": cuts.numbers, "cu_seq_lens_q": cuts.bounds}
+    out = call(*_each(cuts, _join, args), **_each(cuts, _join, named) | bounds)
+    return _with_first(out, _first(out)[0].unflatten(0, cuts.shape))
+
+
+def _take(tokens: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(0, 1)[tokens]
+
+
+def _join(x: torch.Tensor) -> torch.Tensor:
+    return x.flatten(0, 1)[None]
+
+
+def _each(cuts: Cuts, change: Callable[[torch.Tensor], torch.Tensor], value: Any) -> Any:
+    """Change each tensor that has the tokens of the batch, also within containers."""
+    if isinstance(value, torch.Tensor) and value.shape[1:2] == cuts.shape[1:]:
+        if len(value) == 1:
+            value = value.expand(cuts.shape[0], *value.shape[1:])
+        return change(value)
+    if isinstance(value, dict):
+        return {name: _each(cuts, change, x) for name, x in value.items()}
+    return type(value)(_each(cuts, change, x) for x in value) if type(value) in (tuple, list) else value
+
+
+def _first(out: Any) -> torch.Tensor:
+    """Return the hidden states among the outputs of a module."""
+    found: torch.Tensor = out if isinstance(out, torch.Tensor) else out[0]
+    return found
+
+
+def _with_first(out: Any, hidden: torch.Tensor) -> Any:
+    if isinstance(out, torch.Tensor):
+        return hidden
+    return (hidden, *out[1:]) if isinstance(out, tuple) else type(out)(last_hidden_state=hidden)
