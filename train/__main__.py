@@ -111,11 +111,13 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
 def _run(options: argparse.Namespace, arguments: list[str], guard: SignalGuard) -> None:
     from train.config import TrainingConfig, load_training_config
     from train.data.corpus import open_corpus
+    from train.evaluation.requirements import check_evaluation
     from train.loop.run_folder import RunFolder
 
     given = {name: getattr(options, f"set_{name}") for name in TrainingConfig.model_fields}
     config = load_training_config(options.config, {name: text for name, text in given.items() if text is not None})
     corpus = open_corpus(options.manifest, config.allow_unisolated)
+    check_evaluation(config, corpus)
     folder = RunFolder(options.root, config, corpus)
     folder.check()
     if options.where:
