@@ -68,11 +68,13 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
 
 def _run(options: argparse.Namespace, arguments: list[str], guard: SignalGuard) -> None:
     from train.data.corpus import open_corpus
+    from train.evaluation.requirements import check_evaluation
     from train.loop.run_folder import RunFolder
     from train.options import config_of
 
     config = config_of(options)
     corpus = open_corpus(options.manifest, config.allow_unisolated, options.root)
+    check_evaluation(config, corpus)
     folder = RunFolder(options.root, config, corpus)
     folder.check()
     if options.where:

@@ -19,13 +19,16 @@ DEFAULT = Path(__file__).with_name("qlora.yaml")
 
 # Settings that cannot change the adapter: a run may be resumed with other values.
 WITHOUT_EFFECT = {
-    "output", "load", "gpus", "loader_workers", "pin_memory", "save_every", "keep_checkpoints", "report_to", "profile",
+    "output", "load", "gpus", "loader_workers", "pin_memory", "save_every", "keep_checkpoints", "samples", "report_to",
+    "profile",
 }  # fmt: skip
 
 # Left out of the key of a run at their defaults, so that runs of earlier versions keep theirs.
-LATER = ("lora_variant", "modules_to_save", "adapter")
+LATER = ("lora_variant", "modules_to_save", "adapter", "keep", "early_stopping")
 
 AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
+# Experiment trackers, by the name of their package.
+Tracker = Literal["tensorboard", "wandb", "trackio"]
 Attention = Literal["auto", "sdpa", "eager", "flex", "flash2", "flash3", "varlen"]
 
 
@@ -107,9 +110,30 @@ class TrainingConfig(BaseModel):
     tokens_per_step: int = Field(16384, ge=1, description="Tokens per optimizer step, over all GPUs.")
     micro_batch: AutoOrCount = Field("auto", description="Rows per forward pass on one GPU; auto: measured.")
     eval_every: int | None = Field(None, ge=1, description="Steps between evaluations. Absent: only at the end.")
+    keep: Literal["last", "best"] = Field(
+        "last",
+        description="Adapter to write at the end; best: that of the evaluation with the lowest validation loss, which "
+        "requires eval_every.",
+    )
+    early_stopping: int | None = Field(
+        None,
+        ge=1,
+        description="Stop after this number of evaluations without a lower validation loss; requires eval_every. "
+        "Absent: never.",
+    )
+    samples: int = Field(
+        0,
+        ge=0,
+        description="Number of validation conversations for which the model generates an answer at each evaluation, "
+        "into samples.jsonl.",
+    )
     save_every: int = Field(200, ge=1, description="Steps between checkpoints.")
-    keep_checkpoints: int = Field(2, ge=1, description="Number of newest checkpoints to keep.")
-    report_to: Literal["none", "tensorboard", "wandb"] = Field("none", description="Experiment tracker to log to.")
+    keep_checkpoints: int = Field(
+        2, ge=1, description="Number of newest checkpoints to keep; keep: best keeps one more."
+    )
+    report_to: Literal["none"] | Tracker | Annotated[list[Tracker], Field(min_length=1)] = Field(
+        "none", description="Experiment tracker to log to, or a list such as [tensorboard, trackio]."
+    )
     profile: int | None = Field(
         None, ge=1, le=100, description="Steps to trace with torch's profiler, into trace.json.gz of the run."
     )
@@ -126,6 +150,12 @@ class TrainingConfig(BaseModel):
         if self.learning_rate == "auto":
             return 2e-4 if self.base_model else 2e-3
         return self.learning_rate
+
+    @property
+    def trackers(self) -> list[str]:
+        """Return the experiment trackers to log to."""
+        named = [self.report_to] if isinstance(self.report_to, str) else list(dict.fromkeys(self.report_to))
+        return [name for name in named if name != "none"]
 
     def settings(self) -> dict[str, Any]:
         """Return every setting that can change the adapter; settings of later versions only if they are set."""

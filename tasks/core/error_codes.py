@@ -353,6 +353,13 @@ _ALL = [
     Code("E649", "other_adapter", USAGE, "A setting contradicts the adapter to start from.",
          "rank, alpha, variant, and targets are those of the adapter", "leave the setting out"),
 
+    Code("E646", "no_validation", DATA, "A setting of training requires a validation split.",
+         "the corpus was made without it", "set validation in the corpus config, then pack again"),
+    Code("E647", "needs_eval_every", USAGE, "A setting of training requires evaluations to compare.",
+         "eval_every is not set", "set eval_every, or leave the setting out"),
+    Code("E648", "no_best_checkpoint", DATA, "The checkpoint of the lowest validation loss is missing or damaged.",
+         "it was deleted, damaged, or edited", "restore it, or delete the run folder to start over"),
+
     Code("E701", "cannot_read", STORAGE, "A file cannot be read.",
          "permissions, or a failing disk", "fix these, then run again"),
     Code("E702", "cannot_write", STORAGE, "A file cannot be written.",

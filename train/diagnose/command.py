@@ -51,7 +51,10 @@ from train.machine.signals import NUMBERS, SignalGuard
 from train.options import Parser, config_of, overrides, settings_parser
 
 # Settings of all trials: none of them changes what is compared.
-FIXED = {"save_every": 1_000_000, "eval_every": "null", "lora_dropout": 0, "report_to": "none", "profile": "null"}
+FIXED = {
+    "save_every": 1_000_000, "eval_every": "null", "keep": "last", "early_stopping": "null", "samples": 0,
+    "lora_dropout": 0, "report_to": "none", "profile": "null",
+}  # fmt: skip
 # A trial may take this many times as long as the baseline, and never less than so many seconds.
 PATIENCE, SHORTEST_LIMIT = 5.0, 120.0
 

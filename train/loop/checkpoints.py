@@ -18,14 +18,15 @@ from transformers import TrainerCallback
 
 from tasks.core.errors import DataError
 from tasks.storage.files import read_json, sha256_of, to_json, write_bytes
-from train.loop.run_folder import COMPLETE, checkpoints_of
+from train.evaluation.history import history
+from train.loop.run_folder import COMPLETE, checkpoints_of, step_of
 
 
 class Checkpoints(TrainerCallback):
-    """Seals every saved checkpoint, then removes all but the newest `keep`."""
+    """Seals every saved checkpoint, then removes all but the newest `keep`, and the best if `keep_best`."""
 
-    def __init__(self, facts: dict[str, Any], keep: int):
-        self._facts, self._keep = facts, keep
+    def __init__(self, facts: dict[str, Any], keep: int, keep_best: bool = False):
+        self._facts, self._keep, self._keep_best = facts, keep, keep_best
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         if torch.distributed.is_initialized():
@@ -33,8 +34,10 @@ class Checkpoints(TrainerCallback):
         if args.process_index == 0:
             folder = Path(args.output_dir)
             seal(folder / f"checkpoint-{state.global_step}", self._facts | {"step": state.global_step})
+            best = history(state.log_history).best if self._keep_best else None
             for old in checkpoints_of(folder)[: -self._keep]:
-                shutil.rmtree(old)
+                if not (best and step_of(old) == best.step):
+                    shutil.rmtree(old)
 
 
 def seal(checkpoint: Path, facts: dict[str, Any]) -> None:
@@ -58,19 +61,45 @@ def newest_complete(folder: Path, corpus_key: str) -> Path | None:
         if not (checkpoint / COMPLETE).exists():
             shutil.rmtree(checkpoint)
             continue
-        facts = read_json(checkpoint / COMPLETE)
-        if facts["corpus"] != corpus_key:
+        if path := _changed(checkpoint, corpus_key):
             raise DataError(
-                "foreign_checkpoint",
-                f"{checkpoint}: was made on corpus {facts['corpus'][:12]}, this is corpus {corpus_key[:12]}; "
-                "delete it, or set another `output`",
+                "bad_checkpoint",
+                f"{path}: changed since it was written; delete {checkpoint} to resume from the one before",
             )
-        for name, expected in facts["files"].items():
-            path = checkpoint / name
-            if not path.is_file() or path.stat().st_size != expected["bytes"] or sha256_of(path) != expected["sha256"]:
-                raise DataError(
-                    "bad_checkpoint",
-                    f"{path}: changed since it was written; delete {checkpoint} to resume from the one before",
-                )
         return checkpoint
+    return None
+
+
+def best_complete(folder: Path, step: int, corpus_key: str) -> Path:
+    """Return the checkpoint after a step, that of the lowest validation loss.
+
+    Raises DataError if it is missing, changed, or belongs to another corpus.
+    """
+    checkpoint = folder / f"checkpoint-{step}"
+    fault, path = "is missing or incomplete", checkpoint
+    if (checkpoint / COMPLETE).exists():
+        changed = _changed(checkpoint, corpus_key)
+        if changed is None:
+            return checkpoint
+        fault, path = "changed since it was written", changed
+    raise DataError(
+        "no_best_checkpoint",
+        f"{path}: {fault}, but the adapter of step {step} has the lowest validation loss (keep: best); restore "
+        f"{checkpoint}, or delete {folder} to start over",
+    )
+
+
+def _changed(checkpoint: Path, corpus_key: str) -> Path | None:
+    """Return a file that changed since it was written, or None. Raises DataError for another corpus."""
+    facts = read_json(checkpoint / COMPLETE)
+    if facts["corpus"] != corpus_key:
+        raise DataError(
+            "foreign_checkpoint",
+            f"{checkpoint}: was made on corpus {facts['corpus'][:12]}, this is corpus {corpus_key[:12]}; "
+            "delete it, or set another `output`",
+        )
+    for name, expected in facts["files"].items():
+        path = checkpoint / name
+        if not path.is_file() or path.stat().st_size != expected["bytes"] or sha256_of(path) != expected["sha256"]:
+            return path
     return None

@@ -22,6 +22,7 @@ from rich.text import Text
 from transformers import TrainerCallback
 
 from tasks.core.printable import counted, duration
+from train.evaluation.samples import Sample, lines_of
 from train.measures.advice import Advice
 
 LINE_EVERY = 10.0  # seconds between two lines if the output is not a terminal
@@ -45,11 +46,14 @@ def show_effect(
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
-def show_result(console: Console, result: dict[str, Any], folder: Path, tokenizer: bool) -> None:
-    """Print the result of a run, and where its time went."""
+def show_result(console: Console, result: dict[str, Any], samples: list[Sample], folder: Path, tokenizer: bool) -> None:
+    """Print the result of a run, where its time went, what evaluation decided, and samples."""
     of_steps = f" (means of {counted(result['loss_steps'], 'step')})" if result["loss_steps"] > 1 else ""
-    validation = f", validation {result['validation_loss']:.4f}" if result["validation_loss"] is not None else ""
     phases = ", ".join(f"{name} {100 * share:.3g} %" for name, share in result["phases"].items())
+    validation = ""
+    if result["validation_loss"] is not None:
+        validation = f", validation {result['validation_loss']:.4f}{_accuracy(result['token_accuracy'])}"
+        validation += f" with the adapter of step {result['kept_step']}" * (result["kept_step"] < result["steps"])
     console.print(
         f"trained {counted(result['steps'], 'step')} in {duration(result['seconds'])}: "
         f"loss {result['first_loss']:.4f} → "
@@ -59,6 +63,16 @@ def show_result(console: Console, result: dict[str, Any], folder: Path, tokenize
         soft_wrap=True,
     )
     console.print(f"a step: {phases}", markup=False, soft_wrap=True)
+    if stopped := result["stopped_early"]:
+        best, without = result["best"], counted(stopped["evaluations"], "evaluation")
+        lowest = f"; best {best['validation_loss']:.4f} after step {best['step']}" if best else ""
+        console.print(
+            f"stopped early after step {stopped['step']}: {without} without a lower validation loss{lowest}",
+            markup=False,
+            soft_wrap=True,
+        )
+    for line in lines_of(samples):
+        console.print(line, markup=False, soft_wrap=True)
     files = "adapter, tokenizer" if tokenizer else "adapter (the corpus has no tokenizer)"
     console.print(f"{files}, and training.svg: {folder}", markup=False, soft_wrap=True)
 
@@ -98,7 +112,9 @@ class ProgressLine(TrainerCallback):
                 left = (state.max_steps - state.global_step) * fmean(self._recent)
                 self._print(f"step {state.global_step}/{state.max_steps}  {line}  {duration(left)} left")
         elif "eval_loss" in logs:
-            self._print(f"step {state.global_step}/{state.max_steps}  validation loss {logs['eval_loss']:.4f}")
+            accuracy = _accuracy(logs.get("eval_token_accuracy"))
+            loss = f"validation loss {logs['eval_loss']:.4f}{accuracy}"
+            self._print(f"step {state.global_step}/{state.max_steps}  {loss}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self.close()
@@ -110,6 +126,10 @@ class ProgressLine(TrainerCallback):
 
     def _print(self, line: str) -> None:
         self._console.print(line, markup=False, soft_wrap=True)
+
+
+def _accuracy(share: float | None) -> str:
+    return f", token accuracy {100 * share:.1f} %" if share is not None else ""
 
 
 def describe(logs: dict[str, float]) -> str:

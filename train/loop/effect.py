@@ -15,6 +15,7 @@ from typing import Any
 from tasks.core.printable import counted, duration
 from train.config import TrainingConfig
 from train.data.corpus import PACKED
+from train.evaluation.history import described, unused
 from train.loop.display import si
 from train.loop.prepare import Run
 from train.machine import devices
@@ -65,6 +66,7 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
         "rows": f"{feed.described}{f'; validation {len(feed.validation):,}' if feed.validation is not None else ''}",
         "a step": f"{' × '.join(factors)} = {si(run.tokens_per_step)} tokens, {si(trained)} trained on",
         "steps": f"{steps.total:,}, {steps.per_epoch:,} per epoch",
+        "evaluation": described(config, len(feed.validation) if feed.validation is not None else 0),
         "folder": str(run.folder.path),
         "starts": f"from {run.checkpoint.name if run.checkpoint else config.adapter or 'the beginning'}",
         "expected time": duration(seconds),
@@ -142,6 +144,8 @@ def warnings(run: Run, steps: Steps) -> list[str]:
             f"take whole rows: {choices.micro_batch} at a time on {counted(choices.ranks, 'rank')}, of "
             f"{counted(len(feed.train), 'row')} in the corpus"
         )
+    if note := unused(config, steps.total):
+        found.append(note)
     if steps.total <= (feed.packings - 1) * steps.per_epoch:
         found.append(
             f"the corpus has {feed.packings} packings, one for each epoch, but {counted(steps.total, 'step')} use only "

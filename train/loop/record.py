@@ -29,7 +29,6 @@ def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
     `loss_steps`, a tenth of the steps.
     """
     steps = [entry for entry in log if "step_seconds" in entry]
-    evaluations = [entry["eval_loss"] for entry in log if "eval_loss" in entry]
     seconds = sum(entry["step_seconds"] for entry in steps)
     names = ("tokens_per_second", "non_pad_tokens_per_second", "trained_tokens_per_second", "mfu", "gpu_share")
     losses, averaged = [entry["loss"] for entry in steps], max(1, len(steps) // 10)
@@ -38,7 +37,6 @@ def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
         "loss_steps": averaged,
         "first_loss": fmean(losses[:averaged]),
         "last_loss": fmean(losses[-averaged:]),
-        "validation_loss": evaluations[-1] if evaluations else None,
         "seconds": round(seconds, 3),
         "data_wait": round(sum(entry["data_wait"] * entry["step_seconds"] for entry in steps) / seconds, 6),
         "phases": {phase: round(sum(entry[f"{phase}_seconds"] for entry in steps) / seconds, 6) for phase in PHASES},
@@ -67,7 +65,7 @@ def write_results(
     (folder / "README.md").unlink(missing_ok=True)  # PEFT's model card, full of placeholders
     for file in tokenizer.files if tokenizer else ():
         shutil.copy(file, folder)
-    write_bytes(folder / "training.svg", picture(log, record["corpus"]["name"]))
+    write_bytes(folder / "training.svg", picture(log, record["corpus"]["name"], record["result"]["kept_step"]))
     write_bytes(folder / "training.json", to_json(record | {"log": log}))
 
 
@@ -77,8 +75,11 @@ def _umask() -> int:
     return mask
 
 
-def picture(log: list[dict[str, Any]], title: str) -> bytes:
-    """Plot loss, tokens/s, and the seconds of each phase over optimizer steps. Returns an SVG."""
+def picture(log: list[dict[str, Any]], title: str, kept_step: int) -> bytes:
+    """Plot loss, tokens/s, and the seconds of each phase over optimizer steps. Returns an SVG.
+
+    The step of the adapter that was kept is marked if it is not the last.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -93,6 +94,8 @@ def picture(log: list[dict[str, Any]], title: str) -> bytes:
         if evaluations:
             points = [entry["step"] for entry in evaluations], [entry["eval_loss"] for entry in evaluations]
             above.plot(*points, "o--", color="#b8500f", label="validation")
+            if kept_step < at[-1]:
+                above.axvline(kept_step, color="#b8500f", linestyle=":", label=f"kept: step {kept_step}")
         above.set_ylabel("loss")
         above.legend(frameon=False)
         for name, label, style in (

@@ -7,7 +7,9 @@ corpus + settings ─prepare─▶ Run ─trainer─▶ steps, from the newest c
 from __future__ import annotations
 
 import logging
+import sys
 import warnings
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,14 +22,18 @@ from transformers import PrinterCallback, TrainerState
 from tasks.core.errors import Interrupted
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
+from train.evaluation.decisions import Decisions
+from train.evaluation.history import history, outcome
+from train.evaluation.samples import Sample, Samples, samples_of
 from train.loop import effect, record
-from train.loop.checkpoints import Checkpoints
+from train.loop.checkpoints import Checkpoints, best_complete
 from train.loop.display import ProgressLine, open_console, show_advice, show_effect, show_result
 from train.loop.prepare import Run, prepare
 from train.loop.run_folder import RunFolder
 from train.loop.trainer import arguments
 from train.machine import devices
 from train.machine.interruption import Interruption
+from train.machine.ranks import together
 from train.machine.signals import SignalGuard
 from train.measures.advice import Advice, advise
 from train.measures.profile import Profile
@@ -43,7 +49,11 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     console = open_console(quiet=not state.is_main_process)
     run = prepare(corpus, config, folder, root, device, state)
     line = ProgressLine(console)
-    trainer = _trainer(run, line, interruption)
+    callbacks = [line, interruption, Decisions(config, run.feed.validation is not None)]
+    if config.samples:
+        callbacks += [Samples(corpus, run.feed.validation, run.model, config.samples, folder.path, console)]
+    with redirect_stdout(sys.stderr):  # experiment trackers print
+        trainer = _trainer(run, *callbacks)
     steps = effect.count_steps(trainer, config)
     if state.is_main_process:
         folder.write(run.choices)
@@ -53,7 +63,8 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     if device.kind == "cuda":
         torch.cuda.reset_peak_memory_stats()  # the isolation check needs more memory than a step
     try:
-        _take_steps(trainer, run, steps)
+        with redirect_stdout(sys.stderr):
+            _take_steps(trainer, run, steps)
     finally:
         line.close()
     if interruption.stopped:
@@ -61,14 +72,19 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
             "interrupted", f"interrupted after step {trainer.state.global_step}; run the same command to resume"
         )
     if run.feed.validation is not None and not _is_evaluated(trainer.state):
-        trainer.evaluate()
+        trainer.evaluate()  # of a run that was killed before
     if state.is_main_process:
         log = trainer.state.log_history
-        result = record.summary(log)
+        decided = outcome(log, config, trainer.state.global_step >= steps.total)
+        if decided["kept_step"] < trainer.state.global_step:
+            trainer._load_from_checkpoint(str(best_complete(folder.path, decided["kept_step"], corpus.key)))
+        result = record.summary(log) | decided
+        samples = samples_of(folder.path, decided["kept_step"]) if config.samples else []
         figures = effect.measured(result)
         advice = [*advise(effect.figures(run, steps)), *advise(figures)]
-        record.write_results(folder.path, run.model, run.tokenizer, _record(run, in_effect, result, advice), log)
-        show_result(console, result, folder.path, run.tokenizer is not None)
+        written = _record(run, in_effect, result, advice, samples)
+        record.write_results(folder.path, run.model, run.tokenizer, written, log)
+        show_result(console, result, samples, folder.path, run.tokenizer is not None)
         show_advice(console, advise(figures))  # the others were warnings before the first step
         print(folder.record)
 
@@ -85,6 +101,8 @@ def _silence_libraries() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it logs every attempt to reach a network
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category)
+    # For experts, transformers names patterns in the settings of PEFT that few models have layers for.
+    warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"peft\.")
 
 
 def _trainer(run: Run, *callbacks: Any) -> Any:
@@ -98,22 +116,34 @@ def _trainer(run: Run, *callbacks: Any) -> Any:
     trainer.measure(run.feed.tokens / len(run.feed.train), run.flops_per_token, peak and peak * choices.ranks)
     if run.config.profile and trainer.is_world_process_zero():
         callbacks = (*callbacks, Profile(run.config.profile, run.folder.path))
-    for callback in (*callbacks, Checkpoints({"corpus": run.corpus.key}, run.config.keep_checkpoints)):
+    checkpoints = Checkpoints({"corpus": run.corpus.key}, run.config.keep_checkpoints, run.config.keep == "best")
+    for callback in (*callbacks, checkpoints):
         trainer.add_callback(callback)
     trainer.remove_callback(PrinterCallback)
     return trainer
 
 
 def _take_steps(trainer: Any, run: Run, steps: effect.Steps) -> None:
-    checkpoint = str(run.checkpoint) if run.checkpoint else None
-    if checkpoint and run.steps_done >= steps.total:  # the run was killed between its last step and its record
+    if run.checkpoint is None:
+        trainer.train()
+        return
+    checkpoint = str(run.checkpoint)
+    state = TrainerState.load_from_json(f"{checkpoint}/trainer_state.json")
+    found = history(state.log_history)
+    with together():
+        if run.config.keep == "best" and found.best:  # rather now than after the last step
+            best_complete(run.folder.path, found.best.step, run.corpus.key)
+    # A run that was killed between its last step and its record has no step left.
+    if run.steps_done >= steps.total or found.is_over(run.config):
         trainer._load_from_checkpoint(checkpoint)
-        trainer.state = TrainerState.load_from_json(f"{checkpoint}/trainer_state.json")
+        trainer.state = state
     else:
         trainer.train(resume_from_checkpoint=checkpoint)
 
 
-def _record(run: Run, in_effect: dict[str, str], result: dict[str, Any], advice: list[Advice]) -> dict[str, Any]:
+def _record(
+    run: Run, in_effect: dict[str, str], result: dict[str, Any], advice: list[Advice], samples: list[Sample]
+) -> dict[str, Any]:
     """Return the content of training.json, without its log."""
     corpus, feed = run.corpus, run.feed
     return {
@@ -135,5 +165,6 @@ def _record(run: Run, in_effect: dict[str, str], result: dict[str, Any], advice:
         "flops_per_token": run.flops_per_token,
         "result": result,
         "advice": [asdict(one) for one in advice],
+        "samples": samples,
         "versions": record.versions(),
     }

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from tasks.core import process
 from tasks.core.errors import DataError
 from train.config import TrainingConfig
 from train.data.dataset import Passes
+from train.evaluation.accuracy import PredictedTokens
 from train.measures.phases import COMPUTE, Phases
 
 
@@ -48,7 +50,9 @@ def arguments(
         "save_steps": config.save_every,
         "eval_strategy": "steps" if config.eval_every else "no",
         "eval_steps": config.eval_every,
-        "report_to": config.report_to,
+        "report_to": config.trackers,
+        "run_name": Path(output).name,
+        "project": "packcorpus",
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "dataloader_num_workers": config.loader_workers,
@@ -156,19 +160,22 @@ class Measured:
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Compute the mean loss of trained tokens; each row counts once, on any ranks."""
+        """Compute mean loss and accuracy of trained tokens; each row counts once, on any ranks."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
         self.model.eval()
-        sums = torch.zeros(2, dtype=torch.float64, device=self.args.device)
-        with torch.no_grad():
+        sums = torch.zeros(3, dtype=torch.float64, device=self.args.device)
+        with torch.no_grad(), PredictedTokens(self.model) as predicted:
             for batch in self._batches_of_rank(dataset):
                 tokens = (batch["labels"][:, 1:] != -100).sum()
                 with self.compute_loss_context_manager():  # type: ignore[attr-defined]
-                    sums += torch.stack([self.model(**batch)["loss"].double() * tokens, tokens.double()])
+                    outputs = self.model(**batch)
+                    right = predicted.count(outputs, batch["labels"])
+                sums += torch.stack([outputs["loss"].double() * tokens, tokens.double(), right.double()])
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(sums)
         self.model.train()
-        metrics = {f"{metric_key_prefix}_loss": (sums[0] / sums[1]).item()}
+        loss, _, accuracy = (sums / sums[1]).tolist()
+        metrics = {f"{metric_key_prefix}_loss": loss, f"{metric_key_prefix}_token_accuracy": accuracy}
         self._started = None  # evaluation belongs to no step
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[attr-defined,has-type]

@@ -123,10 +123,10 @@ def training_needs() -> dict[str, str]:
 
 
 def check_reporting(config: TrainingConfig) -> None:
-    """Raise PartMissing if the tool named by `report_to` is not installed."""
-    tool = config.report_to
-    if tool != "none" and version_of(tool) is None:
-        raise PartMissing("library_missing", f"report_to: {tool} is not installed; run: pip install {tool}")
+    """Raise PartMissing if a tool named by `report_to` is not installed."""
+    for tool in config.trackers:
+        if version_of(tool) is None:
+            raise PartMissing("library_missing", f"report_to: {tool} is not installed; run: pip install {tool}")
 
 
 def _kind(config: TrainingConfig) -> Literal["cuda", "cpu"]:

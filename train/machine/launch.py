@@ -7,6 +7,7 @@ Signals are forwarded to every rank. The ranks may take as long as a step and a 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -24,8 +25,10 @@ class RankFailed(PackError):
 
 def launch(ranks: int, arguments: list[str]) -> None:
     """Run `python -m train` as several processes. Raises RankFailed or Interrupted."""
-    # Only this sets the level of torch's loggers, which otherwise report a signal in four lines.
+    # A rank reports its error itself; torch's loggers would add lines of their own. Some follow only this variable,
+    # which they read when they are imported, the others only their parent.
     os.environ.setdefault("LOGLEVEL", "CRITICAL")
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

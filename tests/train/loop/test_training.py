@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -22,11 +23,14 @@ from support.commands import ROOT, Done, command, started
 from support.damage.kinds import flip
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.architectures import ARCHITECTURES, build
+from support.training.validation import evaluated, with_adapter
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from train.__main__ import main
 from train.config import TrainingConfig
+from train.data.conversations import sft_dataset
 from train.data.corpus import open_corpus
+from train.data.dataset import PackedDataset
 from train.loop.checkpoints import newest_complete
 from train.loop.run_folder import Choices, RunFolder
 
@@ -38,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Corpora `packed` and `whole` (format 2.0), and the model `tiny`."""
     folder = tmp_path_factory.mktemp("training")
     records = conversations(400, seed=3)
-    for name, settings in {"packed": {"validation": 0.1}, "whole": {"packing": False}}.items():
+    for name, settings in {"packed": {"validation": 0.1}, "whole": {"packing": False, "validation": 0.1}}.items():
         pack_corpus(make_recipe(folder / name, records, name=name, sequence_length=LENGTH, **settings))
     save_model(folder / "tiny")
     return folder
@@ -128,6 +132,8 @@ def test_a_run_writes_adapter_tokenizer_picture_and_record(folder: Path, tmp_pat
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_resumed_run_has_the_same_losses(folder: Path, tmp_path: Path, ranks: int) -> None:
     options = ("--max-steps", "40", "--gpus", str(ranks), "--save-every", "4")
+    options += ("--eval-every", "20", "--keep", "best")
+    options += ("--quantization", "none", "--samples", "1") if ranks == 2 else ()
     whole = run(words(folder, tmp_path / "whole", *options))
     assert whole.returncode == 0, whole.stderr
     assert len(losses_of(tmp_path / "whole")) == 40
@@ -151,12 +157,30 @@ def test_a_resumed_run_has_the_same_losses(folder: Path, tmp_path: Path, ranks: 
     assert resumed.returncode == 0, resumed.stderr
     assert "from checkpoint-" in resumed.stderr
     assert losses_of(tmp_path / "stopped") == losses_of(tmp_path / "whole")
+    for name in ("adapter_model.safetensors", *["samples.jsonl"] * (ranks == 2)):
+        assert (tmp_path / "stopped" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    if ranks == 2:
+        rows = PackedDataset(open_corpus(manifest_of(folder)), "validation")
+        assert len(rows) % 2, "one rank has a row more"
+        check_losses(folder, tmp_path / "whole", rows)
+
+
+def check_losses(folder: Path, output: Path, rows: Any) -> None:
+    """Compare the record of a run without quantization with a plain computation, in which each row counts once."""
+    result = json.loads((output / "training.json").read_text())["result"]
+    loss, accuracy = evaluated(with_adapter(folder / "tiny", output), rows)
+    assert result["validation_loss"] == pytest.approx(loss, rel=1e-5)
+    assert result["token_accuracy"] == pytest.approx(accuracy, abs=1e-9)
 
 
 def test_training_on_format_2(folder: Path, tmp_path: Path) -> None:
-    done = run(words(folder, tmp_path / "run", "--max-steps", "6", manifest=manifest_of(folder, "whole")))
+    options = ("--max-steps", "6", "--eval-every", "3", "--samples", "1", "--quantization", "none")
+    manifest = manifest_of(folder, "whole")
+    done = run(words(folder, tmp_path / "run", *options, manifest=manifest))
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "run" / "training.json").read_text())
+    check_losses(folder, tmp_path / "run", sft_dataset(open_corpus(manifest), "validation")[0])
+    assert record["samples"][0]["prompt"].endswith("<|im_start|>assistant\n")
     assert record["format_version"] == "2.0"
     assert record["result"]["last_loss"] < record["result"]["first_loss"]
 

@@ -1,0 +1,76 @@
+"""Loss and token accuracy of an evaluation are those of the definition, with and without logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.training.tiny_training import LENGTH, tiny_model
+from support.training.validation import evaluated
+
+from train.config import TrainingConfig
+from train.data.corpus import open_corpus
+from train.evaluation import accuracy
+from train.evaluation.accuracy import PredictedTokens
+from train.loop.feed import PackedFeed
+from train.loop.trainer import arguments
+from train.model.attention import Collator
+from train.model.qlora import fuse_loss
+
+
+@pytest.fixture(scope="module")
+def feed(tmp_path_factory: pytest.TempPathFactory) -> PackedFeed:
+    recipe = make_recipe(tmp_path_factory.mktemp("corpus"), conversations(60), validation=0.2, sequence_length=LENGTH)
+    return PackedFeed(open_corpus(pack_corpus(recipe)), TrainingConfig())
+
+
+@pytest.fixture
+def predicting(feed: PackedFeed) -> Any:
+    """A model that predicts some tokens: its head is moved towards those that are frequent."""
+    model = tiny_model()
+    labels = torch.cat([row["labels"] for row in feed.validation])
+    counts = torch.bincount(labels[labels >= 0], minlength=model.config.vocab_size).double()
+    with torch.no_grad():
+        model.get_decoder().norm.weight.mul_(0.2)
+        head = model.get_output_embeddings()
+        head.bias = torch.nn.Parameter((counts + 0.1).log().float(), requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize(("rows_per_pass", "fused"), [(1, False), (3, False), (3, True)])
+def test_an_evaluation_has_the_mean_of_all_trained_tokens(
+    feed: PackedFeed, predicting: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fused: bool, rows_per_pass: int
+) -> None:
+    monkeypatch.setattr(accuracy, "CHUNK", 7)
+    expected = evaluated(predicting.eval(), feed.validation)
+    assert 0.05 < expected[1] < 0.9, "otherwise a wrong count may look right"
+    if fused:
+        fuse_loss(predicting)
+    given = arguments(TrainingConfig(activation_checkpointing=False), str(tmp_path), rows_per_pass, 1, "cpu", False)
+    trainer = feed.trainer(predicting, given, feed.collator("sdpa"))
+    trainer.measure(1.0, 1.0, None)
+    found = trainer.evaluate()
+    assert found["eval_loss"] == pytest.approx(expected[0], rel=1e-5)
+    assert found["eval_token_accuracy"] == pytest.approx(expected[1], abs=1e-9)
+    assert trainer.state.log_history[-1]["eval_token_accuracy"] == found["eval_token_accuracy"]
+    assert predicting.training
+
+
+def test_with_fused_loss_no_logits_of_other_tokens_are_computed(
+    feed: PackedFeed, predicting: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accuracy, "CHUNK", 7)
+    fuse_loss(predicting)
+    sizes: list[int] = []
+    predicting.get_output_embeddings().register_forward_hook(lambda _, given, found: sizes.append(len(found)))
+    batch = Collator("sdpa")([feed.validation[0], feed.validation[1]])
+    with torch.no_grad(), PredictedTokens(predicting) as predicted:
+        outputs = predicting(**batch)
+        assert outputs.logits is None
+        predicted.count(outputs, batch["labels"])
+    assert max(sizes) == 7
+    assert sum(sizes) == int((batch["labels"][:, 1:] >= 0).sum())
+    assert not predicting.get_decoder()._forward_hooks
