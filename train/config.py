@@ -17,11 +17,15 @@ from tasks.core.yaml_settings import check_settings, parse_settings, read_settin
 
 DEFAULT = Path(__file__).with_name("qlora.yaml")
 
-# Settings that cannot change the adapter: a run may be resumed with other values.
-WITHOUT_EFFECT = {"output", "load", "gpus", "save_every", "keep_checkpoints", "report_to"}
+# Settings that cannot change the adapter: a run may be resumed with other values. With another micro_batch, only
+# rounding and the random numbers of dropout differ.
+WITHOUT_EFFECT = {"output", "load", "gpus", "micro_batch", "save_every", "keep_checkpoints", "report_to"}
 
 # Left out of the key of a run at their defaults, so that runs of earlier versions keep theirs.
 LATER = ("lora_variant",)
+
+# In the key of every run, because it was a part of it in earlier versions.
+EARLIER = {"micro_batch": "auto"}
 
 AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
 Attention = Literal["auto", "sdpa", "eager", "flex", "flash2", "flash3", "varlen"]
@@ -56,7 +60,10 @@ class TrainingConfig(BaseModel):
     )
     device: Literal["auto", "cuda", "cpu"] = Field("auto", description="auto: a GPU if there is one.")
     gpus: AutoOrCount = Field("auto", description="Number of GPUs; auto: all that are visible.")
-    precision: Literal["auto", "bf16", "fp32"] = Field("auto", description="auto: bf16 on a GPU, fp32 on a CPU.")
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+        "auto",
+        description="auto: bf16 on a GPU, or fp16 with loss scaling if it has no bf16; fp32 on a CPU.",
+    )
     attention: Attention = Field(
         "sdpa", description="Attention backend; auto: the fastest that keeps conversations apart."
     )
@@ -73,9 +80,13 @@ class TrainingConfig(BaseModel):
         "lora", description="rslora: scaled by lora_alpha / √lora_r; dora: with a trained magnitude, slower."
     )
     activation_checkpointing: bool = Field(True, description="Use less memory for a third more compute.")
-    compile: bool = Field(False, description="Use torch.compile, if one step with it gives the same loss.")
-    fused_loss: bool = Field(
-        False, description="Compute the loss without all logits in memory, if one step with it gives the same loss."
+    compile: bool = Field(
+        False, description="Use torch.compile, if one step with it gives the same loss and passes are faster."
+    )
+    fused_loss: Literal["auto"] | bool = Field(
+        "auto",
+        description="Compute the loss without all logits in memory, if one step with it gives the same loss; "
+        "auto: on a GPU.",
     )
     optimizer: Literal["adamw_torch_fused", "paged_adamw_8bit"] = Field(
         "adamw_torch_fused", description="The 8-bit optimizer uses less memory."
@@ -90,7 +101,10 @@ class TrainingConfig(BaseModel):
     epochs: float = Field(1.0, gt=0, description="Passes over the training rows.")
     max_steps: int | None = Field(None, ge=1, description="Number of optimizer steps; overrides epochs.")
     tokens_per_step: int = Field(16384, ge=1, description="Tokens per optimizer step, over all GPUs.")
-    micro_batch: AutoOrCount = Field("auto", description="Rows per forward pass on one GPU; auto: measured.")
+    micro_batch: AutoOrCount = Field(
+        "auto",
+        description="Rows per forward pass on one GPU, rounded down to a divisor of those of a step; auto: measured.",
+    )
     eval_every: int | None = Field(None, ge=1, description="Steps between evaluations. Absent: only at the end.")
     save_every: int = Field(200, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(2, ge=1, description="Number of newest checkpoints to keep.")
@@ -112,7 +126,9 @@ class TrainingConfig(BaseModel):
     def settings(self) -> dict[str, Any]:
         """Return every setting that can change the adapter; settings of later versions only if they are set."""
         later = {name for name in LATER if getattr(self, name) == type(self).model_fields[name].default}
-        return self.model_dump(exclude=WITHOUT_EFFECT | later)
+        values = self.model_dump(exclude=WITHOUT_EFFECT | later) | EARLIER
+        # Off in earlier versions. On a CPU it still is; on a GPU, results differ by rounding.
+        return values | ({"fused_loss": False} if self.fused_loss == "auto" else {})
 
 
 def load_training_config(path: Path = DEFAULT, overrides: dict[str, str] | None = None) -> TrainingConfig:

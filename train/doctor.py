@@ -145,7 +145,10 @@ def _gpus() -> Iterator[Finding]:
         yield Finding("ok", "GPU", f"{gpu.name}, {gpu.memory / GIB:.0f} GiB, compute capability {major}.{minor}")
     if found:
         if reason := devices.no_bf16_reason():
-            yield Finding("warning", "precision", f"fp32: {reason}", "a GPU from 2020 or later is several times faster")
+            scaled = {"fp16": "fp16 with loss scaling"}
+            best = devices.best_precision()
+            found_text = f"{scaled.get(best, best)}: {reason}"
+            yield Finding("warning", "precision", found_text, "a GPU from 2020 or later is several times faster")
         else:
             yield Finding("ok", "precision", "bf16")
     elif sign := devices.gpu_sign():

@@ -68,7 +68,7 @@ def trl(manifest: Path, model: Path, length: int, steps: int, micro_batch: int, 
     corpus, config = open_corpus(manifest), TrainingConfig()
     device = devices.resolve(config)
     attention = "flash2" if devices.version_of("flash-attn") else "sdpa"
-    loaded = qlora.load_model(model, config, device.kind, device.bf16, attention)
+    loaded = qlora.load_model(model, config, device.kind, device.dtype, attention)
     marks: list[float] = []
 
     class Clock(TrainerCallback):
@@ -83,7 +83,8 @@ def trl(manifest: Path, model: Path, length: int, steps: int, micro_batch: int, 
             output_dir=str(model.parent / "trl"), max_length=length, packing=True, packing_strategy="bfd",
             per_device_train_batch_size=micro_batch, max_steps=steps,
             gradient_accumulation_steps=max(1, tokens_per_step // length // micro_batch), learning_rate=2e-4,
-            bf16=device.bf16, use_cpu=device.kind == "cpu", save_strategy="no", report_to="none", disable_tqdm=True,
+            bf16=device.precision == "bf16", fp16=device.precision == "fp16", use_cpu=device.kind == "cpu",
+            save_strategy="no", report_to="none", disable_tqdm=True,
         ),
         train_dataset=sft_dataset(corpus)[0],
         processing_class=padding_tokenizer(corpus),
@@ -94,7 +95,7 @@ def trl(manifest: Path, model: Path, length: int, steps: int, micro_batch: int, 
     per_step = sum(map(sum, rows)) / len(rows) * micro_batch * trainer.args.gradient_accumulation_steps
     seconds = sorted(b - a for a, b in pairwise(marks))
     rate = per_step / seconds[len(seconds) // 2]
-    peak = flops.peak_flops(device.name)
+    peak = flops.peak_flops(device.name, device.dtype)
     typical = next((row for row in rows if sum(row) == length), [length])
     work = flops.flops_per_token(loaded, torch.cat([torch.arange(size) for size in typical])[None])
     return {

@@ -38,6 +38,7 @@ def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "data_wait": round(sum(entry["data_wait"] * entry["step_seconds"] for entry in steps) / seconds, 6),
         "peak_memory_bytes": int(max(entry["memory_bytes"] for entry in steps)),
+        "skipped_steps": int(sum(entry.get("skipped", 0) for entry in steps)),
     } | {
         name: round(sum(entry[name] * entry["step_seconds"] for entry in steps) / seconds, 4)
         for name in names

@@ -196,7 +196,7 @@ def test_measuring_does_not_change_training() -> None:
     def losses(measure: bool) -> tuple[Choice | None, float, list[torch.Tensor]]:
         model.zero_grad()
         torch.manual_seed(3)
-        choice = micro_batch(model, rows, collator, TrainingConfig(), 8, 1, False) if measure else None
+        choice = micro_batch(model, rows, collator, TrainingConfig(), 8, 1, torch.float32) if measure else None
         loss = model(**collator(rows[:2]))["loss"]
         loss.backward()
         return choice, loss.item(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -211,10 +211,18 @@ def test_measuring_does_not_change_training() -> None:
 
 
 def test_a_configured_size_is_used_and_timed() -> None:
-    choice = micro_batch(tiny_model(), packed_rows()[:8], Collator("sdpa"), TrainingConfig(micro_batch=4), 14, 1, False)
+    model, config = tiny_model(), TrainingConfig(micro_batch=4)
+    choice = micro_batch(model, packed_rows()[:8], Collator("sdpa"), config, 16, 1, torch.float32)
     assert (choice.micro_batch, choice.accumulation) == (4, 4)
     (trial,) = choice.trials
     assert (trial.rows, trial.tokens_per_second) == (4, pytest.approx(4 * LENGTH / trial.seconds))
+
+
+@pytest.mark.parametrize(("wanted", "rows", "size"), [(4, 14, 2), (7, 14, 7), (20, 14, 14), (5, 13, 1)])
+def test_a_configured_size_never_changes_the_rows_of_a_step(wanted: int, rows: int, size: int) -> None:
+    model, config = tiny_model(), TrainingConfig(micro_batch=wanted)
+    choice = micro_batch(model, packed_rows()[:2], Collator("sdpa"), config, rows, 1, torch.float32)
+    assert (choice.micro_batch, choice.accumulation) == (size, rows // size)
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))
