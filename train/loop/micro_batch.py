@@ -199,13 +199,13 @@ def micro_batch(
     """
     length = len(dataset[0]["input_ids"])
     device = model.device
+    # As in training: accelerate converts all outputs of mixed precision, which takes memory for the logits.
+    converted: Callable[[Any], Any] = convert_to_fp32 if dtype != torch.float32 else lambda outputs: outputs
 
     def step(size: int) -> None:
         batch = batch_of(dataset, range(size), collator, device)
         with autocast(device, dtype):
-            outputs = model(**batch)
-        # As in training: accelerate converts all outputs, which takes memory for the logits.
-        loss = (outputs if dtype == torch.float32 else convert_to_fp32(outputs))["loss"]
+            loss = converted(model(**batch))["loss"]
         loss.backward()
         if device.type == "cuda":
             torch.cuda.synchronize(device)

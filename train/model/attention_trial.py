@@ -10,6 +10,7 @@ It loads the model again, so the caller must not have loaded it yet.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import subprocess
@@ -34,7 +35,8 @@ from train.model.base_model import read_config
 from train.model.isolation import ROWS, Trial, choose_rows, try_backend
 from train.model.qlora import load_model
 
-LIMIT = 1800.0  # seconds: loading a model, and compiling
+LIMIT = 900.0  # seconds, once the model is loaded: checking, compiling, and timing
+LOADED = "loaded"  # the file that says so
 COMMAND = (sys.executable, "-P", "-m", "train.model.attention_trial")
 
 
@@ -62,21 +64,37 @@ def in_process(request: dict[str, Any], command: Sequence[str] = COMMAND, limit:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "request.json").write_bytes(orjson.dumps(request))
-        try:
-            done = subprocess.run(  # noqa: S603 - this Python, and a path
-                [*command, name], env=own, capture_output=True, text=True, timeout=limit, check=False
+        with (folder / "stderr").open("wb") as errors:
+            process = subprocess.Popen(  # noqa: S603 - this Python, and a path
+                [*command, name], env=own, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
             )
-        except subprocess.TimeoutExpired:
+            code = _wait(process, folder / LOADED, limit)
+        if code is None:
             return Trial(backend, 0.0, f"took longer than {limit:.0f} s")
-        if done.returncode == 0 and (folder / "result.json").exists():
+        if code == 0 and (folder / "result.json").exists():
             return Trial(**orjson.loads((folder / "result.json").read_bytes()))
-    if done.returncode < 0:
-        return Trial(backend, 0.0, f"its process was killed by {signal.Signals(-done.returncode).name}")
-    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        lines = (folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    if code < 0:
+        return Trial(backend, 0.0, f"its process was killed by {signal.Signals(-code).name}")
+    last = (lines or ["no message"])[-1]
     return Trial(backend, 0.0, f"its process failed ({last[:160]})")
 
 
-def run(request: dict[str, Any]) -> Trial:
+def _wait(process: subprocess.Popen[bytes], loaded: Path, limit: float) -> int | None:
+    """Return the exit code; None if the process took longer than `limit` seconds after it loaded the model."""
+    until = math.inf
+    while (code := process.poll()) is None:
+        if until == math.inf and loaded.exists():
+            until = time.monotonic() + limit
+        if time.monotonic() > until:
+            process.kill()
+            process.wait()
+            return None
+        time.sleep(0.05)
+    return code
+
+
+def run(request: dict[str, Any], folder: Path) -> Trial:
     """Load the model as for training, and try the backend."""
     backend, config = request["backend"], TrainingConfig(**request["config"])
     base = Path(request["base"]) if request["is_folder"] else request["base"]
@@ -85,7 +103,10 @@ def run(request: dict[str, Any]) -> Trial:
     rows = [{name: torch.tensor(row[name], dtype=kind) for name, kind in kinds.items()} for row in request["rows"]]
     try:
         loaded_with, _ = backend_to_load(read_config(base), "auto")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # kernels of Triton run on the current one
         model = load_model(base, config, device, dtype, loaded_with)
+        (folder / LOADED).touch()
         with autocast(device, dtype):
             return try_backend(model, rows, request["count"], backend, seed=config.seed, passes=3)
     except PackError as error:
@@ -103,7 +124,7 @@ def main(folder: Path) -> None:
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    result = run(orjson.loads((folder / "request.json").read_bytes()))
+    result = run(orjson.loads((folder / "request.json").read_bytes()), folder)
     (folder / "result.json").write_bytes(orjson.dumps(asdict(result)))
 
 

@@ -53,6 +53,8 @@ class Tried:
 
 def try_fused_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int) -> Tried:
     """Use the fused loss if a step with it gives the same loss and gradient; see `loss_and_gradient`."""
+    if not hasattr(torch.nn.functional, "linear_cross_entropy"):
+        return Tried(False, f"fused_loss: not used: it needs torch 2.13 or later, not {torch.__version__}")
     undo, off, reason = _try(model, fuse_loss, batch, dtype, seed)
     if reason:
         undo()

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -17,7 +18,7 @@ from support.training.tiny_training import packed_rows, tiny_model
 
 from train.config import TrainingConfig
 from train.model import attention, attention_trial, isolation
-from train.model.attention_trial import in_process, run, try_apart
+from train.model.attention_trial import LOADED, in_process, run, try_apart
 from train.model.isolation import Trial, fastest
 
 CPU = torch.device("cpu")
@@ -65,24 +66,26 @@ def test_the_other_process_does_what_this_one_would(
     def in_fork(words: list[str], env: dict[str, str], **_: Any) -> Any:
         assert not {"RANK", "TORCHELASTIC_RUN_ID"} & set(env)
         assert words[:4] == [sys.executable, "-P", "-m", "train.model.attention_trial"]
-        return in_fork_with_torch(ROOT, *words[1:])
+        done = in_fork_with_torch(ROOT, *words[1:])
+        assert (Path(words[4]) / LOADED).exists(), done.stderr
+        return SimpleNamespace(poll=lambda: done.returncode)
 
-    monkeypatch.setattr(subprocess, "run", in_fork)
+    monkeypatch.setattr(attention_trial, "subprocess", SimpleNamespace(Popen=in_fork, DEVNULL=subprocess.DEVNULL))
     found = in_process(request)
     assert (found.attention, found.reason) == ("eager", "")
     assert found.tokens_per_second > 0
 
 
-def test_the_check_fails_there_as_here(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_fails_there_as_here(base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (request,) = requests(monkeypatch, base, "sdpa")
-    assert run(request).tokens_per_second > 0
+    assert run(request, tmp_path).tokens_per_second > 0
     leaking = [row | {"position_ids": [*range(len(row["position_ids"]))]} for row in request["rows"]]
     monkeypatch.setattr(isolation, "number_conversations", lambda rows: torch.arange(256).expand(len(rows), -1) // 64)
-    assert "conversations see each other with attention `sdpa`" in run(request | {"rows": leaking}).reason
-    assert "varlen needs a GPU" in run(request | {"backend": "varlen"}).reason
+    assert "conversations see each other with attention `sdpa`" in run(request | {"rows": leaking}, tmp_path).reason
+    assert "varlen needs a GPU" in run(request | {"backend": "varlen"}, tmp_path).reason
     full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore")
     monkeypatch.setattr(attention_trial, "try_backend", fail_with(full))
-    assert run(request) == Trial("sdpa", 0.0, "CUDA out of memory. Tried to allocate")
+    assert run(request, tmp_path) == Trial("sdpa", 0.0, "CUDA out of memory. Tried to allocate")
 
 
 def fail_with(error: Exception) -> Any:
@@ -103,7 +106,9 @@ def fail_with(error: Exception) -> Any:
         ),
         ("os._exit(1)", "its process failed (no message)"),
         ("os._exit(0)", "its process failed (no message)"),
-        ("time.sleep(60)", "took longer than 1 s"),
+        ("open(sys.argv[1] + '/loaded', 'w'); time.sleep(60)", "took longer than 1 s"),
+        # Loading a model, or a download, takes as long as it takes.
+        ("time.sleep(1.5); sys.exit('later')", "its process failed (later)"),
     ],
 )
 def test_a_kernel_that_ends_its_process_is_a_reason(code: str, reason: str) -> None:

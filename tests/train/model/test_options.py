@@ -142,6 +142,13 @@ def test_the_fused_loss_is_used(base: Path, dtype: torch.dtype) -> None:
     assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.05}
 
 
+def test_without_the_function_of_torch_the_fused_loss_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy")
+    tried = try_fused_loss(load(base), batch_of(0), torch.float32, 1)
+    assert tried.note == f"fused_loss: not used: it needs torch 2.13 or later, not {torch.__version__}"
+    assert not tried.used
+
+
 def test_losses_are_compared_on_few_trained_tokens(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits of a whole row might not fit without the fused loss."""
     monkeypatch.setattr(options, "COMPARED", 64)
