@@ -128,6 +128,34 @@ def test_a_precision_without_effect_stops_the_run(
         assert devices.resolve(config(precision=suggested)).precision == suggested
 
 
+@pytest.mark.parametrize(
+    ("codes", "gpu", "has_code"),
+    [
+        (["sm_75", "sm_80", "sm_90", "sm_100", "sm_120", "compute_120"], H200, True),
+        (["sm_75", "sm_80", "sm_90"], T4, True),
+        (["sm_75", "sm_80", "sm_90"], V100, False),  # as in builds for CUDA 13
+        (["sm_50", "sm_60", "sm_70", "sm_90"], T4, True),
+        (["sm_60", "sm_70"], H200, False),
+        (["sm_60", "compute_70"], H200, True),
+        (["sm_60"], P40, True),
+        (["sm_61"], Gpu("P100", 1, (6, 0)), False),
+        ([], V100, True),
+        (["gfx90a", "gfx942"], V100, True),
+    ],
+)
+def test_a_gpu_without_code_stops_the_run(
+    codes: list[str], gpu: Gpu, has_code: bool, given: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given(gpu)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: codes)
+    if has_code:
+        devices.resolve(config())
+    else:
+        message = refusal(devices.resolve)
+        assert f"has no code for {gpu.name} (compute capability" in message
+        assert message.endswith("to train without it, set device: cpu")
+
+
 @pytest.mark.parametrize("gpus", [[], [H200]])
 def test_nf4_without_bitsandbytes_stops_the_run(gpus: list[Gpu], given: Callable[..., None]) -> None:
     given(*gpus, nf4="it lacks a library; install it")
