@@ -86,7 +86,7 @@ def _run(options: argparse.Namespace, arguments: list[str], guard: SignalGuard) 
         return
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is loaded
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs while it is imported
-    from train.machine import devices, launch
+    from train.machine import devices, launch, out_of_memory
 
     devices.check_libraries()
     if not is_rank():
@@ -94,7 +94,8 @@ def _run(options: argparse.Namespace, arguments: list[str], guard: SignalGuard) 
         print(f"{action}; loading torch and the model", file=sys.stderr, flush=True)
     ranks = devices.ranks(config)
     if ranks > 1 and "RANK" not in os.environ:
-        launch.launch(ranks, arguments)
+        while launch.launch(ranks, arguments):
+            print(folder.last_reduction(), file=sys.stderr, flush=True)
         return
     from train.loop import run
     from train.machine.ranks import leave
@@ -105,6 +106,8 @@ def _run(options: argparse.Namespace, arguments: list[str], guard: SignalGuard) 
     except Interrupted:
         leave(together=False)
         raise
+    except out_of_memory.Restart:
+        out_of_memory.restart(arguments, folder.last_reduction())
 
 
 if __name__ == "__main__":

@@ -17,14 +17,18 @@ from tasks.core.yaml_settings import check_settings, parse_settings, read_settin
 
 DEFAULT = Path(__file__).with_name("qlora.yaml")
 
-# Settings that cannot change the adapter: a run may be resumed with other values.
+# Settings that cannot change the adapter: a run may be resumed with other values. With another micro_batch, only
+# rounding and the random numbers of dropout differ.
 WITHOUT_EFFECT = {
-    "output", "load", "gpus", "loader_workers", "pin_memory", "save_every", "keep_checkpoints", "samples", "report_to",
-    "profile",
+    "output", "load", "gpus", "loader_workers", "pin_memory", "micro_batch", "save_every", "keep_checkpoints",
+    "samples", "report_to", "profile",
 }  # fmt: skip
 
 # Left out of the key of a run at their defaults, so that runs of earlier versions keep theirs.
 LATER = ("lora_variant", "modules_to_save", "adapter", "keep", "early_stopping")
+
+# In the key of every run, because it was a part of it in earlier versions.
+EARLIER = {"micro_batch": "auto"}
 
 AutoOrCount = Literal["auto"] | Annotated[int, Field(ge=1)]
 # Experiment trackers, by the name of their package.
@@ -65,7 +69,10 @@ class TrainingConfig(BaseModel):
         0, ge=0, le=64, description="Processes that build batches; for rows in memory, none are needed."
     )
     pin_memory: bool = Field(True, description="Build batches in memory from which a GPU copies faster.")
-    precision: Literal["auto", "bf16", "fp32"] = Field("auto", description="auto: bf16 on a GPU, fp32 on a CPU.")
+    precision: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+        "auto",
+        description="auto: bf16 on a GPU, or fp16 with loss scaling if it has no bf16; fp32 on a CPU.",
+    )
     attention: Attention = Field(
         "sdpa", description="Attention backend; auto: the fastest that keeps conversations apart."
     )
@@ -91,9 +98,13 @@ class TrainingConfig(BaseModel):
         description="Folder of an adapter to start from. Its rank, alpha, variant, and targets are used.",
     )
     activation_checkpointing: bool = Field(True, description="Use less memory for a third more compute.")
-    compile: bool = Field(False, description="Use torch.compile, if one step with it gives the same loss.")
-    fused_loss: bool = Field(
-        False, description="Compute the loss without all logits in memory, if one step with it gives the same loss."
+    compile: bool = Field(
+        False, description="Use torch.compile, if one step with it gives the same loss and passes are faster."
+    )
+    fused_loss: Literal["auto"] | bool = Field(
+        "auto",
+        description="Compute the loss without all logits in memory, if one step with it gives the same loss; "
+        "auto: on a GPU.",
     )
     optimizer: Literal["adamw_torch_fused", "paged_adamw_8bit"] = Field(
         "adamw_torch_fused", description="The 8-bit optimizer uses less memory."
@@ -108,7 +119,10 @@ class TrainingConfig(BaseModel):
     epochs: float = Field(1.0, gt=0, description="Passes over the training rows.")
     max_steps: int | None = Field(None, ge=1, description="Number of optimizer steps; overrides epochs.")
     tokens_per_step: int = Field(16384, ge=1, description="Tokens per optimizer step, over all GPUs.")
-    micro_batch: AutoOrCount = Field("auto", description="Rows per forward pass on one GPU; auto: measured.")
+    micro_batch: AutoOrCount = Field(
+        "auto",
+        description="Rows per forward pass on one GPU, rounded down to a divisor of those of a step; auto: measured.",
+    )
     eval_every: int | None = Field(None, ge=1, description="Steps between evaluations. Absent: only at the end.")
     keep: Literal["last", "best"] = Field(
         "last",
@@ -160,7 +174,9 @@ class TrainingConfig(BaseModel):
     def settings(self) -> dict[str, Any]:
         """Return every setting that can change the adapter; settings of later versions only if they are set."""
         later = {name for name in LATER if getattr(self, name) == type(self).model_fields[name].default}
-        return self.model_dump(exclude=WITHOUT_EFFECT | later)
+        values = self.model_dump(exclude=WITHOUT_EFFECT | later) | EARLIER
+        # Off in earlier versions. On a CPU it still is; on a GPU, results differ by rounding.
+        return values | ({"fused_loss": False} if self.fused_loss == "auto" else {})
 
 
 def load_training_config(path: Path = DEFAULT, overrides: dict[str, str] | None = None) -> TrainingConfig:

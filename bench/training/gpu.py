@@ -50,7 +50,7 @@ def trl(manifest: Path, model: Path, case: dict[str, Any]) -> dict[str, Any]:
 
     corpus, config = open_corpus(manifest), TrainingConfig()
     device = devices.resolve(config)
-    loaded = qlora.load_model(model, config, device.kind, device.bf16, case["attention"])
+    loaded = qlora.load_model(model, config, device.kind, device.dtype, case["attention"])
     marks: list[float] = []
 
     class Clock(TrainerCallback):
@@ -65,8 +65,8 @@ def trl(manifest: Path, model: Path, case: dict[str, Any]) -> dict[str, Any]:
             output_dir=str(model.parent / "trl"), max_length=case["length"], packing=True, packing_strategy="bfd",
             per_device_train_batch_size=case["micro_batch"], max_steps=case["steps"],
             gradient_accumulation_steps=max(1, case["tokens_per_step"] // case["length"] // case["micro_batch"]),
-            learning_rate=2e-4, bf16=device.bf16, use_cpu=device.kind == "cpu", save_strategy="no", report_to="none",
-            disable_tqdm=True,
+            learning_rate=2e-4, bf16=device.precision == "bf16", fp16=device.precision == "fp16",
+            use_cpu=device.kind == "cpu", save_strategy="no", report_to="none", disable_tqdm=True,
         ),
         train_dataset=sft_dataset(corpus)[0],
         processing_class=padding_tokenizer(corpus),
@@ -77,7 +77,7 @@ def trl(manifest: Path, model: Path, case: dict[str, Any]) -> dict[str, Any]:
     per_step = sum(map(sum, rows)) / len(rows) * case["micro_batch"] * trainer.args.gradient_accumulation_steps
     seconds = sorted(b - a for a, b in pairwise(marks))
     rate = per_step / seconds[len(seconds) // 2]
-    peak = flops.peak_flops(device.name)
+    peak = flops.peak_flops(device.name, device.dtype)
     typical = next((row for row in rows if sum(row) == case["length"]), [case["length"]])
     work = flops.flops_per_token(loaded, torch.cat([torch.arange(size) for size in typical])[None])
     return {

@@ -346,7 +346,7 @@ _ALL = [
          "rows are too long, or the model is too large", "pack shorter rows, or use a smaller model"),
     Code("E633", "no_nf4", PART, "The model cannot be quantized to NF4.",
          "bitsandbytes is missing, or the model is already quantized", "quantization: none"),
-    Code("E634", "no_bf16", PART, "The device does not support bf16.",
+    Code("E634", "no_bf16", PART, "The device does not support bf16, or on a CPU fp16.",
          "it is too old, or a CPU", "precision: auto"),
     Code("E635", "no_gpu", PART, "A GPU cannot be used.",
          "the driver, or a torch build without CUDA", "run make doctor, or train without it: device: cpu"),

@@ -8,7 +8,7 @@ import pytest
 
 from tasks.core.errors import InputMissing, UsageError
 from train.__main__ import parser
-from train.config import DEFAULT, LATER, WITHOUT_EFFECT, TrainingConfig, load_training_config
+from train.config import DEFAULT, EARLIER, LATER, WITHOUT_EFFECT, TrainingConfig, load_training_config
 
 
 def test_the_file_lists_every_setting_with_its_default() -> None:
@@ -69,4 +69,6 @@ def test_a_missing_file_is_reported() -> None:
 
 def test_settings_without_effect_are_not_in_the_key() -> None:
     config = TrainingConfig()
-    assert set(config.settings()) == set(TrainingConfig.model_fields) - WITHOUT_EFFECT - set(LATER)
+    known = set(TrainingConfig.model_fields) - WITHOUT_EFFECT - set(LATER)
+    assert set(config.settings()) == known | set(EARLIER)
+    assert set(EARLIER) <= WITHOUT_EFFECT

@@ -65,7 +65,13 @@ def test_a_healthy_machine_has_nothing_to_fix(monkeypatch: pytest.MonkeyPatch) -
     [
         ({"gpus": []}, "warning GPU none", "training runs on the CPU"),
         ({"gpus": [], "gpu_sign": lambda: "/dev/nvidia0"}, "problem GPU present (/dev/nvidia0)", "--device cpu"),
-        ({"gpus": [Gpu("T4", 1 << 34, (7, 5))]}, "warning precision fp32: T4", "2020 or later"),
+        ({"gpus": [Gpu("T4", 1 << 34, (7, 5))]}, "warning precision fp16 with loss scaling: T4", "2020 or later"),
+        (
+            {"no_code_reason": lambda: "no code for it; install another"},
+            "problem GPU no code for it",
+            "install another",
+        ),
+        ({"gpus": [Gpu("P40", 1 << 34, (6, 1))]}, "warning precision fp32: P40", "2020 or later"),
         ({"no_nf4_reason": lambda kind: "it is broken"}, "problem NF4 it is broken", "--quantization none"),
         ({"gpus": [GPU, GPU], "has_nccl": lambda: False}, "problem processes 2 GPUs", "--gpus 1"),
         ({"compiler": lambda: None}, "warning compiler no C++", "apt-get install g++"),

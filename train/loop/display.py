@@ -73,6 +73,13 @@ def show_result(console: Console, result: dict[str, Any], samples: list[Sample],
         )
     for line in lines_of(samples):
         console.print(line, markup=False, soft_wrap=True)
+    if result["skipped_steps"]:
+        console.print(
+            f"{counted(result['skipped_steps'], 'step')} skipped, because gradients exceeded the range of fp16; the "
+            "loss was then scaled less",
+            markup=False,
+            soft_wrap=True,
+        )
     files = "adapter, tokenizer" if tokenizer else "adapter (the corpus has no tokenizer)"
     console.print(f"{files}, and training.svg: {folder}", markup=False, soft_wrap=True)
 
@@ -140,8 +147,9 @@ def describe(logs: dict[str, float]) -> str:
         if f"{which}tokens_per_second" in logs
     )
     mfu = f"  MFU {100 * logs['mfu']:.1f} %" if "mfu" in logs else ""
+    skipped = " (skipped)" * bool(logs.get("skipped"))
     return (
-        f"loss {logs['loss']:.4f}  {rates} tokens/s (all/non-pad/trained)  "
+        f"loss {logs['loss']:.4f}{skipped}  {rates} tokens/s (all/non-pad/trained)  "
         f"wait {100 * logs['data_wait']:.2f} %  {logs['memory_bytes'] / 1e9:.1f} GB{mfu}"
     )
 

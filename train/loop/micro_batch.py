@@ -8,7 +8,7 @@ The largest number that fits in memory is often not the fastest.
 A model of 23M parameters ran 6.7 passes of 8 rows per second, but only 1.2 passes of 32. On the other hand, 4-bit
 weights are unpacked once per pass, so passes of one row are slow. Among the sizes within 3 % of the fastest, the
 smallest is chosen, because it leaves memory free. The number of rows of an optimizer step does not depend on the size,
-so the result of training does not depend on the machine.
+so the result of training depends on the machine only by rounding and by the random numbers of dropout.
 """
 
 from __future__ import annotations
@@ -22,14 +22,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from accelerate.utils import convert_to_fp32
 
 from tasks.core.errors import PartMissing
 from tasks.core.printable import counted
 from tasks.core.process import peak_memory
 from train.config import TrainingConfig
+from train.loop.run_folder import largest_divisor
 from train.machine import devices
+from train.machine.out_of_memory import is_shortage
+from train.machine.ranks import largest
 from train.model.adapter import keep_random
-from train.model.attention import batch_of
+from train.model.attention import autocast, batch_of
 
 NEAR = 0.03
 BUDGET = {"cpu": 30.0, "cuda": 120.0}  # seconds
@@ -173,7 +177,9 @@ def _time(
         start = clock()
         try:
             step(size)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_shortage(error):
+                raise
             return [clock() - start], False
         times.append(clock() - start)
     return times[1:], True
@@ -183,7 +189,7 @@ def _time(
 
 
 def micro_batch(
-    model: Any, dataset: Any, collator: Any, config: TrainingConfig, rows_per_step: int, ranks: int, bf16: bool
+    model: Any, dataset: Any, collator: Any, config: TrainingConfig, rows_per_step: int, ranks: int, dtype: torch.dtype
 ) -> Choice:
     """Choose the micro-batch of a model with an adapter.
 
@@ -193,11 +199,13 @@ def micro_batch(
     """
     length = len(dataset[0]["input_ids"])
     device = model.device
+    # As in training: accelerate converts all outputs of mixed precision, which takes memory for the logits.
+    converted: Callable[[Any], Any] = convert_to_fp32 if dtype != torch.float32 else lambda outputs: outputs
 
     def step(size: int) -> None:
         batch = batch_of(dataset, range(size), collator, device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            loss = model(**batch)["loss"]
+        with autocast(device, dtype):
+            loss = converted(model(**batch))["loss"]
         loss.backward()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -209,7 +217,7 @@ def micro_batch(
             if config.micro_batch != "auto":
                 return _fixed_size(config.micro_batch, step, rows_per_step, length, memory)
             return find_micro_batch(
-                step, rows_per_step, length, memory, budget=BUDGET[device.type], agree=lambda x: _largest(x, device)
+                step, rows_per_step, length, memory, budget=BUDGET[device.type], agree=lambda x: largest(x, device)
             )
     finally:
         model.zero_grad()
@@ -219,6 +227,7 @@ def micro_batch(
 def _fixed_size(
     size: int, step: Callable[[int], None], rows_per_step: int, sequence_length: int, memory: Memory
 ) -> Choice:
+    size = largest_divisor(rows_per_step, size)
     times, fits = _time(step, size, 0.0, time.perf_counter, memory)
     if not fits:
         raise PartMissing(
@@ -226,15 +235,7 @@ def _fixed_size(
             f"micro_batch: {size} rows of {sequence_length} tokens do not fit into memory; set it to auto",
         )
     trial = Trial(size, times[0], memory.peak(), size * sequence_length / times[0])
-    return Choice(size, max(1, round(rows_per_step / size)), (trial,), "set in the config")
-
-
-def _largest(figures: list[float], device: torch.device) -> list[float]:
-    if not torch.distributed.is_initialized():
-        return figures
-    largest = torch.tensor(figures, dtype=torch.float64, device=device)
-    torch.distributed.all_reduce(largest, torch.distributed.ReduceOp.MAX)
-    return largest.tolist()
+    return Choice(size, rows_per_step // size, (trial,), "set in the config")
 
 
 class _GpuMemory:

@@ -3,8 +3,8 @@
     corpus + settings ─feed─▶ rows, collator ─▶ model with adapter ─▶ attention, options, micro-batch: measured
       ─▶ isolation, proven ─▶ Run
 
-What the first start measures (attention, micro-batch) is written to run.json and reused by later starts, so that a
-resumed run takes the same steps as an uninterrupted one.
+What the first start measures (attention, options, micro-batch) is written to run.json and reused by later starts, so
+that a resumed run takes the same steps as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,11 @@ from train.data.corpus import Corpus
 from train.loop import micro_batch
 from train.loop.checkpoints import newest_complete
 from train.loop.feed import Feed, open_feed
-from train.loop.run_folder import Choices, RunFolder, step_of
+from train.loop.run_folder import Choices, RunFolder, largest_divisor, step_of
 from train.machine.devices import Device, check_reporting
 from train.machine.ranks import main_first, together
-from train.model import base_model, flops, isolation, qlora
-from train.model.attention import backend_to_load, batch_of, use_attention
+from train.model import attention_trial, base_model, flops, isolation, options, qlora
+from train.model.attention import autocast, backend_to_load, batch_of, use_attention
 
 
 @dataclass(frozen=True)
@@ -87,20 +86,24 @@ def prepare(
         return base
 
     base = main_first(main, find_base)
+    before = folder.choices()
+    place = (state.device.type, device.precision, state.num_processes)
+    known = before if before and (before.device, before.precision, before.ranks) == place else None
+    tried = []
     with together():
         attention, note = backend_to_load(base_model.read_config(base), config.attention)
-        model = qlora.load_model(base, config, state.device, device.bf16, attention)
+        if config.attention == "auto" and feed.isolated and not known:
+            tried = attention_trial.try_apart(base, config, state.device, device.dtype, feed.train, 2)
+        model = qlora.load_model(base, config, state.device, device.dtype, attention)
     if note:
         notes.append(note)
         config = config.model_copy(update={"attention": attention})
     # The first rank removes incomplete checkpoints before the others look for the newest.
     checkpoint = main_first(main, lambda: newest_complete(folder.path, corpus.key))
-    before = folder.choices()
-    autocast = partial(torch.autocast, state.device.type, torch.bfloat16, enabled=device.bf16)
-    choices = _choose(model, feed, config, before, device, state, autocast)
+    choices = _choose(model, feed, config, before, known, tried, device, state)
     proof = None
     if feed.isolated:
-        with autocast():
+        with autocast(state.device, device.dtype):
             proof = isolation.require_isolation(
                 model,
                 feed.train,
@@ -134,43 +137,89 @@ def _choose(
     feed: Feed,
     config: TrainingConfig,
     before: Choices | None,
+    known: Choices | None,
+    tried: list[isolation.Trial],
     device: Device,
     state: PartialState,
-    autocast: Any,
 ) -> Choices:
-    """Choose attention, options, and micro-batch; reuse an earlier start's choices."""
-    place = (state.device.type, device.precision, state.num_processes)
-    known = before if before and (before.device, before.precision, before.ranks) == place else None
-    with autocast():
-        attention, table = _choose_attention(model, feed, known.attention if known else config.attention, config.seed)
+    """Choose attention, options, and micro-batch; reuse the `known` choices of an earlier start on such a machine."""
+    with autocast(state.device, device.dtype):
+        attention, table = _choose_attention(
+            model, feed, known.attention if known else config.attention, config.seed, tried
+        )
     collator = feed.collator(attention)
-    options = config if feed.own_loss else config.model_copy(update={"fused_loss": False})
-    notes = qlora.apply_options(model, options, batch_of(feed.longest, range(1), collator, state.device), device.bf16)
-    if options.fused_loss != config.fused_loss:
+    used, notes = {}, []
+    if _is_wanted("fused_loss", config, before, known, device) and feed.own_loss:
+        batch = collator([options.comparable(feed.longest[0])])
+        batch = {name: x.to(state.device) if torch.is_tensor(x) else x for name, x in batch.items()}
+        fused = options.try_fused_loss(model, batch, device.dtype, config.seed)
+        used["fused_loss"] = fused.used
+        notes.append(fused.note)
+    elif config.fused_loss is True and not feed.own_loss:
         notes.append("fused_loss: not used: TRL computes the loss of format 2.0 itself")
-    if known:
-        size, accumulation, speed, table = known.micro_batch, known.accumulation, known.tokens_per_second, known.table
-    else:
-        # At most the rows that a rank can take without repeating one.
-        most = math.ceil(len(feed.train) / state.num_processes)
-        rows = micro_batch.rows_per_step(
-            config.tokens_per_step / state.num_processes, feed.padded_tokens / len(feed.train), most
-        )
-        measured = micro_batch.micro_batch(
-            model, feed.longest, collator, config, rows, state.num_processes, device.bf16
-        )
-        size, accumulation = measured.micro_batch, measured.accumulation
-        speed = max(trial.tokens_per_second for trial in measured.trials if trial.rows == size)
-        table = [*table, *measured.lines()]
-    return Choices(*place, attention, size, accumulation, speed, table, notes)
+    size, accumulation, speed, measured = _choose_size(model, feed, config, before, known, collator, device, state)
+    if _is_wanted("compile", config, before, known, device):
+        batch = batch_of(feed.longest, range(size), collator, state.device)
+        compiled = options.try_compile(model, batch, device.dtype, config.seed, timed=not known)
+        used["compile"] = compiled.used
+        notes.append(compiled.note)
+        if compiled.used and not known:
+            speed = batch["input_ids"].numel() / compiled.seconds
+    kept = known.options if known and known.options is not None else {"fused_loss": False, "compile": False} | used
+    place = (state.device.type, device.precision, state.num_processes)
+    table = known.table if known else [*table, *measured]
+    reduced = before.reduced if before else []
+    return Choices(*place, attention, size, accumulation, speed, table, notes, kept, reduced)
 
 
-def _choose_attention(model: Any, feed: Feed, attention: str, seed: int) -> tuple[str, list[str]]:
+def _is_wanted(
+    option: str, config: TrainingConfig, before: Choices | None, known: Choices | None, device: Device
+) -> bool:
+    """Return whether to turn an option on, as at the first start of a run."""
+    setting = getattr(config, option)
+    if setting and known and known.options is not None:
+        return known.options.get(option, False)
+    if setting == "auto":
+        # A run of an earlier version started without it.
+        return device.kind == "cuda" and not (before and before.options is None)
+    return bool(setting)
+
+
+def _choose_size(
+    model: Any,
+    feed: Feed,
+    config: TrainingConfig,
+    before: Choices | None,
+    known: Choices | None,
+    collator: Any,
+    device: Device,
+    state: PartialState,
+) -> tuple[int, int, float, list[str]]:
+    """Return rows per pass, passes per step, tokens/s, and the measurements; the rows of a step never change."""
+    ranks = state.num_processes
+    # At most the rows that a rank can take without repeating one.
+    most = math.ceil(len(feed.train) / ranks)
+    rows, odd = divmod(before.rows_per_step, ranks) if before else (0, 0)
+    if odd or not 0 < rows <= most:
+        rows = micro_batch.rows_per_step(config.tokens_per_step / ranks, feed.padded_tokens / len(feed.train), most)
+    if known and rows == known.micro_batch * known.accumulation:
+        wanted = known.micro_batch if config.micro_batch == "auto" else largest_divisor(rows, config.micro_batch)
+        if wanted == known.micro_batch or (known.reduced and wanted > known.micro_batch):
+            return known.micro_batch, known.accumulation, known.tokens_per_second, []
+    measured = micro_batch.micro_batch(model, feed.longest, collator, config, rows, ranks, device.dtype)
+    size = measured.micro_batch
+    speed = max(trial.tokens_per_second for trial in measured.trials if trial.rows == size)
+    return size, measured.accumulation, speed, measured.lines()
+
+
+def _choose_attention(
+    model: Any, feed: Feed, attention: str, seed: int, tried: list[isolation.Trial]
+) -> tuple[str, list[str]]:
     """Set an attention backend; `auto` measures all. Returns its name and a table."""
     if attention == "auto":
         if not feed.isolated:
             return "sdpa", []
-        attention, trials = isolation.fastest(model, feed.train, 2, seed=seed)
+        attention, trials = isolation.fastest(model, feed.train, 2, seed=seed, tried=tried)
         return attention, [f"{t.attention:>8} {t.reason or f'{t.tokens_per_second:,.0f} tokens/s'}" for t in trials]
     if feed.isolated:
         with suppress(torch.OutOfMemoryError):  # micro_batch reports it

@@ -42,6 +42,7 @@ def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
         "phases": {phase: round(sum(entry[f"{phase}_seconds"] for entry in steps) / seconds, 6) for phase in PHASES},
         "peak_memory_bytes": int(max(entry["memory_bytes"] for entry in steps)),
         **({"memory_share": max(entry["memory_share"] for entry in steps)} if "memory_share" in steps[0] else {}),
+        "skipped_steps": int(sum(entry.get("skipped", 0) for entry in steps)),
     } | {
         name: round(sum(entry[name] * entry["step_seconds"] for entry in steps) / seconds, 4)
         for name in names

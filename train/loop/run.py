@@ -7,19 +7,21 @@ corpus + settings ─prepare─▶ Run ─trainer─▶ steps, from the newest c
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from contextlib import redirect_stdout
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import transformers
-from accelerate import PartialState
 from transformers import PrinterCallback, TrainerState
 
-from tasks.core.errors import Interrupted
+from tasks.core.errors import Interrupted, PartMissing
+from tasks.core.printable import counted
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
 from train.evaluation.decisions import Decisions
@@ -31,13 +33,13 @@ from train.loop.display import ProgressLine, open_console, show_advice, show_eff
 from train.loop.prepare import Run, prepare
 from train.loop.run_folder import RunFolder
 from train.loop.trainer import arguments
-from train.machine import devices
+from train.machine import devices, out_of_memory, ranks
 from train.machine.interruption import Interruption
-from train.machine.ranks import together
-from train.machine.signals import SignalGuard
+from train.machine.signals import SignalGuard, is_rank
 from train.measures.advice import Advice, advise
 from train.measures.profile import Profile
 from train.model import flops
+from train.model.options import gave_up
 
 
 def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, guard: SignalGuard) -> None:
@@ -45,7 +47,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     interruption = Interruption(guard)
     _silence_libraries()
     device = devices.resolve(config)
-    state = PartialState(cpu=device.kind == "cpu")
+    state = ranks.start(cpu=device.kind == "cpu")
     console = open_console(quiet=not state.is_main_process)
     run = prepare(corpus, config, folder, root, device, state)
     line = ProgressLine(console)
@@ -55,24 +57,33 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     with redirect_stdout(sys.stderr):  # experiment trackers print
         trainer = _trainer(run, *callbacks)
     steps = effect.count_steps(trainer, config)
-    if state.is_main_process:
-        folder.write(run.choices)
+    with ranks.together():
+        if state.is_main_process:
+            folder.write(run.choices)
     in_effect = effect.in_effect(run, steps)
     show_effect(console, run.notes, run.choices.table, in_effect, effect.warnings(run, steps))
 
     if device.kind == "cuda":
         torch.cuda.reset_peak_memory_stats()  # the isolation check needs more memory than a step
     try:
-        with redirect_stdout(sys.stderr):
+        with redirect_stdout(sys.stderr), out_of_memory.watching(partial(_is_reduced, run)):
             _take_steps(trainer, run, steps)
+            if run.feed.validation is not None and not (interruption.stopped or _is_evaluated(trainer.state)):
+                trainer.evaluate()  # of a run that was killed before
+    except RuntimeError as error:
+        if out_of_memory.may_be_shortage(error):
+            reduce_micro_batch(run, trainer.state.global_step + 1, error)
+        if _is_reduced(run):  # another rank ended, and this one could not reach it
+            _run_again("")
+        raise
     finally:
         line.close()
     if interruption.stopped:
         raise Interrupted(
             "interrupted", f"interrupted after step {trainer.state.global_step}; run the same command to resume"
         )
-    if run.feed.validation is not None and not _is_evaluated(trainer.state):
-        trainer.evaluate()  # of a run that was killed before
+    if run.choices.options and run.choices.options["compile"] and gave_up():
+        console.print("warning: compile: torch stopped compiling during this run", style="yellow")
     if state.is_main_process:
         log = trainer.state.log_history
         decided = outcome(log, config, trainer.state.global_step >= steps.total)
@@ -94,6 +105,34 @@ def _is_evaluated(state: TrainerState) -> bool:
     return any("eval_loss" in entry and entry["step"] == state.global_step for entry in state.log_history)
 
 
+def reduce_micro_batch(run: Run, step: int, error: RuntimeError) -> NoReturn:
+    """Write a smaller micro-batch to run.json. Raises Restart, or PartMissing if a pass has only one row."""
+    choices, happened = run.choices, out_of_memory.described(error)
+    smaller = choices.halved(f"step {step} {happened} with {counted(choices.micro_batch, 'row')} per pass")
+    if smaller is None:
+        length = run.feed.padded_tokens / len(run.feed.train)
+        raise PartMissing(
+            "out_of_memory",
+            f"step {step} {happened} with one row of about {length:.0f} tokens per pass; pack shorter rows, set "
+            "activation_checkpointing: true, or use a smaller base_model. The same command resumes the run",
+        ) from None
+    run.folder.write(smaller)
+    _run_again(f"{run.folder.last_reduction()}, if you run the same command again")
+
+
+def _run_again(message: str) -> NoReturn:
+    """Raise Restart, or an error with the message if another launcher than ours started this rank."""
+    if is_rank() and out_of_memory.LAUNCHED not in os.environ:
+        raise PartMissing("out_of_memory", message) from None
+    raise out_of_memory.Restart from None
+
+
+def _is_reduced(run: Run) -> bool:
+    """Return whether another rank has reduced the micro-batch."""
+    now = run.folder.choices()
+    return now is not None and now.micro_batch < run.choices.micro_batch
+
+
 def _silence_libraries() -> None:
     """Silence the libraries; what matters to the user is reported by us."""
     transformers.utils.logging.set_verbosity_error()
@@ -109,10 +148,10 @@ def _trainer(run: Run, *callbacks: Any) -> Any:
     """Build the Trainer for the corpus's format, with our output only."""
     choices, device = run.choices, run.device
     given = arguments(
-        run.config, str(run.folder.path), choices.micro_batch, choices.accumulation, device.kind, device.bf16
+        run.config, str(run.folder.path), choices.micro_batch, choices.accumulation, device.kind, device.precision
     )
     trainer = run.feed.trainer(run.model, given, run.feed.collator(choices.attention))
-    peak = flops.peak_flops(device.name) if device.bf16 else None
+    peak = flops.peak_flops(device.name, device.dtype)
     trainer.measure(run.feed.tokens / len(run.feed.train), run.flops_per_token, peak and peak * choices.ranks)
     if run.config.profile and trainer.is_world_process_zero():
         callbacks = (*callbacks, Profile(run.config.profile, run.folder.path))
@@ -130,7 +169,7 @@ def _take_steps(trainer: Any, run: Run, steps: effect.Steps) -> None:
     checkpoint = str(run.checkpoint)
     state = TrainerState.load_from_json(f"{checkpoint}/trainer_state.json")
     found = history(state.log_history)
-    with together():
+    with ranks.together():
         if run.config.keep == "best" and found.best:  # rather now than after the last step
             best_complete(run.folder.path, found.best.step, run.corpus.key)
     # A run that was killed between its last step and its record has no step left.

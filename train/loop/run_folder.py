@@ -14,7 +14,7 @@ setting is another run in another folder; the same command resumes the run.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import orjson
 
 from tasks.core.errors import Busy, DataError, UsageError
 from tasks.storage.files import acquire_lock, read_json, to_json, write_bytes
-from train.config import TrainingConfig
+from train.config import EARLIER, TrainingConfig
 from train.data.corpus import Corpus
 from train.model.digests import adapter_digest, folder_digest
 
@@ -44,11 +44,28 @@ class Choices:
     tokens_per_second: float  # of one rank
     table: list[str]  # the measurements, for display
     notes: list[str]
+    options: dict[str, bool] | None = None  # whether each is used; None if an earlier version wrote this
+    reduced: list[str] = field(default_factory=list)  # each reduction of the micro-batch, in words
 
     @property
     def rows_per_step(self) -> int:
         """Return the rows of one optimizer step, over all ranks."""
         return self.micro_batch * self.accumulation * self.ranks
+
+    def halved(self, why: str) -> Choices | None:
+        """Return these choices with half the micro-batch or less, and the same rows per step; None at one row."""
+        rows = self.micro_batch * self.accumulation
+        if self.micro_batch == 1:
+            return None
+        size = largest_divisor(rows, self.micro_batch // 2)
+        line = f"micro-batch {size} × accumulation {rows // size}: {why}"
+        reduced, table = [*self.reduced, why], [*self.table, line]
+        return replace(self, micro_batch=size, accumulation=rows // size, reduced=reduced, table=table)
+
+
+def largest_divisor(rows: int, most: int) -> int:
+    """Return the largest divisor of `rows` up to `most`, so that passes of this size are a step of `rows`."""
+    return next(size for size in range(min(rows, most), 0, -1) if rows % size == 0)
 
 
 class RunFolder:
@@ -63,7 +80,7 @@ class RunFolder:
         }
         if config.adapter:
             self.identity["adapter"] = adapter_digest(Path(config.adapter))
-        self.key = hashlib.sha256(orjson.dumps(self.identity, option=orjson.OPT_SORT_KEYS)).hexdigest()
+        self.key = _key(self.identity)
         default = root / "data" / "adapters" / f"{corpus.name}-{self.key[:12]}"
         self.path = Path(config.output) if config.output else default
         self.record = self.path / "training.json"
@@ -89,7 +106,9 @@ class RunFolder:
                 f"{self.path}: was trained on corpus {str(found.get('corpus'))[:12]}, this is corpus "
                 f"{self.identity['corpus'][:12]}; set another `output`, or delete the folder to start over",
             )
-        if found.get("key") != self.key:
+        # In earlier versions, micro_batch was a setting like others.
+        earlier = {name: found.get(name) for name in self.identity} | {"settings": found.get("settings", {}) | EARLIER}
+        if self.key not in (found.get("key"), _key(earlier)):
             before, now = found.get("settings", {}), self.identity["settings"]
             names = sorted(name for name in {*before, *now} if before.get(name) != now.get(name))
             changes = ", ".join(f"{name} {before.get(name)} → {now.get(name)}" for name in names) or "the base model"
@@ -112,10 +131,22 @@ class RunFolder:
         complete = [path for path in checkpoints_of(self.path) if (path / COMPLETE).exists()]
         return step_of(complete[-1]) if complete else 0
 
+    def last_reduction(self) -> str:
+        """Describe the last reduction of the micro-batch, and where the run continues."""
+        choices, done = self.choices(), self.steps_done()
+        if not (choices and choices.reduced):
+            return "the micro-batch was reduced"
+        start = f"from checkpoint-{done}" if done else "from the beginning"
+        return f"{choices.reduced[-1]}: continuing {start} with {choices.micro_batch}"
+
     def write(self, choices: Choices) -> None:
         """Write run.json. A resumed run reuses the choices, so its losses are the same."""
         self.path.mkdir(parents=True, exist_ok=True)
         write_bytes(self._run, to_json({"key": self.key, **self.identity, "choices": asdict(choices)}))
+
+
+def _key(identity: dict[str, Any]) -> str:
+    return hashlib.sha256(orjson.dumps(identity, option=orjson.OPT_SORT_KEYS)).hexdigest()
 
 
 def checkpoints_of(folder: Path) -> list[Path]:

@@ -23,9 +23,12 @@ from train.data.dataset import Passes
 from train.evaluation.accuracy import PredictedTokens
 from train.measures.phases import COMPUTE, Phases
 
+# Steps that fp16 may skip in a row. Each halves the scale: from 65536 to 2^-14, the smallest normal number of fp16.
+SKIPPED = 30
+
 
 def arguments(
-    config: TrainingConfig, output: str, micro_batch: int, accumulation: int, device: str, bf16: bool
+    config: TrainingConfig, output: str, micro_batch: int, accumulation: int, device: str, precision: str
 ) -> dict[str, Any]:
     """Return the arguments of TrainingArguments, which SFTConfig extends."""
     return {
@@ -41,7 +44,8 @@ def arguments(
         "weight_decay": config.weight_decay,
         "max_grad_norm": config.max_grad_norm,
         "optim": config.optimizer,
-        "bf16": bf16,
+        "bf16": precision == "bf16",
+        "fp16": precision == "fp16",  # with loss scaling
         "activation_checkpointing": config.activation_checkpointing,
         "activation_checkpointing_kwargs": {"use_reentrant": False},
         "logging_steps": 1,
@@ -81,6 +85,7 @@ class Measured:
     def measure(self, tokens_per_row: float, flops: float, peak: float | None) -> None:
         self.tokens_per_row, self.flops, self.peak = tokens_per_row, flops, peak
         self._phases = Phases(self.args.device)
+        self._skipped = 0  # steps in a row
         self._reset()
 
     def _reset(self) -> None:
@@ -98,6 +103,7 @@ class Measured:
         if self._started is None:
             self._started = time.perf_counter()
             self._phases.clear()
+            self._scale = self._loss_scale()
         self._phases.enter("data")
         timed = _Timed(epoch_iterator)
         batches, trained = super().get_batch_samples(timed, num_batches, device)  # type: ignore[misc]
@@ -131,11 +137,36 @@ class Measured:
                 raise DataError(
                     "loss_diverged",
                     f"the loss of step {self.state.global_step} is {logs['loss']}; nothing was saved after the newest "
-                    "checkpoint. Lower learning_rate, or examine the rows with `packcorpus inspect --row N`",
+                    f"checkpoint. Lower learning_rate, {'set precision: fp32, ' * self.args.fp16}or examine the rows "
+                    "with `packcorpus inspect --row N`",
                 )
+            logs |= self._scaling()
             logs |= self._measures(time.perf_counter() - self._started)
             self._reset()
         super().log(logs, start_time)  # type: ignore[misc]
+
+    def _loss_scale(self) -> float:
+        """Return the factor of the loss, without which small gradients would vanish in fp16."""
+        return self.accelerator.scaler.get_scale() if self.args.fp16 else 1.0  # type: ignore[attr-defined]
+
+    def _scaling(self) -> dict[str, float]:
+        """Return the loss scale, and whether the step was skipped because gradients exceeded the range of fp16.
+
+        The scale shows it; accelerate does not, because a fused optimizer skips the step by itself. Raises DataError if
+        no step succeeds.
+        """
+        if not self.args.fp16:
+            return {}
+        scale = self._loss_scale()
+        skipped = scale < self._scale
+        self._skipped = self._skipped + 1 if skipped else 0
+        if self._skipped == SKIPPED:
+            raise DataError(
+                "loss_diverged",
+                f"the gradients of the last {SKIPPED} steps, up to step {self.state.global_step}, exceed the range of "
+                "fp16, however small the loss is scaled; set precision: fp32",
+            )
+        return {"loss_scale": scale, "skipped": float(skipped)}
 
     def _measures(self, seconds: float) -> dict[str, float]:
         """Return the measurements of one optimizer step; tokens are those of all ranks."""

@@ -19,10 +19,13 @@ from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tasks.core.errors import PartMissing
 from train.config import TrainingConfig
+
+if TYPE_CHECKING:
+    import torch
 
 CUDA_BUILDS = "https://pytorch.org/get-started/locally"
 
@@ -41,38 +44,44 @@ class Device:
     """The device and precision of a run; `name` is for display."""
 
     kind: Literal["cuda", "cpu"]
-    precision: Literal["bf16", "fp32"]
+    precision: Literal["bf16", "fp16", "fp32"]
     name: str
 
     @property
-    def bf16(self) -> bool:
-        return self.precision == "bf16"
+    def dtype(self) -> torch.dtype:
+        """Return the type of frozen weights that are not quantized, and of computations."""
+        import torch
+
+        return {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[self.precision]
 
 
 def resolve(config: TrainingConfig) -> Device:
     """Return the device and the precision that are actually in effect.
 
-    Raises PartMissing if a GPU is present but not used (unless `device: cpu` is set), or if the requested GPU, bf16, or
-    NF4 is unavailable. It tries bitsandbytes on the GPU, so call it in the process that trains.
+    Raises PartMissing if a GPU is present but not used (unless `device: cpu` is set), or if the requested GPU,
+    precision, or NF4 is unavailable. It tries bitsandbytes on the GPU, so call it in the process that trains.
     """
     kind = _kind(config)
+    if kind == "cuda" and (reason := no_code_reason()):
+        raise PartMissing("no_gpu", f"{reason}; to train without it, set device: cpu")
     if config.quantization == "nf4" and (reason := no_nf4_reason(kind)):
         raise PartMissing(
             "no_nf4", f"quantization: nf4 cannot be used: {reason}; to train without it, set quantization: none"
         )
     if kind == "cpu":
-        if config.precision == "bf16":
+        if config.precision in ("bf16", "fp16"):
             raise PartMissing(
                 "no_bf16",
-                "precision: bf16 has no effect on a CPU, which computes in fp32 here; "
+                f"precision: {config.precision} has no effect on a CPU, which computes in fp32 here; "
                 "set precision: auto, or train on a GPU",
             )
         return Device("cpu", "fp32", f"CPU, {cpus()} cores")
-    reason = no_bf16_reason()
-    if config.precision == "bf16" and reason:
-        raise PartMissing("no_bf16", f"precision: bf16 cannot be used: {reason}; set precision: auto or fp32")
-    fp32 = config.precision == "fp32" or reason
-    return Device("cuda", "fp32" if fp32 else "bf16", gpus()[_own_gpu()].name)
+    best = best_precision()
+    if config.precision == "bf16" and best != "bf16":
+        raise PartMissing(
+            "no_bf16", f"precision: bf16 cannot be used: {no_bf16_reason()}; set precision: auto or {best}"
+        )
+    return Device("cuda", best if config.precision == "auto" else config.precision, gpus()[_own_gpu()].name)
 
 
 def ranks(config: TrainingConfig) -> int:
@@ -207,6 +216,28 @@ def no_gpu_reason() -> str:
     return "torch finds none; if this is a container, start it with GPU access (--gpus all)"
 
 
+def no_code_reason() -> str | None:
+    """Return why torch cannot run on one of its GPUs: its build has no code for it; None if it has."""
+    import torch
+
+    # sm_75 runs on 7.5 to 7.9, compute_75 on all later ones as well. AMD's names are others, and are not compared.
+    codes = [
+        (kind, int(major), int(minor))
+        for kind, major, minor in re.findall(r"\b(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
+    ]
+    for gpu in gpus() if codes else ():
+        major, minor = gpu.capability
+        if not any(
+            (its_minor <= minor) if its_major == major else (kind == "compute" and its_major < major)
+            for kind, its_major, its_minor in codes
+        ):
+            return (
+                f"torch {torch.__version__} has no code for {gpu.name} (compute capability {major}.{minor}); install a "
+                f"build for another CUDA than {torch.version.cuda} ({CUDA_BUILDS})"
+            )
+    return None
+
+
 def no_bf16_reason() -> str | None:
     """Return why torch's GPUs cannot compute in bf16; None if all of them can."""
     for gpu in gpus():
@@ -215,6 +246,14 @@ def no_bf16_reason() -> str | None:
             major, minor = gpu.capability
             return f"{gpu.name} (compute capability {major}.{minor}) has no bf16, which requires 8.0"
     return None
+
+
+def best_precision() -> Literal["bf16", "fp16", "fp32"]:
+    """Return the precision in which torch's GPUs train fastest without losing the result."""
+    if no_bf16_reason() is None:
+        return "bf16"
+    # Volta (7.0) was the first with tensor cores; on most older ones, fp16 is slower than fp32.
+    return "fp16" if all(gpu.capability >= (7, 0) for gpu in gpus()) else "fp32"
 
 
 def no_nf4_reason(kind: str) -> str | None:

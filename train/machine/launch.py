@@ -14,6 +14,7 @@ import sys
 import uuid
 
 from tasks.core.errors import Interrupted, PackError
+from train.machine.out_of_memory import LAUNCHED, RESTART
 
 # Seconds the ranks have to finish their step and write a checkpoint.
 PATIENCE = 3600
@@ -23,8 +24,11 @@ class RankFailed(PackError):
     """A rank reported an error or was killed; has the exit code of the first."""
 
 
-def launch(ranks: int, arguments: list[str]) -> None:
-    """Run `python -m train` as several processes. Raises RankFailed or Interrupted."""
+def launch(ranks: int, arguments: list[str]) -> bool:
+    """Run `python -m train` as several processes. Returns whether they must be started again, with a smaller
+    micro-batch. Raises RankFailed or Interrupted.
+    """
+    os.environ[LAUNCHED] = "1"
     # A rank reports its error itself; torch's loggers would add lines of their own. Some follow only this variable,
     # which they read when they are imported, the others only their parent.
     os.environ.setdefault("LOGLEVEL", "CRITICAL")
@@ -51,6 +55,8 @@ def launch(ranks: int, arguments: list[str]) -> None:
         raise Interrupted("interrupted", "interrupted; run the same command to resume") from None
     except ChildFailedError as error:
         rank, first = error.get_first_failure()
+        if first.exitcode == RESTART:
+            return True
         message = ""  # a rank that was not killed has reported its error itself
         if first.exitcode <= 0:
             message = f"rank {rank} was killed by {signal.Signals(-first.exitcode).name}"
@@ -60,3 +66,4 @@ def launch(ranks: int, arguments: list[str]) -> None:
         failed = RankFailed("rank_failed", message)
         failed.exit_code = max(first.exitcode, 1)
         raise failed from None
+    return False

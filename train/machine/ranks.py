@@ -5,19 +5,38 @@
     rank 2 ─┘
 
 A rank that fails alone leaves the others waiting for it: on a GPU for half a minute, and then with a traceback.
+
+While one rank prepares, the others may wait for a download of hours. They wait on the CPU, in a group of its own: NCCL
+aborts a process that waits longer than a step should take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
+from accelerate import PartialState
 
 from tasks.core.errors import PackError
 
 Result = TypeVar("Result")
+
+# How long a rank waits for the others: in a step, and while they prepare.
+STEP, PREPARATION = timedelta(minutes=30), timedelta(days=7)
+
+_preparing: Any = None  # the group of ranks that prepare; None if `start` was not called, or there is one rank
+
+
+def start(cpu: bool) -> PartialState:
+    """Connect to the other ranks, if there are any."""
+    global _preparing
+    state = PartialState(cpu=cpu, timeout=STEP)
+    if torch.distributed.is_initialized():
+        _preparing = torch.distributed.new_group(backend="gloo", timeout=PREPARATION)
+    return state
 
 
 @contextmanager
@@ -37,7 +56,7 @@ def together() -> Iterator[None]:
             raise failed
         return
     exit_codes: list[int | None] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(exit_codes, failed and failed.exit_code)
+    torch.distributed.all_gather_object(exit_codes, failed and failed.exit_code, group=_preparing)
     first = next((rank for rank, code in enumerate(exit_codes) if code is not None), None)
     if first is None:
         return
@@ -57,12 +76,23 @@ def main_first(main: bool, work: Callable[[], Result]) -> Result:
     return result
 
 
+def largest(figures: list[float], device: torch.device) -> list[float]:
+    """Return the largest of each figure over all ranks, so that all decide by the same."""
+    if not torch.distributed.is_initialized():
+        return figures
+    found = torch.tensor(figures, dtype=torch.float64, device=device)
+    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
+    return found.tolist()
+
+
 def leave(together: bool) -> None:
     """End the process group; `together` if all ranks get here.
 
     A rank that exits while it is open may be aborted.
     """
+    global _preparing
     if torch.distributed.is_initialized():
         if together:
             torch.distributed.barrier()
         torch.distributed.destroy_process_group()
+    _preparing = None

@@ -16,6 +16,7 @@ itself only for a batch of one row, hence the Collator. A segment is a conversat
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +50,9 @@ FLAGS = {
     "sdpa": "_supports_sdpa",
 }
 
+# Kernels outside torch's own operators. If one fails, it may take the process or the GPU with it.
+APART = ("flash3", "flash2", "varlen", "flex")
+
 PACKAGES = {
     "flash2": ("flash-attn", is_flash_attn_2_available),
     "flash3": ("flash-attn-3", is_flash_attn_3_available),
@@ -65,7 +69,7 @@ def unavailable_reason(backend: str, device: torch.device, dtype: torch.dtype = 
     if backend == "flex":
         return None
     if dtype not in (torch.bfloat16, torch.float16):
-        return f"{backend} needs `precision: bf16`"
+        return f"{backend} needs `precision: bf16` or `fp16`"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return f"{backend} needs a GPU of compute capability 8.0 (Ampere) or later"
     if backend == "varlen":
@@ -81,8 +85,7 @@ def backend_to_load(config: Any, wanted: str) -> tuple[str, str]:
     `config` is that of the model. `auto` starts with sdpa or, if the model lacks it, eager, which every model has.
     Raises PartMissing if the model's code lacks the backend.
     """
-    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
-    missing = [name for name, flag in FLAGS.items() if not getattr(model_class, flag, True)]
+    missing = missing_backends(config)
     if wanted == "auto":
         return ("eager" if "sdpa" in missing else "sdpa"), ""
     if wanted not in missing:
@@ -94,6 +97,17 @@ def backend_to_load(config: Any, wanted: str) -> tuple[str, str]:
         "no_attention",
         f"attention: {wanted}: transformers has no {wanted} for {config.model_type} models; set auto or one of {known}",
     )
+
+
+def missing_backends(config: Any) -> list[str]:
+    """Return the backends that the code of a model lacks; `config` is that of the model."""
+    model_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    return [name for name, flag in FLAGS.items() if not getattr(model_class, flag, True)]
+
+
+def autocast(device: torch.device, dtype: torch.dtype) -> Any:
+    """Return the context in which a model computes in `dtype`; without effect for fp32."""
+    return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
 def precision_of(model: Any) -> torch.dtype:

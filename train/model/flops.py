@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-# Dense bf16 with fp32 accumulation, FLOP/s, from NVIDIA's data sheets. The first match counts.
+# Dense bf16 or fp16 with fp32 accumulation, FLOP/s, from NVIDIA's data sheets. The first match counts.
 PEAK = {
     "B200": 2250e12,
     "H200 NVL": 835e12,
@@ -46,6 +46,10 @@ PEAK = {
     "RTX 5090": 209e12,
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
+    # Without bf16; all others are as fast in fp16.
+    "V100-SXM2": 125e12,
+    "V100-PCIE": 112e12,
+    "T4": 65e12,
 }
 
 # Kinds of layers in `layer_types` that have no attention.
@@ -106,8 +110,10 @@ def _routed_share(config: Any) -> float:
     return min(1.0, chosen / experts) if chosen and experts else 1.0
 
 
-def peak_flops(name: str) -> float | None:
-    """Return the peak bf16 FLOP/s of a GPU by the name torch reports; None if unknown."""
+def peak_flops(name: str, dtype: torch.dtype) -> float | None:
+    """Return the peak FLOP/s of a GPU by the name torch reports; None if unknown, or in fp32."""
+    if dtype == torch.float32:
+        return None
     if re.search(r"\bMIG\b|\bLaptop\b|\bMax-Q\b", name):  # a part of the chip, or a slower one
         return None
     return next((peak for known, peak in PEAK.items() if re.search(rf"\b{known}\b", name)), None)

@@ -30,7 +30,7 @@ from tasks.core.errors import DataError, PackError, PartMissing
 from tasks.core.printable import counted
 from train.model import states
 from train.model.adapter import keep_random
-from train.model.attention import BACKENDS, Collator, batch_of, precision_of, use_attention
+from train.model.attention import BACKENDS, Collator, batch_of, missing_backends, precision_of, use_attention
 
 # Logits compared at a time: 2 × 256 MiB in fp32.
 LOGITS = 1 << 26
@@ -220,8 +220,10 @@ def require_isolation(
         if result.passed:
             return result
         reason = states.LEAKS[way]
-        fault = f"{_fault(result, attention)}; training was not started. {_fix_leak(model, attention)}"
-        failure = DataError("leak", fault)
+        # Models that were made in bf16 may exceed the largest number of fp16, 65504.
+        overflows = precision_of(model) == torch.float16 and not math.isfinite(result.own_moved + result.moved)
+        fix = "Set precision: fp32" if overflows else _fix_leak(model, attention)
+        failure = DataError("leak", f"{_fault(result, attention)}; training was not started. {fix}")
         if not result.leaks:
             break
     raise failure
@@ -283,14 +285,20 @@ class Trial:
     reason: str = ""
 
 
-def fastest(model: Any, dataset: Any, count: int, *, seed: int, passes: int = 3) -> tuple[str, list[Trial]]:
+def fastest(
+    model: Any, dataset: Any, count: int, *, seed: int, passes: int = 3, tried: Sequence[Trial] = ()
+) -> tuple[str, list[Trial]]:
     """Return the fastest backend that passes the check, and all trials.
 
-    Each backend runs the same `count` rows: one pass to warm up, then the median of `passes`. The model keeps the
-    returned backend, without gradients; the state of the random number generators is restored. With several ranks the
-    slowest counts, so that all choose the same. Raises PartMissing if no backend passes.
+    Each backend runs the same `count` rows: one pass to warm up, then the median of `passes`. Those of `tried`, which
+    ran in processes of their own, are not run again, and those that the model lacks are not run at all. The model keeps
+    the returned backend, without gradients; the state of the random number generators is restored. With several ranks
+    the slowest counts, so that all choose the same. Raises PartMissing if no backend passes.
     """
-    trials = [_try(model, dataset, count, backend, seed, passes) for backend in BACKENDS]
+    config = model.config.get_text_config()
+    known = {name: Trial(name, 0.0, f"{config.model_type} models lack it") for name in missing_backends(config)}
+    known |= {trial.attention: trial for trial in tried}
+    trials = [known.get(name) or _try(model, dataset, count, name, seed, passes) for name in BACKENDS]
     if torch.distributed.is_initialized():
         speeds = torch.tensor([trial.tokens_per_second for trial in trials], device=model.device)
         torch.distributed.all_reduce(speeds, torch.distributed.ReduceOp.MIN)
@@ -307,8 +315,10 @@ def fastest(model: Any, dataset: Any, count: int, *, seed: int, passes: int = 3)
 def _try(model: Any, dataset: Any, count: int, backend: str, seed: int, passes: int) -> Trial:
     try:
         return try_backend(model, dataset, count, backend, seed=seed, passes=passes)
-    except (PackError, torch.OutOfMemoryError) as error:
+    except PackError as error:
         return Trial(backend, 0.0, str(error))
+    except torch.OutOfMemoryError:
+        return Trial(backend, 0.0, "ran out of memory")
 
 
 def try_backend(

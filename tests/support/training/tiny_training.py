@@ -107,6 +107,22 @@ def tiny_model(family: str = "llama", adapter: bool = True, dropout: float = 0.0
     return model.train()
 
 
+def gradients(model: Any, **inputs: Any) -> tuple[float, dict[str, torch.Tensor]]:
+    model.zero_grad()
+    loss = model(**inputs)["loss"]
+    loss.backward()
+    return loss.item(), {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+
+
+def largest_difference(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """Return the relative difference over all gradients."""
+    assert one.keys() == other.keys()
+    off, size = (
+        torch.cat([x.flatten() for x in values]).norm() for values in ([one[n] - other[n] for n in one], one.values())
+    )
+    return float(off / size)
+
+
 # -- the kernels of a GPU ----------------------------------------------------------------------------------------------
 
 

@@ -47,7 +47,7 @@ def test_each_epoch_uses_the_next_packing(manifest: Path, tmp_path: Path, monkey
         return found
 
     monkeypatch.setattr(Passes, "__getitems__", watched)
-    given = arguments(config, str(tmp_path), 4, 1, "cpu", False)
+    given = arguments(config, str(tmp_path), 4, 1, "cpu", "fp32")
     given |= {"save_strategy": "no", "optim": "sgd", "activation_checkpointing": False, "report_to": "none"}
     trainer = feed.trainer(tiny_model(), given, feed.collator("sdpa"))
     trainer.measure(1.0, 1.0, None)

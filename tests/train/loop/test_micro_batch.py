@@ -8,9 +8,11 @@ import threading
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+from accelerate.utils import convert_to_fp32
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
@@ -163,6 +165,24 @@ def test_one_row_that_does_not_fit_is_rejected() -> None:
         Device(float, limit=0.5).find(8)
 
 
+@pytest.mark.parametrize("message", ["CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`", "a bug"])
+def test_only_failed_allocations_end_the_search(message: str) -> None:
+    device = Device(lambda n: 1 + n / 100)
+    step = device.step
+
+    def fail(rows: int) -> None:
+        step(rows)
+        if rows > 2:
+            raise RuntimeError(message)
+
+    device.step = fail  # type: ignore[method-assign]
+    if message == "a bug":
+        with pytest.raises(RuntimeError, match="a bug"):
+            device.find(8)
+    else:
+        assert device.find(8).micro_batch == 2
+
+
 def test_32_rows_that_are_slower_than_8() -> None:
     rates = {1: 3.0, 2: 5.0, 4: 6.5, 8: 6.7 * 8, 16: 20.0, 32: 1.2 * 32}
     choice = Device(lambda n: n / rates[n]).find(32)
@@ -196,7 +216,7 @@ def test_measuring_does_not_change_training() -> None:
     def losses(measure: bool) -> tuple[Choice | None, float, list[torch.Tensor]]:
         model.zero_grad()
         torch.manual_seed(3)
-        choice = micro_batch(model, rows, collator, TrainingConfig(), 8, 1, False) if measure else None
+        choice = micro_batch(model, rows, collator, TrainingConfig(), 8, 1, torch.float32) if measure else None
         loss = model(**collator(rows[:2]))["loss"]
         loss.backward()
         return choice, loss.item(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -210,11 +230,34 @@ def test_measuring_does_not_change_training() -> None:
     assert all(torch.equal(a, b) for a, b in zip(gradients, measured_gradients, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_passes_need_the_memory_of_training(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """accelerate converts the logits of mixed precision to fp32."""
+    converted: list[torch.dtype] = []
+
+    def convert(outputs: Any) -> Any:
+        converted.append(outputs.logits.dtype)
+        return convert_to_fp32(outputs)
+
+    monkeypatch.setattr(micro_batch_module, "convert_to_fp32", convert)
+    model = tiny_model(initializer_range=0.02)
+    micro_batch(model, packed_rows()[:2], Collator("sdpa"), TrainingConfig(micro_batch=1), 1, 1, dtype)
+    assert set(converted) == {dtype} - {torch.float32}
+
+
 def test_a_configured_size_is_used_and_timed() -> None:
-    choice = micro_batch(tiny_model(), packed_rows()[:8], Collator("sdpa"), TrainingConfig(micro_batch=4), 14, 1, False)
+    model, config = tiny_model(), TrainingConfig(micro_batch=4)
+    choice = micro_batch(model, packed_rows()[:8], Collator("sdpa"), config, 16, 1, torch.float32)
     assert (choice.micro_batch, choice.accumulation) == (4, 4)
     (trial,) = choice.trials
     assert (trial.rows, trial.tokens_per_second) == (4, pytest.approx(4 * LENGTH / trial.seconds))
+
+
+@pytest.mark.parametrize(("wanted", "rows", "size"), [(4, 14, 2), (7, 14, 7), (20, 14, 14), (5, 13, 1)])
+def test_a_configured_size_never_changes_the_rows_of_a_step(wanted: int, rows: int, size: int) -> None:
+    model, config = tiny_model(), TrainingConfig(micro_batch=wanted)
+    choice = micro_batch(model, packed_rows()[:2], Collator("sdpa"), config, rows, 1, torch.float32)
+    assert (choice.micro_batch, choice.accumulation) == (size, rows // size)
 
 
 @given(st.integers(1, 5000), st.integers(1, 5000))

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tasks.core.errors import Busy, DataError, UsageError
 from train.config import WITHOUT_EFFECT, TrainingConfig
@@ -26,8 +30,8 @@ CHANGED = {
     "attention": "eager", "quantization": "none", "lora_r": 8, "lora_alpha": 8.0, "lora_dropout": 0.0,
     "lora_targets": "attention", "lora_variant": "dora", "activation_checkpointing": False, "compile": True,
     "fused_loss": True, "optimizer": "paged_adamw_8bit", "learning_rate": 1e-5, "schedule": "linear", "warmup": 0.1,
-    "weight_decay": 0.1, "max_grad_norm": 0.5, "epochs": 2.0, "max_steps": 7, "tokens_per_step": 99, "micro_batch": 3,
-    "eval_every": 5, "seed": 1, "modules_to_save": ["lm_head"],
+    "weight_decay": 0.1, "max_grad_norm": 0.5, "epochs": 2.0, "max_steps": 7, "tokens_per_step": 99, "eval_every": 5,
+    "seed": 1, "modules_to_save": ["lm_head"],
 }  # fmt: skip
 
 
@@ -58,10 +62,65 @@ def test_other_weights_of_the_adapter_are_another_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", sorted(WITHOUT_EFFECT - {"output"}))
 def test_settings_without_effect_keep_the_folder(tmp_path: Path, setting: str) -> None:
-    values = {"load": "mmap", "gpus": 2, "save_every": 3, "keep_checkpoints": 5, "report_to": "wandb"}
+    values = {"load": "mmap", "gpus": 2, "micro_batch": 4, "save_every": 3, "keep_checkpoints": 5, "report_to": "wandb"}
     values |= {"loader_workers": 2, "pin_memory": False, "profile": 3}
     changed = TrainingConfig(**{setting: values[setting]})  # type: ignore[arg-type]
     assert RunFolder(tmp_path, changed, CORPUS).path == RunFolder(tmp_path, TrainingConfig(), CORPUS).path
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({}, "6d523acd6e065c9c8819ce3df74ac4496e5be083eadb748ab068692c5c92f7a1"),
+        ({"fused_loss": False}, "6d523acd6e065c9c8819ce3df74ac4496e5be083eadb748ab068692c5c92f7a1"),
+        ({"fused_loss": True}, "6885e360d2fc4bfb80b8cbe1f9db9fff07188db86554651548e276ff4cbab73b"),
+        ({"lora_r": 8, "seed": 7}, "c234ca8a69187c5494092459989789e0212b58e872b1a61fea3c34f728dc7b55"),
+    ],
+)
+def test_runs_of_earlier_versions_keep_their_keys(settings: dict[str, Any], key: str) -> None:
+    """They had `fused_loss: false` by default, and micro_batch among the settings of a run."""
+    assert RunFolder(Path(), TrainingConfig(**settings), CORPUS).key == key
+
+
+def test_a_run_of_an_earlier_version_with_a_micro_batch_is_resumed_in_its_folder(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, TrainingConfig(output=str(tmp_path / "run"), micro_batch=4), CORPUS)
+    folder.write(CHOICES)
+    path = tmp_path / "run" / "run.json"
+    written = json.loads(path.read_text())
+    written["settings"]["micro_batch"] = 4
+    written["key"] = "dcb964381e4980704d7e44e39b1cc1bfea5da9972efbee1f1854bd39605f7a9e"
+    del written["choices"]["options"], written["choices"]["reduced"]
+    path.write_text(json.dumps(written))
+    folder.check()
+    assert folder.choices() == CHOICES
+    other = TrainingConfig(output=str(tmp_path / "run"), lora_r=8)
+    with pytest.raises(UsageError, match=r"other settings \(lora_r 16 → 8"):
+        RunFolder(tmp_path, other, CORPUS).check()
+
+
+@given(st.integers(1, 64), st.integers(1, 64), st.integers(1, 4))
+def test_half_the_micro_batch_keeps_the_rows_of_a_step(micro_batch: int, accumulation: int, ranks: int) -> None:
+    choices = replace(CHOICES, micro_batch=micro_batch, accumulation=accumulation, ranks=ranks)
+    found, sizes = choices, []
+    while (smaller := found.halved("why")) is not None:
+        assert smaller.micro_batch <= found.micro_batch / 2
+        assert smaller.rows_per_step == choices.rows_per_step
+        found = smaller
+        sizes.append(found.micro_batch)
+    assert found.micro_batch == 1
+    assert found.reduced == ["why"] * len(sizes)
+
+
+def test_a_reduction_is_described(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path, TrainingConfig(output=str(tmp_path)), CORPUS)
+    smaller = CHOICES.halved("step 5 ran out of memory with 4 rows per pass")
+    assert smaller is not None
+    folder.write(smaller)
+    why = "step 5 ran out of memory with 4 rows per pass: continuing from"
+    assert folder.last_reduction() == f"{why} the beginning with 2"
+    (tmp_path / "checkpoint-3").mkdir()
+    (tmp_path / "checkpoint-3" / "complete.json").write_text("{}")
+    assert folder.last_reduction() == f"{why} checkpoint-3 with 2"
 
 
 def test_a_local_model_is_identified_by_its_files(tmp_path: Path) -> None:

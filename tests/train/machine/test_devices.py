@@ -18,6 +18,8 @@ from train.machine.devices import Device, Gpu
 
 H200 = Gpu("NVIDIA H200", 150_000_000_000, (9, 0))
 T4 = Gpu("Tesla T4", 15_000_000_000, (7, 5))
+V100 = Gpu("Tesla V100-SXM2-32GB", 34_000_000_000, (7, 0))
+P40 = Gpu("Tesla P40", 24_000_000_000, (6, 1))
 
 
 @pytest.fixture
@@ -57,8 +59,14 @@ def refusal(call: Callable[[TrainingConfig], Any], **settings: Any) -> str:
         ([H200], {"device": "cuda", "precision": "bf16"}, "cuda", "bf16"),
         ([H200], {"precision": "fp32"}, "cuda", "fp32"),
         ([H200], {"device": "cpu"}, "cpu", "fp32"),
-        ([T4], {}, "cuda", "fp32"),
-        ([H200, T4], {}, "cuda", "fp32"),
+        ([T4], {}, "cuda", "fp16"),
+        ([T4], {"precision": "fp32"}, "cuda", "fp32"),
+        ([H200], {"precision": "fp16"}, "cuda", "fp16"),
+        ([V100], {}, "cuda", "fp16"),
+        ([H200, T4], {}, "cuda", "fp16"),
+        ([P40], {}, "cuda", "fp32"),
+        ([T4, P40], {}, "cuda", "fp32"),
+        ([P40], {"precision": "fp16"}, "cuda", "fp16"),
     ],
 )
 def test_auto_uses_what_is_available(
@@ -66,7 +74,8 @@ def test_auto_uses_what_is_available(
 ) -> None:
     given(*gpus)
     device = devices.resolve(config(**settings))
-    assert (device.kind, device.precision, device.bf16) == (kind, precision, precision == "bf16")
+    assert (device.kind, device.precision) == (kind, precision)
+    assert device.dtype == {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
     assert device.name == gpus[0].name if kind == "cuda" else "CPU" in device.name
 
 
@@ -97,13 +106,54 @@ def test_cuda_without_a_gpu_stops_the_run(given: Callable[..., None]) -> None:
     assert refusal(devices.resolve, device="cuda").endswith("to train on the CPU, set device: auto or cpu")
 
 
-@pytest.mark.parametrize(("gpu", "why"), [(None, "CPU"), (T4, "Tesla T4 (compute capability 7.5) has no bf16")])
-def test_bf16_without_effect_stops_the_run(gpu: Gpu | None, why: str, given: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    ("gpu", "precision", "why", "fix"),
+    [
+        (None, "bf16", "CPU", "auto, or train on a GPU"),
+        (None, "fp16", "CPU", "auto, or train on a GPU"),
+        (T4, "bf16", "Tesla T4 (compute capability 7.5) has no bf16", "auto or fp16"),
+        (P40, "bf16", "Tesla P40 (compute capability 6.1) has no bf16", "auto or fp32"),
+    ],
+)
+def test_a_precision_without_effect_stops_the_run(
+    gpu: Gpu | None, precision: str, why: str, fix: str, given: Callable[..., None]
+) -> None:
     given(*filter(None, [gpu]))
-    message = refusal(devices.resolve, precision="bf16")
-    assert message.startswith("precision: bf16")
+    message = refusal(devices.resolve, precision=precision)
+    assert message.startswith(f"precision: {precision}")
     assert why in message
-    assert "set precision: auto" in message
+    assert message.endswith(f"set precision: {fix}")
+    suggested = fix.split()[-1]
+    if gpu:
+        assert devices.resolve(config(precision=suggested)).precision == suggested
+
+
+@pytest.mark.parametrize(
+    ("codes", "gpu", "has_code"),
+    [
+        (["sm_75", "sm_80", "sm_90", "sm_100", "sm_120", "compute_120"], H200, True),
+        (["sm_75", "sm_80", "sm_90"], T4, True),
+        (["sm_75", "sm_80", "sm_90"], V100, False),  # as in builds for CUDA 13
+        (["sm_50", "sm_60", "sm_70", "sm_90"], T4, True),
+        (["sm_60", "sm_70"], H200, False),
+        (["sm_60", "compute_70"], H200, True),
+        (["sm_60"], P40, True),
+        (["sm_61"], Gpu("P100", 1, (6, 0)), False),
+        ([], V100, True),
+        (["gfx90a", "gfx942"], V100, True),
+    ],
+)
+def test_a_gpu_without_code_stops_the_run(
+    codes: list[str], gpu: Gpu, has_code: bool, given: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given(gpu)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: codes)
+    if has_code:
+        devices.resolve(config())
+    else:
+        message = refusal(devices.resolve)
+        assert f"has no code for {gpu.name} (compute capability" in message
+        assert message.endswith("to train without it, set device: cpu")
 
 
 @pytest.mark.parametrize("gpus", [[], [H200]])

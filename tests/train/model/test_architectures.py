@@ -20,7 +20,8 @@ from train.model.attention import Collator, backend_to_load, batch_of
 from train.model.base_model import read_config
 from train.model.flops import flops_per_token
 from train.model.isolation import require_isolation
-from train.model.qlora import load_model, loss_and_gradient
+from train.model.options import loss_and_gradient
+from train.model.qlora import load_model
 
 
 @pytest.fixture(autouse=True)
@@ -39,11 +40,12 @@ def outcome(base: Path, config: TrainingConfig) -> str:
     """Return how the model trains after one step, or the error."""
     try:
         backend, _ = backend_to_load(read_config(base), config.attention)
-        model = load_model(base, config, "cpu", False, backend)
+        model = load_model(base, config, "cpu", torch.float32, backend)
         require_isolation(model, packed_rows(), Collator(backend), 2, attention=backend, seed=1)
     except PackError as error:
         return str(error)
-    loss, norm = loss_and_gradient(model, batch_of(packed_rows(), range(2), Collator(backend), model.device), False)
+    batch = batch_of(packed_rows(), range(2), Collator(backend), model.device)
+    loss, norm = loss_and_gradient(model, batch, torch.float32)
     assert 0 < loss < 100
     assert norm > 0, "the adapter has no effect"
     assert flops_per_token(model, packed_rows()[0]["position_ids"][None]) > 0

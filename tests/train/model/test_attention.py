@@ -175,8 +175,10 @@ def test_unavailable_backends_on_a_gpu_are_explained(monkeypatch: pytest.MonkeyP
     lacking = {"flash3": "flash3 needs the flash-attn-3 package", "flash2": "flash2 needs the flash-attn package"}
     assert reasons() == always | lacking | {"varlen": None}
     monkeypatch.setattr(attention, "PACKAGES", dict.fromkeys(lacking, ("", lambda: True)))
-    assert set(reasons().values()) == {None}
-    assert reasons(torch.float32) == always | {name: f"{name} needs `precision: bf16`" for name in BY_SEGMENTS}
+    assert set(reasons().values()) == set(reasons(torch.float16).values()) == {None}
+    assert reasons(torch.float32) == always | {
+        name: f"{name} needs `precision: bf16` or `fp16`" for name in BY_SEGMENTS
+    }
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert {name for name, reason in reasons().items() if reason and "8.0 (Ampere)" in reason} == set(BY_SEGMENTS)
 

@@ -90,10 +90,13 @@ def test_counted_parameters() -> None:
         ("NVIDIA GeForce RTX 4090", 165e12),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("Tesla T4", None),
+        ("Tesla T4", 65e12),
+        ("Tesla V100-SXM2-32GB", 125e12),
+        ("Tesla V100S-PCIE-32GB", None),
         ("NVIDIA RTX A4000", None),
         ("CPU, 2 cores", None),
     ],
 )
 def test_peak_flops_of_a_gpu(name: str, peak: float | None) -> None:
-    assert peak_flops(name) == peak
+    assert peak_flops(name, torch.float16) == peak_flops(name, torch.bfloat16) == peak
+    assert peak_flops(name, torch.float32) is None

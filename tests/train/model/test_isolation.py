@@ -368,6 +368,20 @@ def test_infinite_logits_are_not_a_proof(value: float, everywhere: bool) -> None
         require(model, packed_rows(), Collator("sdpa"))
 
 
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float16])
+def test_a_model_that_overflows_in_fp16_needs_fp32(precision: torch.dtype) -> None:
+    """As some that were made in bf16, whose range is larger."""
+    model = tiny_model()
+    with torch.no_grad():
+        model.get_output_embeddings().weight.mul_(1e5)
+    with torch.autocast("cpu", precision):
+        if precision == torch.bfloat16:
+            require(model, packed_rows(), Collator("sdpa"))
+        else:
+            with pytest.raises(DataError, match=r"logits are not finite .* Set precision: fp32$"):
+                require(model, packed_rows(), Collator("sdpa"))
+
+
 def test_noise_is_distinguished_from_a_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model with random output moves equally far without a change."""
     model = tiny_model()

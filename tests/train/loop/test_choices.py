@@ -1,0 +1,139 @@
+"""What the first start of a run chose is reused; the rows of a step never change."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.training.tiny_training import tiny_model
+
+from train.__main__ import main
+from train.config import TrainingConfig
+from train.loop import micro_batch, prepare
+from train.loop.micro_batch import Choice, Trial
+from train.loop.run_folder import Choices
+from train.machine.devices import Device
+from train.model import options
+from train.model.options import Tried
+
+LENGTH = 128
+BEFORE = Choices("cpu", "fp32", 1, "sdpa", 4, 3, 99.5, [], [])
+CPU, GPU = Device("cpu", "fp32", "CPU"), Device("cuda", "bf16", "NVIDIA H200")
+
+
+def chosen(
+    monkeypatch: pytest.MonkeyPatch, config: TrainingConfig, before: Choices | None, known: bool, ranks: int = 1
+) -> tuple[int, int, bool]:
+    """Return rows per pass, passes per step, and whether they were measured."""
+    measured = []
+
+    def measure(
+        model: Any, rows: Any, collator: Any, config: TrainingConfig, step: int, ranks: int, dtype: Any
+    ) -> Choice:
+        measured.append(step)
+        size = 1 if config.micro_batch == "auto" else micro_batch.largest_divisor(step, config.micro_batch)
+        return Choice(size, step // size, (Trial(size, 1.0, 1.0, 1.0),), "")
+
+    monkeypatch.setattr(micro_batch, "micro_batch", measure)
+    feed = SimpleNamespace(train=range(100), longest=None, padded_tokens=100 * LENGTH)
+    state = SimpleNamespace(num_processes=ranks)
+    size, passes, _, _ = prepare._choose_size(None, feed, config, before, before if known else None, None, CPU, state)
+    return size, passes, bool(measured)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reduced", "expected"),
+    [
+        ("auto", [], (4, 3, False)),
+        (4, [], (4, 3, False)),
+        (2, [], (2, 6, True)),
+        (5, [], (4, 3, False)),  # does not divide the 12 rows of a step
+        (12, [], (12, 1, True)),
+        # As by the same command, after it ran out of memory.
+        (12, ["why"], (4, 3, False)),
+        (2, ["why"], (2, 6, True)),
+    ],
+)
+def test_a_resumed_run_keeps_the_rows_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, wanted: Any, reduced: list[str], expected: tuple[int, int, bool]
+) -> None:
+    before = replace(BEFORE, reduced=reduced)
+    config = TrainingConfig(micro_batch=wanted, tokens_per_step=99 * LENGTH)
+    assert chosen(monkeypatch, config, before, known=True) == expected
+
+
+def test_the_rows_of_a_step_are_kept_on_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainingConfig(micro_batch=3, tokens_per_step=99 * LENGTH)
+    assert chosen(monkeypatch, config, BEFORE, known=False, ranks=2) == (3, 2, True)
+    assert chosen(monkeypatch, config, None, known=False, ranks=1) == (3, 32, True), "as the settings say"
+
+
+@pytest.mark.parametrize(
+    ("option", "setting", "device", "options", "wanted"),
+    [
+        # The first start.
+        ("fused_loss", "auto", GPU, None, True),
+        ("fused_loss", "auto", CPU, None, False),
+        ("fused_loss", True, CPU, None, True),
+        ("fused_loss", False, GPU, None, False),
+        ("compile", True, CPU, None, True),
+        ("compile", False, GPU, None, False),
+        # Later ones, on such a machine.
+        ("fused_loss", "auto", GPU, {"fused_loss": False, "compile": True}, False),
+        ("fused_loss", "auto", GPU, {"fused_loss": True, "compile": True}, True),
+        ("fused_loss", True, CPU, {"fused_loss": False, "compile": True}, False),
+        ("fused_loss", False, GPU, {"fused_loss": True, "compile": True}, False),
+        ("compile", True, GPU, {"fused_loss": True, "compile": False}, False),
+        ("compile", True, GPU, {"fused_loss": True, "compile": True}, True),
+    ],
+)
+def test_options_are_those_of_the_first_start(
+    option: str, setting: Any, device: Device, options: dict[str, bool] | None, wanted: bool
+) -> None:
+    before = replace(BEFORE, options=options) if options else None
+    config = TrainingConfig(**{option: setting})
+    assert prepare._is_wanted(option, config, before, before, device) == wanted
+
+
+def test_a_run_of_an_earlier_version_goes_on_without_the_fused_loss() -> None:
+    assert not prepare._is_wanted("fused_loss", TrainingConfig(), BEFORE, BEFORE, GPU)
+    assert prepare._is_wanted("fused_loss", TrainingConfig(fused_loss=True), BEFORE, BEFORE, GPU)
+
+
+def test_options_are_tried_once_and_then_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the rows of a pass, as training has them."""
+    torch.set_num_threads(1)
+    tried: list[tuple[int, bool]] = []
+
+    def compiles(model: Any, batch: Any, dtype: Any, seed: int, *, timed: bool) -> Tried:
+        tried.append((len(batch["input_ids"]), timed))
+        return Tried(True, "compile: used: as asked", 0.5 if timed else float("nan"))
+
+    monkeypatch.setattr(options, "try_compile", compiles)
+    monkeypatch.setattr(options, "try_fused_loss", lambda *_: Tried(False, "fused_loss: not used: as asked"))
+    manifest = pack_corpus(make_recipe(tmp_path, conversations(100, seed=3), sequence_length=LENGTH))
+    tiny_model(adapter=False, num_hidden_layers=1, use_cache=True).save_pretrained(tmp_path / "tiny")
+    words = [
+        *("--manifest", str(manifest), "--output", str(tmp_path / "run"), "--base-model", str(tmp_path / "tiny")),
+        *("--device", "cpu", "--quantization", "none", "--max-steps", "1", "--micro-batch", "2", "--compile", "true"),
+        *("--tokens-per-step", str(4 * LENGTH)),
+    ]
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for _ in range(2):
+            assert main([*words, "--fused-loss", "true"]) == 0
+            record = json.loads((tmp_path / "run" / "training.json").read_text())
+            assert record["choices"]["options"] == {"compile": True, "fused_loss": False}
+            assert record["choices"]["tokens_per_second"] == 2 * LENGTH / 0.5
+            (tmp_path / "run" / "training.json").unlink()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    assert tried == [(2, True), (2, False)]

@@ -1,0 +1,152 @@
+"""A backend is tried in a process of its own: what ends that process is only a reason not to use it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import psutil
+import pytest
+import torch
+from support.commands import ROOT, in_fork_with_torch
+from support.training.tiny_training import packed_rows, tiny_model
+
+from train.config import TrainingConfig
+from train.model import attention, attention_trial, isolation
+from train.model.attention_trial import LOADED, in_process, run, try_apart
+from train.model.isolation import Trial, fastest
+
+CPU = torch.device("cpu")
+CONFIG = TrainingConfig(quantization="none", lora_r=4, attention="auto")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("base")
+    tiny_model(adapter=False, num_hidden_layers=1).save_pretrained(folder)
+    return folder
+
+
+def requests(monkeypatch: pytest.MonkeyPatch, base: Path, *backends: str) -> list[dict[str, Any]]:
+    """Return what the other processes are asked, as if these backends could crash."""
+    asked: list[dict[str, Any]] = []
+
+    def ask(request: dict[str, Any]) -> Trial:
+        asked.append(orjson.loads(orjson.dumps(request)))
+        return Trial(request["backend"], 1.0)
+
+    monkeypatch.setattr(attention_trial, "APART", backends)
+    monkeypatch.setattr(attention_trial, "in_process", ask)
+    found = try_apart(base, CONFIG, CPU, torch.float32, packed_rows(), 2)
+    assert [trial.attention for trial in found] == [request["backend"] for request in asked]
+    return asked
+
+
+def test_only_backends_of_the_machine_and_the_model_are_tried(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert try_apart(base, CONFIG, CPU, torch.float32, packed_rows(), 2) == [], "none of them runs on a CPU"
+    assert [asked["backend"] for asked in requests(monkeypatch, base, "eager", "varlen", "sdpa")] == ["eager", "sdpa"]
+    monkeypatch.setattr(attention.MODEL_FOR_CAUSAL_LM_MAPPING[type(tiny_model().config)], "_supports_sdpa", False)
+    assert [asked["backend"] for asked in requests(monkeypatch, base, "eager", "varlen", "sdpa")] == ["eager"]
+
+
+def test_the_other_process_does_what_this_one_would(
+    base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A real process, which gets the model and the rows, and answers with a speed."""
+    (request,) = requests(monkeypatch, base, "eager")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+
+    def in_fork(words: list[str], env: dict[str, str], **_: Any) -> Any:
+        assert not {"RANK", "TORCHELASTIC_RUN_ID"} & set(env)
+        assert words[:4] == [sys.executable, "-P", "-m", "train.model.attention_trial"]
+        done = in_fork_with_torch(ROOT, *words[1:])
+        assert (Path(words[4]) / LOADED).exists(), done.stderr
+        return SimpleNamespace(poll=lambda: done.returncode)
+
+    monkeypatch.setattr(attention_trial, "subprocess", SimpleNamespace(Popen=in_fork, DEVNULL=subprocess.DEVNULL))
+    found = in_process(request)
+    assert (found.attention, found.reason) == ("eager", "")
+    assert found.tokens_per_second > 0
+
+
+def test_the_check_fails_there_as_here(base: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (request,) = requests(monkeypatch, base, "sdpa")
+    assert run(request, tmp_path).tokens_per_second > 0
+    leaking = [row | {"position_ids": [*range(len(row["position_ids"]))]} for row in request["rows"]]
+    monkeypatch.setattr(isolation, "number_conversations", lambda rows: torch.arange(256).expand(len(rows), -1) // 64)
+    assert "conversations see each other with attention `sdpa`" in run(request | {"rows": leaking}, tmp_path).reason
+    assert "varlen needs a GPU" in run(request | {"backend": "varlen"}, tmp_path).reason
+    full = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore")
+    monkeypatch.setattr(attention_trial, "try_backend", fail_with(full))
+    assert run(request, tmp_path) == Trial("sdpa", 0.0, "CUDA out of memory. Tried to allocate")
+
+
+def fail_with(error: Exception) -> Any:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "its process was killed by SIGSEGV"),
+        ("os.kill(os.getpid(), signal.SIGABRT)", "its process was killed by SIGABRT"),
+        (
+            "sys.exit('CUDA error: an illegal memory access')",
+            "its process failed (CUDA error: an illegal memory access)",
+        ),
+        ("os._exit(1)", "its process failed (no message)"),
+        ("os._exit(0)", "its process failed (no message)"),
+        ("open(sys.argv[1] + '/loaded', 'w'); time.sleep(60)", "took longer than 1 s"),
+        # Loading a model, or a download, takes as long as it takes.
+        ("time.sleep(1.5); sys.exit('later')", "its process failed (later)"),
+    ],
+)
+def test_a_kernel_that_ends_its_process_is_a_reason(code: str, reason: str) -> None:
+    stand_in = (sys.executable, "-S", "-c", f"import os, signal, sys, time; {code}")
+    assert in_process({"backend": "flash2"}, stand_in, limit=1.0) == Trial("flash2", 0.0, reason)
+
+
+def test_the_process_does_not_outlive_the_one_that_started_it(tmp_path: Path) -> None:
+    code = "import os, threading, time; from train.model.attention_trial import _end_with;"
+    child = f"{code} threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start(); time.sleep(60)"
+    parent = (
+        "import os, sys, time\n"
+        "child = os.fork()\n"
+        f"if not child: exec({child!r})\n"
+        "print(child, flush=True)\n"
+        "time.sleep(0.5)\n"
+    )
+    done = in_fork_with_torch(tmp_path, "-c", parent)
+    pid = int(done.stdout.split()[0])
+    until = time.monotonic() + 10
+    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_the_fastest_is_chosen_from_here_and_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, known = tiny_model(), [Trial("flash3", 0.0, "its process was killed by SIGSEGV"), Trial("varlen", 1e12)]
+    used = []
+    monkeypatch.setattr(isolation, "use_attention", lambda _, backend: used.append(backend))
+    monkeypatch.setattr(isolation, "_try", lambda _, __, ___, backend, *____: Trial(backend, 5.0))
+    monkeypatch.setattr(type(model.get_base_model()), "_supports_sdpa", False)
+    best, trials = fastest(model, packed_rows(), 2, seed=1, tried=known)
+    assert (best, used) == ("varlen", ["varlen"])
+    assert [(trial.attention, trial.tokens_per_second, trial.reason) for trial in trials] == [
+        ("flash3", 0.0, "its process was killed by SIGSEGV"),
+        ("flash2", 5.0, ""),
+        ("varlen", 1e12, ""),
+        ("flex", 5.0, ""),
+        ("sdpa", 0.0, "llama models lack it"),
+        ("eager", 5.0, ""),
+    ]

@@ -1,0 +1,340 @@
+"""Options change only speed and memory, and are used only if they do.
+
+A tiny model is loaded by the real code on the CPU; options are tried on real rows.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.training.tiny_training import gradients, largest_difference, packed_rows, tiny_model
+from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
+
+from train.config import TrainingConfig
+from train.machine.devices import compiler
+from train.model import options
+from train.model.attention import Collator, autocast
+from train.model.options import (
+    SAME,
+    comparable,
+    compile_layers,
+    fuse_loss,
+    loss_and_gradient,
+    try_compile,
+    try_fused_loss,
+)
+from train.model.qlora import load_model
+
+needs_compiler = pytest.mark.skipif(compiler() is None, reason="torch.compile needs a C++ compiler on a CPU")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("base")
+    tiny_model(adapter=False, initializer_range=0.02, tie_word_embeddings=True, use_cache=True).save_pretrained(folder)
+    return folder
+
+
+def load(base: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    return load_model(base, TrainingConfig(**changes), "cpu", dtype)
+
+
+def batch_of(*rows: int) -> dict[str, torch.Tensor]:
+    return Collator("sdpa")([packed_rows()[i] for i in rows])
+
+
+def adapter(model: Any) -> dict[str, torch.Tensor]:
+    return {name: weights.detach().clone() for name, weights in model.named_parameters() if weights.requires_grad}
+
+
+# -- the fused loss ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize("items", [None, 77, torch.tensor(1234)])
+def test_the_fused_loss_equals_the_loss(base: Path, items: Any, checkpointing: bool) -> None:
+    model = load(base, lora_dropout=0.0, activation_checkpointing=checkpointing)
+    inputs = batch_of(0, 1, 2) | ({} if items is None else {"num_items_in_batch": items})
+    plain, expected = gradients(model, **inputs)
+    undo = fuse_loss(model)
+    fused, found = gradients(model, **inputs)
+    assert fused == pytest.approx(plain, rel=1e-5)
+    assert largest_difference(expected, found) < 1e-4
+    assert model(**inputs).logits is None
+    undo()
+    assert model(**inputs).logits is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_fused_loss_is_not_rounded_to_16_bits(tmp_path: Path, dtype: torch.dtype) -> None:
+    tiny_model(adapter=False, initializer_range=0.1).save_pretrained(tmp_path)
+    model, batch = load(tmp_path, dtype), batch_of(*range(16))
+    plain, _ = loss_and_gradient(model, batch, dtype)
+    fuse_loss(model)
+    fused, _ = loss_and_gradient(model, batch, dtype)
+    assert fused == pytest.approx(plain, rel=5e-4)
+
+
+def test_a_pass_without_labels_still_has_logits(base: Path) -> None:
+    model = load(base).eval()
+    inputs = batch_of(0)
+    del inputs["labels"]
+    with torch.no_grad():
+        plain = model(**inputs)["logits"]
+        fuse_loss(model)
+        assert torch.equal(model(**inputs)["logits"], plain)
+
+
+def test_the_fused_loss_works_under_ddp(base: Path) -> None:
+    model = load(base, lora_dropout=0.0)
+    expected = gradients(model, **batch_of(0, 1))
+    fuse_loss(model)
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        found = gradients(DistributedDataParallel(model), **batch_of(0, 1))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert found[0] == pytest.approx(expected[0], rel=1e-5)
+    assert largest_difference(expected[1], {n.removeprefix("module."): g for n, g in found[1].items()}) < 1e-4
+
+
+# -- options are tested first ------------------------------------------------------------------------------------------
+
+
+def same_as_before(model: Any, before: dict[str, torch.Tensor]) -> bool:
+    now = adapter(model)
+    return all(torch.equal(before[name], now[name]) for name in before) and all(
+        p.grad is None for p in model.parameters()
+    )
+
+
+def test_every_weight_of_the_adapter_has_a_gradient_to_compare(base: Path) -> None:
+    model = load(base)
+    before = adapter(model)
+    assert not all(g.any() for g in gradients(model, **batch_of(0))[1].values()), "a new adapter is not the hard case"
+    with options._adapter_with_gradients(model, 1):
+        assert all(g.any() for g in gradients(model, **batch_of(0))[1].values())
+    model.zero_grad()
+    assert same_as_before(model, before)
+
+
+@pytest.mark.parametrize("dtype", SAME)
+def test_the_fused_loss_is_used(base: Path, dtype: torch.dtype) -> None:
+    model = load(base, dtype)
+    before, random = adapter(model), torch.get_rng_state()
+    tried = try_fused_loss(model, batch_of(0, 1), dtype, 1)
+    assert tried.used
+    assert tried.note.startswith("fused_loss: used")
+    assert same_as_before(model, before)
+    assert torch.equal(torch.get_rng_state(), random)
+    with autocast(model.device, dtype):
+        assert model(**batch_of(0)).logits is None
+    assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.05}
+
+
+def test_without_the_function_of_torch_the_fused_loss_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy")
+    tried = try_fused_loss(load(base), batch_of(0), torch.float32, 1)
+    assert tried.note == f"fused_loss: not used: it needs torch 2.13 or later, not {torch.__version__}"
+    assert not tried.used
+
+
+def test_losses_are_compared_on_few_trained_tokens(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits of a whole row might not fit without the fused loss."""
+    monkeypatch.setattr(options, "COMPARED", 64)
+    labels = torch.full((256,), -100)
+    for first, start in ((0, 0), (1, 0), (100, 99), (255, 192)):
+        labels[:] = -100
+        labels[first:] = 7
+        row = comparable({"input_ids": torch.arange(256), "labels": labels})
+        assert row["input_ids"].tolist() == [*range(start, start + 64)]
+        assert (row["labels"][1:] >= 0).any()
+    assert comparable({"labels": labels[:30]})["labels"].tolist() == labels[:30].tolist()
+
+
+def test_small_gradients_do_not_vanish_in_fp16(base: Path) -> None:
+    model, batch = load(base), batch_of(0, 1)
+    batch["labels"][:, 1:].clamp_(max=-100)
+    batch["labels"][0, 5] = 3
+    loss, norm = loss_and_gradient(model, batch, torch.float32)
+    half = load(base, torch.float16)
+    tiny = batch | {"num_items_in_batch": 1_000_000}
+    found, half_norm = loss_and_gradient(half, tiny, torch.float16)
+    assert found * 1e6 == pytest.approx(loss, rel=1e-2)
+    assert half_norm * 1e6 == pytest.approx(norm, rel=1e-2)
+
+
+@pytest.mark.parametrize("wrong", [1.01, float("nan")])
+def test_a_fused_loss_that_differs_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
+    real = torch.nn.functional.linear_cross_entropy
+    monkeypatch.setattr(torch.nn.functional, "linear_cross_entropy", lambda *a, **b: real(*a, **b) * wrong)
+    model = load(base)
+    before = adapter(model)
+    tried = try_fused_loss(model, batch_of(0, 1), torch.float32, 1)
+    assert not tried.used
+    assert tried.note.startswith("fused_loss: not used: loss or gradient differs by")
+    assert model(**batch_of(0)).logits is not None
+    assert same_as_before(model, before)
+
+
+def test_a_wrong_gradient_of_a_correct_loss_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.nn.functional.linear_cross_entropy
+
+    def off(*arguments: Any, **named: Any) -> torch.Tensor:
+        loss = real(*arguments, **named)
+        return loss.detach() + 1.01 * (loss - loss.detach())
+
+    monkeypatch.setattr(torch.nn.functional, "linear_cross_entropy", off)
+    assert try_fused_loss(load(base), batch_of(0, 1), torch.float32, 1).note.startswith("fused_loss: not used")
+
+
+# -- compile -----------------------------------------------------------------------------------------------------------
+
+
+def compile_with(monkeypatch: pytest.MonkeyPatch, backend: Any) -> None:
+    """Let layers be compiled by this backend; torch's own takes a minute."""
+    torch._dynamo.reset()
+    counters.clear()
+    monkeypatch.setattr(options, "PASSES", 1)
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda *args, **named: real(*args, **named | {"backend": backend}))
+
+
+def time_as(monkeypatch: pytest.MonkeyPatch, plain: float, compiled: float) -> None:
+    """Run the passes, but pretend that they take these times."""
+    real, times = options._seconds, iter((plain, compiled))
+
+    def seconds(*args: Any) -> float:
+        real(*args)
+        return next(times)
+
+    monkeypatch.setattr(options, "_seconds", seconds)
+
+
+def is_compiled(model: Any) -> bool:
+    return any(layer._compiled_call_impl is not None for layer in model.get_decoder().layers)
+
+
+QUICK = {
+    "quantization": "none", "lora_targets": ["q_proj"], "lora_dropout": 0.0, "activation_checkpointing": False
+}  # fmt: skip
+
+
+def test_a_compiler_that_fails_is_not_used(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("\nNo working C++ compiler found.\nmore lines")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: broken)
+    model = load(base)
+    before = adapter(model)
+    tried = try_compile(model, batch_of(0), torch.float32, 1)
+    assert tried.note == "compile: not used: RuntimeError: No working C++ compiler found."
+    assert not tried.used
+    assert same_as_before(model, before)
+    model(**batch_of(0))["loss"].backward()
+
+
+@needs_compiler
+def test_compiled_layers_give_the_same_loss(base: Path) -> None:
+    # Compiling 4-bit layers and adapters on all of them takes a minute.
+    quick = {"quantization": "none", "lora_targets": "attention", "lora_dropout": 0.0}
+    model, batch = load(base, **quick), batch_of(0)
+    names = list(model.state_dict())
+    expected = gradients(model, **batch)
+    torch._dynamo.reset()
+    counters.clear()
+    tried = try_compile(model, batch, torch.float32, 1, timed=False)
+    assert tried.used
+    assert tried.note.startswith("compile: used: as at the first start (a step differs by ")
+    assert counters["stats"]["unique_graphs"] == 1, "not one graph for all layers"
+    assert all(layer._compiled_call_impl is not None for layer in model.get_decoder().layers)
+    assert list(model.state_dict()) == names
+    found = gradients(model, **batch)
+    assert found[0] == pytest.approx(expected[0], rel=1e-5)
+    assert largest_difference(expected[1], found[1]) < 1e-4
+
+
+@pytest.mark.parametrize(("plain", "compiled", "used"), [(2.0, 1.0, True), (1.0, 0.98, False)])
+def test_compiled_layers_are_used_only_if_they_are_faster(
+    base: Path, monkeypatch: pytest.MonkeyPatch, plain: float, compiled: float, used: bool
+) -> None:
+    compile_with(monkeypatch, "eager")
+    time_as(monkeypatch, plain, compiled)
+    model = load(base, **QUICK)
+    before = adapter(model)
+    tried = try_compile(model, batch_of(0), torch.float32, 1)
+    assert (tried.used, is_compiled(model)) == (used, used)
+    assert f"a pass takes {compiled:.3g} s with it and {plain:.3g} s without" in tried.note
+    assert same_as_before(model, before)
+
+
+def test_real_passes_are_timed_with_and_without(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_with(monkeypatch, "eager")
+    monkeypatch.setattr(options, "FASTER", -1e9)
+    model, calls = load(base, **QUICK), []
+    model.get_input_embeddings().register_forward_hook(lambda *_: calls.append(is_compiled(model)))
+    tried = try_compile(model, batch_of(0, 1), torch.float32, 1)
+    assert tried.used
+    assert 0 < tried.seconds < 60
+    assert calls == [False, False, False, True, True, True], "timed twice, compared once"
+
+
+def failing(*_: Any) -> None:
+    raise RuntimeError("no kernel")
+
+
+@pytest.mark.parametrize("how", ["stance", "hidden error"])
+def test_layers_that_torch_silently_did_not_compile_are_detected(
+    base: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    compile_with(monkeypatch, failing if how == "hidden error" else "eager")
+    time_as(monkeypatch, 2.0, 1.0)
+    model = load(base, **QUICK)
+    hides = torch._dynamo.config.patch(suppress_errors=True)
+    with torch.compiler.set_stance("force_eager") if how == "stance" else hides:
+        tried = try_compile(model, batch_of(0), torch.float32, 1)
+    cause = " (torch._dynamo.config.suppress_errors hides the error)" if how == "hidden error" else ""
+    assert tried.note == f"compile: not used: torch compiled nothing and ran the layers as they are{cause}"
+    assert not is_compiled(model)
+
+
+def test_the_recompile_limit_is_detected(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_with(monkeypatch, "eager")
+    time_as(monkeypatch, 2.0, 1.0)
+    model = load(base, **QUICK | {"lora_dropout": 0.1})  # compared without dropout, timed with it
+    with torch._dynamo.config.patch(recompile_limit=1):
+        tried = try_compile(model, batch_of(0), torch.float32, 1)
+    assert tried.note == "compile: not used: torch compiled a layer 1 times, its limit, and then ran it as it is"
+    assert not is_compiled(model)
+    assert options.gave_up()
+
+
+def test_graph_breaks_are_counted(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_with(monkeypatch, "eager")
+    time_as(monkeypatch, 2.0, 1.0)
+    model = load(base, **QUICK)
+    real = model.get_decoder().layers[0].mlp.forward
+    for layer in model.get_decoder().layers:
+        layer.mlp.forward = lambda x: torch._dynamo.graph_break() or real(x)
+    tried = try_compile(model, batch_of(0), torch.float32, 1)
+    assert tried.used
+    assert re.search(r"; \d+ graph breaks?$", tried.note)
+    assert not options.gave_up()
+
+
+def test_compilation_can_be_undone(base: Path) -> None:
+    model = load(base)
+    undo = compile_layers(model)
+    undo()
+    assert not is_compiled(model)
+    assert loss_and_gradient(model, batch_of(0), torch.float32)[0] > 0

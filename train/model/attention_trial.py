@@ -1,0 +1,139 @@
+"""Try an attention backend in a process of its own, which its kernel may crash.
+
+    base model, settings, rows ─request.json─▶ python -P -m train.model.attention_trial FOLDER
+                               ◀─result.json── Trial: tokens/s, or why it is excluded
+
+A kernel that fails may end the process, or leave its GPU unusable for it. Both happen here only to the other process.
+It loads the model again, so the caller must not have loaded it yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+import transformers
+
+from tasks.core.errors import PackError
+from train.config import TrainingConfig
+from train.machine.out_of_memory import may_be_shortage
+from train.model.attention import APART, autocast, backend_to_load, missing_backends, unavailable_reason
+from train.model.base_model import read_config
+from train.model.isolation import ROWS, Trial, choose_rows, try_backend
+from train.model.qlora import load_model
+
+LIMIT = 900.0  # seconds, once the model is loaded: checking, compiling, and timing
+LOADED = "loaded"  # the file that says so
+COMMAND = (sys.executable, "-P", "-m", "train.model.attention_trial")
+
+
+def try_apart(
+    base: Path | str, config: TrainingConfig, device: torch.device, dtype: torch.dtype, dataset: Any, count: int
+) -> list[Trial]:
+    """Try every backend whose kernel may crash, if the machine and the model have it; see `isolation.fastest`."""
+    lacking = missing_backends(read_config(base))
+    numbers = [*range(count), *choose_rows(dataset, ROWS)]
+    rows = [{name: column.tolist() for name, column in dataset[n % len(dataset)].items()} for n in numbers]
+    request = {
+        "base": str(base), "is_folder": isinstance(base, Path), "config": config.model_dump(), "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."), "rows": rows, "count": count,
+    }  # fmt: skip
+    backends = [name for name in APART if name not in lacking and not unavailable_reason(name, device, dtype)]
+    return [in_process(request | {"backend": backend}) for backend in backends]
+
+
+def in_process(request: dict[str, Any], command: Sequence[str] = COMMAND, limit: float = LIMIT) -> Trial:
+    """Run one trial in a process of its own; a crash is a trial with its reason."""
+    backend = request["backend"]
+    # The process does not belong to the ranks.
+    own = {name: text for name, text in os.environ.items() if not name.startswith(("TORCHELASTIC_", "MASTER_"))}
+    own = {name: text for name, text in own.items() if name not in ("RANK", "LOCAL_RANK", "WORLD_SIZE")}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "request.json").write_bytes(orjson.dumps(request))
+        with (folder / "stderr").open("wb") as errors:
+            process = subprocess.Popen(  # noqa: S603 - this Python, and a path
+                [*command, name], env=own, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors
+            )
+            code = _wait(process, folder / LOADED, limit)
+        if code is None:
+            return Trial(backend, 0.0, f"took longer than {limit:.0f} s")
+        if code == 0 and (folder / "result.json").exists():
+            return Trial(**orjson.loads((folder / "result.json").read_bytes()))
+        lines = (folder / "stderr").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    if code < 0:
+        return Trial(backend, 0.0, f"its process was killed by {signal.Signals(-code).name}")
+    last = (lines or ["no message"])[-1]
+    return Trial(backend, 0.0, f"its process failed ({last[:160]})")
+
+
+def _wait(process: subprocess.Popen[bytes], loaded: Path, limit: float) -> int | None:
+    """Return the exit code; None if the process took longer than `limit` seconds after it loaded the model."""
+    until = math.inf
+    while (code := process.poll()) is None:
+        if until == math.inf and loaded.exists():
+            until = time.monotonic() + limit
+        if time.monotonic() > until:
+            process.kill()
+            process.wait()
+            return None
+        time.sleep(0.05)
+    return code
+
+
+def run(request: dict[str, Any], folder: Path) -> Trial:
+    """Load the model as for training, and try the backend."""
+    backend, config = request["backend"], TrainingConfig(**request["config"])
+    base = Path(request["base"]) if request["is_folder"] else request["base"]
+    device, dtype = torch.device(request["device"]), getattr(torch, request["dtype"])
+    kinds = {"input_ids": torch.int32, "labels": torch.int64, "position_ids": torch.int32}
+    rows = [{name: torch.tensor(row[name], dtype=kind) for name, kind in kinds.items()} for row in request["rows"]]
+    try:
+        loaded_with, _ = backend_to_load(read_config(base), "auto")
+        if device.type == "cuda":
+            torch.cuda.set_device(device)  # kernels of Triton run on the current one
+        model = load_model(base, config, device, dtype, loaded_with)
+        (folder / LOADED).touch()
+        with autocast(device, dtype):
+            return try_backend(model, rows, request["count"], backend, seed=config.seed, passes=3)
+    except PackError as error:
+        return Trial(backend, 0.0, str(error))
+    except RuntimeError as error:
+        if not may_be_shortage(error):
+            raise
+        return Trial(backend, 0.0, str(error).splitlines()[0][:160])
+
+
+def main(folder: Path) -> None:
+    """Answer the request in a folder."""
+    parent = os.getppid()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    result = run(orjson.loads((folder / "request.json").read_bytes()), folder)
+    (folder / "result.json").write_bytes(orjson.dumps(asdict(result)))
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended; otherwise it would keep the GPU busy unseen."""
+    while os.getppid() == parent:
+        time.sleep(1)
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

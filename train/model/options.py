@@ -1,0 +1,298 @@
+"""Turn on options that save memory or time; each is first tried on real rows.
+
+model + rows ─try_fused_loss─▶ used if loss and gradient stay the same
+            └try_compile─────▶ used if they do, if torch really compiled the layers, and if passes are faster
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch._dynamo.utils import counters
+from torch.nn.functional import pad
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from tasks.core.printable import counted
+from train.machine.ranks import largest
+from train.model.adapter import keep_random
+from train.model.attention import autocast
+
+# Relative difference of loss and gradient norm up to which two steps count as the same.
+SAME = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 1e-2}
+
+# Tokens whose logits are in memory at a time. torch returns their loss in the precision of the weights: the loss of all
+# tokens at once would be rounded to the 8 bits of bf16, and its curve would have steps.
+CHUNK = 512
+
+# Tokens of a row on which the losses are compared. The logits of all of them might fit only with the fused loss.
+COMPARED = 4 * CHUNK
+
+# Compiled passes must be faster by this share: less is noise, and compiling takes minutes at every start.
+FASTER = 0.03
+PASSES = 3  # timed, with and without
+
+Undo = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """Whether an option is in use now, and a note for the user; `seconds` of a pass with it, if it was timed."""
+
+    used: bool
+    note: str
+    seconds: float = math.nan
+
+
+def try_fused_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int) -> Tried:
+    """Use the fused loss if a step with it gives the same loss and gradient; see `loss_and_gradient`."""
+    if not hasattr(torch.nn.functional, "linear_cross_entropy"):
+        return Tried(False, f"fused_loss: not used: it needs torch 2.13 or later, not {torch.__version__}")
+    undo, off, reason = _try(model, fuse_loss, batch, dtype, seed)
+    if reason:
+        undo()
+        return Tried(False, f"fused_loss: not used: {reason}")
+    return Tried(True, f"fused_loss: used (a step with it differs by {off:.1e})")
+
+
+def try_compile(
+    model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int, *, timed: bool = True
+) -> Tried:
+    """Compile the layers if a step then gives the same loss and gradient, and is faster.
+
+    `batch` has as many rows as those of training, because torch compiles for this size. Without `timed`, as for a run
+    that is resumed, the speed does not matter.
+    """
+    plain = _seconds(model, batch, dtype) if timed else math.nan
+    before = _compiled()
+    undo, off, reason = _try(model, compile_layers, batch, dtype, seed)
+    seconds = math.nan
+    if not reason:
+        if timed:
+            seconds = _seconds(model, batch, dtype)
+        plain, seconds = largest([plain, seconds], model.device)
+        times = f"a pass takes {seconds:.3g} s with it and {plain:.3g} s without"
+        reason, flaws = _flaws(before, _compiled())
+        if largest([float(bool(reason))], model.device)[0]:
+            reason = reason or "another rank could not"
+        elif timed and seconds > (1 - FASTER) * plain:
+            reason = f"{times}{flaws}"
+    if reason:
+        undo()
+        return Tried(False, f"compile: not used: {reason}")
+    detail = times if timed else "as at the first start"
+    return Tried(True, f"compile: used: {detail} (a step differs by {off:.1e}){flaws}", seconds)
+
+
+def _try(
+    model: Any, turn_on: Callable[[Any], Undo], batch: dict[str, torch.Tensor], dtype: torch.dtype, seed: int
+) -> tuple[Undo, float, str]:
+    """Turn an option on, and compare a step. Returns how to undo it, the difference, and the reason not to use it."""
+    undo: Undo = _nothing
+    off, reason = math.nan, ""
+    # The zero weights of a new adapter hide most gradients.
+    with _adapter_with_gradients(model, seed):
+        try:
+            plain = loss_and_gradient(model, batch, dtype)
+            undo = turn_on(model)
+            other = loss_and_gradient(model, batch, dtype)
+            off = max(abs(b - a) / abs(a) for a, b in zip(plain, other, strict=True))
+            reason = "" if off <= SAME[dtype] else f"loss or gradient differs by {off:.1e} (relative)"
+        except Exception as error:  # a missing compiler or an untraceable model: each has its own class
+            lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+            reason = f"{type(error).__name__}: {lines[0][:160]}"
+    model.zero_grad()
+    if largest([float(bool(reason))], model.device)[0]:  # all ranks use it, or none
+        reason = reason or "another rank could not"
+    return undo, off, reason
+
+
+def _nothing() -> None:
+    pass
+
+
+def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> tuple[float, float]:
+    """Return the mean loss of the trained tokens and the gradient norm of one step.
+
+    Clears the gradient afterwards. Dropout is off, because compiled code draws other random numbers.
+    """
+    dropouts = [(module, module.p) for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    for module, _ in dropouts:
+        module.p = 0.0
+    # As in training, the loss is scaled in fp16, where small gradients would vanish; less, if large ones overflow.
+    scale = 2.0**16 if dtype == torch.float16 else 1.0
+    try:
+        while True:
+            model.zero_grad()
+            with autocast(model.device, dtype):
+                loss = model(**batch)["loss"]
+            (scale * loss).backward()
+            gradients = [weights.grad for weights in model.parameters() if weights.grad is not None]
+            norm = torch.nn.utils.get_total_norm(gradients).item() / scale
+            if math.isfinite(norm) or scale == 1:
+                return loss.item(), norm
+            scale /= 16
+    finally:
+        model.zero_grad()
+        for module, p in dropouts:
+            module.p = p
+
+
+@contextmanager
+def _adapter_with_gradients(model: Any, seed: int) -> Iterator[None]:
+    """Make LoRA's B non-zero in this context, so that A has a gradient too."""
+    weights = [weights for name, weights in model.named_parameters() if "lora_B" in name]
+    kept = [tensor.detach().clone() for tensor in weights]
+    with keep_random(model.device), torch.no_grad():
+        torch.manual_seed(seed)
+        for tensor in weights:
+            tensor.normal_(std=0.02)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for tensor, old in zip(weights, kept, strict=True):
+                tensor.copy_(old)
+
+
+# -- compile -----------------------------------------------------------------------------------------------------------
+
+
+def compile_layers(model: Any) -> Undo:
+    """Compile each decoder layer in place.
+
+    All layers share one graph per batch size, and weights keep their names. Activation checkpointing is part of
+    transformers' layers, so it is compiled with them.
+    """
+    layers = model.get_decoder().layers
+    for layer in layers:
+        layer.compile()
+
+    def undo() -> None:
+        for layer in layers:
+            layer._compiled_call_impl = None
+
+    return undo
+
+
+def _seconds(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> float:
+    """Return the median seconds of a forward and backward pass; infinity if it fails."""
+    times = []
+    try:
+        with keep_random(model.device):
+            for _ in range(1 + PASSES):
+                start = time.perf_counter()
+                with autocast(model.device, dtype):
+                    loss = model(**batch)["loss"]
+                loss.backward()
+                if model.device.type == "cuda":
+                    torch.cuda.synchronize(model.device)
+                times.append(time.perf_counter() - start)
+    except RuntimeError:
+        return math.inf
+    finally:
+        model.zero_grad()
+    return statistics.median(times[1:])
+
+
+@dataclass(frozen=True, slots=True)
+class _Compiled:
+    """What torch has compiled in this process so far."""
+
+    graphs: int
+    breaks: int
+    failed: int  # functions that run as they are, because they could not be compiled
+    refused: int  # the same, because they were compiled too often
+
+
+def _compiled() -> _Compiled:
+    limits = sum(n for text, n in counters["unimplemented"].items() if "recompile limit exceeded" in text)
+    failed = counters["frames"]["total"] - counters["frames"]["ok"]
+    return _Compiled(counters["stats"]["unique_graphs"], counters["graph_break"].total(), failed, limits)
+
+
+def _flaws(before: _Compiled, now: _Compiled) -> tuple[str, str]:
+    """Return why the layers are not compiled, or else what of them is not; torch reports neither."""
+    if now.graphs == before.graphs:
+        causes = {
+            "TORCHDYNAMO_DISABLE is set": torch._dynamo.config.disable,
+            "torch._dynamo.config.suppress_errors hides the error": torch._dynamo.config.suppress_errors,
+        }
+        cause = next((f" ({cause})" for cause, holds in causes.items() if holds), "")
+        return f"torch compiled nothing and ran the layers as they are{cause}", ""
+    if now.refused > before.refused:
+        limit = torch._dynamo.config.recompile_limit
+        return f"torch compiled a layer {limit} times, its limit, and then ran it as it is", ""
+    breaks, failed = now.breaks - before.breaks, now.failed - before.failed
+    found = [counted(breaks, "graph break")] * bool(breaks)
+    found += [f"{counted(failed, 'function')} not compiled"] * bool(failed)
+    return "", f"; {', '.join(found)}" if found else ""
+
+
+def gave_up() -> bool:
+    """Return whether torch stopped compiling in this process, which it does not report."""
+    return bool(_compiled().refused)
+
+
+# -- the fused loss ----------------------------------------------------------------------------------------------------
+
+
+def comparable(row: dict[str, Any]) -> dict[str, Any]:
+    """Return COMPARED tokens of a row, from its first that is trained on; a shorter row as it is."""
+    trained = (torch.as_tensor(row["labels"]) >= 0).nonzero()
+    first = int(trained[0]) if len(trained) else 0
+    start = max(0, min(first - 1, len(row["labels"]) - COMPARED))
+    return {name: column[start : start + COMPARED] for name, column in row.items()}
+
+
+def fuse_loss(model: Any) -> Undo:
+    """Make a causal language model compute its loss without all logits in memory.
+
+    The loss is computed from the hidden states in chunks. A pass with labels then returns the loss but no logits; one
+    without labels is unchanged. With `num_items_in_batch` the loss is the sum over the trained tokens divided by it, as
+    the Trainer's accumulation requires.
+    """
+    causal = model.get_base_model()
+    plain = causal.forward
+    causal.forward = partial(_forward_with_fused_loss, causal, plain)
+
+    def undo() -> None:
+        del causal.forward  # restores the method of its class
+
+    return undo
+
+
+def _forward_with_fused_loss(
+    causal: Any,
+    plain: Callable[..., Any],
+    input_ids: torch.Tensor | None = None,
+    labels: torch.Tensor | None = None,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    **inputs: Any,
+) -> Any:
+    if labels is None:
+        return plain(input_ids=input_ids, **inputs)
+    hidden = causal.get_decoder()(input_ids=input_ids, **inputs)[0]
+    head = causal.get_output_embeddings()
+    targets = pad(labels, (0, 1), value=-100)[:, 1:].flatten()
+    chunks = zip(hidden.flatten(0, 1).to(head.weight.dtype).split(CHUNK), targets.split(CHUNK), strict=True)
+    sums = [
+        torch.nn.functional.linear_cross_entropy(
+            x,
+            head.weight,
+            target,
+            linear_bias=head.bias,
+            reduction="sum",
+            options=torch.nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK, chunking_method=None),
+        ).float()
+        for x, target in chunks
+    ]
+    items = (targets != -100).sum() if num_items_in_batch is None else num_items_in_batch
+    return CausalLMOutputWithPast(loss=torch.stack(sums).sum() / items)
