@@ -30,7 +30,7 @@ from train.loop.run_folder import Choices, RunFolder, largest_divisor, step_of
 from train.machine.devices import Device, check_reporting
 from train.machine.ranks import main_first, together
 from train.model import attention_trial, base_model, flops, isolation, options, qlora
-from train.model.attention import autocast, backend_to_load, batch_of, use_attention
+from train.model.attention import autocast, backend_to_load, batch_of, require_available, use_attention
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,8 @@ def prepare(
         attention, note = backend_to_load(base_model.read_config(base), config.attention)
         if config.attention == "auto" and feed.isolated and not known:
             tried = attention_trial.try_apart(base, config, state.device, device.dtype, feed.train, 2)
+        # transformers would report a missing package while it loads the model.
+        require_available(attention, state.device, device.dtype)
         model = qlora.load_model(base, config, state.device, device.dtype, attention)
     if note:
         notes.append(note)

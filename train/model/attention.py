@@ -79,6 +79,12 @@ def unavailable_reason(backend: str, device: torch.device, dtype: torch.dtype = 
     return None if is_there() else f"{backend} needs the {package} package"
 
 
+def require_available(backend: str, device: torch.device, dtype: torch.dtype) -> None:
+    """Raise PartMissing if a backend is known not to train here."""
+    if reason := unavailable_reason(backend, device, dtype):
+        raise PartMissing("no_attention", f"{reason}; use `attention: sdpa`")
+
+
 def backend_to_load(config: Any, wanted: str) -> tuple[str, str]:
     """Return the backend to load a model with, and a note if it is not the one in the settings.
 
@@ -121,8 +127,7 @@ def use_attention(model: Any, backend: str) -> None:
 
     Raises PartMissing if the backend is not available here or the model does not support it.
     """
-    if reason := unavailable_reason(backend, model.device, precision_of(model)):
-        raise PartMissing("no_attention", f"{reason}; use `attention: sdpa`")
+    require_available(backend, model.device, precision_of(model))
     try:
         model.set_attn_implementation(BACKENDS[backend])
         refusal = ""
