@@ -27,7 +27,7 @@ CHANGED = {
     "lora_targets": "attention", "lora_variant": "dora", "activation_checkpointing": False, "compile": True,
     "fused_loss": True, "optimizer": "paged_adamw_8bit", "learning_rate": 1e-5, "schedule": "linear", "warmup": 0.1,
     "weight_decay": 0.1, "max_grad_norm": 0.5, "epochs": 2.0, "max_steps": 7, "tokens_per_step": 99, "micro_batch": 3,
-    "eval_every": 5, "seed": 1,
+    "eval_every": 5, "keep": "best", "early_stopping": 3, "seed": 1,
 }  # fmt: skip
 
 
@@ -42,7 +42,7 @@ def test_every_setting_that_changes_the_adapter_changes_the_folder(tmp_path: Pat
 
 @pytest.mark.parametrize("setting", sorted(WITHOUT_EFFECT - {"output"}))
 def test_settings_without_effect_keep_the_folder(tmp_path: Path, setting: str) -> None:
-    values = {"load": "mmap", "gpus": 2, "save_every": 3, "keep_checkpoints": 5, "report_to": "wandb"}
+    values = {"load": "mmap", "gpus": 2, "save_every": 3, "keep_checkpoints": 5, "report_to": "wandb", "samples": 4}
     changed = TrainingConfig(**{setting: values[setting]})  # type: ignore[arg-type]
     assert RunFolder(tmp_path, changed, CORPUS).path == RunFolder(tmp_path, TrainingConfig(), CORPUS).path
 
