@@ -138,6 +138,7 @@ class TrainingConfig(BaseModel):
     samples: int = Field(
         0,
         ge=0,
+        le=64,  # other ranks wait while the first one generates
         description="Number of validation conversations for which the model generates an answer at each evaluation, "
         "into samples.jsonl.",
     )

@@ -18,10 +18,10 @@ CHUNK = 512  # tokens whose logits are in memory at a time
 
 
 class PredictedTokens:
-    """A context in which `count` finds the predicted tokens of the latest pass of a model with an adapter."""
+    """A context in which `count` finds the predicted tokens of the latest pass of a model."""
 
     def __init__(self, model: Any):
-        self._model = model.get_base_model()
+        self._model = model
         self._hidden: torch.Tensor | None = None
 
     def __enter__(self) -> PredictedTokens:

@@ -24,7 +24,7 @@ WITH_CACHE = ("sdpa", "eager")
 
 @contextmanager
 def generating(model: Any, bf16: bool) -> Iterator[None]:
-    """Make a model with an adapter ready for `greedy` in this context.
+    """Make a model in training ready for `greedy` in this context.
 
     Dropout and activation checkpointing are off, compiled layers run as written, and a backend of packed rows is
     replaced. The mode, the backend, and the state of the random number generators are restored.

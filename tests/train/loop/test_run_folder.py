@@ -31,7 +31,7 @@ CHANGED = {
     "lora_targets": "attention", "lora_variant": "dora", "activation_checkpointing": False, "compile": True,
     "fused_loss": True, "optimizer": "paged_adamw_8bit", "learning_rate": 1e-5, "schedule": "linear", "warmup": 0.1,
     "weight_decay": 0.1, "max_grad_norm": 0.5, "epochs": 2.0, "max_steps": 7, "tokens_per_step": 99, "eval_every": 5,
-    "seed": 1, "modules_to_save": ["lm_head"],
+    "seed": 1, "modules_to_save": ["lm_head"], "keep": "best", "early_stopping": 3,
 }  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_other_weights_of_the_adapter_are_another_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("setting", sorted(WITHOUT_EFFECT - {"output"}))
 def test_settings_without_effect_keep_the_folder(tmp_path: Path, setting: str) -> None:
     values = {"load": "mmap", "gpus": 2, "micro_batch": 4, "save_every": 3, "keep_checkpoints": 5, "report_to": "wandb"}
-    values |= {"loader_workers": 2, "pin_memory": False, "profile": 3}
+    values |= {"loader_workers": 2, "pin_memory": False, "profile": 3, "samples": 4}
     changed = TrainingConfig(**{setting: values[setting]})  # type: ignore[arg-type]
     assert RunFolder(tmp_path, changed, CORPUS).path == RunFolder(tmp_path, TrainingConfig(), CORPUS).path
 
