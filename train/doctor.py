@@ -144,11 +144,14 @@ def _gpus() -> Iterator[Finding]:
         major, minor = gpu.capability
         yield Finding("ok", "GPU", f"{gpu.name}, {gpu.memory / GIB:.0f} GiB, compute capability {major}.{minor}")
     if found:
+        if reason := devices.no_code_reason():
+            text, _, fix = reason.partition("; ")
+            yield Finding("problem", "GPU", text, fix)
         if reason := devices.no_bf16_reason():
-            scaled = {"fp16": "fp16 with loss scaling"}
-            best = devices.best_precision()
-            found_text = f"{scaled.get(best, best)}: {reason}"
-            yield Finding("warning", "precision", found_text, "a GPU from 2020 or later is several times faster")
+            best = {"fp16": "fp16 with loss scaling", "fp32": "fp32"}[devices.best_precision()]
+            yield Finding(
+                "warning", "precision", f"{best}: {reason}", "a GPU from 2020 or later is several times faster"
+            )
         else:
             yield Finding("ok", "precision", "bf16")
     elif sign := devices.gpu_sign():

@@ -62,6 +62,8 @@ def resolve(config: TrainingConfig) -> Device:
     precision, or NF4 is unavailable. It tries bitsandbytes on the GPU, so call it in the process that trains.
     """
     kind = _kind(config)
+    if kind == "cuda" and (reason := no_code_reason()):
+        raise PartMissing("no_gpu", f"{reason}; to train without it, set device: cpu")
     if config.quantization == "nf4" and (reason := no_nf4_reason(kind)):
         raise PartMissing(
             "no_nf4", f"quantization: nf4 cannot be used: {reason}; to train without it, set quantization: none"
@@ -212,6 +214,28 @@ def no_gpu_reason() -> str:
         reason = str(error).strip().splitlines()[0].split(". Please", 1)[0].rstrip(".")
         return f"{reason} (torch is built for CUDA {torch.version.cuda}); update the driver or install a matching torch"
     return "torch finds none; if this is a container, start it with GPU access (--gpus all)"
+
+
+def no_code_reason() -> str | None:
+    """Return why torch cannot run on one of its GPUs: its build has no code for it; None if it has."""
+    import torch
+
+    # sm_75 runs on 7.5 to 7.9, compute_75 on all later ones as well. AMD's names are others, and are not compared.
+    codes = [
+        (kind, int(major), int(minor))
+        for kind, major, minor in re.findall(r"\b(sm|compute)_(\d+)(\d)", " ".join(torch.cuda.get_arch_list()))
+    ]
+    for gpu in gpus() if codes else ():
+        major, minor = gpu.capability
+        if not any(
+            (its_minor <= minor) if its_major == major else (kind == "compute" and its_major < major)
+            for kind, its_major, its_minor in codes
+        ):
+            return (
+                f"torch {torch.__version__} has no code for {gpu.name} (compute capability {major}.{minor}); install a "
+                f"build for another CUDA than {torch.version.cuda} ({CUDA_BUILDS})"
+            )
+    return None
 
 
 def no_bf16_reason() -> str | None:

@@ -30,6 +30,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(devices, "gpus", lambda: list(gpus))
         monkeypatch.setattr(devices, "gpu_count", lambda: len(gpus))
         monkeypatch.setattr(devices, "gpu_sign", lambda: sign)
+        monkeypatch.setattr(torch.cuda, "get_arch_list", list)
         monkeypatch.setattr(devices, "no_nf4_reason", lambda kind: nf4)
 
     return make
@@ -126,6 +127,34 @@ def test_a_precision_without_effect_stops_the_run(
     suggested = fix.split()[-1]
     if gpu:
         assert devices.resolve(config(precision=suggested)).precision == suggested
+
+
+@pytest.mark.parametrize(
+    ("codes", "gpu", "has_code"),
+    [
+        (["sm_75", "sm_80", "sm_90", "sm_100", "sm_120", "compute_120"], H200, True),
+        (["sm_75", "sm_80", "sm_90"], T4, True),
+        (["sm_75", "sm_80", "sm_90"], V100, False),  # as in builds for CUDA 13
+        (["sm_50", "sm_60", "sm_70", "sm_90"], T4, True),
+        (["sm_60", "sm_70"], H200, False),
+        (["sm_60", "compute_70"], H200, True),
+        (["sm_60"], P40, True),
+        (["sm_61"], Gpu("P100", 1, (6, 0)), False),
+        ([], V100, True),
+        (["gfx90a", "gfx942"], V100, True),
+    ],
+)
+def test_a_gpu_without_code_stops_the_run(
+    codes: list[str], gpu: Gpu, has_code: bool, given: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given(gpu)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: codes)
+    if has_code:
+        devices.resolve(config())
+    else:
+        message = refusal(devices.resolve)
+        assert f"has no code for {gpu.name} (compute capability" in message
+        assert message.endswith("to train without it, set device: cpu")
 
 
 @pytest.mark.parametrize("gpus", [[], [H200]])
