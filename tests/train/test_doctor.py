@@ -29,6 +29,7 @@ def healthy(monkeypatch: pytest.MonkeyPatch, **facts: Any) -> None:
         "gpus": lambda: gpus,
         "gpu_count": lambda: len(gpus),
         "gpu_sign": lambda: None,
+        "no_code_reason": lambda: None,
         "no_nf4_reason": lambda kind: None,
         "is_wsl": lambda: False,
         "free_memory": lambda: 64 << 30,

@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from tasks.core.errors import DataError, PartMissing
 from tasks.core.printable import counted
 from train.config import TrainingConfig
+from train.machine.out_of_memory import is_shortage
 from train.model import states
 from train.model.adapter import add_adapter
 from train.model.attention import BACKENDS
@@ -53,11 +54,11 @@ def load_model(
             use_safetensors=True,  # never a pickle
             trust_remote_code=False,
         )
-    except torch.OutOfMemoryError:
-        raise PartMissing(
-            "out_of_memory", f"{base}: does not fit into the memory of {device}; use a smaller base_model"
-        ) from None
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        if is_shortage(error):
+            raise PartMissing(
+                "out_of_memory", f"{base}: does not fit into the memory of {device}; use a smaller base_model"
+            ) from None
         raise unreadable(base, error) from None
     if missing := sorted(loaded["missing_keys"]):
         # transformers would initialize them randomly.

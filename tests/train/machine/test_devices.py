@@ -30,6 +30,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(devices, "gpus", lambda: list(gpus))
         monkeypatch.setattr(devices, "gpu_count", lambda: len(gpus))
         monkeypatch.setattr(devices, "gpu_sign", lambda: sign)
+        monkeypatch.setattr(torch.cuda, "get_arch_list", list)
         monkeypatch.setattr(devices, "no_nf4_reason", lambda kind: nf4)
 
     return make

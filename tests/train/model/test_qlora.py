@@ -198,6 +198,17 @@ def test_a_model_with_other_names_of_attention(tmp_path: Path) -> None:
     assert adapted(load(tmp_path)) == {"query_key_value", "dense", "dense_h_to_4h", "dense_4h_to_h"}
 
 
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, torch.AcceleratorError])
+def test_a_model_that_does_not_fit_is_not_called_damaged(
+    base: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise kind("CUDA error: out of memory\nmore")
+
+    monkeypatch.setattr(qlora.AutoModelForCausalLM, "from_pretrained", full)
+    rejected(PartMissing, "does not fit into the memory of cpu", lambda: load(base))
+
+
 def test_missing_or_pickled_weights_are_rejected(base: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((base / "config.json").read_bytes())
     rejected(DataError, "cannot be read", lambda: load(tmp_path))
