@@ -20,6 +20,7 @@ from transformers import PrinterCallback
 from tasks.core.errors import DataError
 from train.config import TrainingConfig
 from train.data.dataset import Passes
+from train.evaluation.history import outcome
 from train.loop import trainer
 from train.loop.display import describe, show_result
 from train.loop.record import summary
@@ -102,9 +103,10 @@ def test_steps_that_overflow_are_skipped_and_counted(
     unchanged = [all(map(torch.equal, a, b)) for a, b in pairwise(weights)]
     assert unchanged[: len(steps)] == skipped
     assert [" (skipped)" in describe(entry) for entry in steps] == skipped
-    result = summary(built.state.log_history)
+    log = built.state.log_history
+    result = summary(log) | outcome(log, TrainingConfig(), True)
     assert result["skipped_steps"] == sum(skipped)
-    show_result(Console(), result, tmp_path, tokenizer=True)
+    show_result(Console(), result, [], tmp_path, tokenizer=True)
     assert f"{sum(skipped)} steps skipped, because gradients exceeded the range of fp16" in capsys.readouterr().out
 
 
