@@ -24,12 +24,12 @@ from train.loop import effect, record
 from train.loop.checkpoints import Checkpoints
 from train.loop.display import ProgressLine, open_console, show_effect, show_result
 from train.loop.prepare import Run, prepare
-from train.loop.run_folder import RunFolder
+from train.loop.run_folder import RunFolder, model_digest
 from train.loop.trainer import arguments
 from train.machine import devices
 from train.machine.interruption import Interruption
 from train.machine.signals import SignalGuard
-from train.model import flops
+from train.model import base_model, flops
 
 
 def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, guard: SignalGuard) -> None:
@@ -114,6 +114,8 @@ def _record(run: Run, in_effect: dict[str, str], result: dict[str, Any]) -> dict
         "corpus": {"name": corpus.name, "key": corpus.key, "sequence_length": corpus.sequence_length},
         "format_version": corpus.format_version,
         "base_model": str(run.base.resolve() if isinstance(run.base, Path) else run.base),
+        "base_digest": model_digest(str(run.base)) if isinstance(run.base, Path) else None,
+        "base_commit": base_model.commit_of(run.base),
         "config": run.config.model_dump(),
         "choices": asdict(run.choices),
         "isolation": asdict(run.isolation) if run.isolation else None,

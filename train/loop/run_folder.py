@@ -60,7 +60,7 @@ class RunFolder:
             "version": VERSION,
             "corpus": corpus.key,
             "settings": config.settings(),
-            "base_model": _model_digest(config.base_model),
+            "base_model": model_digest(config.base_model),
         }
         self.key = hashlib.sha256(orjson.dumps(self.identity, option=orjson.OPT_SORT_KEYS)).hexdigest()
         default = root / "data" / "adapters" / f"{corpus.name}-{self.key[:12]}"
@@ -127,7 +127,7 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def _model_digest(base_model: str | None) -> str | None:
+def model_digest(base_model: str | None) -> str | None:
     """Identify a local model by its small files, and by samples of the large ones.
 
     Reading all weights would take minutes. Training changes most of them, so that samples show it.
