@@ -226,12 +226,11 @@ def luigi_options(task: str) -> str:
     return "\n".join(lines)
 
 
-def train_help() -> str:
-    """Return the help of `python -m train`, which imports no training library."""
+def train_help(*command: str) -> str:
+    """Return the help of `python -m train` or of a command of it, which imports no training library."""
     environment = os.environ | {"COLUMNS": str(WIDTH + 2), "NO_COLOR": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "train", "--help"], cwd=ROOT, env=environment, text=True, capture_output=True, check=True
-    )
+    words = [sys.executable, "-m", "train", *command, "--help"]
+    done = subprocess.run(words, cwd=ROOT, env=environment, text=True, capture_output=True, check=True)
     return done.stdout.rstrip()
 
 
@@ -260,6 +259,14 @@ def cli_page() -> str:
         "",
         "```text",
         train_help(),
+        "```",
+        "",
+        "## python -m train merge",
+        "",
+        "`packcorpus train merge RUN` is the same command. See [Merge](../guides/merge.md).",
+        "",
+        "```text",
+        train_help("merge"),
         "```",
         "",
     ]

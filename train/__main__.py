@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
 # Commands besides training, by name: a module with `main(arguments) -> exit code`, imported when it is called.
-COMMANDS = {"doctor": "train.doctor"}
+COMMANDS = {"doctor": "train.doctor", "merge": "train.merge.command"}
 
 
 class _Parser(argparse.ArgumentParser):

@@ -56,6 +56,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("train --manifest x.json", "train --manifest x.json"),
         ("train --help", "train --help"),
         ("train doctor", "train doctor"),
+        ("train merge run --dtype fp16", "train merge run --dtype fp16"),
     ],
 )
 def test_each_command_starts_what_it_stands_for(started: list[str], words: str, expected: str) -> None:
