@@ -227,16 +227,10 @@ def luigi_options(task: str) -> str:
 
 
 def train_help(*command: str) -> str:
-    """Return the help of `python -m train`, which imports no training library."""
+    """Return the help of `python -m train` or of a command of it, which imports no training library."""
     environment = os.environ | {"COLUMNS": str(WIDTH + 2), "NO_COLOR": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", "train", *command, "--help"],
-        cwd=ROOT,
-        env=environment,
-        text=True,
-        capture_output=True,
-        check=True,
-    )
+    words = [sys.executable, "-m", "train", *command, "--help"]
+    done = subprocess.run(words, cwd=ROOT, env=environment, text=True, capture_output=True, check=True)
     return done.stdout.rstrip()
 
 
@@ -271,10 +265,18 @@ def cli_page() -> str:
         "## python -m train diagnose",
         "",
         "`packcorpus train diagnose CORPUS` is the short form of `python -m train diagnose --manifest CORPUS`. Besides",
-        "these options it takes the settings of `python -m train`.",
+        "these options it takes the settings of `python -m train`. See [Why is training slow?](../guides/diagnose.md).",
         "",
         "```text",
         train_help("diagnose").partition("\nsettings (")[0].partition("\n\n")[2].strip(),
+        "```",
+        "",
+        "## python -m train merge",
+        "",
+        "`packcorpus train merge RUN` is the same command. See [Merge](../guides/merge.md).",
+        "",
+        "```text",
+        train_help("merge"),
         "```",
         "",
     ]

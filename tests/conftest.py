@@ -39,7 +39,10 @@ TRAINING = ("train", "pipeline/test_train_adapter.py", "test_recipes.py")
 
 # The longest first, so that no worker is left with one of them when the others have ended. One worker has them all, and
 # one process that has loaded torch (support/command_server.py) serves them; the others take over what follows.
-FIRST = ("test_training.py", "test_gradients.py", "test_docs.py", "test_imports.py", "test_train_adapter.py")
+FIRST = (
+    "test_training.py", "test_gradients.py", "test_docs.py", "test_imports.py", "test_train_adapter.py",
+    "test_merge_command.py",
+)  # fmt: skip
 
 # What a machine may lack: a word in the reason of a skipped test, and how to get it.
 NEEDS = {

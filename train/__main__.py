@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from train.options import Parser
 
 # Commands besides training, by name: a module with `main(arguments) -> exit code`, imported when it is called.
-COMMANDS = {"doctor": "train.doctor", "diagnose": "train.diagnose.command"}
+COMMANDS = {"doctor": "train.doctor", "diagnose": "train.diagnose.command", "merge": "train.merge.command"}
 
 
 def parser() -> Parser:

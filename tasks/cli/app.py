@@ -208,7 +208,8 @@ def train(context: typer.Context) -> None:
     """Train a QLoRA adapter on a corpus.
 
     CORPUS is a manifest (file, name, or key) or a corpus folder, by default that of the latest run. The options are
-    those of `python -m train`, which this starts. `packcorpus train doctor` reports what this machine can train with.
+    those of `python -m train`, which this starts. `packcorpus train doctor` reports what this machine can train with,
+    and `packcorpus train merge RUN` makes one model of an adapter and its base.
     """
     from tasks.cli import start
 

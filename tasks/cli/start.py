@@ -3,6 +3,7 @@
     packcorpus pack CONFIG             ─▶ luigi --module pipeline PackCorpus --config CONFIG
     packcorpus train CORPUS            ─▶ python -m train --manifest MANIFEST
     packcorpus train diagnose CORPUS   ─▶ python -m train diagnose --manifest MANIFEST
+    packcorpus train merge …           ─▶ python -m train merge …
 
 This package imports neither. The new process keeps the terminal, the signals, and the process id; its exit code is
 that of the command.
@@ -18,6 +19,9 @@ from typing import NoReturn
 from tasks.core.error_messages import JSON
 from tasks.inspection.manifests import find_manifest
 
+# Commands of `python -m train` besides training. A corpus of such a name is named by --manifest.
+COMMANDS = ("doctor", "merge")
+
 
 def pack(config: Path, root: Path, options: list[str]) -> NoReturn:
     """Pack the corpus of a config."""
@@ -25,7 +29,9 @@ def pack(config: Path, root: Path, options: list[str]) -> NoReturn:
 
 
 def train(arguments: list[str]) -> NoReturn:
-    """Train on a corpus, or diagnose it: the first argument, unless it is an option; all others are passed on.
+    """Train on a corpus, or diagnose it: the first argument, unless it is an option or a command of its own.
+
+    All others are passed on.
 
     Raises InputMissing, UsageError, or DataError if there is no such corpus.
     """
@@ -34,7 +40,7 @@ def train(arguments: list[str]) -> NoReturn:
         os.environ[JSON] = "1"
     named = {word.partition("=")[0] for word in words}
     verb = [words.pop(0)] if words[:1] == ["diagnose"] else []
-    if words[:1] != ["doctor"] and not named & {"--manifest", "--help", "-h"}:
+    if words[:1] not in ([command] for command in COMMANDS) and not named & {"--manifest", "--help", "-h"}:
         corpus = Path(words.pop(0)) if words and not words[0].startswith("-") else None
         words = ["--manifest", str(_find_corpus(corpus, _root_of(words))), *words]
     _run("train", *verb, *words)

@@ -360,6 +360,17 @@ _ALL = [
     Code("E648", "no_best_checkpoint", DATA, "The checkpoint of the lowest validation loss is missing or damaged.",
          "it was deleted, damaged, or edited", "restore it, or delete the run folder to start over"),
 
+    Code("E641", "no_such_run", MISSING, "The training run does not exist, or is not finished.",
+         "the name is mistyped, or the run was interrupted", "name its folder, or run the training again to resume it"),
+    Code("E642", "bad_adapter", DATA, "The adapter of a run cannot be used.",
+         "it is damaged, or of another model", "restore it from a backup, or train again"),
+    Code("E643", "base_changed", DATA, "The base model is not the one that the run was trained on.",
+         "its files were changed after the training", "restore it, or train again"),
+    Code("E644", "merge_folder_taken", USAGE, "The output folder of the merge is in use.",
+         "it holds another merge, or other files", "choose another --output, or delete the folder"),
+    Code("E645", "merge_differs", DATA, "The merged model is not base plus adapter.",
+         "the precision is too low for the adapter, or a library has a bug", "--dtype fp32"),
+
     Code("E701", "cannot_read", STORAGE, "A file cannot be read.",
          "permissions, or a failing disk", "fix these, then run again"),
     Code("E702", "cannot_write", STORAGE, "A file cannot be written.",

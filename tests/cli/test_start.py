@@ -58,6 +58,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("train doctor", "train doctor"),
         ("train diagnose", "train diagnose --manifest manifests/latest.json"),
         ("train diagnose small --only compile", "train diagnose --manifest manifests/small.json --only compile"),
+        ("train merge run --dtype fp16", "train merge run --dtype fp16"),
     ],
 )
 def test_each_command_starts_what_it_stands_for(started: list[str], words: str, expected: str) -> None:

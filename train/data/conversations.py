@@ -76,7 +76,7 @@ def sft_dataset(corpus: Corpus, split: str = "train") -> tuple[Dataset, Counts]:
     """
     manifest, folder = _manifest(corpus), corpus.folder
     encoder = open_tokenizer(manifest, folder)
-    template = _open_template(manifest, folder, encoder)
+    template = open_template(manifest, folder, encoder)
     index = _read_index(corpus, manifest, split)
     counts = Counts()
     batches = []
@@ -237,7 +237,7 @@ def _read_index(corpus: Corpus, manifest: Manifest, split: str) -> pa.Table:
     return index.filter(pc.equal(index["split"].cast(pa.string()), split)).sort_by("row")
 
 
-def _open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Template:
+def open_template(manifest: Manifest, folder: Path, encoder: Encoder) -> Template:
     """Open the template named by the manifest.
 
     Raises DataError or InputMissing if it is missing or has changed.

@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from tasks.encoders.tokenizer_files import TokenizerFiles
-from tasks.storage.files import to_json, write_bytes
+from tasks.storage.files import sha256_of, to_json, write_bytes
 from train.measures.phases import PHASES
 
 # Of the phases in the picture: two of data, two of the model, one of the optimizer.
@@ -67,7 +67,8 @@ def write_results(
     for file in tokenizer.files if tokenizer else ():
         shutil.copy(file, folder)
     write_bytes(folder / "training.svg", picture(log, record["corpus"]["name"], record["result"]["kept_step"]))
-    write_bytes(folder / "training.json", to_json(record | {"log": log}))
+    record = record | {"adapter_sha256": sha256_of(folder / "adapter_model.safetensors"), "log": log}
+    write_bytes(folder / "training.json", to_json(record))
 
 
 def _umask() -> int:

@@ -31,14 +31,14 @@ from train.loop import effect, record
 from train.loop.checkpoints import Checkpoints, best_complete
 from train.loop.display import ProgressLine, open_console, show_advice, show_effect, show_result
 from train.loop.prepare import Run, prepare
-from train.loop.run_folder import RunFolder
+from train.loop.run_folder import RunFolder, model_digest
 from train.loop.trainer import arguments
 from train.machine import devices, out_of_memory, ranks
 from train.machine.interruption import Interruption
 from train.machine.signals import SignalGuard, is_rank
 from train.measures.advice import Advice, advise
 from train.measures.profile import Profile
-from train.model import flops
+from train.model import base_model, flops
 from train.model.options import gave_up
 
 
@@ -197,6 +197,8 @@ def _record(
         },
         "format_version": corpus.format_version,
         "base_model": str(run.base.resolve() if isinstance(run.base, Path) else run.base),
+        "base_digest": model_digest(str(run.base)) if isinstance(run.base, Path) else None,
+        "base_commit": base_model.commit_of(run.base),
         "config": run.config.model_dump(),
         "choices": asdict(run.choices),
         "isolation": asdict(run.isolation) if run.isolation else None,

@@ -76,7 +76,7 @@ class RunFolder:
             "version": VERSION,
             "corpus": corpus.key,
             "settings": config.settings(),
-            "base_model": _model_digest(config.base_model),
+            "base_model": model_digest(config.base_model),
         }
         if config.adapter:
             self.identity["adapter"] = adapter_digest(Path(config.adapter))
@@ -159,6 +159,6 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def _model_digest(base_model: str | None) -> str | None:
+def model_digest(base_model: str | None) -> str | None:
     """Identify a local model by its content, and one of the Hub by its name."""
     return folder_digest(Path(base_model)) if base_model and Path(base_model).is_dir() else base_model

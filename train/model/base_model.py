@@ -114,6 +114,14 @@ def base_model(config: TrainingConfig, vocab_size: int, sequence_length: int, fo
     return named
 
 
+def commit_of(base: Path | str) -> str | None:
+    """Return the commit of a model of the Hub that was loaded last, from its cache; None of a local folder."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = None if isinstance(base, Path) else try_to_load_from_cache(base, "config.json")
+    return Path(found).parent.name if isinstance(found, str) else None
+
+
 # -- the contract ------------------------------------------------------------------------------------------------------
 
 

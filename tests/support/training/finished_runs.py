@@ -1,0 +1,79 @@
+"""Finished runs without training: a base model, and a folder as `python -m train` writes it.
+
+ARCHITECTURES ─finished_run─▶ base/ (random weights), run/ (adapter whose B is not zero, training.json)
+run ─merged─▶ folder of the merged model, as the command writes it
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.training.architectures import ARCHITECTURES, build
+from transformers import AutoModelForCausalLM
+
+from tasks.storage.files import sha256_of, to_json
+from train.config import TrainingConfig
+from train.loop.run_folder import model_digest
+from train.merge.find_run import find_base, find_run
+from train.merge.merge_run import merge
+from train.model.adapter import add_adapter
+
+CORPUS = {"name": "mine", "key": "c" * 64, "sequence_length": 256}
+RESULT = {"steps": 4, "loss_steps": 1, "first_loss": 3.5, "last_loss": 1.25, "validation_loss": None}
+CHOICES = {"micro_batch": 2, "accumulation": 3, "ranks": 1}
+
+
+def finished_run(
+    folder: Path, name: str = "llama", dtype: torch.dtype = torch.float32, scale: float = 0.02, **how: Any
+) -> Path:
+    """Write a base model and a run on it, and return the run. `how` has settings of the model and of the training."""
+    known = {*TrainingConfig.model_fields, "corpus"}
+    settings = {key: how.pop(key) for key in [*how] if key not in known}
+    torch.manual_seed(3)
+    base = folder / "base"
+    build(name, **ARCHITECTURES[name][0] | settings).to(dtype).save_pretrained(base)
+    return run_on(folder / "run", base, scale, **how)
+
+
+def run_on(run: Path, base: Path, scale: float = 0.02, corpus: dict[str, Any] | None = None, **config: Any) -> Path:
+    """Write a run on a base model: its adapter has random weights of this scale."""
+    given = TrainingConfig(**{"base_model": str(base), "quantization": "none", "lora_r": 4} | config)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
+    model = add_adapter(model, given)
+    torch.manual_seed(4)
+    with torch.no_grad():
+        for key, weights in model.named_parameters():
+            if "lora_B" in key:
+                weights.normal_(std=scale)
+            elif "lora_magnitude" in key:
+                weights.mul_(1.0 + scale)
+    model.save_pretrained(run)
+    (run / "README.md").unlink()
+    write_record(run, base, given, corpus or CORPUS)
+    return run
+
+
+def merged(run: Path, output: Path, dtype: str | None = None, root: Path | None = None) -> Path:
+    """Merge a run in this process."""
+    found = find_run(str(run), output.parent)
+    return merge(found, find_base(found), dtype, output, root or output.parent)
+
+
+def write_record(run: Path, base: Path, config: TrainingConfig, corpus: dict[str, Any]) -> None:
+    record = {
+        "key": "d" * 64,
+        "corpus": corpus,
+        "format_version": "3.0",
+        "base_model": str(base.resolve()),
+        "base_digest": model_digest(str(base)),
+        "base_commit": None,
+        "config": config.model_dump(),
+        "choices": CHOICES,
+        "result": RESULT,
+        "versions": {"packcorpus": "0.1.0"},
+        "adapter_sha256": sha256_of(run / "adapter_model.safetensors"),
+        "log": [],
+    }
+    (run / "training.json").write_bytes(to_json(record))

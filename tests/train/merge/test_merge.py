@@ -1,0 +1,295 @@
+"""A merged model is base plus adapter: the same logits, names, shapes, and ties, for each kind of architecture.
+
+finished_run ─merge─▶ folder ─AutoModelForCausalLM─▶ logits == those of base + PeftModel, loaded here
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file, save_file
+from support.training.finished_runs import finished_run, merged, run_on
+from support.training.tiny_training import VOCABULARY
+from transformers import AutoModelForCausalLM
+from transformers.core_model_loading import WeightRenaming
+
+from tasks.core.errors import DataError
+from train.merge import compare, merge_run
+from train.merge.find_run import find_base, find_run
+from train.merge.weights import layout, tensor_files, write
+from train.merge.weights.adapter import Adapter
+
+# One of each way in which tensors of the files become weights, or in which PEFT adapts them.
+KINDS = {
+    "llama": {},
+    "llama-tied": {"tie_word_embeddings": True},
+    "qwen2": {},  # biases
+    "gpt2": {},  # Conv1D, fused q, k, and v, tied
+    "gpt_neox": {},  # renamed
+    "phi3": {},  # fused q, k, and v
+    "gemma2": {},  # tied
+    "mixtral": {},  # renamed, experts stacked
+    "qwen3_moe": {"tie_word_embeddings": True},
+    "granitemoe": {},  # experts renamed
+    "deepseek_v3": {},  # experts besides dense layers
+    "gpt_oss": {},  # experts transposed, with biases
+    "jetmoe": {},  # experts not stacked
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick() -> None:
+    torch.set_num_threads(1)
+
+
+@torch.inference_mode()
+def logits(model: Any) -> torch.Tensor:
+    ids = torch.randint(VOCABULARY, (2, 48), generator=torch.Generator().manual_seed(11))
+    return model.eval()(input_ids=ids, use_cache=False).logits
+
+
+def loaded(folder: Path, adapter: Path | None = None) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return PeftModel.from_pretrained(model, adapter) if adapter else model
+
+
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    return {name: value for file in folder.glob("*.safetensors") for name, value in load_file(file).items()}
+
+
+def off(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+# -- base plus adapter -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_merged_model_is_base_plus_adapter(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished_run(tmp_path, kind.partition("-")[0], **KINDS[kind])
+    folder, base = merged(run, tmp_path / "out"), tmp_path / "base"
+    expected = logits(loaded(base, run))
+    model = loaded(folder)
+    assert off(logits(model), expected) < 1e-5
+    assert off(logits(loaded(base)), expected) > 0.05, "the adapter has no effect, so the test would show nothing"
+    before, after = tensors(base), tensors(folder)
+    assert {name: value.shape for name, value in after.items()} == {name: value.shape for name, value in before.items()}
+    changed = [name for name in before if not torch.equal(before[name], after[name])]
+    assert 0 < len(changed) < len(before)
+    assert not any("embed" in name or "lm_head" in name or "norm" in name for name in changed)
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert tied == loaded(base).config.tie_word_embeddings
+    assert "one layer in memory at a time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"), [("llama", "rslora"), ("llama", "dora"), ("gpt2", "dora"), ("mixtral", "rslora")]
+)
+def test_each_variant_of_the_adapter(name: str, variant: str, tmp_path: Path) -> None:
+    run = finished_run(tmp_path, name, lora_variant=variant, lora_alpha=6.0)
+    folder = merged(run, tmp_path / "out")
+    assert off(logits(loaded(folder)), logits(loaded(tmp_path / "base", run))) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_weights_are_computed_in_fp32_and_rounded_once(dtype: torch.dtype, tmp_path: Path) -> None:
+    run = finished_run(tmp_path, dtype=dtype, lora_targets=["q_proj"])
+    before, after = tensors(tmp_path / "base"), tensors(merged(run, tmp_path / "out"))
+    adapter = load_file(run / "adapter_model.safetensors")
+    for layer in range(2):
+        name = f"model.layers.{layer}.self_attn.q_proj"
+        a, b = (adapter[f"base_model.model.{name}.lora_{part}.weight"].double() for part in "AB")
+        exact = before[f"{name}.weight"].double() + 32 / 4 * b @ a
+        # The same but for a few values in the middle between two neighbors.
+        assert (after[f"{name}.weight"] != exact.float().to(dtype)).float().mean() < 1e-3
+    assert {value.dtype for value in after.values()} == {dtype}
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")
+    assert model.dtype == dtype
+
+
+def test_another_precision_is_that_of_all_weights_but_those_kept_in_fp32(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, "deepseek_v3")
+    folder = merged(run, tmp_path / "out", "bf16")
+    found = {name: value.dtype for name, value in tensors(folder).items()}
+    kept = {name for name, dtype in found.items() if dtype == torch.float32}
+    assert kept == {name for name in found if name.endswith("e_score_correction_bias")}
+    assert kept
+    assert set(found.values()) == {torch.float32, torch.bfloat16}
+    places = sorted(tensor_files.tensors_of_model(folder).places.values(), key=lambda place: place.start)
+    assert {place.dtype for place in places[: len(kept)]} == {torch.float32}, "else some would not be aligned"
+    assert loaded(folder).config.dtype == torch.float32  # as asked for
+    assert '"bfloat16"' in (folder / "config.json").read_text()
+
+
+def test_a_tensor_in_another_precision_than_most_keeps_it(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, dtype=torch.bfloat16)
+    file = tmp_path / "base" / "model.safetensors"
+    weights = load_file(file)
+    norms = [name for name in weights if "norm" in name]
+    save_file(weights | {name: weights[name].float() for name in norms}, file, {"format": "pt"})
+    run = run_on(tmp_path / "other", tmp_path / "base")
+    found = tensors(merged(run, tmp_path / "out", "fp16"))
+    assert {name for name, value in found.items() if value.dtype == torch.float32} == set(norms)
+    assert {found[name].dtype for name in set(found) - set(norms)} == {torch.float16}
+
+
+def test_experts_that_cannot_be_converted_back_are_merged_as_a_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finished_run(tmp_path, "qwen3_moe")
+    file = tmp_path / "base" / "model.safetensors"
+    weights = load_file(file)
+    odd = next(name for name in weights if "experts.0.gate_proj" in name)  # of two precisions, one weight is made
+    save_file(weights | {odd: weights[odd].to(torch.float16)}, file, {"format": "pt"})
+    run = run_on(tmp_path / "other", tmp_path / "base")
+    folder = merged(run, tmp_path / "out")
+    assert "the whole model in memory, because" in capsys.readouterr().err
+    assert off(logits(loaded(folder)), logits(loaded(tmp_path / "base", run))) < 1e-5
+    assert set(tensors(folder)) == set(weights)
+    assert "loaded as a whole" in (folder / "README.md").read_text()
+    half = merged(run, tmp_path / "half", "bf16")
+    assert {value.dtype for value in tensors(half).values()} == {torch.bfloat16}
+
+
+def test_experts_that_come_back_with_other_values_are_merged_as_a_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if transformers had an operation that cannot be reversed exactly."""
+    run = finished_run(tmp_path, "mixtral")
+    right = layout.revert_weight_conversion
+
+    def wrong(model: Any, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: value if value.is_meta else value * 1.001 for name, value in right(model, weights).items()}
+
+    monkeypatch.setattr(layout, "revert_weight_conversion", wrong)
+    folder = merged(run, tmp_path / "out")
+    assert "the whole model in memory, because" in capsys.readouterr().err
+    assert off(logits(loaded(folder)), logits(loaded(tmp_path / "base", run))) < 1e-5
+
+
+def test_a_tensor_that_a_renaming_does_not_mean_keeps_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As transformers loads a weight whose old name a renaming would change into a name that does not exist."""
+    run = finished_run(tmp_path)
+    monkeypatch.setattr(
+        layout, "get_model_conversion_mapping", lambda model: [WeightRenaming("self_attn.q_proj", "nothing.like_it")]
+    )
+    folder = merged(run, tmp_path / "out")
+    assert "one layer in memory at a time" in capsys.readouterr().err
+    assert off(logits(loaded(folder)), logits(loaded(tmp_path / "base", run))) < 1e-5
+
+
+def test_several_files_are_read_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished_run(tmp_path, "mixtral")
+    loaded(tmp_path / "base").save_pretrained(tmp_path / "parts", max_shard_size="200KB")
+    assert len(list((tmp_path / "parts").glob("*.safetensors"))) > 3
+    run = run_on(tmp_path / "other", tmp_path / "parts")
+    monkeypatch.setattr(tensor_files, "SHARD_BYTES", 300_000)
+    folder = merged(run, tmp_path / "out")
+    files = sorted(path.name for path in folder.glob("*.safetensors"))
+    assert files[0] == f"model-00001-of-{len(files):05d}.safetensors"
+    assert len(files) > 2
+    assert all(path.stat().st_size < 310_000 for path in folder.glob("*.safetensors"))
+    assert off(logits(loaded(folder)), logits(loaded(tmp_path / "parts", run))) < 1e-5
+
+
+def test_the_same_merge_has_the_same_bytes(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, "qwen3_moe", dtype=torch.bfloat16)
+    first, second = (merged(run, tmp_path / name) for name in ("first", "second"))
+    names = sorted(path.name for path in first.iterdir())
+    assert names == sorted(path.name for path in second.iterdir())
+    assert {"README.md", "config.json", "generation_config.json", "merge.json", "model.safetensors"} <= set(names)
+    for name in names:
+        assert (first / name).read_bytes() == (second / name).read_bytes(), name
+
+
+# -- the check ---------------------------------------------------------------------------------------------------------
+
+
+def require_refused(run: Path, output: Path, message: str, dtype: str | None = None) -> None:
+    with pytest.raises(DataError, match=message) as raised:
+        merged(run, output, dtype)
+    assert raised.value.reason == "merge_differs"
+    assert not output.exists()
+    assert not list(output.parent.glob(".*merging"))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
+def test_a_layer_that_is_merged_wrongly_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished_run(tmp_path, name, dtype=torch.bfloat16)
+    from peft.tuners.lora import layer
+
+    for kind in (layer.Linear, layer.ParamWrapper):
+        right = kind.get_delta_weight
+        monkeypatch.setattr(kind, "get_delta_weight", lambda self, *a, right=right: 0.9 * right(self, *a))
+    require_refused(run, tmp_path / "out", "the output with the merged weight differs by")
+
+
+@pytest.mark.parametrize("name", ["llama", "mixtral"])
+def test_files_that_hold_other_weights_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = finished_run(tmp_path, name)
+    right = write.write_weights
+
+    def wrong(folder: Path, *given: Any) -> Any:
+        result = right(folder, *given)
+        weights = load_file(folder / "model.safetensors")
+        one = next(name for name in weights if name.endswith("layers.1.self_attn.o_proj.weight"))
+        save_file(weights | {one: weights[one] * 1.02}, folder / "model.safetensors", {"format": "pt"})
+        return result
+
+    monkeypatch.setattr(merge_run, "write_weights", wrong)
+    require_refused(run, tmp_path / "out", "the logits of the merged model differ by up to")
+
+
+def test_an_adapter_that_rounding_hides_is_refused_with_the_precision_to_use(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, dtype=torch.bfloat16, scale=2e-4)
+    require_refused(run, tmp_path / "out", r"rounding to bf16 hides \d+% .*merge with --dtype fp32")
+    assert merged(run, tmp_path / "out", "fp32").is_dir()
+
+
+def test_values_too_large_for_fp16_are_refused(tmp_path: Path) -> None:
+    run = finished_run(tmp_path, scale=1e5, lora_targets=["down_proj"])
+    require_refused(run, tmp_path / "out", "too large for fp16; use --dtype bf16", "fp16")
+
+
+def test_an_adapter_of_zeros_is_merged_and_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished_run(tmp_path, scale=0.0)
+    folder = merged(run, tmp_path / "out")
+    assert "every B is zero" in capsys.readouterr().err
+    before, after = tensors(tmp_path / "base"), tensors(folder)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert "(all zero)" in (folder / "README.md").read_text()
+
+
+def test_a_model_that_does_not_fit_is_compared_layer_by_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finished_run(tmp_path, dtype=torch.bfloat16)
+    monkeypatch.setattr(compare, "free_memory", lambda: 1000)
+    merged(run, tmp_path / "out")
+    printed = capsys.readouterr().err
+    assert "layers: each compared" in printed
+    assert "logits: not compared" in printed
+    weights = sum(value.numel() for value in tensors(tmp_path / "base").values())
+    monkeypatch.setattr(compare, "free_memory", lambda: 3 * weights)
+    merged(run, tmp_path / "half")
+    assert "computed in bf16" in capsys.readouterr().err
+
+
+def test_the_adapter_is_read_one_layer_at_a_time(tmp_path: Path) -> None:
+    """What a merge needs besides a layer does not grow with the model: the layers are left without values."""
+    run = finished_run(tmp_path)
+    found = find_run(str(run), tmp_path)
+    model = merge_run._without_weights(find_base(found))
+    adapter = Adapter(run, model)
+    weights = tensor_files.tensors_of_model(tmp_path / "base")
+    for name in adapter.layers:
+        adapter.merge(name, weights.read(name), torch.float32)
+    parts = [value for layer, _ in adapter.layers.values() for value in layer.parameters()]
+    assert parts
+    assert all(value.is_meta for value in (*parts, *model.parameters()))

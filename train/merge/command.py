@@ -1,0 +1,57 @@
+"""`python -m train merge RUN`: base model and adapter become one model.
+
+    run, base ─▶ adapter checked ─▶ weights, each layer compared ─▶ config, card ─▶ logits compared ─▶ renamed
+
+The last line of standard output is the path of the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+from typing import NoReturn
+
+from tasks.core.errors import UsageError
+from train.machine import devices
+from train.merge.find_run import find_base, find_run
+
+PRECISIONS = ("bf16", "fp16", "fp32")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UsageError("bad_command_line", f"{message}; see python -m train merge --help")
+
+
+def parser() -> argparse.ArgumentParser:
+    ours = _Parser(
+        prog="python -m train merge",
+        description="Merge the adapter of a run into its base model, and check the result against both.",
+        allow_abbrev=False,
+    )
+    ours.add_argument("run", metavar="RUN", help="the folder of a run, its training.json, its name, or its key")
+    ours.add_argument(
+        "--dtype", choices=PRECISIONS, help="precision of the merged weights (default: that of the base model)"
+    )
+    ours.add_argument(
+        "--output", type=Path, metavar="FOLDER", help="folder to write (default: data/merged/<name of the run>-<dtype>)"
+    )
+    ours.add_argument(
+        "--root", type=Path, metavar="FOLDER", default=Path(), help="folder that contains data/ (default: this folder)"
+    )
+    ours.add_argument("--debug", action="store_true", help="print a traceback if an error occurs")
+    return ours
+
+
+def main(arguments: list[str]) -> int:
+    """Merge a run. Returns 0; raises PackError."""
+    options = parser().parse_args(arguments)
+    run = find_run(options.run, options.root)
+    base = find_base(run)
+    logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs while it is imported
+    devices.check_libraries()
+    from train.merge.merge_run import merge
+
+    print(merge(run, base, options.dtype, options.output, options.root))
+    return 0

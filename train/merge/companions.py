@@ -1,0 +1,131 @@
+"""Write the files next to the weights: config, tokenizer, chat template, generation config.
+
+    base model ─┬─config.json────────────▶ in the new precision
+                ├─tokenizer, processor───▶ copied; without one, the tokenizer of the run
+                └─generation_config.json─▶ also stops where the corpus ends a turn
+    template of the corpus ──────────────▶ chat_template.jinja, if it is a Jinja template
+
+A chat template is never made up. That of the base model is kept only if it writes what the model was trained on.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.core.errors import PackError
+from tasks.encoders.tokenizer_files import TOKENIZER_FILES, TokenizerFiles, find_tokenizer
+from tasks.storage.files import read_json, to_json, write_bytes
+from train.merge.corpus_facts import Facts
+from train.merge.find_run import Base, Run, has_tokenizer
+
+# Files of a model that its tokenizer or its processor consists of, besides TOKENIZER_FILES.
+OTHERS = (
+    "merges.txt", "vocab.json", "added_tokens.json", "preprocessor_config.json", "processor_config.json",
+    "video_preprocessor_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE",
+)  # fmt: skip
+TEMPLATE = "chat_template.jinja"
+
+
+@dataclass
+class Companions:
+    """What was written, for the model card."""
+
+    tokenizer: str = "none: neither the base model nor the run has one"
+    template: str = "none"
+    stops: list[int] = field(default_factory=list)
+
+
+def write_companions(folder: Path, base: Base, run: Run, facts: Facts | None, dtype: str) -> Companions:
+    """Write all files but the weights and the card. Raises PackError."""
+    written = Companions()
+    source = base.folder if has_tokenizer(base.folder) else run.folder
+    for name in (*TOKENIZER_FILES, *OTHERS):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    try:
+        files = find_tokenizer(source)
+    except PackError:
+        pass
+    else:
+        if files.main.suffix == ".model":  # the name under which transformers looks for it
+            shutil.copyfile(files.main, folder / "tokenizer.model")
+        written.tokenizer = "that of the base model" if source == base.folder else "the corpus's copy"
+        written.template = _write_template(folder, files, facts)
+    written.stops = _write_generation_config(folder, base, facts)
+    config = read_json(base.folder / "config.json")
+    write_bytes(folder / "config.json", to_json(_in_precision(config, dtype)))
+    return written
+
+
+# -- chat template -----------------------------------------------------------------------------------------------------
+
+
+def _write_template(folder: Path, files: TokenizerFiles, facts: Facts | None) -> str:
+    """Write the chat template, and return what was done in a sentence."""
+    own = files.chat_template()
+    if facts is None:
+        return "that of the tokenizer, unchecked: the corpus was not here" if own else "none: the tokenizer has none"
+    name = facts.manifest.template.name
+    if source := facts.chat_template():
+        _replace_template(folder, source)
+        options = facts.manifest.config.get("template_options")
+        return f"the Jinja template of the corpus ({name}){f', rendered with {options}' if options else ''}"
+    if not facts.is_built_in:
+        _replace_template(folder, None)
+        return f"none: the corpus was written by a Jinja template ({name}), which is not here"
+    written = f"the corpus was written by the built-in template {name}, which exists only as code"
+    if own and facts.is_written_by(own):
+        return f"that of the tokenizer; {written}, and an example conversation comes out the same"
+    _replace_template(folder, None)
+    if own:
+        return f"none: {written}, and that of the tokenizer, left out here, writes something else"
+    return f"none: {written}, and the tokenizer has none"
+
+
+def _replace_template(folder: Path, source: str | None) -> None:
+    (folder / TEMPLATE).unlink(missing_ok=True)
+    config = folder / "tokenizer_config.json"
+    if config.is_file():
+        values = read_json(config)
+        if isinstance(values, dict) and values.pop("chat_template", None) is not None:
+            write_bytes(config, to_json(values))
+    if source is not None:
+        write_bytes(folder / TEMPLATE, source.encode())
+
+
+# -- configs -----------------------------------------------------------------------------------------------------------
+
+
+def _write_generation_config(folder: Path, base: Base, facts: Facts | None) -> list[int]:
+    """Write generation_config.json, and return the ids that end a generation."""
+    path = base.folder / "generation_config.json"
+    values: dict[str, Any] = read_json(path) if path.is_file() else {}
+    config = read_json(base.folder / "config.json")
+    ends = facts.stop_tokens() if facts else []
+    for found in (values.get("eos_token_id", config.get("eos_token_id")),):
+        ends += found if isinstance(found, list) else [found] if isinstance(found, int) else []
+    ends = list(dict.fromkeys(ends))
+    if ends:
+        values["eos_token_id"] = ends if len(ends) > 1 else ends[0]
+    if facts:
+        tokenizer = facts.manifest.tokenizer
+        for name, token in (("bos_token_id", tokenizer.bos_token_id), ("pad_token_id", tokenizer.pad_token_id)):
+            if token is not None and values.get(name) is None:
+                values[name] = token
+    if values:
+        write_bytes(folder / "generation_config.json", to_json(values))
+    return ends
+
+
+def _in_precision(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """Return a config with its precision, and that of its parts, replaced."""
+    changed = {
+        name: _in_precision(value, dtype) if isinstance(value, dict) else value for name, value in config.items()
+    }
+    for name in ("dtype", "torch_dtype"):
+        if name in changed:
+            changed[name] = dtype
+    return changed

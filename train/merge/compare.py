@@ -1,0 +1,141 @@
+"""Compare the logits of the merged model with those of base plus adapter.
+
+    rows of the corpus, or random ids ─▶ base with the adapter beside it, base alone ─▶ logits, kept
+                                      └▶ the merged folder, loaded as users will ───▶ logits ─compare─▶ Comparison
+
+One model is in memory at a time: in fp32 if it fits, else in the precision of its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from tasks.core.errors import DataError
+from train.machine.devices import free_memory
+from train.merge.weights.adapter import NAME, read_config
+from train.merge.weights.tensor_files import Tensors
+
+ROWS, TOKENS = 2, 256
+
+# The largest relative difference of a token's logits that rounding can explain, by the precision of the merged weights.
+# It is about twice what tiny models of 53 architectures show that have random weights and no experts: 2e-5, 4e-2, and
+# 2e-1. Trained models are less sensitive. What an adapter changes is bounded by LOST, and each layer by LAYER_LIMITS.
+LIMITS = {torch.float32: 1e-3, torch.float16: 1e-1, torch.bfloat16: 5e-1}
+# Share of the tokens that may be beyond the limit if the model has experts: rounding sends some tokens to others.
+BEYOND = 0.2
+# Share of the adapter's effect that rounding may hide.
+LOST = 0.5
+# An adapter that changes the logits by less has not learned anything that could be lost.
+NO_EFFECT = 1e-4
+
+# A model needs its weights, and less than this share of them for everything else.
+ROOM = 1.25
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Differences of logits, relative to their size; each token counts, without the mean of its logits."""
+
+    tokens: int
+    largest: float
+    limit: float
+    beyond: float  # share of the tokens above the limit
+    agreement: float  # share of the tokens with the same most likely next token
+    effect: float  # of the adapter on the base's logits
+    lost: float  # difference, as a share of that effect
+
+
+def precision_that_fits(tensors: Tensors, dtype: torch.dtype) -> torch.dtype | None:
+    """Return the precision in which a model fits into memory: fp32, or that of the merged weights, or None."""
+    weights = sum(place.bytes // place.dtype.itemsize for place in tensors.places.values())
+    free = free_memory()
+    return next((one for one in (torch.float32, dtype) if ROOM * weights * one.itemsize <= free), None)
+
+
+def inputs(rows: Sequence[Sequence[int]], config: Any) -> torch.Tensor:
+    """Return token ids [rows, tokens]: those of the corpus, or random ones."""
+    config = config.get_text_config()
+    length = min([TOKENS, *map(len, rows), getattr(config, "max_position_embeddings", None) or TOKENS])
+    if rows:
+        return torch.tensor([row[:length] for row in rows])
+    return torch.randint(config.vocab_size, (ROWS, length), generator=torch.Generator().manual_seed(0))
+
+
+@torch.inference_mode()
+def logits_of_base(
+    base: Path, adapter: Path, ids: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the logits of the base model with the adapter beside it, and those without it."""
+    model = PeftModel.from_pretrained(_load(base, dtype), str(adapter), adapter_name=NAME, config=read_config(adapter))
+    model.eval()
+    with_adapter = _logits(model, ids)
+    with model.disable_adapter():
+        return with_adapter, _logits(model, ids)
+
+
+@torch.inference_mode()
+def logits_of(folder: Path, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the logits of a model."""
+    return _logits(_load(folder, dtype), ids)
+
+
+def _load(folder: Path, dtype: torch.dtype) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, use_safetensors=True, trust_remote_code=False)
+    return model.eval()
+
+
+def _logits(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Return the logits [tokens, vocabulary] in fp32, each token's without their mean, which softmax ignores."""
+    logits = torch.cat([model(input_ids=row[None], use_cache=False).logits[0].float() for row in ids])
+    return logits - logits.mean(-1, keepdim=True)
+
+
+def compare(expected: torch.Tensor, alone: torch.Tensor, found: torch.Tensor, weights: torch.dtype) -> Comparison:
+    """Compare the logits of the merged model with those of base and adapter, and with those of the base `alone`."""
+    limit = LIMITS[weights]
+    size = expected.norm(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+    off = (found - expected).norm(dim=-1) / size
+    effect = float((expected - alone).norm() / expected.norm())
+    return Comparison(
+        tokens=len(off),
+        largest=float(off.max()),
+        limit=limit,
+        beyond=float((~(off <= limit)).float().mean()),
+        agreement=float((found.argmax(-1) == expected.argmax(-1)).float().mean()),
+        effect=effect,
+        lost=float((found - expected).norm() / (expected - alone).norm()) if effect else 0.0,
+    )
+
+
+def has_experts(config: Any) -> bool:
+    """Return whether a model routes tokens to experts."""
+    names = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+    return any((getattr(config.get_text_config(), name, None) or 0) > 1 for name in names)
+
+
+def require_same(comparison: Comparison, experts: bool, precision: str) -> None:
+    """Raise DataError unless the merged model is base plus adapter, as far as its precision allows.
+
+    `experts`: the model routes tokens to experts, which rounding may change for some.
+    """
+    if not comparison.beyond <= (BEYOND if experts else 0):
+        raise DataError(
+            "merge_differs",
+            f"the logits of the merged model differ by up to {comparison.largest:.1e} from those of base plus adapter, "
+            f"for {comparison.beyond:.1%} of {comparison.tokens} tokens by more than {comparison.limit:g} (relative); "
+            + ("report this with your training.json" if precision == "fp32" else "merge with --dtype fp32"),
+        )
+    if comparison.effect > NO_EFFECT and not comparison.lost <= LOST:
+        raise DataError(
+            "merge_differs",
+            f"rounding to {precision} hides {min(comparison.lost, 1):.0%} of what the adapter changes in the logits "
+            f"({comparison.effect:.1e}, relative); "
+            + ("report this with your training.json" if precision == "fp32" else "merge with --dtype fp32"),
+        )

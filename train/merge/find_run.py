@@ -1,0 +1,191 @@
+"""Find a finished run and its base model, as it was when the run was trained.
+
+    x, KEY, data/adapters/x-KEY, …/training.json ─find_run─▶ Run: folder, record
+    Run ─find_base─▶ folder of the base model, checked against what the run recorded
+
+No torch is loaded here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tasks.core.errors import DataError, InputMissing, UsageError
+from tasks.core.suggest import suggest
+from tasks.encoders.tokenizer_files import TOKENIZER_FILES
+from tasks.storage.files import read_json
+from train.loop.run_folder import checkpoints_of, model_digest, step_of
+
+SHORTEST_KEY = 4  # characters of a key that are accepted for all of it
+LISTED = 5
+RECORD = "training.json"
+
+# Folders of the Hub's cache: models--owner--name/snapshots/<commit>
+_CACHED = re.compile(r"models--(?P<name>[^/]+)/snapshots/(?P<commit>[0-9a-f]{40})/?$")
+HUB_FILES = ("*.safetensors", "*.json", "*.model", "*.jinja", "README.md")
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A finished run: its folder, and its training.json."""
+
+    folder: Path
+    record: dict[str, Any]
+
+    @property
+    def key(self) -> str:
+        return str(self.record["key"])
+
+    @property
+    def base_model(self) -> str:
+        return str(self.record["base_model"])
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """A base model on this machine. `name` is that on the Hub, or of its folder."""
+
+    folder: Path
+    name: str
+    commit: str | None  # of the Hub
+    digest: str | None  # of the files of a local folder
+
+
+# -- the run -----------------------------------------------------------------------------------------------------------
+
+
+def find_run(text: str, root: Path) -> Run:
+    """Return the run that a user names: a folder, its training.json, or a name or key below data/adapters of `root`.
+
+    Raises InputMissing, UsageError, or DataError.
+    """
+    path = Path(os.path.expanduser(text))
+    if os.path.isfile(path) and path.name != RECORD:
+        raise UsageError("bad_command_line", f"{path}: is not a training run; name its folder, or its {RECORD}")
+    folder = path if os.path.isdir(path) else path.parent if os.path.isfile(path) else _by_name(text, root)
+    record = folder / RECORD
+    if not record.is_file():
+        if not (folder / "run.json").is_file():
+            raise InputMissing("no_such_run", f"{folder}: is not a training run (it has no {RECORD})")
+        done = max(map(step_of, checkpoints_of(folder)), default=0)
+        raise InputMissing(
+            "no_such_run",
+            f"{folder}: the run is not finished (it has no {RECORD}; the newest checkpoint is of step {done}); "
+            "run the training command again, which resumes it",
+        )
+    values = read_json(record)
+    if not isinstance(values, dict) or not {"key", "corpus", "base_model", "config", "result"} <= values.keys():
+        raise DataError("bad_adapter", f"{record}: is not the record of a training run; restore it, or train again")
+    return Run(folder, values)
+
+
+def _by_name(text: str, root: Path) -> Path:
+    home = root / "data" / "adapters"
+    found = sorted(
+        (path for path in home.glob("*") if path.is_dir()),
+        key=lambda path: (path.stat().st_mtime_ns, path.name),
+    )
+    names = [path.name for path in found]
+    if text in names:
+        return home / text
+    if named := [path for path in found if path.name.rpartition("-")[0] == text]:
+        finished = [path for path in named if (path / RECORD).is_file()] or named
+        if len(finished) > 1:
+            raise UsageError(
+                "bad_command_line",
+                f"{text}: there are several runs of this name ({', '.join(path.name for path in finished[-LISTED:])}); "
+                "name one of them",
+            )
+        return finished[0]
+    if len(text) >= SHORTEST_KEY and (keyed := [path for path in found if _has_key(path, text)]):
+        if len(keyed) > 1:
+            listed = ", ".join(path.name for path in keyed[-LISTED:])
+            raise UsageError("bad_command_line", f"{text}: is the prefix of several keys ({listed}); use a longer one")
+        return keyed[0]
+    hint = suggest(text, (name for full in names for name in (full, full.rpartition("-")[0])), LISTED)
+    known = f", which has {', '.join(reversed(names[-LISTED:]))}" if names else ", which has no runs"
+    raise InputMissing("no_such_run", f"{text}: no such run, and no such name or key in {home}/{hint or known}")
+
+
+def _has_key(folder: Path, text: str) -> bool:
+    key = folder.name.rpartition("-")[2]
+    return key.startswith(text) or (len(key) == 12 and len(text) == 64 and text.startswith(key))
+
+
+# -- its base model ----------------------------------------------------------------------------------------------------
+
+
+def find_base(run: Run) -> Base:
+    """Return the base model. Raises InputMissing if it is not here, DataError if it has changed or is quantized."""
+    named = run.base_model
+    base = _local(run, Path(named)) if os.path.isabs(named) else _of_hub(run, named)
+    config = read_json(base.folder / "config.json") if (base.folder / "config.json").is_file() else {}
+    if quantized := config.get("quantization_config"):
+        method = quantized.get("quant_method", "low precision")
+        raise DataError(
+            "bad_model",
+            f"base_model: {base.folder}: is stored in {method}, and an adapter is merged into weights in full "
+            "precision; train on a copy of the model in bf16, then merge",
+        )
+    return base
+
+
+def _local(run: Run, folder: Path) -> Base:
+    if not (folder / "config.json").is_file():
+        raise InputMissing(
+            "model_missing", f"base_model: {folder}: is missing; restore it at this path, then merge again"
+        )
+    digest = model_digest(str(folder))
+    expected = run.record.get("base_digest") or _recorded(run)
+    if (expected and digest != expected) or not _is_own(folder, run):
+        raise DataError(
+            "base_changed",
+            f"base_model: {folder}: is not as it was when {run.folder} was trained on it (a file was added, removed, "
+            "or changed); restore it, or train again",
+        )
+    cached = _CACHED.search(folder.as_posix())
+    name = cached["name"].replace("--", "/") if cached else folder.name
+    return Base(folder, name, cached["commit"] if cached else None, digest)
+
+
+def _recorded(run: Run) -> str | None:
+    """Return the digest in run.json, for a run whose training.json has none."""
+    path = run.folder / "run.json"
+    return read_json(path).get("base_model") if run.record["config"].get("base_model") and path.is_file() else None
+
+
+def _is_own(folder: Path, run: Run) -> bool:
+    """Return whether the config of a small Llama is that in the name of its folder; True of other models."""
+    if run.record["config"].get("base_model"):
+        return True
+    described = orjson.dumps(
+        [read_json(folder / "config.json"), run.record["config"].get("seed")], option=orjson.OPT_SORT_KEYS
+    )
+    return folder.name.endswith(hashlib.sha256(described).hexdigest()[:12])
+
+
+def _of_hub(run: Run, name: str) -> Base:
+    from huggingface_hub import snapshot_download
+
+    commit = run.record.get("base_commit")
+    try:
+        folder = Path(snapshot_download(name, revision=commit, allow_patterns=list(HUB_FILES)))
+    except Exception as error:  # network, name, access token: every library below has its own class
+        reason = " ".join(str(error).split())[:300].rstrip(".")
+        raise InputMissing(
+            "model_missing",
+            f"base_model: {name!r}{f' at {commit[:12]}' if commit else ''}: is neither in the cache nor could be "
+            f"downloaded from the Hub ({reason}); check the network, then merge again",
+        ) from None
+    return Base(folder, name, commit or folder.name, None)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in TOKENIZER_FILES[:2])

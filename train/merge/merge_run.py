@@ -1,0 +1,178 @@
+"""Merge a run: everything from the base model and the adapter to the finished folder.
+
+    run, base ─▶ adapter checked ─▶ weights, each layer compared ─▶ config, card ─▶ logits compared ─▶ renamed
+
+What is compared is printed to standard error, and not written: it may depend on the machine.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tasks.core.errors import DataError, StorageError
+from tasks.core.printable import counted, in_bytes
+from tasks.storage.files import sha256_of, write_bytes
+from train.machine.devices import free_disk, free_memory
+from train.merge import compare
+from train.merge.companions import write_companions
+from train.merge.corpus_facts import Facts, find_facts
+from train.merge.find_run import Base, Run
+from train.merge.model_card import CARD, model_card
+from train.merge.output_folder import being_written, is_merged, write_record
+from train.merge.weights.adapter import FILE, FIX, Adapter, described
+from train.merge.weights.tensor_files import Tensors, tensors_of_model
+from train.merge.weights.write import PRECISIONS, Written, main_precision, write_weights
+from train.model.base_model import unreadable
+
+VERSION = 1
+NAMES = {dtype: name for name, dtype in PRECISIONS.items()}
+# Room for tokenizer, configs, and card, besides the weights.
+OTHER_FILES = 100_000_000
+
+
+def merge(run: Run, base: Base, wanted: str | None, output: Path | None, root: Path) -> Path:
+    """Merge a run into `output`, unless it is there already. Returns the folder. Raises PackError."""
+    _silence_libraries()
+    tensors = tensors_of_model(base.folder)
+    dtype = wanted or _own_precision(tensors, base)
+    folder = output or root / "data" / "merged" / f"{run.folder.resolve().name}-{dtype}"
+    identity = {
+        "version": VERSION,
+        "run": run.key,
+        "adapter": _check_adapter(run),
+        "base": base.digest or f"{base.name}@{base.commit}",
+        "dtype": dtype,
+    }
+    if is_merged(folder, identity):
+        _say("already merged, nothing to do")
+        return folder
+    _check_disk(folder, tensors, PRECISIONS[dtype])
+    try:
+        with being_written(folder) as temporary:
+            _write(temporary, run, base, tensors, dtype, root)
+            write_record(temporary, identity)
+    except OSError as error:  # a full disk, while a library writes
+        raise StorageError("cannot_write", f"{folder}: cannot be written: {error.strerror or error}") from error
+    return folder
+
+
+def _silence_libraries() -> None:
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    for category in (FutureWarning, DeprecationWarning, UserWarning):
+        warnings.filterwarnings("ignore", category=category)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+# -- before --------------------------------------------------------------------------------------------------------
+
+
+def _own_precision(tensors: Tensors, base: Base) -> str:
+    found = main_precision(tensors)
+    if found not in NAMES:
+        raise DataError("bad_model", f"base_model: {base.folder}: is stored in {found}; choose a --dtype")
+    return NAMES[found]
+
+
+def _check_adapter(run: Run) -> str:
+    """Return the digest of the adapter's file. Raises DataError if it is not the one that the run wrote."""
+    path = run.folder / FILE
+    if not path.is_file():
+        raise DataError("bad_adapter", f"{path}: is missing; {FIX}")
+    digest, expected = sha256_of(path), run.record.get("adapter_sha256")
+    if expected not in (None, digest):
+        raise DataError("bad_adapter", f"{path}: is not as the run wrote it (SHA-256 {digest[:12]}); {FIX}")
+    return digest
+
+
+def _check_disk(folder: Path, tensors: Tensors, dtype: torch.dtype) -> None:
+    main = main_precision(tensors)
+    weights = sum(
+        place.bytes * dtype.itemsize // main.itemsize if place.dtype == main else place.bytes
+        for place in tensors.places.values()
+    )
+    if (free := free_disk(folder)) < weights + OTHER_FILES:
+        raise StorageError(
+            "cannot_write",
+            f"{folder}: needs {in_bytes(weights + OTHER_FILES)}, but only {in_bytes(free)} are free; free some space, "
+            "or choose another --output",
+        )
+
+
+# -- the merge -----------------------------------------------------------------------------------------------------
+
+
+def _write(folder: Path, run: Run, base: Base, tensors: Tensors, dtype: str, root: Path) -> None:
+    """Write and check everything in `folder`. Raises PackError."""
+    model = _without_weights(base)
+    adapter = Adapter(run.folder, model)
+    zero = adapter.is_zero()
+    size = sum(place.bytes for place in tensors.places.values())
+    _say(f"merging {described(adapter)} into {base.name} ({in_bytes(size)}), in {dtype}")
+    written = write_weights(folder, base.folder, model, tensors, adapter, PRECISIONS[dtype])
+    _say_written(written)
+    facts, note = find_facts(run.record, root)
+    if note:
+        _say(f"note: {note}; the check uses random tokens, and the card knows less")
+    companions = write_companions(folder, base, run, facts, _in_config(dtype))
+    _say(f"chat template: {companions.template}")
+    card = model_card(run, base, facts, companions, dtype, described(adapter), bool(written.whole), zero)
+    write_bytes(folder / CARD, card)
+    _compare(folder, run, base, facts, model.config, tensors, dtype, zero)
+
+
+def _in_config(dtype: str) -> str:
+    """Return the name of a precision in config.json."""
+    return str(PRECISIONS[dtype]).removeprefix("torch.")
+
+
+def _without_weights(base: Base) -> Any:
+    try:
+        config = AutoConfig.from_pretrained(base.folder, trust_remote_code=False)
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise unreadable(base.folder, error) from None
+
+
+def _say_written(written: Written) -> None:
+    how = f"the whole model in memory, because {written.whole}" if written.whole else "one layer in memory at a time"
+    _say(f"weights: written with {how}")
+    _say(f"layers: each compared with the adapter beside it; the largest difference is {written.largest:.1e}")
+
+
+def _compare(
+    folder: Path, run: Run, base: Base, facts: Facts | None, config: Any, tensors: Tensors, dtype: str, zero: bool
+) -> None:
+    """Compare the logits, and print what was found. Raises DataError if they differ."""
+    weights = PRECISIONS[dtype]
+    computed = compare.precision_that_fits(tensors, weights)
+    if computed is None:
+        _say(f"logits: not compared: the model does not fit into the {in_bytes(free_memory())} of free memory")
+        return
+    rows = facts.rows(compare.ROWS, compare.TOKENS) if facts else []
+    ids = compare.inputs(rows, config)
+    expected, alone = compare.logits_of_base(base.folder, run.folder, ids, computed)
+    found = compare.logits_of(folder, ids, computed)
+    result = compare.compare(expected, alone, found, weights)
+    source = "of the corpus" if rows else "drawn at random"
+    _say(
+        f"logits: {counted(result.tokens, 'token')} {source}, computed in {NAMES[computed]}: the largest relative "
+        f"difference to base plus adapter is {result.largest:.1e} (allowed: {result.limit:g}); the most likely token "
+        f"is the same for {result.agreement:.1%}"
+    )
+    if zero:
+        _say("adapter: every B is zero, so the merged model is the base model")
+    else:
+        _say(f"adapter: changes the logits by {result.effect:.1e}; rounding hides {result.lost:.1%} of that")
+    compare.require_same(result, compare.has_experts(config), dtype)

@@ -1,0 +1,148 @@
+"""Write the merged weights, and compare each adapted layer.
+
+    groups of tensors ─stream─▶ load one, add the adapter, round, convert back ─▶ shards    (a layer in memory)
+    base model ─whole─▶ load it, add the adapter to each weight, round ─save_pretrained─▶ shards
+
+Both compute in fp32 and round once, from the weights as they are in the files of the base model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from tasks.core.errors import DataError
+from train.merge.weights.adapter import Adapter, rounded
+from train.merge.weights.layout import Group, NotInvertible, groups_of
+from train.merge.weights.tensor_files import SHARD_BYTES, Place, Tensors, write_shards
+
+PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+# A merged layer may differ from one with the adapter beside it by the rounding of its weights, whose relative error is
+# at most 2^-9 (bf16) or 2^-12 (fp16), and by the order of sums in fp32. An output averages over many weights, so that
+# twice the largest error is never reached.
+LAYER_LIMITS = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
+
+
+@dataclass
+class Written:
+    """How the weights were written, and by how much the layers differ."""
+
+    whole: str  # why the model was loaded as a whole; empty if it was not
+    largest: float = 0.0
+    layer: str = ""
+
+    def compare(self, name: str, difference: float, dtype: torch.dtype) -> None:
+        """Record the difference of a layer. Raises DataError above the limit."""
+        if not difference <= LAYER_LIMITS[dtype]:
+            raise DataError(
+                "merge_differs",
+                f"{name}: the output with the merged weight differs by {difference:.1e} from that with the adapter "
+                f"beside it (relative; {LAYER_LIMITS[dtype]:.1e} is allowed); report this with your training.json",
+            )
+        if difference >= self.largest:
+            self.largest, self.layer = difference, name
+
+
+def main_precision(tensors: Tensors) -> torch.dtype:
+    """Return the precision that most bytes of a model are in."""
+    count = Counter[torch.dtype]()
+    for place in tensors.places.values():
+        count[place.dtype] += place.bytes
+    return count.most_common(1)[0][0]
+
+
+def precision_of(model: Any, tensors: Tensors, wanted: torch.dtype) -> Callable[[str, str], torch.dtype]:
+    """Return the new precision of a tensor, by its name in the files and that of its weight.
+
+    Tensors in the main precision get the wanted one. Others keep theirs, such as the fp32 bias of a router in a bf16
+    model, and so does a weight that transformers loads in fp32 whatever is wanted.
+    """
+    main = main_precision(tensors)
+    kept = model._get_dtype_plan(wanted)
+
+    def precision(name: str, weight: str) -> torch.dtype:
+        own = tensors.places[name].dtype
+        in_fp32 = any(re.search(pattern.replace("*", ".*"), weight) for pattern in kept)
+        return wanted if own == main and own.is_floating_point and not (in_fp32 and own == torch.float32) else own
+
+    return precision
+
+
+def write_weights(
+    folder: Path, base: Path, model: Any, tensors: Tensors, adapter: Adapter, dtype: torch.dtype
+) -> Written:
+    """Write the weights of base plus adapter to `folder`. Raises DataError or StorageError."""
+    try:
+        groups = groups_of(model, tensors.places, adapter.layers)
+        written = Written("")
+        precision = precision_of(model, tensors, dtype)
+        weight_of = {name: group.weights[0] for group in groups for name in group.tensors}
+        new = {name: replace(tensors.places[name], dtype=precision(name, weight_of[name])) for name in weight_of}
+        # Wide precisions come first (see `write_shards`); a group has one.
+        groups.sort(key=lambda group: -new[next(iter(group.tensors))].dtype.itemsize)
+        places = [new[name] for group in groups for name in group.tensors]
+        write_shards(folder, places, _stream(groups, new, model, tensors, adapter, written))
+        return written
+    except NotInvertible as error:
+        for file in folder.glob("*.safetensors*"):
+            file.unlink()
+        return _write_whole(folder, base, adapter, dtype, str(error))
+
+
+def _stream(
+    groups: Sequence[Group],
+    places: dict[str, Place],
+    model: Any,
+    tensors: Tensors,
+    adapter: Adapter,
+    written: Written,
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of the merged files, of one group after the other."""
+    for group in groups:
+        values = {name: tensors.read(name) for name in group.tensors}
+        adapted = [name for name in group.weights if name in adapter.layers]
+        if not adapted:
+            [(name, value)] = values.items()
+            yield name, rounded(value, places[name].dtype, name)
+            continue
+        weights = group.load(values, model)
+        if group.converter is not None:
+            back = group.store(weights, model)
+            if not all(torch.equal(back[name], value) for name, value in values.items()):
+                raise NotInvertible(f"{group.first} is not converted back to the values that it is made of")
+            del back
+        del values
+        dtype = places[next(iter(group.tensors))].dtype
+        for name in adapted:
+            weights[name], difference = adapter.merge(name, weights[name], dtype)
+            written.compare(name, difference, dtype)
+        for name, value in group.store(weights, model).items():
+            yield name, rounded(value, dtype, name)
+
+
+@torch.no_grad()
+def _write_whole(folder: Path, base: Path, adapter: Adapter, dtype: torch.dtype, why: str) -> Written:
+    """Load the whole model and save it. The fallback if the files of the base model cannot be written one by one."""
+    written = Written(why)
+    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", use_safetensors=True, trust_remote_code=False)
+    main = model.dtype
+    for name in adapter.layers:
+        weight = model.get_parameter(name)
+        weight.data, difference = adapter.merge(name, weight.data, dtype)
+        written.compare(name, difference, dtype)
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if value.dtype == main:  # not what transformers keeps in fp32
+            value.data = rounded(value.data, dtype, name)
+    model.config.dtype = dtype
+    model.save_pretrained(folder, max_shard_size=SHARD_BYTES)
+    (folder / "config.json").unlink()  # written with the other files
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    return written
