@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, get_args, get_or
 
 from tasks.core.error_messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.errors import Interrupted, UsageError
-from train.machine.signals import SignalGuard, is_rank
+from train.machine import meeting
+from train.machine.signals import SignalGuard, reports
 
 if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
@@ -93,57 +94,63 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
             code: int = import_module(COMMANDS[arguments[0]]).main(arguments[1:])
             guard.leave(code)
             return code
-        _run(parser().parse_args(arguments), arguments, guard)
+        _run(arguments, guard)
     except Exception as error:
         if "--debug" in arguments or is_on(DEBUG):
             traceback.print_exc()
         failed = to_pack_error(error)
         guard.leave(failed.exit_code)
         rank = os.environ.get("RANK", "0")
-        failed.facts |= {"rank": int(rank)} if rank != "0" else {}
-        if str(failed) and not (isinstance(failed, Interrupted) and is_rank()):
+        failed.facts = ({"rank": int(rank)} if rank != "0" else {}) | failed.facts
+        if str(failed) and (reports() or not isinstance(failed, Interrupted)):
             print(format_error(failed), file=sys.stderr)
         return failed.exit_code
     guard.leave(0)
     return 0
 
 
-def _run(options: argparse.Namespace, arguments: list[str], guard: SignalGuard) -> None:
+def _run(arguments: list[str], guard: SignalGuard) -> None:
     from train.config import TrainingConfig, load_training_config
     from train.data.corpus import open_corpus
     from train.loop.run_folder import RunFolder
+    from train.machine import devices
 
-    given = {name: getattr(options, f"set_{name}") for name in TrainingConfig.model_fields}
-    config = load_training_config(options.config, {name: text for name, text in given.items() if text is not None})
-    corpus = open_corpus(options.manifest, config.allow_unisolated)
-    folder = RunFolder(options.root, config, corpus)
-    folder.check()
-    if options.where:
-        print(folder.record)
-        return
-    if folder.record.exists():
-        print("already trained, nothing to do", file=sys.stderr)
-        print(folder.record)
-        return
+    with meeting.or_stop_all():
+        options = parser().parse_args(arguments)
+        given = {name: getattr(options, f"set_{name}") for name in TrainingConfig.model_fields}
+        config = load_training_config(options.config, {name: text for name, text in given.items() if text is not None})
+        corpus = open_corpus(options.manifest, config.allow_unisolated)
+        folder = RunFolder(options.root, config, corpus)
+        folder.check()
+        if options.where:
+            print(folder.record)
+            return
+        if folder.record.exists() and not meeting.is_one_of_several():  # several ranks first ask whether all have it
+            folder.report_finished()
+            return
+        devices.check_libraries()
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs while it is imported
-    from train.machine import devices, launch
-
-    devices.check_libraries()
-    if not is_rank():
+    if reports():
         action = f"resuming after step {done}" if (done := folder.steps_done()) else "starting training"
         print(f"{action}; loading torch and the model", file=sys.stderr, flush=True)
-    ranks = devices.ranks(config)
-    if ranks > 1 and "RANK" not in os.environ:
+    # Under torchrun, WORLD_SIZE is the number of ranks.
+    if "RANK" not in os.environ and (ranks := devices.ranks(config)) > 1:
+        from train.machine import launch
+
         launch.launch(ranks, arguments)
         return
     from train.loop import run
-    from train.machine.ranks import leave
+    from train.machine.ranks import leave, of_lost_rank
 
     try:
         run.train(corpus, config, folder, options.root, guard)
         leave(together=True)
     except Interrupted:
         leave(together=False)
+        raise
+    except Exception as error:
+        if (known := of_lost_rank(error)) is not error:
+            raise known from error
         raise
 
 

@@ -44,7 +44,9 @@ def show_effect(
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
-def show_result(console: Console, result: dict[str, Any], folder: Path, tokenizer: bool) -> None:
+def show_result(
+    console: Console, result: dict[str, Any], folder: Path, tokenizer: bool, warning: str | None = None
+) -> None:
     """Print the result of a run."""
     of_steps = f" (means of {counted(result['loss_steps'], 'step')})" if result["loss_steps"] > 1 else ""
     validation = f", validation {result['validation_loss']:.4f}" if result["validation_loss"] is not None else ""
@@ -56,6 +58,8 @@ def show_result(console: Console, result: dict[str, Any], folder: Path, tokenize
         markup=False,
         soft_wrap=True,
     )
+    if warning:
+        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     files = "adapter, tokenizer" if tokenizer else "adapter (the corpus has no tokenizer)"
     console.print(f"{files}, and training.svg: {folder}", markup=False, soft_wrap=True)
 

@@ -13,6 +13,7 @@ so the result of training does not depend on the machine.
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +29,7 @@ from tasks.core.printable import counted
 from tasks.core.process import peak_memory
 from train.config import TrainingConfig
 from train.machine import devices
+from train.machine.ranks import together
 from train.model.adapter import keep_random
 from train.model.attention import batch_of
 
@@ -202,12 +204,15 @@ def micro_batch(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    memory: Memory = _GpuMemory(model) if device.type == "cuda" else _CpuMemory(ranks)
+    memory: Memory = (
+        _GpuMemory(model) if device.type == "cuda" else _CpuMemory(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    )
     model.train()
     try:
         with keep_random(device):
             if config.micro_batch != "auto":
-                return _fixed_size(config.micro_batch, step, rows_per_step, length, memory)
+                with together():
+                    return _fixed_size(config.micro_batch, step, rows_per_step, length, memory)
             return find_micro_batch(
                 step, rows_per_step, length, memory, budget=BUDGET[device.type], agree=lambda x: _largest(x, device)
             )

@@ -7,6 +7,7 @@ corpus + settings ─prepare─▶ Run ─trainer─▶ steps, from the newest c
 from __future__ import annotations
 
 import logging
+import os
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -26,8 +27,10 @@ from train.loop.display import ProgressLine, open_console, show_effect, show_res
 from train.loop.prepare import Run, prepare
 from train.loop.run_folder import RunFolder
 from train.loop.trainer import arguments
-from train.machine import devices
+from train.machine import devices, meeting
 from train.machine.interruption import Interruption
+from train.machine.rank_speed import RankClock, RankSpeed, slow_ranks
+from train.machine.ranks import gather, together
 from train.machine.signals import SignalGuard
 from train.model import flops
 
@@ -36,15 +39,19 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     """Train, and write everything to `folder`. Raises PackError or Interrupted."""
     interruption = Interruption(guard)
     _silence_libraries()
-    device = devices.resolve(config)
+    device = _meet(config, folder)
+    if device is None:
+        return
     state = PartialState(cpu=device.kind == "cpu")
     console = open_console(quiet=not state.is_main_process)
     run = prepare(corpus, config, folder, root, device, state)
     line = ProgressLine(console)
-    trainer = _trainer(run, line, interruption)
+    clock = RankClock(state.device, device.name)
+    trainer = _trainer(run, line, interruption, clock)
     steps = effect.count_steps(trainer, config)
-    if state.is_main_process:
-        folder.write(run.choices)
+    with together():
+        if run.disk.writes:
+            folder.write(run.choices)
     in_effect = effect.in_effect(run, steps)
     show_effect(console, run.notes, run.choices.table, in_effect, effect.warnings(run, steps))
 
@@ -60,12 +67,33 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         )
     if run.feed.validation is not None and not _is_evaluated(trainer.state):
         trainer.evaluate()
-    if state.is_main_process:
-        log = trainer.state.log_history
-        result = record.summary(log)
-        record.write_results(folder.path, run.model, run.tokenizer, _record(run, in_effect, result), log)
-        show_result(console, result, folder.path, run.tokenizer is not None)
+    speeds = clock.speeds(state.process_index)
+    log, *_ = gather(trainer.state.log_history if state.is_main_process else [])
+    result = record.summary(log)
+    with together():
+        if run.disk.writes:
+            record.write_results(folder.path, run.model, run.tokenizer, _record(run, in_effect, result, speeds), log)
+    show_result(console, result, folder.path, run.tokenizer is not None, slow_ranks(speeds))
+    if state.is_local_main_process:
         print(folder.record)
+
+
+def _meet(config: TrainingConfig, folder: RunFolder) -> devices.Device | None:
+    """Return the device of this rank, once all ranks have one; None if the run has finished on all machines.
+
+    Raises DataError if the ranks do not have the same corpus, settings, and libraries.
+    """
+    with meeting.or_stop_all():
+        device = devices.resolve(config)
+    if not meeting.is_one_of_several():
+        return device
+    libraries = {name: version.partition("+")[0] for name, version in record.versions().items()}
+    facts = {**folder.facts, "device in effect": f"{device.kind} {device.precision}", **libraries}
+    if not meeting.meet(facts, finished=folder.record.exists()):
+        return device
+    if os.environ.get("LOCAL_RANK") == "0":
+        folder.report_finished()
+    return None
 
 
 def _is_evaluated(state: TrainerState) -> bool:
@@ -88,6 +116,7 @@ def _trainer(run: Run, *callbacks: Any) -> Any:
     given = arguments(
         run.config, str(run.folder.path), choices.micro_batch, choices.accumulation, device.kind, device.bf16
     )
+    given["save_on_each_node"] = not run.disk.shared
     trainer = run.feed.trainer(run.model, given, run.feed.collator(choices.attention))
     peak = flops.peak_flops(device.name) if device.bf16 else None
     trainer.measure(run.feed.tokens / len(run.feed.train), run.flops_per_token, peak and peak * choices.ranks)
@@ -106,7 +135,7 @@ def _take_steps(trainer: Any, run: Run, steps: effect.Steps) -> None:
         trainer.train(resume_from_checkpoint=checkpoint)
 
 
-def _record(run: Run, in_effect: dict[str, str], result: dict[str, Any]) -> dict[str, Any]:
+def _record(run: Run, in_effect: dict[str, str], result: dict[str, Any], speeds: list[RankSpeed]) -> dict[str, Any]:
     """Return the content of training.json, without its log."""
     corpus = run.corpus
     return {
@@ -120,5 +149,6 @@ def _record(run: Run, in_effect: dict[str, str], result: dict[str, Any]) -> dict
         "in_effect": in_effect,
         "flops_per_token": run.flops_per_token,
         "result": result,
+        "ranks": [asdict(speed) for speed in speeds],
         "versions": record.versions(),
     }

@@ -14,6 +14,7 @@ setting is another run in another folder; the same command resumes the run.
 from __future__ import annotations
 
 import hashlib
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,11 @@ from tasks.core.errors import Busy, DataError, UsageError
 from tasks.storage.files import acquire_lock, read_json, to_json, write_bytes
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
+from train.machine.disk import MARK
 
 VERSION = 1
+# Settings that a rank may have of its own: they name files of its machine, or cannot change what the ranks do together.
+OWN = {"base_model", "tokenizer", "output", "load", "gpus"}
 LOCK = "run.lock"
 COMPLETE = "complete.json"
 # Of each file of a base model, this many samples of so many bytes are hashed: all of a file up to 1 MiB.
@@ -60,22 +64,30 @@ class RunFolder:
             "version": VERSION,
             "corpus": corpus.key,
             "settings": config.settings(),
-            "base_model": _model_digest(config.base_model),
+            "base_model": model_digest(config.base_model),
         }
         self.key = hashlib.sha256(orjson.dumps(self.identity, option=orjson.OPT_SORT_KEYS)).hexdigest()
         default = root / "data" / "adapters" / f"{corpus.name}-{self.key[:12]}"
         self.path = Path(config.output) if config.output else default
+        digest = corpus.manifest.digest if corpus.manifest else corpus.key
+        # What all ranks of a run must have in common. Paths may differ; the base model is compared once it is loaded.
+        self.facts = {"corpus": f"{corpus.name} {corpus.key[:12]}", "manifest digest": digest[:16]} | {
+            name: str(value) for name, value in config.model_dump(exclude=OWN).items()
+        }
         self.record = self.path / "training.json"
         self._run = self.path / "run.json"
+
+    def report_finished(self) -> None:
+        """Print the path of the record of a run that has ended before."""
+        print("already trained, nothing to do", file=sys.stderr)
+        print(self.record)
 
     def check(self) -> None:
         """Raise DataError or UsageError if the folder belongs to anything else."""
         if not self._run.exists():
             # A run that was killed while it wrote run.json leaves a partial file.
-            partial = f".{self._run.name}."
-            if self.path.is_dir() and any(
-                p.name != LOCK and not p.name.startswith(partial) for p in self.path.iterdir()
-            ):
+            left = (f".{self._run.name}.", MARK)
+            if self.path.is_dir() and any(p.name != LOCK and not p.name.startswith(left) for p in self.path.iterdir()):
                 raise UsageError(
                     "run_folder_taken",
                     f"{self.path}: contains files that do not belong to a training run; set another `output`",
@@ -127,7 +139,7 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def _model_digest(base_model: str | None) -> str | None:
+def model_digest(base_model: str | None) -> str | None:
     """Identify a local model by its small files, and by samples of the large ones.
 
     Reading all weights would take minutes. Training changes most of them, so that samples show it.
