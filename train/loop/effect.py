@@ -18,7 +18,7 @@ from train.config import TrainingConfig
 from train.data.corpus import PACKED
 from train.loop.display import si
 from train.loop.prepare import Run
-from train.model import flops, qlora
+from train.model import flops, qlora, sharding
 
 # The share of frozen weights in 4 bits that is expected of a quantized model.
 MOSTLY = 0.8
@@ -53,11 +53,7 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
         "corpus": f"{corpus.name} {corpus.key[:12]}, format {corpus.format_version}",
         "device": f"{run.device.name}{f' × {ranks}' if ranks > 1 else ''}, {run.device.precision}",
         "model": f"{si(total)} parameters, {si(trainable)} trainable ({100 * trainable / total:.2f} %)",
-        "frozen weights": (
-            f"{100 * flops.share_in_4_bits(run.model):.0f} % in NF4, double quantization"
-            if qlora.quantized(run.model)
-            else f"{run.model.dtype}, not quantized"
-        ),
+        "frozen weights": _frozen(run.model),
         "adapter": _adapter(run.model),
         "attention": f"{choices.attention}; {run.isolation or 'no row has two conversations to keep apart'}",
         "optimizer": f"{config.optimizer}, learning rate {config.rate:g}, {config.schedule}",
@@ -69,6 +65,15 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
         "starts": f"from {run.checkpoint.name}" if run.checkpoint else "from the beginning",
         "expected time": duration(seconds),
     }
+
+
+def _frozen(model: Any) -> str:
+    text = f"{model.dtype}, not quantized"
+    if qlora.quantized(model):
+        text = f"{100 * flops.share_in_4_bits(model):.0f} % in NF4, double quantization"
+    if sharding.is_sharded(model):
+        text += f"; sharded: {100 * sharding.share_of_rank(model):.0f} % of the bytes on each rank"
+    return text
 
 
 def _adapter(model: Any) -> str:

@@ -210,9 +210,11 @@ def micro_batch(
     model.train()
     try:
         with keep_random(device):
-            if config.micro_batch != "auto":
+            # Ranks that gather a model's weights must make the same passes, and the clocks of two ranks differ.
+            if config.micro_batch != "auto" or config.sharding == "full":
+                size = 1 if config.micro_batch == "auto" else config.micro_batch
                 with together():
-                    return _fixed_size(config.micro_batch, step, rows_per_step, length, memory)
+                    return _fixed_size(size, step, rows_per_step, length, memory)
             return find_micro_batch(
                 step, rows_per_step, length, memory, budget=BUDGET[device.type], agree=lambda x: _largest(x, device)
             )

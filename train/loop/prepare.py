@@ -35,6 +35,7 @@ from train.machine.meeting import require_same
 from train.machine.ranks import gather, main_first, together
 from train.model import base_model, flops, isolation, qlora
 from train.model.attention import backend_to_load, batch_of, use_attention
+from train.model.sharding import check_ranks, shard
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ def prepare(
     disk = find_disk(folder.path)
     with together():
         check_reporting(config)
+        check_ranks(config)
         if disk.writes:
             folder.claim()
         feed = open_feed(corpus, config)
@@ -97,6 +99,8 @@ def prepare(
         attention, note = backend_to_load(base_model.read_config(base), config.attention)
         model = qlora.load_model(base, config, state.device, device.bf16, attention)
     require_same("the base model", _identity(base, model))
+    if config.sharding == "full":
+        shard(model, state.device)
     if note:
         notes.append(note)
         config = config.model_copy(update={"attention": attention})

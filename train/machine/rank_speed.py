@@ -39,7 +39,7 @@ class RankSpeed:
     host: str
     device: str
     steps: int
-    tokens_per_second: float | None  # None if too few passes were measured
+    tokens_per_second: float | None  # None if too few passes were measured, or the model is sharded
     step_seconds: float | None
 
 
@@ -84,6 +84,8 @@ class RankClock(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         model = getattr(model, "module", model)  # within DistributedDataParallel
+        if getattr(model, "shards_frozen_weights", False):
+            return  # its ranks wait for each other in every layer, so that none has a speed of its own
         self._handles = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             model.register_forward_hook(self._after_forward),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -120,3 +121,9 @@ def test_the_gradients_of_the_first_layer_come_last() -> None:
             weights.register_post_accumulate_grad_hook(lambda ready: order.append(id(ready)))
     model(**default_data_collator(packed_rows()[:1])).loss.backward()
     assert order[-1] in found
+
+
+def test_a_sharded_model_has_no_speed_per_rank() -> None:
+    model = SimpleNamespace(shards_frozen_weights=True)
+    clock = clock_of(model)
+    assert clock.speeds(0)[0].tokens_per_second is None
