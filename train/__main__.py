@@ -9,7 +9,6 @@ handlers are installed. The last line of standard output is the path of the trai
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import sys
@@ -19,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from tasks.core.error_messages import DEBUG, format_error, is_on, to_pack_error
 from tasks.core.errors import Interrupted, UsageError
-from train.machine.signals import SignalGuard, is_rank
+from train.machine import meeting
+from train.machine.signals import SignalGuard, reports
 
 if TYPE_CHECKING:
     from train.options import Parser
@@ -51,54 +51,56 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
             code: int = import_module(COMMANDS[arguments[0]]).main(arguments[1:])
             guard.leave(code)
             return code
-        _run(parser().parse_args(arguments), arguments, guard)
+        _run(arguments, guard)
     except Exception as error:
         if "--debug" in arguments or is_on(DEBUG):
             traceback.print_exc()
         failed = to_pack_error(error)
         guard.leave(failed.exit_code)
         rank = os.environ.get("RANK", "0")
-        failed.facts |= {"rank": int(rank)} if rank != "0" else {}
-        if str(failed) and not (isinstance(failed, Interrupted) and is_rank()):
+        failed.facts = ({"rank": int(rank)} if rank != "0" else {}) | failed.facts
+        if str(failed) and (reports() or not isinstance(failed, Interrupted)):
             print(format_error(failed), file=sys.stderr)
         return failed.exit_code
     guard.leave(0)
     return 0
 
 
-def _run(options: argparse.Namespace, arguments: list[str], guard: SignalGuard) -> None:
+def _run(arguments: list[str], guard: SignalGuard) -> None:
     from train.data.corpus import open_corpus
     from train.evaluation.requirements import check_evaluation
     from train.loop.run_folder import RunFolder
+    from train.machine import devices, out_of_memory
     from train.options import config_of
 
-    config = config_of(options)
-    corpus = open_corpus(options.manifest, config.allow_unisolated, options.root)
-    check_evaluation(config, corpus)
-    folder = RunFolder(options.root, config, corpus)
-    folder.check()
-    if options.where:
-        print(folder.record)
-        return
-    if folder.record.exists():
-        print("already trained, nothing to do", file=sys.stderr)
-        print(folder.record)
-        return
+    with meeting.or_stop_all():
+        options = parser().parse_args(arguments)
+        config = config_of(options)
+        corpus = open_corpus(options.manifest, config.allow_unisolated, options.root)
+        check_evaluation(config, corpus)
+        folder = RunFolder(options.root, config, corpus)
+        folder.check()
+        if options.where:
+            print(folder.record)
+            return
+        if folder.record.exists() and not meeting.is_one_of_several():  # several ranks first ask whether all have it
+            folder.report_finished()
+            return
+        devices.check_libraries()
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler reads it when torch is loaded
     logging.getLogger("bitsandbytes").setLevel(logging.CRITICAL)  # it logs while it is imported
-    from train.machine import devices, launch, out_of_memory
-
-    devices.check_libraries()
-    if not is_rank():
+    if reports():
         action = f"resuming after step {done}" if (done := folder.steps_done()) else "starting training"
         print(f"{action}; loading torch and the model", file=sys.stderr, flush=True)
-    ranks = devices.ranks(config)
-    if ranks > 1 and "RANK" not in os.environ:
+    # Under torchrun, WORLD_SIZE is the number of ranks.
+    if "RANK" not in os.environ and (ranks := devices.ranks(config)) > 1:
+        from train.machine import launch
+
         while launch.launch(ranks, arguments):
             print(folder.last_reduction(), file=sys.stderr, flush=True)
         return
     from train.loop import run
-    from train.machine.ranks import leave
+    from train.machine.ranks import leave, of_lost_rank
 
     try:
         run.train(corpus, config, folder, options.root, guard)
@@ -108,6 +110,10 @@ def _run(options: argparse.Namespace, arguments: list[str], guard: SignalGuard) 
         raise
     except out_of_memory.Restart:
         out_of_memory.restart(arguments, folder.last_reduction())
+    except Exception as error:
+        if (known := of_lost_rank(error)) is not error:
+            raise known from error
+        raise
 
 
 if __name__ == "__main__":

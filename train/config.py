@@ -25,7 +25,7 @@ WITHOUT_EFFECT = {
 }  # fmt: skip
 
 # Left out of the key of a run at their defaults, so that runs of earlier versions keep theirs.
-LATER = ("lora_variant", "modules_to_save", "adapter", "keep", "early_stopping")
+LATER = ("lora_variant", "modules_to_save", "adapter", "keep", "early_stopping", "sharding")
 
 # In the key of every run, because it was a part of it in earlier versions.
 EARLIER = {"micro_batch": "auto"}
@@ -77,6 +77,9 @@ class TrainingConfig(BaseModel):
         "sdpa", description="Attention backend; auto: the fastest that keeps conversations apart."
     )
     quantization: Literal["nf4", "none"] = Field("nf4", description="Quantization of the frozen weights.")
+    sharding: Literal["none", "full"] = Field(
+        "none", description="full: every rank keeps a part of the frozen weights, for models larger than one GPU."
+    )
     lora_r: int = Field(16, ge=1, le=1024, description="Rank of the adapter.")
     lora_alpha: float = Field(32, gt=0, description="The adapter is scaled by lora_alpha / lora_r.")
     lora_dropout: float = Field(0.05, ge=0, lt=1, description="Dropout of the adapter.")

@@ -339,6 +339,12 @@ _ALL = [
          "it was killed, for example because memory ran out", "run the same command again"),
     Code("E628", "rank_failed", DATA, "A training process ended.",
          "see its own message, or it was killed", "run the same command again"),
+    Code("E629", "ranks_differ", DATA, "The ranks of a run have different corpora, settings, models, or libraries.",
+         "a copy on one machine is older, or a command differs",
+         "copy the corpus and the base model to every machine, and start the same command with the same libraries"),
+    Code("E630", "folders_differ", DATA, "The folders of a run on several machines do not match.",
+         "only some machines share it, or one has lost its checkpoints",
+         "use one folder for all or one for each; copy the newest to the machines that lack it"),
 
     Code("E631", "no_attention", PART, "An attention backend cannot be used here.",
          "the machine, the model, or a library does not support it", "attention: sdpa"),

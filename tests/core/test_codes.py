@@ -38,6 +38,7 @@ PASSED_ON = {
     "formats",
     "instruction",
     "fields",
+    "ranks",
     "training",
 }
 

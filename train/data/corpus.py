@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection.manifests import HERE, by_name, find_manifest
-from tasks.storage.corpus_folder import check_listed, checked_folder, find_listed, reading
+from tasks.storage.corpus_folder import check_listed, checked_folder, find_listed, published_copy, reading
 from tasks.storage.files import sha256_of
 from tasks.storage.keys import FORMAT_VERSION
 from tasks.storage.manifest import Manifest, load_manifest, lost_hint, read_values
@@ -114,6 +114,7 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
         )
     manifest = load_manifest(path)
     folder = checked_folder(manifest, path)
+    _check_key(folder, manifest)
     for file in manifest.files:  # 2 % of the bytes of a corpus; they define what its ids and labels mean
         check_listed(folder, file)
     splits = {name: [Shard(**shard.model_dump()) for shard in split.shards] for name, split in manifest.splits.items()}
@@ -138,6 +139,37 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
         splits=splits,
         isolated=version == PACKED and not lacking,
     )
+
+
+def _check_key(folder: Path, manifest: Manifest) -> None:
+    """Raise DataError if all shards of the folder are those of another corpus, and its manifest.json is not theirs.
+
+    Otherwise the first file would be reported as damaged.
+    """
+    keys = {_key_of(path) for path in folder.glob("*.arrow") if SHARD_NAME.fullmatch(path.name)}
+    [key] = keys if len(keys) == 1 else {None}
+    if key is None or not KEY.fullmatch(key) or key == manifest.key:
+        return
+    listed = [(folder / file.path, file.bytes) for file in manifest.files]
+    if all(path.is_file() and path.stat().st_size == size for path, size in listed):
+        return  # the shards are the ones that do not belong here
+    fix = "copy the manifest.json of that corpus into the folder, or copy the folder again"
+    if (own := published_copy(folder)) and own.is_file() and own.stem.rpartition("-")[2] == key[:12]:
+        fix = f"run: packcorpus repair {own}"
+    raise DataError(
+        "foreign_shard",
+        f"{folder / 'manifest.json'}: is the manifest of another corpus, {manifest.name} {manifest.key[:12]}; the "
+        f"shards of this folder are those of {key[:12]}; {fix}",
+    )
+
+
+def _key_of(shard: Path) -> str | None:
+    """Return the key of a shard's corpus; None if it cannot be read, which is reported later."""
+    try:
+        with pa.memory_map(str(shard)) as file:
+            return (pa.ipc.open_stream(file).schema.metadata or {}).get(b"manifest_key", b"").decode(errors="replace")
+    except (OSError, pa.ArrowException):
+        return None
 
 
 # -- without one -----------------------------------------------------------------------------------------------------

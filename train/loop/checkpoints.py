@@ -2,8 +2,12 @@
 
     Trainer writes checkpoint-N/ ─seal─▶ complete.json: every file with size and SHA-256, written last
     run folder ─newest_complete─▶ checkpoint-N, its files checked; incomplete ones are removed
+    run folders of all machines ─newest_of_all─▶ the newest that all have
 
 A process killed during a save leaves a folder without complete.json; the next start resumes from the checkpoint before.
+
+If the machines of a run do not share a file system, each writes the checkpoint, with the random states of all ranks, so
+that a copy of any machine's checkpoint replaces a lost one.
 """
 
 from __future__ import annotations
@@ -20,6 +24,10 @@ from tasks.core.errors import DataError
 from tasks.storage.files import read_json, sha256_of, to_json, write_bytes
 from train.evaluation.history import history
 from train.loop.run_folder import COMPLETE, checkpoints_of, step_of
+from train.machine.disk import Disk
+from train.machine.ranks import gather, main_first, together
+
+ADAPTER = "adapter_model.safetensors"
 
 
 class Checkpoints(TrainerCallback):
@@ -29,15 +37,31 @@ class Checkpoints(TrainerCallback):
         self._facts, self._keep, self._keep_best = facts, keep, keep_best
 
     def on_save(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        if torch.distributed.is_initialized():
+        folder = Path(args.output_dir)
+        checkpoint = folder / f"checkpoint-{state.global_step}"
+        if args.save_on_each_node:
+            exchange_random_states(checkpoint, args.process_index, args.should_save)
+        elif torch.distributed.is_initialized():
             torch.distributed.barrier()  # until every rank has written its random state
-        if args.process_index == 0:
-            folder = Path(args.output_dir)
-            seal(folder / f"checkpoint-{state.global_step}", self._facts | {"step": state.global_step})
-            best = history(state.log_history).best if self._keep_best else None
-            for old in checkpoints_of(folder)[: -self._keep]:
-                if not (best and step_of(old) == best.step):
-                    shutil.rmtree(old)
+        with together():
+            if args.should_save:
+                seal(checkpoint, self._facts | {"step": state.global_step})
+                best = history(state.log_history).best if self._keep_best else None
+                for old in checkpoints_of(folder)[: -self._keep]:
+                    if not (best and step_of(old) == best.step):
+                        shutil.rmtree(old)
+
+
+def exchange_random_states(checkpoint: Path, rank: int, writes: bool) -> None:
+    """Write the random states of the ranks of other machines; each rank has written its own."""
+    name = f"rng_state_{rank}.pth"
+    with together():
+        own = (name, (checkpoint / name).read_bytes())
+    states = gather(own)
+    with together():
+        for name, state in states if writes else []:
+            if not (checkpoint / name).exists():
+                (checkpoint / name).write_bytes(state)
 
 
 def seal(checkpoint: Path, facts: dict[str, Any]) -> None:
@@ -103,3 +127,50 @@ def _changed(checkpoint: Path, corpus_key: str) -> Path | None:
         if not path.is_file() or path.stat().st_size != expected["bytes"] or sha256_of(path) != expected["sha256"]:
             return path
     return None
+
+
+def newest_of_all(folder: Path, corpus_key: str, disk: Disk) -> Path | None:
+    """Return the checkpoint that all ranks resume from, or None. Removes incomplete ones, and those that some lack.
+
+    Raises DataError as `newest_complete` does, or if a machine lacks the checkpoints of the others.
+    """
+    steps = None
+    with together():
+        if disk.writes:
+            for checkpoint in checkpoints_of(folder):
+                if not (checkpoint / COMPLETE).exists():
+                    shutil.rmtree(checkpoint)
+            steps = {step_of(path): _adapter_digest(path) for path in checkpoints_of(folder)}
+    found = {rank: steps for rank, steps in enumerate(gather(steps)) if steps is not None}
+    with together():
+        newest = _newest_common(folder, found)
+        if disk.writes:
+            for checkpoint in checkpoints_of(folder):
+                if newest is None or step_of(checkpoint) > newest:
+                    shutil.rmtree(checkpoint)
+    # The ranks that write first: what they find changed is reported once.
+    return main_first(disk.writes, lambda: newest_complete(folder, corpus_key))
+
+
+def _newest_common(folder: Path, found: dict[int, dict[int, str]]) -> int | None:
+    """Return the newest step of which all have the same checkpoint; `found` is step and digest by rank."""
+    if not any(found.values()):
+        return None
+    common = set.intersection(*(set(steps) for steps in found.values()))
+    step = max(common, default=None)
+    if step is None or len({steps[step] for steps in found.values()}) > 1:
+        having = "; ".join(f"rank {rank} has {_listed(steps)}" for rank, steps in found.items())
+        raise DataError(
+            "folders_differ",
+            f"{folder}: the machines have no checkpoint in common: {having}; copy the folder to the machines that lack "
+            "it, or delete it on all of them to start over",
+        )
+    return step
+
+
+def _listed(steps: dict[int, str]) -> str:
+    return ", ".join(f"checkpoint-{step} ({digest[:8]})" for step, digest in sorted(steps.items())) or "none"
+
+
+def _adapter_digest(checkpoint: Path) -> str:
+    return str(read_json(checkpoint / COMPLETE)["files"].get(ADAPTER, {}).get("sha256", ""))

@@ -46,7 +46,14 @@ def show_effect(
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
-def show_result(console: Console, result: dict[str, Any], samples: list[Sample], folder: Path, tokenizer: bool) -> None:
+def show_result(
+    console: Console,
+    result: dict[str, Any],
+    samples: list[Sample],
+    folder: Path,
+    tokenizer: bool,
+    warning: str | None = None,
+) -> None:
     """Print the result of a run, where its time went, what evaluation decided, and samples."""
     of_steps = f" (means of {counted(result['loss_steps'], 'step')})" if result["loss_steps"] > 1 else ""
     phases = ", ".join(f"{name} {100 * share:.3g} %" for name, share in result["phases"].items())
@@ -80,6 +87,8 @@ def show_result(console: Console, result: dict[str, Any], samples: list[Sample],
             markup=False,
             soft_wrap=True,
         )
+    if warning:
+        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
     files = "adapter, tokenizer" if tokenizer else "adapter (the corpus has no tokenizer)"
     console.print(f"{files}, and training.svg: {folder}", markup=False, soft_wrap=True)
 

@@ -20,7 +20,7 @@ from train.loop.display import si
 from train.loop.prepare import Run
 from train.machine import devices
 from train.measures.advice import advise
-from train.model import flops, qlora, states
+from train.model import flops, qlora, sharding, states
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,7 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
         "corpus": f"{corpus.name} {corpus.key[:12]}, format {corpus.format_version}",
         "device": f"{run.device.name}{f' × {ranks}' if ranks > 1 else ''}, {run.device.precision}",
         "model": f"{si(total)} parameters, {si(trainable)} trainable ({100 * trainable / total:.2f} %)",
-        "frozen weights": (
-            f"{100 * flops.share_in_4_bits(run.model):.0f} % in NF4, double quantization"
-            if qlora.quantized(run.model)
-            else f"{run.model.dtype}, not quantized"
-        ),
+        "frozen weights": _frozen(run.model),
         "adapter": _adapter(run.model),
         "attention": f"{choices.attention}; {run.isolation or 'no row has two conversations to keep apart'}",
         **({"conversations": apart} if apart else {}),
@@ -71,6 +67,15 @@ def in_effect(run: Run, steps: Steps) -> dict[str, str]:
         "starts": f"from {run.checkpoint.name if run.checkpoint else config.adapter or 'the beginning'}",
         "expected time": duration(seconds),
     }
+
+
+def _frozen(model: Any) -> str:
+    text = f"{model.dtype}, not quantized"
+    if qlora.quantized(model):
+        text = f"{100 * flops.share_in_4_bits(model):.0f} % in NF4, double quantization"
+    if sharding.is_sharded(model):
+        text += f"; sharded: {100 * sharding.share_of_rank(model):.0f} % of the bytes on each rank"
+    return text
 
 
 def _adapter(model: Any) -> str:

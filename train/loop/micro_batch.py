@@ -13,6 +13,7 @@ so the result of training depends on the machine only by rounding and by the ran
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -31,7 +32,7 @@ from train.config import TrainingConfig
 from train.loop.run_folder import largest_divisor
 from train.machine import devices
 from train.machine.out_of_memory import is_shortage
-from train.machine.ranks import largest
+from train.machine.ranks import largest, together
 from train.model.adapter import keep_random
 from train.model.attention import autocast, batch_of
 
@@ -210,12 +211,17 @@ def micro_batch(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    memory: Memory = _GpuMemory(model) if device.type == "cuda" else _CpuMemory(ranks)
+    memory: Memory = (
+        _GpuMemory(model) if device.type == "cuda" else _CpuMemory(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
+    )
     model.train()
     try:
         with keep_random(device):
-            if config.micro_batch != "auto":
-                return _fixed_size(config.micro_batch, step, rows_per_step, length, memory)
+            # Ranks that gather a model's weights must make the same passes, and the clocks of two ranks differ.
+            if config.micro_batch != "auto" or config.sharding == "full":
+                size = 1 if config.micro_batch == "auto" else config.micro_batch
+                with together():
+                    return _fixed_size(size, step, rows_per_step, length, memory)
             return find_micro_batch(
                 step, rows_per_step, length, memory, budget=BUDGET[device.type], agree=lambda x: largest(x, device)
             )

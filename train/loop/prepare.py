@@ -19,18 +19,22 @@ import torch
 from accelerate import PartialState
 
 from tasks.core.errors import UsageError
+from tasks.core.printable import counted
 from tasks.encoders.corpus_tokenizer import find_tokenizer_files
 from tasks.encoders.tokenizer_files import TokenizerFiles
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
 from train.loop import micro_batch
-from train.loop.checkpoints import newest_complete
+from train.loop.checkpoints import newest_of_all
 from train.loop.feed import Feed, open_feed
-from train.loop.run_folder import Choices, RunFolder, largest_divisor, step_of
+from train.loop.run_folder import Choices, RunFolder, largest_divisor, model_digest, step_of
 from train.machine.devices import Device, check_reporting
-from train.machine.ranks import main_first, together
+from train.machine.disk import Disk, find_disk
+from train.machine.meeting import require_same
+from train.machine.ranks import gather, main_first, together
 from train.model import attention_trial, base_model, flops, isolation, options, qlora
 from train.model.attention import autocast, backend_to_load, batch_of, require_available, use_attention
+from train.model.sharding import check_ranks, shard
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class Run:
     corpus: Corpus
     config: TrainingConfig
     folder: RunFolder
+    disk: Disk
     device: Device
     feed: Feed
     tokenizer: TokenizerFiles | None
@@ -67,15 +72,18 @@ def prepare(
     corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path, device: Device, state: PartialState
 ) -> Run:
     """Prepare a run. Raises PackError."""
-    main = state.is_main_process
+    disk = find_disk(folder.path)
     with together():
         check_reporting(config)
-        if main:
+        check_ranks(config)
+        if disk.writes:
             folder.claim()
         feed = open_feed(corpus, config)
         tokenizer = find_tokenizer_files(corpus.manifest, corpus.folder) if corpus.manifest else None
     vocab_size = corpus.manifest.tokenizer.vocab_size if corpus.manifest else feed.max_id + 1
     notes = [*corpus.notes, *feed.notes]
+    if config.gpus not in ("auto", state.num_processes):
+        notes.append(f"gpus: {config.gpus} has no effect: torchrun started {counted(state.num_processes, 'rank')}")
 
     def find_base() -> Path | str:
         """Build the small model, or download one of the Hub."""
@@ -85,8 +93,11 @@ def prepare(
             notes.append(base_model.check_tokenizer(corpus.manifest, tokenizer, config, base))
         return base
 
-    base = main_first(main, find_base)
-    before = folder.choices()
+    base = main_first(state.is_local_main_process, find_base)
+    with together():
+        before = folder.choices()
+    # A machine that is new to the run has none; one that ran out of memory has a smaller micro-batch.
+    before = min((found for found in gather(before) if found), key=lambda found: found.micro_batch, default=None)
     place = (state.device.type, device.precision, state.num_processes)
     known = before if before and (before.device, before.precision, before.ranks) == place else None
     tried = []
@@ -97,15 +108,17 @@ def prepare(
         # transformers would report a missing package while it loads the model.
         require_available(attention, state.device, device.dtype)
         model = qlora.load_model(base, config, state.device, device.dtype, attention)
+    require_same("the base model", _identity(base))
+    if config.sharding == "full":
+        shard(model, state.device)
     if note:
         notes.append(note)
         config = config.model_copy(update={"attention": attention})
-    # The first rank removes incomplete checkpoints before the others look for the newest.
-    checkpoint = main_first(main, lambda: newest_complete(folder.path, corpus.key))
+    checkpoint = newest_of_all(folder.path, corpus.key, disk)
     choices = _choose(model, feed, config, before, known, tried, device, state)
     proof = None
     if feed.isolated:
-        with autocast(state.device, device.dtype):
+        with together(), autocast(state.device, device.dtype):
             proof = isolation.require_isolation(
                 model,
                 feed.train,
@@ -120,6 +133,7 @@ def prepare(
         corpus=corpus,
         config=config,
         folder=folder,
+        disk=disk,
         device=device,
         feed=feed,
         tokenizer=tokenizer,
@@ -132,6 +146,13 @@ def prepare(
         notes=[*notes, *choices.notes],
         warnings=warnings,
     )
+
+
+def _identity(base: Path | str) -> str:
+    """Identify the weights of a base model: by samples of its files, or by the commit on the Hub."""
+    if isinstance(base, Path):
+        return str(model_digest(str(base)))[:16]
+    return f"{base} {base_model.commit_of(base)}"
 
 
 def _choose(
@@ -224,7 +245,7 @@ def _choose_attention(
         attention, trials = isolation.fastest(model, feed.train, 2, seed=seed, tried=tried)
         return attention, [f"{t.attention:>8} {t.reason or f'{t.tokens_per_second:,.0f} tokens/s'}" for t in trials]
     if feed.isolated:
-        with suppress(torch.OutOfMemoryError):  # micro_batch reports it
+        with together(), suppress(torch.OutOfMemoryError):  # micro_batch reports it
             isolation.try_backend(model, feed.train, 1, attention, seed=seed)
     else:
         use_attention(model, attention)

@@ -33,9 +33,10 @@ from train.loop.display import ProgressLine, open_console, show_advice, show_eff
 from train.loop.prepare import Run, prepare
 from train.loop.run_folder import RunFolder, model_digest
 from train.loop.trainer import arguments
-from train.machine import devices, out_of_memory, ranks
+from train.machine import devices, meeting, out_of_memory, ranks
 from train.machine.interruption import Interruption
-from train.machine.signals import SignalGuard, is_rank
+from train.machine.rank_speed import RankClock, RankSpeed, slow_ranks
+from train.machine.signals import LAUNCHED, SignalGuard, is_rank
 from train.measures.advice import Advice, advise
 from train.measures.profile import Profile
 from train.model import base_model, flops
@@ -46,19 +47,22 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     """Train, and write everything to `folder`. Raises PackError or Interrupted."""
     interruption = Interruption(guard)
     _silence_libraries()
-    device = devices.resolve(config)
+    device = _meet(config, folder)
+    if device is None:
+        return
     state = ranks.start(cpu=device.kind == "cpu")
     console = open_console(quiet=not state.is_main_process)
     run = prepare(corpus, config, folder, root, device, state)
     line = ProgressLine(console)
-    callbacks = [line, interruption, Decisions(config, run.feed.validation is not None)]
+    clock = RankClock(state.device, device.name)
+    callbacks = [line, interruption, clock, Decisions(config, run.feed.validation is not None)]
     if config.samples:
         callbacks += [Samples(corpus, run.feed.validation, run.model, config.samples, folder.path, console)]
     with redirect_stdout(sys.stderr):  # experiment trackers print
         trainer = _trainer(run, *callbacks)
     steps = effect.count_steps(trainer, config)
     with ranks.together():
-        if state.is_main_process:
+        if run.disk.writes:
             folder.write(run.choices)
     in_effect = effect.in_effect(run, steps)
     show_effect(console, run.notes, run.choices.table, in_effect, effect.warnings(run, steps))
@@ -84,20 +88,43 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         )
     if run.choices.options and run.choices.options["compile"] and gave_up():
         console.print("warning: compile: torch stopped compiling during this run", style="yellow")
-    if state.is_main_process:
-        log = trainer.state.log_history
-        decided = outcome(log, config, trainer.state.global_step >= steps.total)
-        if decided["kept_step"] < trainer.state.global_step:
-            trainer._load_from_checkpoint(str(best_complete(folder.path, decided["kept_step"], corpus.key)))
-        result = record.summary(log) | decided
-        samples = samples_of(folder.path, decided["kept_step"]) if config.samples else []
-        figures = effect.measured(result)
-        advice = [*advise(effect.figures(run, steps)), *advise(figures)]
-        written = _record(run, in_effect, result, advice, samples)
-        record.write_results(folder.path, run.model, run.tokenizer, written, log)
-        show_result(console, result, samples, folder.path, run.tokenizer is not None)
-        show_advice(console, advise(figures))  # the others were warnings before the first step
+    speeds = clock.speeds(state.process_index)
+    log, *_ = ranks.gather(trainer.state.log_history if state.is_main_process else [])
+    decided = outcome(log, config, trainer.state.global_step >= steps.total)
+    samples: list[Sample] = []
+    if config.samples:  # only the first rank generates
+        samples, *_ = ranks.gather(samples_of(folder.path, decided["kept_step"]) if state.is_main_process else [])
+    result = record.summary(log) | decided
+    figures = effect.measured(result)
+    advice = [*advise(effect.figures(run, steps)), *advise(figures)]
+    with ranks.together():
+        if run.disk.writes:
+            if decided["kept_step"] < trainer.state.global_step:
+                trainer._load_from_checkpoint(str(best_complete(folder.path, decided["kept_step"], corpus.key)))
+            written = _record(run, in_effect, result, advice, samples, speeds)
+            record.write_results(folder.path, run.model, run.tokenizer, written, log)
+    show_result(console, result, samples, folder.path, run.tokenizer is not None, slow_ranks(speeds))
+    show_advice(console, advise(figures))  # the others were warnings before the first step
+    if state.is_local_main_process:
         print(folder.record)
+
+
+def _meet(config: TrainingConfig, folder: RunFolder) -> devices.Device | None:
+    """Return the device of this rank, once all ranks have one; None if the run has finished on all machines.
+
+    Raises DataError if the ranks do not have the same corpus, settings, and libraries.
+    """
+    with meeting.or_stop_all():
+        device = devices.resolve(config)
+    if not meeting.is_one_of_several():
+        return device
+    libraries = {name: version.partition("+")[0] for name, version in record.versions().items()}
+    facts = {**folder.facts, "device in effect": f"{device.kind} {device.precision}", **libraries}
+    if not meeting.meet(facts, finished=folder.record.exists()):
+        return device
+    if os.environ.get("LOCAL_RANK") == "0":
+        folder.report_finished()
+    return None
 
 
 def _is_evaluated(state: TrainerState) -> bool:
@@ -122,7 +149,7 @@ def reduce_micro_batch(run: Run, step: int, error: RuntimeError) -> NoReturn:
 
 def _run_again(message: str) -> NoReturn:
     """Raise Restart, or an error with the message if another launcher than ours started this rank."""
-    if is_rank() and out_of_memory.LAUNCHED not in os.environ:
+    if is_rank() and LAUNCHED not in os.environ:
         raise PartMissing("out_of_memory", message) from None
     raise out_of_memory.Restart from None
 
@@ -150,6 +177,7 @@ def _trainer(run: Run, *callbacks: Any) -> Any:
     given = arguments(
         run.config, str(run.folder.path), choices.micro_batch, choices.accumulation, device.kind, device.precision
     )
+    given["save_on_each_node"] = not run.disk.shared
     trainer = run.feed.trainer(run.model, given, run.feed.collator(choices.attention))
     peak = flops.peak_flops(device.name, device.dtype)
     trainer.measure(run.feed.tokens / len(run.feed.train), run.flops_per_token, peak and peak * choices.ranks)
@@ -181,7 +209,12 @@ def _take_steps(trainer: Any, run: Run, steps: effect.Steps) -> None:
 
 
 def _record(
-    run: Run, in_effect: dict[str, str], result: dict[str, Any], advice: list[Advice], samples: list[Sample]
+    run: Run,
+    in_effect: dict[str, str],
+    result: dict[str, Any],
+    advice: list[Advice],
+    samples: list[Sample],
+    speeds: list[RankSpeed],
 ) -> dict[str, Any]:
     """Return the content of training.json, without its log."""
     corpus, feed = run.corpus, run.feed
@@ -207,5 +240,6 @@ def _record(
         "result": result,
         "advice": [asdict(one) for one in advice],
         "samples": samples,
+        "ranks": [asdict(speed) for speed in speeds],
         "versions": record.versions(),
     }

@@ -14,6 +14,7 @@ setting is another run in another folder; the same command resumes the run.
 from __future__ import annotations
 
 import hashlib
+import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,12 @@ from tasks.core.errors import Busy, DataError, UsageError
 from tasks.storage.files import acquire_lock, read_json, to_json, write_bytes
 from train.config import EARLIER, TrainingConfig
 from train.data.corpus import Corpus
+from train.machine.disk import MARK
 from train.model.digests import adapter_digest, folder_digest
 
 VERSION = 1
+# Settings that a rank may have of its own: they name files of its machine, or cannot change what the ranks do together.
+OWN = {"base_model", "tokenizer", "adapter", "output", "load", "gpus"}
 LOCK = "run.lock"
 COMPLETE = "complete.json"
 
@@ -83,17 +87,27 @@ class RunFolder:
         self.key = _key(self.identity)
         default = root / "data" / "adapters" / f"{corpus.name}-{self.key[:12]}"
         self.path = Path(config.output) if config.output else default
+        digest = corpus.manifest.digest if corpus.manifest else corpus.key
+        # What all ranks of a run must have in common. Paths may differ; the base model is compared once it is loaded.
+        self.facts = {"corpus": f"{corpus.name} {corpus.key[:12]}", "manifest digest": digest[:16]} | {
+            name: str(value) for name, value in config.model_dump(exclude=OWN).items()
+        }
+        if config.adapter:
+            self.facts["adapter"] = self.identity["adapter"][:16]
         self.record = self.path / "training.json"
         self._run = self.path / "run.json"
+
+    def report_finished(self) -> None:
+        """Print the path of the record of a run that has ended before."""
+        print("already trained, nothing to do", file=sys.stderr)
+        print(self.record)
 
     def check(self) -> None:
         """Raise DataError or UsageError if the folder belongs to anything else."""
         if not self._run.exists():
             # A run that was killed while it wrote run.json leaves a partial file.
-            partial = f".{self._run.name}."
-            if self.path.is_dir() and any(
-                p.name != LOCK and not p.name.startswith(partial) for p in self.path.iterdir()
-            ):
+            left = (f".{self._run.name}.", MARK)
+            if self.path.is_dir() and any(p.name != LOCK and not p.name.startswith(left) for p in self.path.iterdir()):
                 raise UsageError(
                     "run_folder_taken",
                     f"{self.path}: contains files that do not belong to a training run; set another `output`",

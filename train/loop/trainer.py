@@ -22,6 +22,7 @@ from train.config import TrainingConfig
 from train.data.dataset import Passes
 from train.evaluation.accuracy import PredictedTokens
 from train.measures.phases import COMPUTE, Phases
+from train.model.sharding import data_parallel, is_sharded
 
 # Steps that fp16 may skip in a row. Each halves the scale: from 65536 to 2^-14, the smallest normal number of fp16.
 SKIPPED = 30
@@ -196,12 +197,12 @@ class Measured:
         self.model.eval()
         sums = torch.zeros(3, dtype=torch.float64, device=self.args.device)
         with torch.no_grad(), PredictedTokens(self.model) as predicted:
-            for batch in self._batches_of_rank(dataset):
+            for batch, counts in self._batches_of_rank(dataset):
                 tokens = (batch["labels"][:, 1:] != -100).sum()
                 with self.compute_loss_context_manager():  # type: ignore[attr-defined]
                     outputs = self.model(**batch)
                     right = predicted.count(outputs, batch["labels"])
-                sums += torch.stack([outputs["loss"].double() * tokens, tokens.double(), right.double()])
+                sums += counts * torch.stack([outputs["loss"].double() * tokens, tokens.double(), right.double()])
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(sums)
         self.model.train()
@@ -212,12 +213,18 @@ class Measured:
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[attr-defined,has-type]
         return metrics
 
-    def _batches_of_rank(self, dataset: Any) -> Iterator[dict[str, torch.Tensor]]:
+    def _batches_of_rank(self, dataset: Any) -> Iterator[tuple[dict[str, torch.Tensor], bool]]:
+        """Yield batches, and whether they count: equally many on all ranks, which may share a model's weights."""
         mine = range(self.args.process_index, len(dataset), self.args.world_size)
         size = self.args.per_device_eval_batch_size
-        for start in range(0, len(mine), size):
-            rows = [dataset[row] for row in mine[start : start + size]]
-            yield self._prepare_inputs(self.data_collator(rows))  # type: ignore[attr-defined]
+        for start in range(0, math.ceil(len(dataset) / self.args.world_size), size):
+            rows = [dataset[row] for row in mine[start : start + size] or range(1)]
+            yield self._prepare_inputs(self.data_collator(rows)), start < len(mine)  # type: ignore[attr-defined]
+
+    def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+        if training and is_sharded(model):
+            return data_parallel(model, self.accelerator)  # type: ignore[attr-defined]
+        return super()._wrap_model(model, training, dataloader)  # type: ignore[misc]
 
 
 class PackedTrainer(Measured, Trainer):

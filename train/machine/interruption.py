@@ -45,14 +45,15 @@ class Interruption(TrainerCallback):
             raise Interrupted(
                 "interrupted", "interrupted twice: stopped in the middle of a step; run the same command to resume"
             )
-        if self._signals == 1 and os.environ.get("RANK", "0") == "0":
+        if self._signals == 1 and os.environ.get("LOCAL_RANK", "0") == "0":
             print("\nstopping after this step, with a checkpoint", file=sys.stderr, flush=True)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        self._training = True
+        self._training = self._guard.in_steps = True
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._training = False
+        self._guard.in_steps = self.stopped  # a stopped run is about to end, and reports after which step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         orphaned = self._launcher not in (None, os.getppid())

@@ -12,9 +12,11 @@ import os
 import signal
 import sys
 import uuid
+from typing import Any
 
 from tasks.core.errors import Interrupted, PackError
-from train.machine.out_of_memory import LAUNCHED, RESTART
+from train.machine.out_of_memory import RESTART
+from train.machine.signals import LAUNCHED
 
 # Seconds the ranks have to finish their step and write a checkpoint.
 PATIENCE = 3600
@@ -28,15 +30,13 @@ def launch(ranks: int, arguments: list[str]) -> bool:
     """Run `python -m train` as several processes. Returns whether they must be started again, with a smaller
     micro-batch. Raises RankFailed or Interrupted.
     """
-    os.environ[LAUNCHED] = "1"
-    # A rank reports its error itself; torch's loggers would add lines of their own. Some follow only this variable,
-    # which they read when they are imported, the others only their parent.
-    os.environ.setdefault("LOGLEVEL", "CRITICAL")
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    logging.disable(logging.CRITICAL)  # torch's loggers report every signal and exit code, in lines of their own
+    os.environ[LAUNCHED] = "1"
+    signal.set_wakeup_fd(-1)  # the ranks get their time to stop
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -52,18 +52,34 @@ def launch(ranks: int, arguments: list[str]) -> bool:
         # -P keeps the working directory off sys.path: a user's own train.py or tasks.py must not replace ours.
         elastic_launch(config, sys.executable)("-P", "-m", "train", *arguments)
     except SignalException:
-        raise Interrupted("interrupted", "interrupted; run the same command to resume") from None
+        raise _interrupted() from None
     except ChildFailedError as error:
-        rank, first = error.get_first_failure()
-        if first.exitcode == RESTART:
+        if RESTART in [failure.exitcode for failure in error.failures.values()]:
             return True
-        message = ""  # a rank that was not killed has reported its error itself
-        if first.exitcode <= 0:
-            message = f"rank {rank} was killed by {signal.Signals(-first.exitcode).name}"
-            if first.exitcode == -signal.SIGKILL:
-                message += ", which is what the system does when memory runs out"
-            message += "; run the same command to resume from the newest checkpoint"
-        failed = RankFailed("rank_failed", message)
-        failed.exit_code = max(first.exitcode, 1)
-        raise failed from None
+        raise _failed(error.failures) from None
     return False
+
+
+def _interrupted() -> Interrupted:
+    return Interrupted("interrupted", "interrupted; run the same command to resume")
+
+
+def _failed(failures: dict[int, Any]) -> PackError:
+    """Return the error of the ranks that ended: of one that was killed, or else of the first with an error.
+
+    The others were stopped, or lost it. A rank that was not killed has reported its error itself.
+    """
+    codes = {rank: failure.exitcode for rank, failure in sorted(failures.items())}
+    stopped = (-signal.SIGTERM, Interrupted.exit_code)
+    first = min(codes, key=lambda rank: (codes[rank] in stopped, codes[rank] > 0))
+    if codes[first] == Interrupted.exit_code:
+        return _interrupted()
+    message = ""
+    if codes[first] <= 0:
+        message = f"rank {first} was killed by {signal.Signals(-codes[first]).name}"
+        if codes[first] == -signal.SIGKILL:
+            message += ", which is what the system does when memory runs out"
+        message += "; run the same command to resume from the newest checkpoint"
+    failed = RankFailed("rank_failed", message)
+    failed.exit_code = max(codes[first], 1)
+    return failed

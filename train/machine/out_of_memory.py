@@ -20,10 +20,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from train.machine.signals import NUMBERS
+from train.machine.signals import LAUNCHED, NUMBERS
 
 RESTART = 90  # exit code of a rank, only for the launcher
-LAUNCHED = "PACKCORPUS_LAUNCHED"  # set for ranks whose launcher is ours and starts them again
 LOOK_EVERY = 1.0  # seconds
 FIRST = 3  # number of the first file besides standard input, output, and error
 

@@ -1,7 +1,7 @@
-"""Coordinate several ranks: build something once, and fail together.
+"""Coordinate several ranks: build something once, agree on it, and fail together.
 
     rank 0 ─┐
-    rank 1 ─┼─ together: each prepares ─ errors gathered ─▶ all continue, or all stop: the first that failed reports
+    rank 1 ─┼─ together: each prepares ─ errors gathered ─▶ all continue, or all stop: one rank of each machine reports
     rank 2 ─┘
 
 A rank that fails alone leaves the others waiting for it: on a GPU for half a minute, and then with a traceback.
@@ -12,15 +12,21 @@ aborts a process that waits longer than a step should take.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 from accelerate import PartialState
 
-from tasks.core.errors import PackError
+from tasks.core.error_messages import to_pack_error
+from tasks.core.errors import Interrupted, PackError
+from train.machine.signals import reports
 
 Result = TypeVar("Result")
 
@@ -28,6 +34,10 @@ Result = TypeVar("Result")
 STEP, PREPARATION = timedelta(minutes=30), timedelta(days=7)
 
 _preparing: Any = None  # the group of ranks that prepare; None if `start` was not called, or there is one rank
+
+
+# What torch raises on the other ranks when one has ended.
+_LOST = re.compile(r"gloo/|NCCL|Connection (closed|reset|refused)")
 
 
 def start(cpu: bool) -> PartialState:
@@ -39,36 +49,92 @@ def start(cpu: bool) -> PartialState:
     return state
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The error of a rank, as the other ranks report it."""
+
+    reason: str
+    message: str
+    exit_code: int
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a rank runs. `node` is the number that torchrun gives a machine; several may be one machine."""
+
+    rank: int
+    local_rank: int
+    node: str
+    host: str
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} ({self.host})"
+
+
+def place() -> Place:
+    """Return where this process runs, from the variables that torchrun and our launcher set."""
+    host = socket.gethostname()
+    rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+    return Place(rank, local_rank, os.environ.get("GROUP_RANK", host), host)
+
+
+def failure_of(error: Exception) -> Failure:
+    failed = to_pack_error(error)
+    return Failure(failed.reason, str(failed), failed.exit_code, failed.facts)
+
+
+def raise_first(places: Sequence[Place], failures: Sequence[Failure | None], own: Exception | None) -> None:
+    """Raise an error if any rank failed: that of the first that did.
+
+    This rank's own error, if it is the first; on another machine, the same error from the first rank there; on all
+    other ranks, an error without a message.
+    """
+    first = next((rank for rank, failure in enumerate(failures) if failure is not None), None)
+    if first is None:
+        return
+    here, failure = place(), failures[first]
+    assert failure is not None
+    if own is not None and first == here.rank:
+        raise own
+    error = PackError("rank_failed", "")
+    if here.local_rank == 0 and here.node != places[first].node and failure.message:
+        message = failure.message if failure.facts.get("rank") else f"{failure.message} (on {places[first].host})"
+        error = PackError(failure.reason, message, **{"rank": first} | failure.facts)
+    error.exit_code = failure.exit_code
+    raise error
+
+
+def gather(value: Result) -> list[Result]:
+    """Return the value of every rank."""
+    if not torch.distributed.is_initialized():
+        return [value]
+    values: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(values, value, group=_preparing)
+    return values
+
+
 @contextmanager
 def together() -> Iterator[None]:
     """Stop all ranks if one fails in this block.
 
-    Within the block, no rank may wait for another. Raises the PackError of this rank, or one without a message if
-    another rank failed first and reports for all.
+    Within the block, no rank may wait for another. Raises the error of this rank, or that of the first that failed.
     """
-    failed: PackError | None = None
+    failed: Exception | None = None
     try:
         yield
-    except PackError as error:
+    except Exception as error:
         failed = error
     if not torch.distributed.is_initialized():
         if failed:
             raise failed
         return
-    exit_codes: list[int | None] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(exit_codes, failed and failed.exit_code, group=_preparing)
-    first = next((rank for rank, code in enumerate(exit_codes) if code is not None), None)
-    if first is None:
-        return
-    if failed and first == torch.distributed.get_rank():
-        raise failed
-    silent = PackError("rank_failed", "")
-    silent.exit_code = exit_codes[first] or silent.exit_code
-    raise silent
+    outcomes = gather((place(), failure_of(failed) if failed else None))
+    raise_first([where for where, _ in outcomes], [failure for _, failure in outcomes], failed)
 
 
 def main_first(main: bool, work: Callable[[], Result]) -> Result:
-    """Run `work` on the first rank, then on the others, which find what it made."""
+    """Run `work` on the ranks that are `main`, then on the others, which find what it made."""
     for turn in (True, False):
         with together():
             if main == turn:
@@ -83,6 +149,18 @@ def largest(figures: list[float], device: torch.device) -> list[float]:
     found = torch.tensor(figures, dtype=torch.float64, device=device)
     torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
     return found.tolist()
+
+
+def of_lost_rank(error: Exception) -> Exception:
+    """Return an error for people, if torch failed because another rank has ended; else the same error."""
+    if isinstance(error, PackError) or not torch.distributed.is_initialized():
+        return error
+    if not isinstance(error, torch.distributed.DistError | RuntimeError) or not _LOST.search(str(error)):
+        return error
+    message = "another rank ended, so this one stopped; run the same command to resume from the newest checkpoint"
+    lost = PackError("rank_failed", message if reports() else "")
+    lost.exit_code = Interrupted.exit_code
+    return lost
 
 
 def leave(together: bool) -> None:

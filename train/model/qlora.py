@@ -31,6 +31,8 @@ def load_model(
 ) -> Any:
     """Load the base model on `device`, frozen, with a new adapter: a PeftModel.
 
+    A model to be sharded stays on the CPU.
+
     Weights that are not quantized, and the computations of NF4, are of `dtype`; the adapter is fp32 and starts from
     `config.seed`. Raises DataError or InputMissing if the model cannot be read or does not fit the settings,
     PartMissing if quantization is not in effect.
@@ -50,7 +52,7 @@ def load_model(
             dtype=dtype,
             attn_implementation=BACKENDS[attention],
             quantization_config=quantization if config.quantization == "nf4" else None,
-            device_map={"": device},
+            device_map={"": "cpu" if config.sharding == "full" else device},
             use_safetensors=True,  # never a pickle
             trust_remote_code=False,
         )

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from support.commands import ROOT
 from support.packed_rows import LENGTH, PACKED, folder_of, pack_small, random_rows, shards_of, sign, write_rows
+from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.storage.schemas import row_schema
@@ -222,6 +223,21 @@ def test_a_shard_of_another_corpus_is_rejected_despite_its_digest(copy: Path) ->
         message = rejected(copy)
         assert str(shard) in message
         assert found in message
+
+
+def test_the_manifest_of_another_corpus_is_named_and_not_a_damaged_file(copy: Path, tmp_path: Path) -> None:
+    key, folder = open_corpus(copy).key, folder_of(copy)
+    other = pack_corpus(
+        make_recipe(tmp_path / "other", conversations(70, seed=5), name="small", sequence_length=LENGTH)
+    )
+    shutil.copy(other, folder / "manifest.json")
+    wrong = f"{folder / 'manifest.json'}: is the manifest of another corpus, small {open_corpus(other).key[:12]}; "
+    shards = f"the shards of this folder are those of {key[:12]}; "
+    assert rejected(folder) == f"{wrong}{shards}run: packcorpus repair {copy}"
+    moved = shutil.move(folder, tmp_path / "moved")
+    message = rejected(Path(moved))
+    assert message.startswith(f"{moved}/manifest.json: is the manifest of another corpus")
+    assert message.endswith("copy the manifest.json of that corpus into the folder, or copy the folder again")
 
 
 @pytest.mark.parametrize("with_manifest", [True, False])

@@ -29,6 +29,7 @@ from train.loop import run
 from train.loop.run_folder import Choices, RunFolder
 from train.machine import launch, out_of_memory
 from train.machine.out_of_memory import RESTART
+from train.machine.signals import LAUNCHED
 
 LENGTH = 128
 FULL = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -171,7 +172,7 @@ def test_all_ranks_end_for_a_restart(folder: Path, tmp_path: Path) -> None:
 def rank(given: list[str]) -> None:
     """Run one of two ranks; the second runs out of memory in step 2."""
     patch = pytest.MonkeyPatch()
-    patch.setenv(out_of_memory.LAUNCHED, "1")
+    patch.setenv(LAUNCHED, "1")
     if os.environ["RANK"] == "1":
         fail(patch, lambda step, rows: FULL if step == 2 else None)
     leave = os._exit
@@ -208,7 +209,7 @@ def test_under_another_launcher_the_user_must_run_it_again(tmp_path: Path, monke
     given = SimpleNamespace(choices=BEFORE, folder=SimpleNamespace(write=lambda _: None, last_reduction=lambda: "why"))
     with pytest.raises(PartMissing, match=r"^why, if you run the same command again$"):
         run.reduce_micro_batch(given, 7, FULL)  # type: ignore[arg-type]
-    monkeypatch.setenv(out_of_memory.LAUNCHED, "1")
+    monkeypatch.setenv(LAUNCHED, "1")
     with pytest.raises(out_of_memory.Restart):
         run.reduce_micro_batch(given, 7, FULL)  # type: ignore[arg-type]
 

@@ -31,7 +31,7 @@ CHANGED = {
     "lora_targets": "attention", "lora_variant": "dora", "activation_checkpointing": False, "compile": True,
     "fused_loss": True, "optimizer": "paged_adamw_8bit", "learning_rate": 1e-5, "schedule": "linear", "warmup": 0.1,
     "weight_decay": 0.1, "max_grad_norm": 0.5, "epochs": 2.0, "max_steps": 7, "tokens_per_step": 99, "eval_every": 5,
-    "seed": 1, "modules_to_save": ["lm_head"], "keep": "best", "early_stopping": 3,
+    "seed": 1, "modules_to_save": ["lm_head"], "keep": "best", "early_stopping": 3, "sharding": "full",
 }  # fmt: skip
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from support.commands import in_fork_with_torch
 
 from tasks.core.errors import Interrupted
 from train.machine.interruption import Interruption
@@ -58,6 +60,43 @@ def test_a_signal_outside_the_steps_ends_the_run_at_once(
             signal.raise_signal(signal.SIGTERM)
         assert capfd.readouterr().err == "E713 interrupted outside the steps; run the same command to resume\n"
     assert ended.codes == [75, 75]
+
+
+def test_a_signal_ends_a_process_that_waits_within_a_library(tmp_path: Path) -> None:
+    """As in torch's store, for a rank that has ended: Python does not run its handler there."""
+    code = """
+import os, signal, sys, threading, time
+from datetime import timedelta
+from torch.distributed import TCPStore
+from train.machine.signals import SignalGuard
+
+SignalGuard().install()
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM)).start()
+start = time.monotonic()
+try:
+    store.wait(["never"], timedelta(seconds=30))
+finally:
+    print("the wait ended", file=sys.stderr)
+"""
+    done = in_fork_with_torch(tmp_path, "-c", code)
+    assert done.returncode == 75, done.stderr
+    assert done.stderr == "E713 interrupted outside the steps; run the same command to resume\n"
+
+
+def test_a_signal_within_the_steps_is_left_to_the_interruption() -> None:
+    guard = SignalGuard()
+    interruption = Interruption(guard)
+    assert not guard.in_steps
+    interruption.on_train_begin(None, None, None)
+    assert guard.in_steps
+    interruption.on_train_end(None, None, None)
+    assert not guard.in_steps
+    interruption.on_train_begin(None, None, None)
+    signal.raise_signal(signal.SIGTERM)
+    assert step(interruption)
+    interruption.on_train_end(None, None, None)
+    assert guard.in_steps, "it reports after which step it stopped"
 
 
 class Ended:

@@ -12,6 +12,7 @@ from support.commands import ROOT, process
 
 from train.machine import out_of_memory
 from train.machine.out_of_memory import RESTART, described, is_shortage, may_be_shortage, watching
+from train.machine.signals import LAUNCHED
 
 ILLEGAL = torch.AcceleratorError("CUDA error: an illegal memory access was encountered.\nSearch for it in the docs")
 
@@ -76,7 +77,7 @@ def test_a_rank_ends_at_once_for_its_launcher(
     def leave(code: int) -> None:
         raise Ended(code)
 
-    monkeypatch.setenv(out_of_memory.LAUNCHED, "1")
+    monkeypatch.setenv(LAUNCHED, "1")
     monkeypatch.setattr(os, "_exit", leave)
     with pytest.raises(Ended, match=str(RESTART)):
         out_of_memory.restart(["--manifest", "x"], "why")
@@ -89,7 +90,7 @@ def test_a_rank_that_waits_for_another_ends_with_it(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "_exit", codes.append)
     monkeypatch.setattr(out_of_memory, "LOOK_EVERY", 0.01)
     if launched:
-        monkeypatch.setenv(out_of_memory.LAUNCHED, "1")
+        monkeypatch.setenv(LAUNCHED, "1")
     reduced = False
     with watching(lambda: reduced):
         time.sleep(0.1)

@@ -1,0 +1,86 @@
+"""Determine whether the machines of a run share its folder, and which ranks write to it.
+
+    node 0: rank 0 ─a file─▶ folder ◀─ node 1: is it there?     yes: shared, rank 0 writes
+                                                                no: separate, the first rank of each node writes
+
+Nobody has to configure it, and a folder that only has the same name everywhere is not taken for a shared one.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tasks.core.errors import DataError, StorageError
+from tasks.storage.files import make_folder
+
+if TYPE_CHECKING:
+    from train.machine.ranks import Place
+
+# How the files begin that show whether a folder is shared. A killed run may leave some behind.
+MARK = ".rank-"
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The file system of a run as this rank sees it."""
+
+    shared: bool  # by all ranks
+    writes: bool  # this rank writes, for all ranks that see the same files
+
+
+def find_disk(folder: Path) -> Disk:
+    """Determine who writes to a folder, which is created. All ranks call this.
+
+    Raises DataError if some machines share it and others do not, StorageError if it cannot be written.
+    """
+    import torch
+
+    from train.machine.ranks import gather, place, together
+
+    here = place()
+    if not torch.distributed.is_initialized():
+        return Disk(shared=True, writes=True)
+    places = gather(here)
+    [run, *_] = gather(secrets.token_hex(8))
+    with together():
+        if here.local_rank == 0:
+            _write(folder / _name(run, here))
+    try:
+        with together():
+            seen = [where for where in places if where.local_rank == 0 and (folder / _name(run, where)).exists()]
+        views = gather([where.rank for where in seen])
+    finally:
+        if here.local_rank == 0:
+            (folder / _name(run, here)).unlink(missing_ok=True)
+    firsts = {where.node: where.rank for where in places if where.local_rank == 0}
+    if all(0 in view for view in views):
+        return Disk(shared=True, writes=here.rank == 0)
+    if all(view == [firsts.get(where.node)] for where, view in zip(places, views, strict=True)):
+        return Disk(shared=False, writes=here.local_rank == 0)
+    with together():
+        raise DataError(
+            "folders_differ",
+            f"{folder}: {_described(places, views)}; set `output` to a folder that all machines share, or to "
+            "one that is each machine's own",
+        )
+
+
+def _described(places: list[Place], views: list[list[int]]) -> str:
+    with_first = [str(where) for where, view in zip(places, views, strict=True) if 0 in view]
+    without = [str(where) for where, view in zip(places, views, strict=True) if 0 not in view]
+    return f"{', '.join(with_first)} share it, but {', '.join(without)} cannot see their files"
+
+
+def _name(run: str, where: Place) -> str:
+    return f"{MARK}{run}-{where.rank}"
+
+
+def _write(path: Path) -> None:
+    try:
+        make_folder(path.parent)
+        path.touch()
+    except OSError as error:
+        raise StorageError("cannot_write", f"{path}: cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,148 @@
+"""Let the ranks of a run start only if all can, with the same corpus, settings, and libraries.
+
+    rank 0 ─facts or error─┐
+    rank 1 ─facts or error─┼─torch's store─▶ all continue, or all stop: each machine reports the same error
+    rank 2 ─facts or error─┘
+
+The ranks meet before they form a process group: a rank without a GPU, or without the corpus, could not join it, and the
+others would wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from tasks.core.errors import DataError, PackError
+from train.machine.signals import reports
+
+# Seconds that a rank waits for the others, which may have to load torch from a slow disk.
+PATIENCE = 600
+# Seconds after which it reports that it waits.
+NOTICE = 15
+# Seconds in which the others read what this rank wrote, before it ends with the store that it may hold.
+FAREWELL = 30
+SHOWN = 3
+
+_stores: list[Any] = []  # the server of a store ends with its last reference
+
+
+def is_one_of_several() -> bool:
+    """Return whether this process is one of several ranks."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+@contextmanager
+def or_stop_all() -> Iterator[None]:
+    """Stop the other ranks, which would wait for this one, if this block fails on it."""
+    try:
+        yield
+    except Exception as error:
+        if is_one_of_several():
+            meet({}, error)
+        raise
+
+
+def meet(facts: Mapping[str, str], error: Exception | None = None, finished: bool = False) -> bool:
+    """Meet the other ranks, and return whether all have `finished`.
+
+    `facts` must be the same on all ranks. `error` is why this one cannot start. Raises it, or that of the first rank
+    that has one; DataError if facts differ; PackError if a rank does not come.
+    """
+    from train.machine.ranks import Failure, Place, failure_of, place, raise_first
+
+    here = place()
+    mine = {"place": asdict(here), "facts": dict(facts), "finished": finished}
+    mine["failure"] = asdict(failure_of(error)) if error else None
+    all_ = [json.loads(text) for text in _exchange(here.rank, json.dumps(mine, default=str))]
+    places = [Place(**one["place"]) for one in all_]
+    raise_first(places, [Failure(**one["failure"]) if one["failure"] else None for one in all_], error)
+    _require_same(places, [one["facts"] for one in all_])
+    return all(one["finished"] for one in all_)
+
+
+def require_same(name: str, value: str) -> None:
+    """Raise DataError, on all ranks, if they do not have the same value; they are in a process group."""
+    from train.machine.ranks import gather, place
+
+    all_ = gather((place(), value))
+    _require_same([where for where, _ in all_], [{name: own} for _, own in all_])
+
+
+def _require_same(places: Sequence[Any], facts: Sequence[Mapping[str, str]]) -> None:
+    if lines := differences(places, facts):
+        more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
+        message = f"the ranks of this run differ: {'; '.join(lines[:SHOWN])}{more}"
+        raise DataError("ranks_differ", message if os.environ.get("LOCAL_RANK", "0") == "0" else "")
+
+
+def differences(places: Sequence[Any], facts: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return what differs between the ranks, and which rank has what."""
+    found = []
+    for name in dict.fromkeys(name for own in facts for name in own):
+        values: dict[str, list[Any]] = {}
+        for where, own in zip(places, facts, strict=True):
+            values.setdefault(own.get(name, "absent"), []).append(where)
+        if len(values) > 1:
+            found.append(f"{name} is " + ", ".join(f"{value} on {_ranks(who)}" for value, who in values.items()))
+    return found
+
+
+def _ranks(places: Sequence[Any]) -> str:
+    numbers = ", ".join(str(where.rank) for where in places[:SHOWN])
+    more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+    hosts = ", ".join(dict.fromkeys(where.host for where in places))
+    return f"rank{'s' * (len(places) > 1)} {numbers}{more} ({hosts})"
+
+
+def _exchange(rank: int, text: str) -> list[str]:
+    """Return the texts of all ranks. Raises PackError."""
+    import torch
+
+    try:
+        store, _, world = next(torch.distributed.rendezvous("env://", timeout=timedelta(seconds=PATIENCE)))
+        _stores.append(store)
+        store = torch.distributed.PrefixStore("packcorpus", store)
+        names = [f"text/{one}" for one in range(world)]
+        store.set(names[rank], text)
+        missing = _wait(store, names, NOTICE)
+        if missing and reports():
+            print(f"waiting for {len(missing)} of {world} ranks", file=sys.stderr, flush=True)
+        if missing := _wait(store, missing, PATIENCE):
+            raise PackError(
+                "rank_failed",
+                f"{len(missing)} of {world} ranks did not start within {PATIENCE // 60} minutes, such as rank "
+                f"{missing[0].rpartition('/')[2]}; see its own message, then start the same command on every machine",
+            )
+        texts = [store.get(name).decode() for name in names]
+        store.set(f"read/{rank}", "")
+        _wait(store, [f"read/{one}" for one in range(world)], FAREWELL)
+    except torch.distributed.DistError as error:
+        reason = str(error).strip().splitlines()[0][:200].rstrip(".")
+        raise PackError(
+            "rank_failed",
+            f"the ranks cannot reach each other at {os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')} "
+            f"({reason}); check the address and the firewall",
+        ) from None
+    return texts
+
+
+def _wait(store: Any, names: list[str], seconds: float) -> list[str]:
+    """Wait until the store has all names; return those that it lacks in the end.
+
+    In slices, because a signal is handled only between two calls.
+    """
+    end, step = time.monotonic() + seconds, 0.01
+    while missing := [name for name in names if not store.check([name])]:
+        if time.monotonic() > end:
+            return missing
+        time.sleep(step)
+        names, step = missing, min(1.0, 2 * step)
+    return []

@@ -1,0 +1,174 @@
+"""Measure how fast each rank computes, without the time that it waits for the others.
+
+    forward: from the model's call to its return            ┐ of every pass: seconds and tokens of this rank
+    backward: from the loss to the last gradient of its own ┘
+      ─gather─▶ one RankSpeed per rank ─slow_ranks─▶ a warning
+
+All ranks finish a step at the same time: whoever is early waits in the exchange of the gradients. Each starts to wait
+once its own last gradient is ready, and there the clock stops. On a GPU the times are those of events in its queue,
+which are read when they have passed, so that nothing waits for them.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from tasks.core.printable import counted
+from train.machine.ranks import gather
+
+# A rank below this share of the median speed is reported.
+SLOW = 0.95
+# Passes of each rank before its speed counts, rounded up to steps: in the first ones libraries and kernels are loaded.
+WARM_UP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpeed:
+    """The speed of a rank: tokens with padding, and the seconds of one optimizer step, both without waiting."""
+
+    rank: int
+    host: str
+    device: str
+    steps: int
+    tokens_per_second: float | None  # None if too few passes were measured, or the model is sharded
+    step_seconds: float | None
+
+
+class RankClock(TrainerCallback):
+    """Measures the passes of this rank's model during training."""
+
+    def __init__(self, device: torch.device, name: str):
+        self._is_cuda = device.type == "cuda"
+        self._device = f"{device}, {name}" if self._is_cuda else name
+        self._handles: list[Any] = []
+        self._spans: list[tuple[Any, Any, int]] = []  # (start, end, tokens) that have not been read
+        self._start: Any = None
+        self._last_gradient: Any = None
+        self._backward: Any = None
+        self._passes = self._steps = self.tokens = 0
+        self._is_warm = False
+        self.seconds = 0.0
+
+    # -- the clock -----------------------------------------------------------------------------------------------------
+
+    def _now(self) -> Any:
+        if not self._is_cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _read(self, wait: bool = False) -> None:
+        """Add up the spans whose end has passed."""
+        if wait and self._is_cuda:
+            torch.cuda.synchronize()
+        left = []
+        for start, end, tokens in self._spans:
+            if self._is_cuda and not end.query():
+                left.append((start, end, tokens))
+                continue
+            self.seconds += start.elapsed_time(end) / 1000 if self._is_cuda else end - start
+            self.tokens += tokens
+        self._spans = left
+
+    # -- the model -----------------------------------------------------------------------------------------------------
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
+        model = getattr(model, "module", model)  # within DistributedDataParallel
+        if getattr(model, "shards_frozen_weights", False):
+            return  # its ranks wait for each other in every layer, so that none has a speed of its own
+        self._handles = [
+            model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
+            model.register_forward_hook(self._after_forward),
+            *(weights.register_post_accumulate_grad_hook(self._after_gradient) for weights in last_weights(model)),
+        ]
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._end_pass()
+        self._steps += self._is_warm
+        self._is_warm = self._is_warm or self._passes >= WARM_UP
+        self._read()
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._end_pass()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _before_forward(self, model: Any, args: Any, batch: dict[str, Any]) -> None:
+        self._start = self._now()
+        self._tokens = batch["input_ids"].numel()
+
+    def _after_forward(self, model: Any, args: Any, out: Any) -> None:
+        self._forward = (self._start, self._now())
+        # The loss, or what TRL computes it from: the gradient of one of them is the first of the backward pass.
+        for result in out.values():
+            if torch.is_tensor(result) and result.requires_grad:
+                result.register_hook(self._before_backward)
+
+    def _before_backward(self, gradient: torch.Tensor) -> None:
+        if self._backward is None:
+            self._backward = self._now()
+
+    def _after_gradient(self, weights: torch.Tensor) -> None:
+        self._last_gradient = self._now()
+
+    def _end_pass(self) -> None:
+        """Keep the times of the pass that has ended."""
+        if self._backward is None or self._last_gradient is None:
+            return
+        self._passes += 1
+        if self._is_warm:
+            self._spans += [(*self._forward, self._tokens), (self._backward, self._last_gradient, 0)]
+        self._backward = self._last_gradient = None
+
+    # -- the ranks -----------------------------------------------------------------------------------------------------
+
+    def speeds(self, rank: int) -> list[RankSpeed]:
+        """Return the speed of every rank. All ranks call this once, after the last step."""
+        self._read(wait=True)
+        own = RankSpeed(
+            rank,
+            socket.gethostname(),
+            self._device,
+            self._steps,
+            round(self.tokens / self.seconds, 3) if self.seconds else None,
+            round(self.seconds / self._steps, 6) if self._steps else None,
+        )
+        return gather(own)
+
+
+def last_weights(model: Any) -> list[Any]:
+    """Return the trained weights whose gradients come last: those of the first layer that has any."""
+    trained = [(name, weights) for name, weights in model.named_parameters() if weights.requires_grad]
+    numbers = [int(found[1]) if (found := re.search(r"\.(\d+)\.", name)) else -1 for name, _ in trained]
+    return [weights for (_, weights), number in zip(trained, numbers, strict=True) if number == min(numbers)]
+
+
+def slow_ranks(speeds: Sequence[RankSpeed]) -> str | None:
+    """Return a warning about the ranks that are more than 5 % slower than the median of two or more."""
+    known = {speed: speed.tokens_per_second for speed in speeds if speed.tokens_per_second}
+    if len(known) < 2:
+        return None
+    median = statistics.median(known.values())
+    slow = [(speed, rate) for speed, rate in known.items() if rate < SLOW * median]
+    if not slow:
+        return None
+    names = ", ".join(
+        f"rank {speed.rank} ({speed.host}, {speed.device}) by {100 * (1 - rate / median):.0f} %" for speed, rate in slow
+    )
+    return (
+        f"{counted(len(slow), 'rank')} computed more slowly than the median of {median:,.0f} tokens/s, and the others "
+        f"waited: {names}. See whether other processes run there, and whether the device is throttled"
+    )
