@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from train.model.adapter import keep_random
+from train.model.adapters.adapter import keep_random
 from train.model.attention import BACKENDS, backend_to_load, use_attention
 
 # Attention backends that continue a single sequence from a cache.

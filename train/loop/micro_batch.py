@@ -33,7 +33,7 @@ from train.loop.run_folder import largest_divisor
 from train.machine import devices
 from train.machine.out_of_memory import is_shortage
 from train.machine.ranks import largest, together
-from train.model.adapter import keep_random
+from train.model.adapters.adapter import keep_random
 from train.model.attention import autocast, batch_of
 
 NEAR = 0.03

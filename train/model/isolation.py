@@ -29,7 +29,7 @@ import torch
 from tasks.core.errors import DataError, PackError, PartMissing
 from tasks.core.printable import counted
 from train.model import states
-from train.model.adapter import keep_random
+from train.model.adapters.adapter import keep_random
 from train.model.attention import BACKENDS, Collator, batch_of, missing_backends, precision_of, use_attention
 
 # Logits compared at a time: 2 × 256 MiB in fp32.

@@ -22,7 +22,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tasks.core.printable import counted
 from train.machine.ranks import largest
-from train.model.adapter import keep_random
+from train.model.adapters.adapter import keep_random
 from train.model.attention import autocast
 
 # Relative difference of loss and gradient norm up to which two steps count as the same.

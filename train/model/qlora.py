@@ -20,7 +20,7 @@ from tasks.core.printable import counted
 from train.config import TrainingConfig
 from train.machine.out_of_memory import is_shortage
 from train.model import states
-from train.model.adapter import add_adapter
+from train.model.adapters.adapter import add_adapter
 from train.model.attention import BACKENDS
 from train.model.base_model import read_config, unreadable
 from train.model.masks import separate_by_positions

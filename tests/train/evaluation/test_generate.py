@@ -11,7 +11,7 @@ from support.training.tiny_training import VOCABULARY, force_attention, plain_ke
 
 from train.config import TrainingConfig
 from train.evaluation.generate import generating, greedy
-from train.model.adapter import add_adapter
+from train.model.adapters.adapter import add_adapter
 from train.model.masks import separate_by_positions
 from train.model.qlora import fuse_loss
 

@@ -18,7 +18,7 @@ from train.loop.feed import PackedFeed
 from train.loop.prepare import Run
 from train.loop.run_folder import Choices
 from train.model import states
-from train.model.adapter import add_adapter
+from train.model.adapters.adapter import add_adapter
 
 
 @pytest.fixture(scope="module")

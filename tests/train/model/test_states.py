@@ -22,7 +22,7 @@ from support.training.tiny_training import LENGTH, Row, packed_rows, tiny_model
 from tasks.core.errors import DataError, PartMissing
 from train.config import TrainingConfig
 from train.model import states
-from train.model.adapter import add_adapter
+from train.model.adapters.adapter import add_adapter
 from train.model.attention import Collator, segments
 from train.model.isolation import check_isolation, choose_rows, require_isolation
 from train.model.masks import separate_by_positions

@@ -20,7 +20,7 @@ from transformers.pytorch_utils import Conv1D
 from tasks.core.errors import DataError
 from tasks.core.suggest import suggest
 from train.config import TrainingConfig
-from train.model.existing_adapter import load_weights, read_adapter
+from train.model.adapters.existing_adapter import load_weights, read_adapter
 
 # Names of the projections in attention, in the families of transformers; some have q, k, and v in one.
 ATTENTION = (

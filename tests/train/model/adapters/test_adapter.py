@@ -12,7 +12,7 @@ from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from tasks.core.errors import DataError
 from train.config import TrainingConfig
-from train.model.adapter import add_adapter, target_experts, target_layers
+from train.model.adapters.adapter import add_adapter, target_experts, target_layers
 
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
