@@ -462,7 +462,7 @@ def test_user_files_named_like_our_packages_are_not_imported(folder: Path, monke
         (folder / f"{name}.py").write_text("raise SystemExit('imported a file of the user')\n")
     manifest = pack(folder, "--config", "corpus.yaml")
     monkeypatch.chdir(folder)
-    record = training.record_of(training.command(f"manifests/{manifest.name}", ".", "", "--base-model nowhere"))
+    record = training.record_of(training.command("", f"manifests/{manifest.name}", ".", "", "--base-model nowhere"))
     assert record.name == "training.json"
     assert record.parts[:2] == ("data", "adapters")
 

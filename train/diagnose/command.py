@@ -220,10 +220,10 @@ def in_effect(record: dict[str, Any], corpus: Corpus) -> InEffect:
         precision=choices["precision"],
         attention=choices["attention"],
         micro_batch=choices["micro_batch"],
-        rows_per_step=choices["micro_batch"] * choices["accumulation"] * choices["ranks"],
+        rows_per_step=choices["micro_batch"] * choices["accumulation"],
         sequence_length=corpus.sequence_length,
         packed=corpus.format_version == PACKED,
-        has_fused_loss=any(note.startswith("fused_loss: used") for note in choices["notes"]),
+        has_fused_loss=bool((choices["options"] or {}).get("fused_loss")),
     )
 
 

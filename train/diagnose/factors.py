@@ -48,7 +48,7 @@ class InEffect:
     precision: str
     attention: str
     micro_batch: int
-    rows_per_step: int
+    rows_per_step: int  # of one rank
     sequence_length: int
     packed: bool
     has_fused_loss: bool

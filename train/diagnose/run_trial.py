@@ -66,7 +66,17 @@ class Runner:
         if reason:
             return Outcome(trial, reason, seconds=seconds), {}
         record = orjson.loads((output / "training.json").read_bytes())
+        if unused := unused_option(trial, record["choices"]):
+            return Outcome(trial, unused, seconds=seconds), record
         return outcome_of(trial, record, seconds), record
+
+
+def unused_option(trial: Trial, choices: dict[str, Any]) -> str:
+    """Return why the run did not use the option that the trial turned on; empty if it did."""
+    if (choices["options"] or {}).get(trial.factor, True) or not trial.settings.get(trial.factor):
+        return ""
+    notes = [note for note in choices["notes"] if note.startswith(f"{trial.factor}: ")]
+    return notes[0] if notes else f"{trial.factor}: not used"
 
 
 def option(name: str, value: Any) -> tuple[str, str]:

@@ -82,7 +82,7 @@ def find_run(text: str, root: Path) -> Run:
         )
     values = read_json(record)
     if not isinstance(values, dict) or not {"key", "corpus", "base_model", "config", "result"} <= values.keys():
-        raise DataError("bad_adapter", f"{record}: is not the record of a training run; restore it, or train again")
+        raise DataError("damaged_adapter", f"{record}: is not the record of a training run; restore it, or train again")
     return Run(folder, values)
 
 

@@ -88,10 +88,10 @@ def _check_adapter(run: Run) -> str:
     """Return the digest of the adapter's file. Raises DataError if it is not the one that the run wrote."""
     path = run.folder / FILE
     if not path.is_file():
-        raise DataError("bad_adapter", f"{path}: is missing; {FIX}")
+        raise DataError("damaged_adapter", f"{path}: is missing; {FIX}")
     digest, expected = sha256_of(path), run.record.get("adapter_sha256")
     if expected not in (None, digest):
-        raise DataError("bad_adapter", f"{path}: is not as the run wrote it (SHA-256 {digest[:12]}); {FIX}")
+        raise DataError("damaged_adapter", f"{path}: is not as the run wrote it (SHA-256 {digest[:12]}); {FIX}")
     return digest
 
 

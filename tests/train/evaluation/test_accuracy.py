@@ -18,7 +18,7 @@ from train.evaluation.accuracy import PredictedTokens
 from train.loop.feed import PackedFeed
 from train.loop.trainer import arguments
 from train.model.attention import Collator
-from train.model.qlora import fuse_loss
+from train.model.options import fuse_loss
 
 
 @pytest.fixture(scope="module")

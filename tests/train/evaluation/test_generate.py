@@ -13,7 +13,7 @@ from train.config import TrainingConfig
 from train.evaluation.generate import generating, greedy
 from train.model.adapters.adapter import add_adapter
 from train.model.masks import separate_by_positions
-from train.model.qlora import fuse_loss
+from train.model.options import fuse_loss
 
 PROMPT, LIMIT = list(range(5, 45)), 12
 

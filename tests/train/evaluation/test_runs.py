@@ -246,7 +246,7 @@ def test_an_interrupted_run_has_the_results_of_an_uninterrupted_one(
     assert "\n  generated " in printed
     assert steps_of(found) == steps_of(expected)
     assert evaluations_of(found) == evaluations_of(expected)
-    timed = {"seconds", "data_wait", "peak_memory_bytes"} | {
+    timed = {"seconds", "data_wait", "phases", "peak_memory_bytes"} | {
         name for name in expected["result"] if "_per_second" in name
     }
     for name in found["result"].keys() - timed:

@@ -70,6 +70,7 @@ class Launched:
 
 def test_ranks_that_ran_out_of_memory_are_started_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LAUNCHED, "0")
+    monkeypatch.setattr(launch.logging, "disable", lambda level: None)
     monkeypatch.setattr(launcher.api, "elastic_launch", Launched(RESTART, 65))
     assert launch.launch(2, [])
     with pytest.raises(launch.RankFailed) as failed:

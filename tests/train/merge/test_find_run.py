@@ -146,41 +146,43 @@ def first(weights: dict[str, torch.Tensor]) -> str:
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "adapter missing": (
-        lambda run: (run / "adapter_model.safetensors").unlink(), "bad_adapter", "_model.safetensors: is missing",
+        lambda run: (run / "adapter_model.safetensors").unlink(), "damaged_adapter", "_model.safetensors: is missing",
     ),
     "adapter flipped": (
-        lambda run: flip(run / "adapter_model.safetensors"), "bad_adapter", "is not as the run wrote it",
+        lambda run: flip(run / "adapter_model.safetensors"), "damaged_adapter", "is not as the run wrote it",
     ),
     "adapter truncated": (
         lambda run: (
             without_digests(run),
             (run / "adapter_model.safetensors").write_bytes((run / "adapter_model.safetensors").read_bytes()[:-9]),
         ),
-        "bad_adapter", "adapter_model.safetensors: cannot be read",
+        "damaged_adapter", "adapter_model.safetensors: cannot be read",
     ),
     "adapter without a weight": (
-        lambda run: change_adapter(run, lambda w: w.pop(first(w))), "bad_adapter", r"lora_B.weight is missing",
+        lambda run: change_adapter(run, lambda w: w.pop(first(w))), "damaged_adapter", r"lora_B.weight is missing",
     ),
     "adapter with another weight": (
-        lambda run: change_adapter(run, lambda w: w.update(more=torch.zeros(2))), "bad_adapter",
+        lambda run: change_adapter(run, lambda w: w.update(more=torch.zeros(2))), "damaged_adapter",
         r"more has \[2\]; the base model has no such weight",
     ),
     "adapter of another shape": (
-        lambda run: change_adapter(run, lambda w: w.update({first(w): torch.zeros(3, 4)})), "bad_adapter",
+        lambda run: change_adapter(run, lambda w: w.update({first(w): torch.zeros(3, 4)})), "damaged_adapter",
         r"has \[3, 4\]; the base model expects \[\d+, 4\]",
     ),
     "adapter that is not finite": (
-        lambda run: change_adapter(run, lambda w: w[first(w)].fill_(float("nan"))), "bad_adapter",
+        lambda run: change_adapter(run, lambda w: w[first(w)].fill_(float("nan"))), "damaged_adapter",
         "is not finite with the adapter",
     ),
     "adapter_config.json missing": (
-        lambda run: (run / "adapter_config.json").unlink(), "bad_adapter", "adapter_config.json: is missing",
+        lambda run: (run / "adapter_config.json").unlink(), "damaged_adapter", "adapter_config.json: is missing",
     ),
     "adapter_config.json not JSON": (
-        lambda run: (run / "adapter_config.json").write_text("{"), "bad_adapter", "adapter_config.json: cannot be read",
+        lambda run: (run / "adapter_config.json").write_text("{"),
+        "damaged_adapter",
+        "adapter_config.json: cannot be read",
     ),
     "adapter of other layers": (
-        lambda run: edited(run / "adapter_config.json", lambda v: v.update(target_modules=["nope"])), "bad_adapter",
+        lambda run: edited(run / "adapter_config.json", lambda v: v.update(target_modules=["nope"])), "damaged_adapter",
         "does not fit the base model",
     ),
     "base missing": (

@@ -38,14 +38,14 @@ class Adapter:
     def __init__(self, folder: Path, model: Any):
         self.config = read_config(folder)
         self._file = folder / FILE
-        self._tensors = Tensors([self._file], "bad_adapter", FIX)
+        self._tensors = Tensors([self._file], "damaged_adapter", FIX)
         try:
             with torch.device("meta"):
                 wrapped = get_peft_model(deepcopy(model), self.config)
         except (ValueError, TypeError, NotImplementedError, RuntimeError) as error:
             reason = " ".join(str(error).split())[:300].rstrip(".")
             raise DataError(
-                "bad_adapter", f"{folder / CONFIG}: does not fit the base model ({reason}); {FIX}"
+                "damaged_adapter", f"{folder / CONFIG}: does not fit the base model ({reason}); {FIX}"
             ) from None
         self._check({name: tuple(value.shape) for name, value in get_peft_model_state_dict(wrapped).items()})
         # By name of the weight: the layer that adapts it, and the start of the names of its tensors.
@@ -62,7 +62,7 @@ class Adapter:
             if found.get(name) != expected.get(name):
                 what = f"has {list(found[name])}" if name in found else "is missing"
                 wanted = f"expects {list(expected[name])}" if name in expected else "has no such weight"
-                raise DataError("bad_adapter", f"{self._file}: {name} {what}; the base model {wanted}; {FIX}")
+                raise DataError("damaged_adapter", f"{self._file}: {name} {what}; the base model {wanted}; {FIX}")
 
     @property
     def scaling(self) -> float:
@@ -94,7 +94,7 @@ class Adapter:
             merged = rounded(getattr(base, attribute).data, dtype, name)
             again = merged.float()
             if not again.sum().isfinite():
-                raise DataError("bad_adapter", f"{self._file}: {name} is not finite with the adapter; {FIX}")
+                raise DataError("damaged_adapter", f"{self._file}: {name} is not finite with the adapter; {FIX}")
             setattr(base, attribute, Parameter(again, requires_grad=False))
             found = base(inputs) if is_layer else getattr(base, attribute)
             difference = (found - expected).norm() / expected.norm().clamp_min(torch.finfo(torch.float32).tiny)
@@ -126,12 +126,12 @@ class Adapter:
 def read_config(folder: Path) -> LoraConfig:
     """Read adapter_config.json. Raises DataError."""
     if not (folder / CONFIG).is_file():  # PEFT would look for it on the Hub
-        raise DataError("bad_adapter", f"{folder / CONFIG}: is missing; {FIX}")
+        raise DataError("damaged_adapter", f"{folder / CONFIG}: is missing; {FIX}")
     try:
         config = LoraConfig.from_pretrained(str(folder))
     except (OSError, ValueError, TypeError, KeyError) as error:
         reason = " ".join(str(error).split())[:200].rstrip(".")
-        raise DataError("bad_adapter", f"{folder / CONFIG}: cannot be read ({reason}); {FIX}") from None
+        raise DataError("damaged_adapter", f"{folder / CONFIG}: cannot be read ({reason}); {FIX}") from None
     config.inference_mode = True
     return config
 

@@ -21,7 +21,8 @@ from train.model.adapters.adapter import add_adapter
 from train.model.attention import Collator
 from train.model.digests import adapter_digest
 from train.model.flops import flops_per_token
-from train.model.qlora import fuse_loss, load_model, loss_and_gradient
+from train.model.options import fuse_loss, loss_and_gradient
+from train.model.qlora import load_model
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,7 +37,9 @@ def base_of(folder: Path, name: str = "llama", **settings: Any) -> Path:
 
 
 def loaded(base: Path, **settings: Any) -> Any:
-    return load_model(base, TrainingConfig(**{"quantization": "none", "lora_r": 4} | settings), "cpu", False, "eager")
+    return load_model(
+        base, TrainingConfig(**{"quantization": "none", "lora_r": 4} | settings), "cpu", torch.float32, "eager"
+    )
 
 
 def change(model: Any) -> None:
@@ -114,7 +117,7 @@ def test_an_adapter_is_the_same_after_it_is_loaded(case: str, tmp_path: Path) ->
 def test_exactly_the_named_modules_are_trained_in_fp32(tmp_path: Path, names: list[str], tied: bool) -> None:
     base = base_of(tmp_path, tie_word_embeddings=tied)
     config = TrainingConfig(quantization="none", modules_to_save=names)
-    model = load_model(base, config, "cpu", True)  # the other weights are bf16
+    model = load_model(base, config, "cpu", torch.bfloat16)  # the other weights are bf16
     whole = {name.split(".modules_to_save.")[0].rpartition(".")[2] for name in trained(model) if "lora" not in name}
     assert whole == ({"embed_tokens"} if tied else set(names)), "tied weights are one"
     assert {weights.dtype for weights in trained(model).values()} == {torch.float32}
@@ -146,9 +149,9 @@ def test_a_whole_head_works_with_the_fused_loss_and_counts_once(tmp_path: Path) 
     base = base_of(tmp_path, tie_word_embeddings=False)
     model, plain = loaded(base, **BOTH), loaded(base)
     batch = Collator("sdpa")(packed_rows()[:2])
-    expected = loss_and_gradient(model, batch, False)
+    expected = loss_and_gradient(model, batch, torch.float32)
     fuse_loss(model)
-    assert loss_and_gradient(model, batch, False) == pytest.approx(expected, rel=1e-5)
+    assert loss_and_gradient(model, batch, torch.float32) == pytest.approx(expected, rel=1e-5)
     place, head = torch.zeros(1, 1, dtype=torch.int32), model.get_output_embeddings().weight.numel()
     assert flops_per_token(model, place) - flops_per_token(plain, place) == 2 * head
 
