@@ -30,6 +30,7 @@ CLASSES: dict[str, Any] = {
 # The reason of these is not a literal where they are raised: they take it from another error, or from who calls.
 PASSED_ON = {
     "command",
+    "tensor_files",
     "tokenize_part",
     "token_batch",
     "explain",
