@@ -12,20 +12,22 @@ diagnosis.json.
 from __future__ import annotations
 
 import argparse
+import os
+import shutil
 import signal
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
-from tasks.core.errors import PackError, UsageError
+from tasks.core.error_messages import format_error
+from tasks.core.errors import Interrupted, PackError, UsageError
 from tasks.core.printable import duration
 from tasks.core.suggest import suggest
 from tasks.storage.files import to_json, write_bytes
@@ -44,10 +46,10 @@ from train.diagnose.compare import (
     winners,
 )
 from train.diagnose.factors import FACTORS, InEffect, Trial, reference, trials_of
-from train.diagnose.replan import replan
+from train.diagnose.replan import lost, replan
 from train.diagnose.run_trial import UNTIMED, Runner, option, reported
 from train.loop.run_folder import RunFolder
-from train.machine.signals import NUMBERS, SignalGuard
+from train.machine.signals import NUMBERS
 from train.options import Parser, config_of, overrides, settings_parser
 
 # Settings of all trials: none of them changes what is compared.
@@ -76,7 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     config = config_of(given)
     only = _factors(given.only)
     if given.steps <= UNTIMED:
-        raise UsageError("bad_command_line", f"--steps {given.steps}: the first step is not timed; use 3 or more")
+        raise UsageError("bad_command_line", f"--steps {given.steps}: the first step is not timed; use 2 or more")
     corpus = open_corpus(given.manifest, config.allow_unisolated, given.root)
     key = RunFolder(given.root, config, corpus).key
     result = given.root / "data" / "diagnoses" / f"{corpus.name}-{key[:12]}" / "diagnosis.json"
@@ -121,13 +123,14 @@ class Diagnosis:
         self._started = time.monotonic()
         self._runner = Runner(self._words(), self.folder)
         for one in NUMBERS:
-            signal.signal(one, partial(_stop, self._runner, SignalGuard()))
+            signal.signal(one, self._stop)
         first = self._try(Trial("current settings", "baseline"))
         if first.reason:
             raise self._failed(first)
         now = in_effect(self.record, self.corpus)
-        # From here on the micro-batch is fixed: a trial changes one factor.
-        self._runner = Runner([*self._words(), *option("micro_batch", now.micro_batch)], self.folder)
+        # From here on what the baseline measured is fixed: a trial changes one factor.
+        fixed = [*option("micro_batch", now.micro_batch), *option("attention", now.attention)]
+        self._runner = Runner([*self._words(), *fixed], self.folder)
         trials = [trial for trial in trials_of(self.config, now) if trial.factor in self.only]
         self._find_reference(now, trials)
         for number, trial in enumerate(trials):
@@ -141,6 +144,14 @@ class Diagnosis:
         if (together := combination(winners(self.outcomes, self.baselines))) and self._left > 2 * self._expected:
             self.outcomes.append(self._try(together))
         self._try(Trial("current settings, again", "baseline"))
+
+    def _stop(self, number: int, frame: FrameType | None) -> None:
+        """End the trial and this process."""
+        self._runner.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        text = format_error(Interrupted("interrupted", "interrupted; no diagnosis was written"))
+        os.write(2, f"{text}\n".encode())
+        os._exit(Interrupted.exit_code)
 
     def _failed(self, first: Outcome) -> PackError:
         """Return the error of the current settings as that of the diagnosis."""
@@ -192,9 +203,11 @@ class Diagnosis:
             if trial.corpus:
                 changed = "-".join(f"{name}-{value}" for name, value in trial.corpus.items())
                 manifest = replan(self.corpus, trial.corpus, self.given.root, self.folder / changed)
+                if fewer := lost(self.corpus, manifest):
+                    trial = replace(trial, name=f"{trial.name} ({fewer})")
             outcome, record = self._runner.run(trial, manifest, limit)
         except PackError as error:
-            outcome, record = Outcome(trial, str(error)), {}
+            outcome, record = Outcome(trial, " ".join(str(error).split())), {}
         if trial.factor == "baseline" and not outcome.reason:
             self.baselines.append(outcome)
             self.record = self.record or record
@@ -205,11 +218,6 @@ class Diagnosis:
         line = f"{place}{trial.name}: {found}; {duration(outcome.seconds)}, {duration(max(0.0, self._left))} left"
         self.console.print(line, markup=False, soft_wrap=True, style="dim")
         return outcome
-
-
-def _stop(runner: Runner, guard: SignalGuard, number: int, frame: FrameType | None) -> None:
-    runner.stop()
-    guard.end_at_once(number, frame)
 
 
 def in_effect(record: dict[str, Any], corpus: Corpus) -> InEffect:

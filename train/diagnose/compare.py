@@ -72,8 +72,9 @@ def speedup(outcome: Outcome, baselines: Sequence[Outcome]) -> Speedup:
 
 
 def deviation(found: Sequence[float], expected: Sequence[float]) -> float:
-    """Return the largest relative difference of two series; steps beyond the shorter do not count."""
-    return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=False))
+    """Return the largest relative difference of two series, of the steps that both took; NaN if there are none."""
+    pairs = [(a, b) for a, b in zip(found, expected, strict=False) if math.isfinite(a) and math.isfinite(b)]
+    return max((abs(a - b) / abs(b) for a, b in pairs), default=math.nan)
 
 
 def is_comparable(outcome: Outcome, reference: Outcome | None) -> bool:

@@ -81,8 +81,10 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
         "loader_workers": [0 if config.loader_workers else 2],
         "pin_memory": [not config.pin_memory] if on_gpu else [],
     }
+    # The other backends do not compute in fp32.
+    also = {} if now.attention in ("sdpa", "eager") else {"attention": "sdpa"}
     trials = [
-        Trial(f"{factor}: {_text(value)}", factor, {factor: value})
+        Trial(f"{factor}: {_text(value)}", factor, {factor: value} | (also if value == "fp32" else {}))
         for factor, values in options.items()
         for value in values
     ]

@@ -12,11 +12,19 @@ from typing import Any
 from tasks.core.errors import UsageError
 from tasks.recipe import recipe_of
 from tasks.stages import Publish, run_all
+from tasks.storage.manifest import load_manifest
 from tasks.verification.rebuild import config_for
 from train.data.corpus import Corpus
 
 # What packing reads and never changes: it does not depend on the length of the rows.
 REUSED = ("tokens", "tokenizers", "engines")
+
+
+def lost(corpus: Corpus, manifest: Path) -> str:
+    """Return how many conversations a replanned corpus lacks; empty if none."""
+    assert corpus.manifest
+    before, now = (one.ledger.conversations for one in (corpus.manifest, load_manifest(manifest)))
+    return f"without {before.packed - now.packed} of {before.packed} conversations" * (now.packed < before.packed)
 
 
 def replan(corpus: Corpus, changes: Mapping[str, Any], root: Path, folder: Path) -> Path:
@@ -32,6 +40,7 @@ def replan(corpus: Corpus, changes: Mapping[str, Any], root: Path, folder: Path)
         if known.is_dir() and not link.exists():
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(known.resolve(), target_is_directory=True)
-    recipe = recipe_of(config.model_copy(update=dict(changes)), sources, folder)
+    # Shorter rows may lose conversations, which the trial reports.
+    recipe = recipe_of(config.model_copy(update={"max_rejects": 1.0, **changes}), sources, folder)
     run_all(Publish(recipe))
     return recipe.published

@@ -5,11 +5,13 @@ words of the command ─run_trial─▶ python -P -m train … ─training.json�
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
 from typing import Any
@@ -19,6 +21,7 @@ import orjson
 from tasks.core.error_messages import JSON
 from train.diagnose.compare import Outcome, spread_of
 from train.diagnose.factors import Trial
+from train.loop.run_folder import WITHOUT_VALIDATION
 from train.measures.phases import PHASES
 
 # Steps at the start that are not timed: they allocate memory and choose kernels.
@@ -35,7 +38,8 @@ class Runner:
 
     def stop(self) -> None:
         if self._process:
-            self._process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     def command(self, trial: Trial, manifest: Path) -> list[str]:
         """Return the words of a trial's command; its settings win over those of the diagnosis."""
@@ -53,20 +57,22 @@ class Runner:
             stderr=PIPE,
             text=True,
             errors="replace",
-            env=os.environ | {JSON: "1"},
+            env=os.environ | {JSON: "1", WITHOUT_VALIDATION: "1"},
+            start_new_session=True,  # so that all of its ranks can be stopped
         )
         try:
             _, self.errors = self._process.communicate(timeout=limit)
             reason = failure(self._process.returncode, self.errors)
         except TimeoutExpired:
-            self._process.kill()
+            self.stop()
             self._process.communicate()
             reason = f"took longer than {limit:.0f} s"
         seconds = time.monotonic() - started
         if reason:
             return Outcome(trial, reason, seconds=seconds), {}
         record = orjson.loads((output / "training.json").read_bytes())
-        if unused := unused_option(trial, record["choices"]):
+        reduced = record["choices"]["reduced"]
+        if trial.factor != "baseline" and (unused := unused_option(trial, record["choices"]) or "; ".join(reduced)):
             return Outcome(trial, unused, seconds=seconds), record
         return outcome_of(trial, record, seconds), record
 
@@ -123,7 +129,8 @@ def outcome_of(trial: Trial, record: dict[str, Any], seconds: float) -> Outcome:
         peak_memory_bytes=record["result"]["peak_memory_bytes"],
         phases={phase: sum(entry[f"{phase}_seconds"] for entry in timed) / spent for phase in PHASES},
         losses=tuple(entry["loss"] for entry in steps),
-        gradient_norms=tuple(entry["grad_norm"] for entry in steps),
+        # A step that fp16 skips has none.
+        gradient_norms=tuple(math.nan if entry["grad_norm"] is None else entry["grad_norm"] for entry in steps),
         rows_per_step=rows,
         seconds=seconds,
     )

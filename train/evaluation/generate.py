@@ -16,14 +16,14 @@ from typing import Any
 import torch
 
 from train.model.adapters.adapter import keep_random
-from train.model.attention import BACKENDS, backend_to_load, use_attention
+from train.model.attention import BACKENDS, autocast, backend_to_load, use_attention
 
 # Attention backends that continue a single sequence from a cache.
 WITH_CACHE = ("sdpa", "eager")
 
 
 @contextmanager
-def generating(model: Any, bf16: bool) -> Iterator[None]:
+def generating(model: Any, dtype: torch.dtype) -> Iterator[None]:
     """Make a model in training ready for `greedy` in this context.
 
     Dropout and activation checkpointing are off, compiled layers run as written, and a backend of packed rows is
@@ -33,7 +33,7 @@ def generating(model: Any, bf16: bool) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(keep_random(model.device))
-        stack.enter_context(torch.autocast(model.device.type, torch.bfloat16, enabled=bf16))
+        stack.enter_context(autocast(model.device, dtype))
         if any(module._compiled_call_impl for module in model.modules()):
             # Each length would be compiled again.
             stack.enter_context(torch.compiler.set_stance("force_eager"))

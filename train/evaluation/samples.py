@@ -25,6 +25,7 @@ from tasks.storage.files import write_bytes
 from train.data.corpus import Corpus
 from train.evaluation.generate import generating, greedy
 from train.evaluation.prompts import Prompt, find_prompts
+from train.model.attention import dtype_of
 from train.model.base_model import positions
 
 NAME = "samples.jsonl"
@@ -48,7 +49,7 @@ class Samples(TrainerCallback):
         if not state.is_world_process_zero:
             return
         start = time.perf_counter()
-        with generating(self._model, args.bf16):
+        with generating(self._model, dtype_of(args)):
             found = [self._sample(state.global_step, number, prompt) for number, prompt in enumerate(self._prompts)]
         earlier = [sample for sample in read_samples(self._path) if sample["step"] < state.global_step]
         write_bytes(self._path, b"".join(orjson.dumps(sample) + b"\n" for sample in (*earlier, *found)))

@@ -8,6 +8,7 @@ Both have the same interface, so that a run does not depend on the format.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 from train.config import TrainingConfig
 from train.data.corpus import PACKED, Corpus
 from train.data.dataset import PackedDataset, Passes
+from train.loop.run_folder import WITHOUT_VALIDATION
 from train.loop.trainer import packed_trainer
 from train.model.attention import Collator
 
@@ -117,7 +119,10 @@ def open_feed(corpus: Corpus, config: TrainingConfig) -> Feed:
 
     Raises DataError or InputMissing, which name the file.
     """
-    return PackedFeed(corpus, config) if corpus.format_version == PACKED else ConversationFeed(corpus, config)
+    feed: Feed = PackedFeed(corpus, config) if corpus.format_version == PACKED else ConversationFeed(corpus, config)
+    if os.environ.get(WITHOUT_VALIDATION):
+        feed.validation = None
+    return feed
 
 
 def _location(dataset: PackedDataset) -> str:

@@ -31,6 +31,7 @@ def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
     steps = [entry for entry in log if "step_seconds" in entry]
     seconds = sum(entry["step_seconds"] for entry in steps)
     names = ("tokens_per_second", "non_pad_tokens_per_second", "trained_tokens_per_second", "mfu", "gpu_share")
+    shares = [entry["memory_share"] for entry in steps if "memory_share" in entry]
     losses, averaged = [entry["loss"] for entry in steps], max(1, len(steps) // 10)
     return {
         "steps": len(steps),
@@ -39,14 +40,17 @@ def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
         "last_loss": fmean(losses[-averaged:]),
         "seconds": round(seconds, 3),
         "data_wait": round(sum(entry["data_wait"] * entry["step_seconds"] for entry in steps) / seconds, 6),
-        "phases": {phase: round(sum(entry[f"{phase}_seconds"] for entry in steps) / seconds, 6) for phase in PHASES},
+        # Steps before an update of packcorpus may lack them.
+        "phases": {
+            phase: round(sum(entry.get(f"{phase}_seconds", 0.0) for entry in steps) / seconds, 6) for phase in PHASES
+        },
         "peak_memory_bytes": int(max(entry["memory_bytes"] for entry in steps)),
-        **({"memory_share": max(entry["memory_share"] for entry in steps)} if "memory_share" in steps[0] else {}),
+        **({"memory_share": max(shares)} if len(shares) == len(steps) else {}),
         "skipped_steps": int(sum(entry.get("skipped", 0) for entry in steps)),
     } | {
         name: round(sum(entry[name] * entry["step_seconds"] for entry in steps) / seconds, 4)
         for name in names
-        if name in steps[0]
+        if all(name in entry for entry in steps)  # a run may continue on another device
     }
 
 
@@ -110,7 +114,7 @@ def picture(log: list[dict[str, Any]], title: str, kept_step: int) -> bytes:
         below.set_ylim(bottom=0)
         below.set_ylabel("tokens/s")
         below.legend(frameon=False)
-        spent = [[entry[f"{phase}_seconds"] for entry in steps] for phase in PHASES]
+        spent = [[entry.get(f"{phase}_seconds", 0.0) for entry in steps] for phase in PHASES]
         last.stackplot(at, spent, labels=PHASES, colors=COLORS)
         last.set_ylabel("seconds per step")
         last.set_xlabel("optimizer step")

@@ -32,6 +32,8 @@ VERSION = 1
 # Settings that a rank may have of its own: they name files of its machine, or cannot change what the ranks do together.
 OWN = {"base_model", "tokenizer", "adapter", "output", "load", "gpus"}
 LOCK = "run.lock"
+# Set by `diagnose` for its trials, which are only timed.
+WITHOUT_VALIDATION = "PACKCORPUS_WITHOUT_VALIDATION"
 COMPLETE = "complete.json"
 
 

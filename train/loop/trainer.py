@@ -22,7 +22,7 @@ from train.config import TrainingConfig
 from train.data.dataset import Passes
 from train.evaluation.accuracy import PredictedTokens
 from train.measures.phases import COMPUTE, Phases
-from train.model.attention import autocast
+from train.model.attention import autocast, dtype_of
 from train.model.sharding import data_parallel, is_sharded
 
 # Steps that fp16 may skip in a row. Each halves the scale: from 65536 to 2^-14, the smallest normal number of fp16.
@@ -196,13 +196,12 @@ class Measured:
         """Compute mean loss and accuracy of trained tokens; each row counts once, on any ranks."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
         self.model.eval()
-        dtype = torch.bfloat16 if self.args.bf16 else torch.float16 if self.args.fp16 else torch.float32
         sums = torch.zeros(3, dtype=torch.float64, device=self.args.device)
         with torch.no_grad(), PredictedTokens(self.model) as predicted:
             for batch, counts in self._batches_of_rank(dataset):
                 tokens = (batch["labels"][:, 1:] != -100).sum()
                 # A run that only lacks its record has not prepared the model, which then has no autocast of its own.
-                with self.compute_loss_context_manager(), autocast(self.args.device, dtype):  # type: ignore[attr-defined]
+                with self.compute_loss_context_manager(), autocast(self.args.device, dtype_of(self.args)):  # type: ignore[attr-defined]
                     outputs = self.model(**batch)
                     right = predicted.count(outputs, batch["labels"])
                 sums += counts * torch.stack([outputs["loss"].double() * tokens, tokens.double(), right.double()])

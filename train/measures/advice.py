@@ -52,8 +52,8 @@ class Advice:
 RULES = (
     Rule("data", "time spent waiting for data", "set load: memory, or loader_workers: 2 if rows are mapped",
          at_most=0.05),
-    Rule("gpu", "time in which the GPU computes", "raise micro_batch, so that each pass has more work; set "
-         "loader_workers: 0 and save_every higher", at_least=0.85),
+    Rule("gpu", "time in the model and the optimizer", "batches are loaded or copied too slowly; set load: memory and "
+         "pin_memory: true", at_least=0.85),
     Rule("optimizer", "time in the optimizer", "raise tokens_per_step, so that there are fewer steps",
          at_most=0.10),
     Rule("padding", "padding in the rows", "pack the conversations (packing: true), or with another sequence_length",

@@ -116,6 +116,11 @@ def autocast(device: torch.device, dtype: torch.dtype) -> Any:
     return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
 
 
+def dtype_of(args: Any) -> torch.dtype:
+    """Return the precision that TrainingArguments set."""
+    return torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else torch.float32
+
+
 def precision_of(model: Any) -> torch.dtype:
     """Return the precision in which the model computes here: that of autocast, or else its own."""
     kind = model.device.type

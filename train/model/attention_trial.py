@@ -44,6 +44,8 @@ def try_apart(
     base: Path | str, config: TrainingConfig, device: torch.device, dtype: torch.dtype, dataset: Any, count: int
 ) -> list[Trial]:
     """Try every backend whose kernel may crash, if the machine and the model have it; see `isolation.fastest`."""
+    if config.sharding == "full":  # a process alone would need the whole model
+        return [Trial(backend, 0.0, "not tried with sharding: full") for backend in APART]
     lacking = missing_backends(read_config(base))
     numbers = [*range(count), *choose_rows(dataset, ROWS)]
     rows = [{name: column.tolist() for name, column in dataset[n % len(dataset)].items()} for n in numbers]

@@ -35,7 +35,11 @@ def share_of_rank(model: Any) -> float:
 
 
 def check_ranks(config: TrainingConfig) -> None:
-    """Raise UsageError if the model is to be sharded on a single rank."""
+    """Raise UsageError if the model is to be sharded on a single rank, or for what needs all of it on one."""
+    if config.sharding == "full" and config.samples:
+        raise UsageError(
+            "bad_setting", "samples: one rank generates them, which sharding: full does not allow; set samples: 0"
+        )
     if config.sharding == "full" and not torch.distributed.is_initialized():
         raise UsageError("bad_setting", "sharding: full needs several ranks; set sharding: none, or use more GPUs")
 

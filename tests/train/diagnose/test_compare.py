@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -99,3 +100,5 @@ def test_only_runs_on_the_same_rows_are_compared_with_the_reference() -> None:
     repacked = Outcome(Trial("l", "sequence_length", {}, {"sequence_length": 2}), rows_per_step=4)
     assert not is_comparable(repacked, first)
     assert deviation((1.0, 2.0, 9.0), (1.0, 4.0)) == 0.5
+    assert deviation((1.0, math.nan, 3.0), (1.0, 4.0, 4.0)) == 0.25, "a skipped step does not count"
+    assert math.isnan(deviation((math.nan,), (1.0,)))

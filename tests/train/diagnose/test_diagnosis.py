@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from train.data.corpus import open_corpus
 from train.diagnose import command as diagnose
 from train.diagnose import run_trial
 from train.diagnose.factors import Trial
-from train.diagnose.replan import replan
+from train.diagnose.replan import lost, replan
 from train.diagnose.run_trial import failure, unused_option
 
 LENGTH = 1024
@@ -121,6 +122,13 @@ def test_a_replanned_corpus_has_the_same_conversations_and_reads_no_source(folde
     assert (manifest.sequence_length, manifest.ledger.conversations) == (512, corpus.manifest.ledger.conversations)
     assert not changed_files(tmp_path / manifest.corpus, manifest.listed())
     assert (tmp_path / "data" / "tokens").is_symlink()
+
+
+def test_conversations_that_shorter_rows_lose_are_counted(folder: Path, tmp_path: Path) -> None:
+    corpus = open_corpus(Path("long"), root=folder)
+    assert lost(corpus, replan(corpus, {"sequence_length": 512}, folder, tmp_path / "half")) == ""
+    found = lost(corpus, replan(corpus, {"sequence_length": 24, "overlong": "drop"}, folder, tmp_path / "short"))
+    assert re.fullmatch(r"without [1-9]\d* of 1000 conversations", found)
 
 
 def test_settings_that_do_not_train_end_the_diagnosis(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

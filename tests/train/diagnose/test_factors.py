@@ -41,7 +41,8 @@ def test_each_trial_changes_one_factor_to_a_valid_value_that_is_not_in_effect(
     for trial in trials:
         assert trial.factor in FACTORS
         changed = trial.corpus or trial.settings
-        assert list(changed) == [trial.factor]
+        also = ["attention"] if now.attention == "flash2" and trial.name == "precision: fp32" else []
+        assert list(changed) == [trial.factor, *also]
         assert changed[trial.factor] != current[trial.factor]
         TrainingConfig(**config.model_dump() | dict(trial.settings))
         if not trial.corpus and "micro_batch" in trial.settings:

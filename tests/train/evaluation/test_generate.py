@@ -28,7 +28,7 @@ def whole_passes(model: Any, prompt: list[int], limit: int) -> list[int]:
 
 
 def generated(model: Any, limit: int = LIMIT, stops: Any = ()) -> list[int]:
-    with generating(model, bf16=False):
+    with generating(model, torch.float32):
         return greedy(model, PROMPT, limit, stops)
 
 
@@ -78,7 +78,7 @@ def test_generation_changes_neither_weights_nor_modes_nor_random_numbers() -> No
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     expected = whole_passes(tiny_model().eval(), PROMPT, LIMIT)
     state, threads = torch.get_rng_state(), torch.is_grad_enabled()
-    with generating(model, bf16=False):
+    with generating(model, torch.float32):
         assert not any(module.training for module in model.modules())
         torch.rand(3)
         assert greedy(model, PROMPT, LIMIT, ()) == expected
@@ -92,7 +92,7 @@ def test_generation_changes_neither_weights_nor_modes_nor_random_numbers() -> No
 
 def test_modes_are_restored_after_an_error() -> None:
     model = tiny_model()
-    with pytest.raises(IndexError), generating(model, bf16=False):
+    with pytest.raises(IndexError), generating(model, torch.float32):
         greedy(model, [VOCABULARY + 1], LIMIT, ())
     assert model.training
 

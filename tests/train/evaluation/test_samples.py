@@ -87,7 +87,7 @@ def test_prompts_of_a_corpus_end_where_the_answer_begins(corpus: Corpus, rows: P
 
 def evaluated(callback: Samples, step: int, is_first: bool = True) -> None:
     state = SimpleNamespace(global_step=step, is_world_process_zero=is_first)
-    callback.on_evaluate(SimpleNamespace(bf16=False), state, None)
+    callback.on_evaluate(SimpleNamespace(torch.float32), state, None)
 
 
 def test_samples_are_written_as_text(
@@ -102,7 +102,7 @@ def test_samples_are_written_as_text(
     found = [json.loads(line) for line in (tmp_path / NAME).read_text().splitlines()]
     assert [(sample["step"], sample["sample"]) for sample in found] == [(7, 0), (7, 1), (7, 2)]
     for sample, prompt in zip(found, find_prompts(rows, 3), strict=True):
-        with generating(model, bf16=False):
+        with generating(model, torch.float32):
             ids = greedy(model, prompt.ids, 12, stops)
         assert sample["prompt"] == encoder.decode(prompt.ids)
         assert sample["expected"] == encoder.decode(prompt.expected)

@@ -181,6 +181,11 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "damaged_adapter",
         "adapter_config.json: cannot be read",
     ),
+    "adapter with a whole module": (
+        lambda run: edited(run / "adapter_config.json", lambda v: v.update(modules_to_save=["lm_head"])),
+        "cannot_merge",
+        r"contains whole modules \(lm_head\)",
+    ),
     "adapter of other layers": (
         lambda run: edited(run / "adapter_config.json", lambda v: v.update(target_modules=["nope"])), "damaged_adapter",
         "does not fit the base model",

@@ -110,3 +110,8 @@ def test_all_ranks_take_equally_many_validation_passes_and_each_row_counts_once(
     assert len(passes[0]) == len(passes[1])
     assert all(batch for batch, _ in (*passes[0], *passes[1]))
     assert sorted(row for batch, counts in (*passes[0], *passes[1]) if counts for row in batch) == list(range(rows))
+
+
+def test_samples_need_the_whole_model_on_one_rank() -> None:
+    with pytest.raises(UsageError, match="set samples: 0"):
+        check_ranks(TrainingConfig(sharding="full", samples=2))

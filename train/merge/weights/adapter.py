@@ -39,6 +39,12 @@ class Adapter:
         self.config = read_config(folder)
         self._file = folder / FILE
         self._tensors = Tensors([self._file], "damaged_adapter", FIX)
+        if whole := self.config.modules_to_save:
+            raise DataError(
+                "cannot_merge",
+                f"{folder / CONFIG}: the adapter contains whole modules ({', '.join(whole)}), which cannot be merged "
+                "yet; load it with AutoPeftModelForCausalLM.from_pretrained",
+            )
         try:
             with torch.device("meta"):
                 wrapped = get_peft_model(deepcopy(model), self.config)
