@@ -87,7 +87,7 @@ def test_prompts_of_a_corpus_end_where_the_answer_begins(corpus: Corpus, rows: P
 
 def evaluated(callback: Samples, step: int, is_first: bool = True) -> None:
     state = SimpleNamespace(global_step=step, is_world_process_zero=is_first)
-    callback.on_evaluate(SimpleNamespace(torch.float32), state, None)
+    callback.on_evaluate(SimpleNamespace(bf16=False, fp16=False), state, None)
 
 
 def test_samples_are_written_as_text(
