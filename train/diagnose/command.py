@@ -204,7 +204,7 @@ class Diagnosis:
                 changed = "-".join(f"{name}-{value}" for name, value in trial.corpus.items())
                 manifest = replan(self.corpus, trial.corpus, self.given.root, self.folder / changed)
                 if fewer := lost(self.corpus, manifest):
-                    trial = replace(trial, name=f"{trial.name} ({fewer})")
+                    trial = replace(trial, name=f"{trial.name} ({fewer})", loses=True)
             outcome, record = self._runner.run(trial, manifest, limit)
         except PackError as error:
             outcome, record = Outcome(trial, " ".join(str(error).split())), {}

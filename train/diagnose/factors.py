@@ -33,11 +33,12 @@ class Trial:
     factor: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     corpus: Mapping[str, Any] = field(default_factory=dict)
+    loses: bool = False  # conversations that do not fit into its rows
 
     @property
     def same_training(self) -> bool:
         """Return whether the same conversations are learned with the same precision."""
-        return self.factor not in LEARNS_OTHERWISE
+        return not self.loses and self.factor not in LEARNS_OTHERWISE
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ Diagnosis ─cells─▶ rows of texts ─┬─table────▶ aligned lin
 from __future__ import annotations
 
 import io
+import textwrap
 from typing import Any
 
 from rich.table import Table
@@ -19,6 +20,8 @@ HEADS = (
     "trial", "trained tokens/s", "rows/s", "speed", "MFU", "memory", "data", "forward", "backward", "optimizer",
     "Δ loss", "Δ gradient",
 )  # fmt: skip
+
+LABEL = 40  # characters of a line beside a bar
 
 
 def cells(outcome: Outcome, speed: Speedup | None, trained_share: float, off: tuple[float, float] | None) -> list[str]:
@@ -72,11 +75,11 @@ def picture(bars: list[tuple[str, Speedup, bool]], title: str) -> bytes:
     from matplotlib import pyplot as plt
 
     with mpl.rc_context({"svg.hashsalt": title, "svg.fonttype": "path"}):
-        figure, axes = plt.subplots(figsize=(8, 1.2 + 0.32 * len(bars)), layout="constrained")
+        figure, axes = plt.subplots(figsize=(9, 1.2 + 0.4 * len(bars)), layout="constrained")
         for place, (_, speed, same) in enumerate(reversed(bars)):
             color: Any = "#9a9a9a" if not speed.differs else "#1f5fa8" if same else "#e8a871"
             axes.barh(place, speed.ratio - 1, left=1, xerr=speed.error, color=color, height=0.6, ecolor="#333333")
-        axes.set_yticks(range(len(bars)), [name for name, _, _ in reversed(bars)])
+        axes.set_yticks(range(len(bars)), [textwrap.fill(name, LABEL) for name, _, _ in reversed(bars)])
         axes.axvline(1, color="#333333", linewidth=0.8)
         axes.set_xlabel(
             "speed, 1 = current settings; blue: trains the same, orange: something else, gray: no difference"

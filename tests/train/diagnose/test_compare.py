@@ -81,6 +81,13 @@ def test_without_a_winner_nothing_is_recommended() -> None:
     assert found.sentence == "Nothing that was tried trains the same faster than the current settings."
 
 
+def test_rows_that_lose_conversations_are_named_but_not_recommended() -> None:
+    shorter = Trial("shorter", "sequence_length", {}, {"sequence_length": 8}, loses=True)
+    tried = [Outcome(shorter, tokens_per_second=300.0), outcome("a", "attention", 150)]
+    assert [one.trial.name for one in winners(tried, BASE)] == ["a"]
+    assert "shorter would be 3.00× ± 0.06, but trains something else" in conclude(tried, BASE).sentence
+
+
 def test_winners_are_combined_one_of_each_factor() -> None:
     tried = [outcome("a", "attention", 150), outcome("b", "compile", 120), outcome("c", "attention", 160)]
     together = combination(winners(tried, BASE))
