@@ -45,11 +45,12 @@ from train.diagnose.compare import (
     speedup,
     winners,
 )
-from train.diagnose.factors import FACTORS, InEffect, Trial, reference, trials_of
+from train.diagnose.factors import FACTORS, REFERENCE, InEffect, Trial, option, trials_of
 from train.diagnose.replan import lost, replan
-from train.diagnose.run_trial import UNTIMED, Runner, option, reported
+from train.diagnose.run_trial import UNTIMED, Runner, reported
 from train.loop.run_folder import RunFolder
 from train.machine.signals import NUMBERS
+from train.measures.advice import Advice
 from train.options import Parser, config_of, overrides, settings_parser
 
 # Settings of all trials: none of them changes what is compared.
@@ -182,17 +183,16 @@ class Diagnosis:
 
     def _find_reference(self, now: InEffect, trials: list[Trial]) -> None:
         """Run the reference unless the baseline, or one of the trials, has its settings."""
-        wanted = reference(self.config)
         current = {
             "precision": now.precision, "attention": now.attention, "compile": self.config.compile,
             "fused_loss": now.has_fused_loss,
         }  # fmt: skip
-        differs = {name: value for name, value in wanted.items() if current[name] != value}
+        differs = {name: value for name, value in REFERENCE.items() if current[name] != value}
         if not differs:
             self.reference = self.baselines[0]
             return
         same = next((trial for trial in trials if dict(trial.settings) == differs), None)
-        self.reference = self._try(same or Trial("reference: fp32, eager", "reference", wanted))
+        self.reference = self._try(same or Trial("reference: fp32, eager", "reference", REFERENCE))
         if same:
             self.outcomes.append(self.reference)
 
@@ -263,8 +263,7 @@ def write_results(diagnosis: Diagnosis, path: Path) -> None:
         names = ", ".join(trial.name for trial in diagnosis.untried)
         console.print(f"not tried, because the budget ended: {names}; raise --budget", markup=False, soft_wrap=True)
     for one in advice:
-        line = f"advice: {one['name']}: {one['found']}, should be {one['target']}; {one['action']}"
-        console.print(line, markup=False, soft_wrap=True, style="yellow")
+        console.print(f"advice: {Advice(**one)}", markup=False, soft_wrap=True, style="yellow")
     console.print(verdict.sentence, markup=False, soft_wrap=True, style="bold")
     for line in command:
         console.print(f"  {line}", markup=False, soft_wrap=True)

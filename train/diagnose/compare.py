@@ -10,9 +10,8 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from train.diagnose.factors import Trial, combined
+from train.diagnose.factors import Trial, as_word, combined, option
 
 # A difference below this is not worth a setting, however exactly it was measured.
 WORTHWHILE = 0.02
@@ -131,14 +130,10 @@ def conclude(outcomes: Sequence[Outcome], baselines: Sequence[Outcome]) -> Concl
     return Conclusion(
         f"{one.trial.name} trains {found.ratio:.2f}× ± {found.error:.2f} as many tokens per second.{also}",
         options(one.trial),
-        ", ".join(f"{name}: {_word(value)}" for name, value in one.trial.corpus.items()),
+        ", ".join(f"{name}: {as_word(value)}" for name, value in one.trial.corpus.items()),
     )
 
 
 def options(trial: Trial) -> str:
     """Return the settings of a trial as options of the command line."""
-    return " ".join(f"--{name.replace('_', '-')} {_word(value)}" for name, value in trial.settings.items())
-
-
-def _word(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return " ".join(word for name, value in trial.settings.items() for word in option(name, value))

@@ -24,6 +24,9 @@ FACTORS = (
 
 SHORTEST = 128  # tokens of a row
 
+# The settings against which rounding is measured.
+REFERENCE = {"precision": "fp32", "attention": "eager", "compile": False, "fused_loss": False}
+
 
 @dataclass(frozen=True, slots=True)
 class Trial:
@@ -55,11 +58,6 @@ class InEffect:
     has_fused_loss: bool
 
 
-def reference(config: TrainingConfig) -> dict[str, Any]:
-    """Return the settings against which rounding is measured: fp32, eager attention, and no optional kernels."""
-    return {"precision": "fp32", "attention": "eager", "compile": False, "fused_loss": False}
-
-
 def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
     """Return the trials that apply here, the most promising first."""
     on_gpu = now.device == "cuda"
@@ -85,7 +83,7 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
     # The other backends do not compute in fp32.
     also = {} if now.attention in ("sdpa", "eager") else {"attention": "sdpa"}
     trials = [
-        Trial(f"{factor}: {_text(value)}", factor, {factor: value} | (also if value == "fp32" else {}))
+        Trial(f"{factor}: {as_word(value)}", factor, {factor: value} | (also if value == "fp32" else {}))
         for factor, values in options.items()
         for value in values
     ]
@@ -121,5 +119,11 @@ def combined(winners: list[Trial]) -> Trial:
     return Trial(" + ".join(trial.name for trial in winners), "combined", settings, corpus)
 
 
-def _text(value: Any) -> str:
+def option(name: str, value: Any) -> tuple[str, str]:
+    """Return a setting as an option of the command line."""
+    return f"--{name.replace('_', '-')}", as_word(value)
+
+
+def as_word(value: Any) -> str:
+    """Return the value of a setting as it is written in YAML."""
     return str(value).lower() if isinstance(value, bool) else str(value)

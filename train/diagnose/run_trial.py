@@ -20,7 +20,7 @@ import orjson
 
 from tasks.core.error_messages import JSON
 from train.diagnose.compare import Outcome, spread_of
-from train.diagnose.factors import Trial
+from train.diagnose.factors import Trial, option
 from train.loop.run_folder import WITHOUT_VALIDATION
 from train.measures.phases import PHASES
 
@@ -83,10 +83,6 @@ def unused_option(trial: Trial, choices: dict[str, Any]) -> str:
         return ""
     notes = [note for note in choices["notes"] if note.startswith(f"{trial.factor}: ")]
     return notes[0] if notes else f"{trial.factor}: not used"
-
-
-def option(name: str, value: Any) -> tuple[str, str]:
-    return f"--{name.replace('_', '-')}", str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def failure(code: int, errors: str) -> str:

@@ -173,8 +173,7 @@ def _choose(
     collator = feed.collator(attention)
     used, notes = {}, []
     if _is_wanted("fused_loss", config, before, known, device) and feed.own_loss:
-        batch = collator([options.comparable(feed.longest[0])])
-        batch = {name: x.to(state.device) if torch.is_tensor(x) else x for name, x in batch.items()}
+        batch = batch_of([options.comparable(feed.longest[0])], range(1), collator, state.device)
         fused = options.try_fused_loss(model, batch, device.dtype, config.seed)
         used["fused_loss"] = fused.used
         notes.append(fused.note)

@@ -95,8 +95,9 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     if config.samples:  # only the first rank generates
         samples, *_ = ranks.gather(samples_of(folder.path, decided["kept_step"]) if state.is_main_process else [])
     result = record.summary(log) | decided
-    figures = effect.measured(result)
-    advice = [*advise(effect.figures(run, steps)), *advise(figures)]
+    # The others were warnings before the first step.
+    measured = advise(effect.measured(result))
+    advice = [*advise(effect.figures(run, steps)), *measured]
     with ranks.together():
         if run.disk.writes:
             if decided["kept_step"] < trainer.state.global_step:
@@ -104,7 +105,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
             written = _record(run, in_effect, result, advice, samples, speeds)
             record.write_results(folder.path, run.model, run.tokenizer, written, log)
     show_result(console, result, samples, folder.path, run.tokenizer is not None, slow_ranks(speeds))
-    show_advice(console, advise(figures))  # the others were warnings before the first step
+    show_advice(console, measured)
     if state.is_local_main_process:
         print(folder.record)
 

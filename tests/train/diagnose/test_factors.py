@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from train.config import TrainingConfig
-from train.diagnose.factors import FACTORS, LEARNS_OTHERWISE, InEffect, Trial, combined, reference, trials_of
+from train.diagnose.factors import FACTORS, LEARNS_OTHERWISE, REFERENCE, InEffect, Trial, combined, trials_of
 
 states = st.builds(
     InEffect,
@@ -78,7 +78,7 @@ def test_winners_together_have_all_their_settings_and_measure_a_contested_micro_
 
 
 def test_the_reference_is_fp32_and_eager() -> None:
-    assert reference(TrainingConfig()) == {
+    assert REFERENCE == {
         "precision": "fp32", "attention": "eager", "compile": False, "fused_loss": False
     }  # fmt: skip
     assert set(LEARNS_OTHERWISE) <= set(FACTORS)

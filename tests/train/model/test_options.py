@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from support.training.tiny_training import gradients, largest_difference, packed_rows, tiny_model
+from support.training.loaded_model import adapter, batch_of, load, save_base
+from support.training.tiny_training import gradients, largest_difference, tiny_model
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
-from train.config import TrainingConfig
 from train.machine.devices import compiler
 from train.model import options
-from train.model.attention import Collator, autocast
+from train.model.attention import autocast
 from train.model.options import (
     SAME,
     comparable,
@@ -28,7 +28,6 @@ from train.model.options import (
     try_compile,
     try_fused_loss,
 )
-from train.model.qlora import load_model
 
 needs_compiler = pytest.mark.skipif(compiler() is None, reason="torch.compile needs a C++ compiler on a CPU")
 
@@ -40,21 +39,7 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("base")
-    tiny_model(adapter=False, initializer_range=0.02, tie_word_embeddings=True, use_cache=True).save_pretrained(folder)
-    return folder
-
-
-def load(base: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    return load_model(base, TrainingConfig(**changes), "cpu", dtype)
-
-
-def batch_of(*rows: int) -> dict[str, torch.Tensor]:
-    return Collator("sdpa")([packed_rows()[i] for i in rows])
-
-
-def adapter(model: Any) -> dict[str, torch.Tensor]:
-    return {name: weights.detach().clone() for name, weights in model.named_parameters() if weights.requires_grad}
+    return save_base(tmp_path_factory.mktemp("base"))
 
 
 # -- the fused loss ----------------------------------------------------------------------------------------------------

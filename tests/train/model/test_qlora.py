@@ -11,44 +11,27 @@ from typing import Any
 
 import pytest
 import torch
+from support.training.loaded_model import adapter, batch_of, load, save_base
 from support.training.tiny_training import (
     LENGTH,
     VOCABULARY,
     gradients,
     largest_difference,
-    packed_rows,
-    tiny_model,
 )
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
 from tasks.core.errors import DataError, PackError, PartMissing
 from train.config import TrainingConfig
 from train.model import base_model, qlora
-from train.model.attention import Collator
 from train.model.flops import parameters, share_in_4_bits
-from train.model.qlora import check, load_model
+from train.model.qlora import check
 
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a model that can learn (weights of the usual size), tied embeddings."""
-    folder = tmp_path_factory.mktemp("base")
-    tiny_model(adapter=False, initializer_range=0.02, tie_word_embeddings=True, use_cache=True).save_pretrained(folder)
-    return folder
-
-
-def load(base: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
-    return load_model(base, TrainingConfig(**changes), "cpu", dtype)
-
-
-def batch_of(*rows: int) -> dict[str, torch.Tensor]:
-    return Collator("sdpa")([packed_rows()[i] for i in rows])
-
-
-def adapter(model: Any) -> dict[str, torch.Tensor]:
-    return {name: weights.detach().clone() for name, weights in model.named_parameters() if weights.requires_grad}
+    return save_base(tmp_path_factory.mktemp("base"))
 
 
 def adapted(model: Any) -> set[str]:

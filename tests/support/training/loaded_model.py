@@ -1,0 +1,34 @@
+"""A tiny model as users have it: saved in a folder, and loaded from there by the code that trains.
+
+folder ─save_base─▶ folder ─load─▶ PeftModel        batch_of(0, 1) ─▶ packed rows        adapter(model) ─▶ its weights
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from support.training.tiny_training import packed_rows, tiny_model
+
+from train.config import TrainingConfig
+from train.model.attention import Collator
+from train.model.qlora import load_model
+
+
+def save_base(folder: Path) -> Path:
+    """Write a model that can learn (weights of the usual size), with tied embeddings."""
+    tiny_model(adapter=False, initializer_range=0.02, tie_word_embeddings=True, use_cache=True).save_pretrained(folder)
+    return folder
+
+
+def load(base: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
+    return load_model(base, TrainingConfig(**changes), "cpu", dtype)
+
+
+def batch_of(*rows: int) -> dict[str, torch.Tensor]:
+    return Collator("sdpa")([packed_rows()[i] for i in rows])
+
+
+def adapter(model: Any) -> dict[str, torch.Tensor]:
+    return {name: weights.detach().clone() for name, weights in model.named_parameters() if weights.requires_grad}
