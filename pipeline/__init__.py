@@ -16,9 +16,11 @@ from pipeline.graph import (
     PackCorpus,
     PlanPacking,
     TokenizePart,
+    TokenizeParts,
     TrainAdapter,
     TrainTokenizer,
     WriteShard,
+    WriteShards,
 )
 from pipeline.run_guard import guard
 
@@ -27,9 +29,11 @@ __all__ = [
     "PackCorpus",
     "PlanPacking",
     "TokenizePart",
+    "TokenizeParts",
     "TrainAdapter",
     "TrainTokenizer",
     "WriteShard",
+    "WriteShards",
 ]
 
 settings.apply()

@@ -18,8 +18,10 @@ from typing import Any
 import luigi
 import luigi.interface
 
+from pipeline.engines.engine import workers_of
 from pipeline.progress import counters, display
 from pipeline.run_guard import guard
+from pipeline.settings import workers
 from tasks.conversations.keys.training_flags import flag_hints
 from tasks.core.errors import Busy
 from tasks.core.notes import show_notes_with
@@ -29,13 +31,16 @@ from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_tab
 from tasks.inspection.labels import unused_keys
 from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
-from tasks.stages import Progress
+from tasks.stages import Stage, TokenizePart
+from tasks.steps import Outcome, Progress
 from tasks.storage.corpus_folder import default_report_path, remember_manifest
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.tokenization.engine_check import Verdict
 
 # Share of the tokens that may be lost to a policy of the user's choice before a note is printed.
 NOTEWORTHY = 0.05
+# Tasks that stand for all tasks of a kind.
+TOGETHER = {"TokenizeParts": "TokenizePart", "WriteShards": "WriteShard"}
 # Seconds between two messages of a task to luigid: each is a request over the network.
 STATUS_EVERY = 2.0
 
@@ -130,6 +135,23 @@ class TaskProgress(Progress):
 
     def run_record(self) -> dict[str, Any]:
         return counters.run_record()
+
+
+def taken(task: luigi.Task, number: int, outcome: Outcome) -> None:
+    """Count a step that an engine has taken for one of the tasks in TOGETHER."""
+    name = f"{TOGETHER[type(task).__name__]} {number}"
+    counters.put(
+        name,
+        started=time.time() - outcome.seconds,
+        seconds=outcome.seconds,
+        cpu=outcome.cpu,
+        peak=outcome.peak,
+        conversations=outcome.conversations,
+        rejected=outcome.rejected,
+        tokens=outcome.tokens,
+        share=1,
+        done=1,
+    )
 
 
 def finished(task: luigi.Task, receipt: dict[str, Any]) -> None:
@@ -270,10 +292,17 @@ def _print_mixture(manifest: Manifest, folder: Path) -> None:
 @luigi.Task.event_handler(luigi.Event.DEPENDENCY_DISCOVERED)
 def _on_discovered(task: luigi.Task, dependency: luigi.Task) -> None:
     kind = type(dependency).__name__
-    if kind in counters.STAGES and _sent.first("display started"):
+    if kind in (*counters.STAGES, *TOGETHER) and _sent.first("display started"):
         counters.put(copies=dependency.recipe.copies)
-        display.start(dependency.recipe.config.name, luigi.interface.core().workers)
-    if kind in counters.STAGES and counters.register(dependency.task_id, kind) and kind == "TokenizePart":
+        display.start(dependency.recipe.config.name, workers_of(dependency.on, workers()))
+    if kind in TOGETHER:
+        for number, part in enumerate(dependency.members):
+            name = f"{TOGETHER[kind]} {number}"
+            if counters.register(name, TOGETHER[kind]):
+                counters.put(name, size=dependency.size_of(number))
+                if part.is_done():
+                    _reused(name, part)
+    elif kind in counters.STAGES and counters.register(dependency.task_id, kind) and kind == "TokenizePart":
         counters.put(dependency.task_id, size=dependency.size)
 
 
@@ -286,9 +315,14 @@ def _on_present(task: luigi.Task) -> None:
         display.show(f"already {'trained' if kind == 'TrainAdapter' else 'diagnosed'}, nothing to do")
         print(task.output().path, flush=True)
     else:
-        counters.put(task.task_id, reused=1, done=1)
-        if kind == "TokenizePart":
-            counters.put(task.task_id, tokens_found=task.stage.outputs()[0].stat().st_size / 4)
+        _reused(task.task_id, task.stage)
+
+
+def _reused(name: str, stage: Stage) -> None:
+    """Count a stage as done by an earlier run."""
+    counters.put(name, reused=1, done=1)
+    if isinstance(stage, TokenizePart):
+        counters.put(name, tokens_found=stage.outputs()[0].stat().st_size / 4)
 
 
 @luigi.Task.event_handler(luigi.Event.SUCCESS)

@@ -8,19 +8,24 @@ source files
              ├ TrainAdapter       a process of its own
              └ DiagnoseTraining   likewise: short runs, one setting changed at a time
 TrainTokenizer          before TokenizePart, if the config names no tokenizer
+
+With an engine (--on workers, --on ray://…), TokenizeParts and WriteShards each stand for all tasks of their kind: one
+task, which hands the same steps to the engine.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import luigi
 
 from pipeline import events, settings, training
+from pipeline.engines.engine import open_engine
 from pipeline.progress.time_left import size_of
 from pipeline.run_guard import guard
 from tasks import stages
@@ -46,6 +51,13 @@ class _Step(luigi.Task):
 
     config = luigi.Parameter(description="Config of the corpus, a YAML file.")
     root = luigi.Parameter(default=".", description="Project root; data/ and manifests/ are written below it.")
+    on = luigi.Parameter(
+        default="luigi",
+        significant=False,
+        config_path={"section": "packcorpus", "name": "on"},
+        description="Where parts and shards are made: luigi (a task for each), here, workers, workers:N, "
+        "ray://auto, or ray://HOST:PORT. The corpus is the same.",
+    )
     sequence_length = ""
 
     @property
@@ -57,7 +69,12 @@ class _Step(luigi.Task):
         raise NotImplementedError
 
     def requires(self) -> list[luigi.Task]:
-        return [self._task_of(stage) for stage in self.stage.requires()]
+        required = self.stage.requires()
+        if self.on == "luigi":
+            return [self._task_of(stage) for stage in required]
+        kinds = dict.fromkeys(type(stage) for stage in required)
+        single = [self._task_of(stage) for stage in required if type(stage) not in TOGETHER]
+        return single + [self.clone(TOGETHER[kind]) for kind in kinds if kind in TOGETHER]
 
     def _task_of(self, stage: stages.Stage) -> luigi.Task:
         numbers = {name: value for name, value in vars(stage).items() if name != "recipe"}
@@ -129,6 +146,51 @@ class WriteShard(_Sized):
         return stages.WriteShard(self.recipe, self.shard)
 
 
+class _Together(_Step):
+    """All stages of one kind, whose steps an engine takes."""
+
+    @property
+    def members(self) -> Sequence[stages.TokenizePart | stages.WriteShard]:
+        raise NotImplementedError
+
+    @property
+    def stage(self) -> stages.Stage:
+        return self.members[-1]
+
+    def complete(self) -> bool:
+        return all(stage.is_done() for stage in self.members)
+
+    def size_of(self, number: int) -> float:
+        return 0.0
+
+    def work(self) -> dict[str, Any]:
+        left = [number for number, stage in enumerate(self.members) if not stage.is_done()]
+        left.sort(key=self.size_of, reverse=True)  # as TokenizePart.priority
+        with open_engine(self.on, settings.workers()) as engine:
+            for index, outcome in engine.map([self.members[number].step() for number in left]):
+                events.taken(self, left[index], outcome)
+        return {}
+
+
+class TokenizeParts(_Together):
+    """TokenizePart for all parts."""
+
+    @cached_property
+    def members(self) -> list[stages.TokenizePart]:
+        return [stages.TokenizePart(self.recipe, part) for part in range(len(self.recipe.parts))]
+
+    def size_of(self, number: int) -> float:
+        return size_of(self.recipe.parts[number], self.recipe.parts)
+
+
+class WriteShards(_Sized, _Together):
+    """WriteShard for all shards."""
+
+    @cached_property
+    def members(self) -> list[stages.WriteShard]:
+        return [stages.WriteShard(self.recipe, shard) for shard in range(len(self.recipe.shard_names()))]
+
+
 class PackCorpus(_Sized):
     _prepared = _running = False
 
@@ -153,7 +215,7 @@ class PackCorpus(_Sized):
             self._prepared = False
             events.begin()
         with guard.reporting():
-            settings.check_workers()
+            settings.check_workers(self.on)
             return super().complete()
 
     def work(self) -> dict[str, Any]:
@@ -168,6 +230,7 @@ TASKS = {
     stages.WriteShard: WriteShard,
     stages.Publish: PackCorpus,
 }
+TOGETHER = {stages.TokenizePart: TokenizeParts, stages.WriteShard: WriteShards}
 
 
 class _Training(_Sized):

@@ -13,6 +13,7 @@ from pathlib import Path
 from luigi.configuration import get_config
 from luigi.interface import core
 
+from pipeline.engines.engine import workers_of
 from tasks.core.errors import UsageError
 
 OURS = Path(__file__).with_name("luigi.cfg")
@@ -38,8 +39,13 @@ def apply() -> None:
                 theirs.set(section, option, value)
 
 
-def check_workers() -> None:
-    """Raise UsageError if there is no worker: Luigi would silently do nothing."""
-    workers = core().workers
-    if workers < 1:
-        raise UsageError("bad_command_line", f"--workers {workers}: must be at least 1")
+def workers() -> int:
+    """Return the number of worker processes."""
+    return int(core().workers)
+
+
+def check_workers(on: str) -> None:
+    """Raise UsageError if there is no worker, since Luigi would silently do nothing, or no engine called `on`."""
+    if workers() < 1:
+        raise UsageError("bad_command_line", f"--workers {workers()}: must be at least 1")
+    workers_of(on, workers())

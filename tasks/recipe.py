@@ -49,25 +49,34 @@ RENDERED_PART = 8 << 20
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """`files` in the order of the config, `parts` in the order of the files."""
+    """`files` in the order of the config, `parts` in the order of the files.
+
+    `trained` is the key of the tokenizer that the run trains, if there are no files to compute it from.
+    """
 
     config: Config
     folder: Path
     layout: Layout
     files: tuple[SourceFile, ...]
     parts: tuple[Part, ...]
+    trained: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is cached: another process opens its own encoder."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    def without_sources(self) -> Recipe:
+        """Return what turns records into tokens, for another process: a few KB, however many sources there are."""
+        config = self.config.model_copy(update={"sources": []})
+        return Recipe(config, self.folder.absolute(), Layout(self.layout.root.absolute()), (), (), self.tokenizer_key)
 
     # Tokenizer
 
     @cached_property
     def tokenizer_key(self) -> str | None:
         """Return the key of the tokenizer that this run trains, or None if the config names one."""
-        if self.config.tokenizer is not None:
-            return None
+        if self.config.tokenizer is not None or self.trained:
+            return self.trained
         import sentencepiece
 
         content = {

@@ -15,31 +15,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from tasks.core.errors import Busy, PackError, StorageError
-from tasks.corpus.publish import dropped, publish_corpus, write_planned_shard
+from tasks.corpus.publish import publish_corpus
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
+from tasks.steps import SILENT, Pack, Progress, Texts, Tokenize, check_token_files
 from tasks.storage.files import acquire_lock, digest_of, has_artifact, read_receipt, sync_folder, write_receipt
 from tasks.storage.manifest import load_manifest
 from tasks.tokenization import engine_check
-from tasks.tokenization.tokenize_part import tokenize_part
 from tasks.tokenization.train_tokenizer import train_tokenizer
-
-
-class Progress:
-    """What a running stage reports to its engine, and what an engine knows about the run. This one ignores reports."""
-
-    def tokenized(self, conversations: int, rejected: int, tokens: int, share: float) -> None:
-        """Receive counts since the start of the part, and the share of the part that has been read."""
-
-    def run_record(self) -> dict[str, Any]:
-        """Return the facts about this run that run.json holds: times, speeds, versions."""
-        return {}
-
-
-SILENT = Progress()
 
 
 @dataclass(frozen=True)
@@ -112,12 +96,14 @@ class TokenizePart(Stage):
         refused = "gigatoken" if engine_check.refused(self.recipe) else ""
         return has_artifact(*self.outputs(), checksum="xxh3" if check_content else "", refused=refused)
 
+    def step(self) -> Tokenize:
+        """Return the work as a value that another process can take. The encoder is chosen here, once."""
+        recipe, part = self.recipe, self.recipe.parts[self.part]
+        texts = Texts(f"{recipe.texts_key} {recipe.layout.root}", recipe)
+        return Tokenize(texts, part, recipe.tokens_key(part), engine_check.verdict_of(recipe).engine)
+
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
-        recipe = self.recipe
-        token_file, receipt = self.outputs()
-        encoder = engine_check.encoder_of(recipe)
-        part = recipe.parts[self.part]
-        return tokenize_part(part, encoder, recipe.template, recipe.config, token_file, receipt, progress.tokenized)
+        return self.step().work(progress)
 
 
 @dataclass(frozen=True)
@@ -169,24 +155,15 @@ class WriteShard(Stage):
     def is_done(self, check_content: bool = False) -> bool:
         return has_artifact(*self.outputs(), checksum="sha256" if check_content else "")
 
-    def run(self, progress: Progress = SILENT) -> dict[str, Any]:
+    def step(self) -> Pack:
+        """Return the work as a value that another process can take."""
         recipe, config = self.recipe, self.recipe.config
-        shard, receipt_file = self.outputs()
-        try:
-            receipt = write_planned_shard(
-                shard,
-                self.shard,
-                recipe.plan_folder,
-                [recipe.layout.token_file(recipe.tokens_key(part)) for part in recipe.parts],
-                recipe.encoder if config.packing else None,
-                config.sequence_length,
-                recipe.corpus_key,
-            )
-        except (pa.ArrowException, ValueError, IndexError):
-            check_token_files(recipe)
-            raise
-        write_receipt(receipt_file, receipt)
-        return receipt
+        special = (recipe.encoder.eos_id, recipe.encoder.pad_id) if config.packing else None
+        path, root = self.outputs()[0], recipe.layout.root
+        return Pack(root, recipe.plan_folder, path, self.shard, config.sequence_length, special, recipe.corpus_key)
+
+    def run(self, progress: Progress = SILENT) -> dict[str, Any]:
+        return self.step().work(progress)
 
 
 @dataclass(frozen=True)
@@ -233,7 +210,8 @@ class Publish(Stage):
                 receipt.unlink()
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
-        check_token_files(self.recipe)
+        recipe = self.recipe
+        check_token_files(recipe.layout, [recipe.tokens_key(part) for part in recipe.parts], recipe.plan_folder)
         receipts = [read_receipt(stage.outputs()[-1]) for stage in self.requires() if isinstance(stage, WriteShard)]
         encoded = {"encoder": asdict(engine_check.verdict_of(self.recipe))}
         publish_corpus(self.recipe, receipts, progress.run_record() | encoded)
@@ -276,17 +254,6 @@ def open_encoder(recipe: Recipe) -> engine_check.Verdict | None:
         return None
     engine_check.encoder_of(recipe)
     return engine_check.verdict_of(recipe)
-
-
-def check_token_files(recipe: Recipe) -> None:
-    """Check that the token files which shards were written from are as they were planned.
-
-    Raises StorageError if one was damaged since, and drops the receipts of it and of all shards.
-    """
-    for part in range(len(recipe.parts)):
-        file, receipt = TokenizePart(recipe, part).outputs()
-        if file.is_file() and receipt.is_file() and not has_artifact(file, receipt, checksum="xxh3"):
-            raise dropped(recipe.plan_folder, file, receipt)
 
 
 def has_plan(folder: Path) -> bool:

@@ -391,6 +391,10 @@ _ALL = [
          "it was started twice", "wait for it, then run again"),
     Code("E712", "killed", BUSY, "A worker was killed.",
          "memory ran out, or someone killed it", "run again with fewer --workers"),
+    Code("E714", "worker_lost", BUSY, "The workers of one part or shard were lost again and again.",
+         "memory ran out, or machines went away", "run again with fewer workers, or with more memory for each"),
+    Code("E715", "no_cluster", MISSING, "No Ray cluster answers.",
+         "it was not started, or the address is wrong", "start it, or correct --on"),
     Code("E713", "interrupted", BUSY, "The run was interrupted.",
          "Ctrl-C or SIGTERM", "run the same command again to resume"),
 

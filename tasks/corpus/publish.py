@@ -18,7 +18,6 @@ from tasks.core.errors import StorageError
 from tasks.corpus.dataset_card import CARD, dataset_card
 from tasks.corpus.manifest_builder import build_manifest, publish, with_file
 from tasks.corpus.shards import write_conversations, write_shard
-from tasks.encoders.encoder import Encoder
 from tasks.recipe import Recipe
 from tasks.storage.arrow import to_numpy, xxh3_of
 from tasks.storage.files import read_receipt, sha256_of, to_json, write_bytes
@@ -27,19 +26,25 @@ from tasks.storage.token_files import TokenFiles
 
 
 def write_planned_shard(
-    path: Path, shard: int, plan_folder: Path, token_files: list[Path], encoder: Encoder | None, length: int, key: str
+    path: Path,
+    shard: int,
+    plan_folder: Path,
+    token_files: list[Path],
+    special: tuple[int, int] | None,
+    length: int,
+    key: str,
 ) -> dict[str, Any]:
     """Write shard number `shard` of a plan from the token files the plan refers to.
 
-    Without an encoder, the shard has format 2.0. Returns the shard's receipt.
+    `special` has the ids of EOS and padding; without them, the shard has format 2.0. Returns the shard's receipt.
     """
     facts = read_receipt(plan_folder / "plan.json")
     with _open_plan(plan_folder, shard, facts["placements"][shard]) as plan:
         used = set(to_numpy(plan.column("part")).tolist())
         tokens = TokenFiles([file if number in used else None for number, file in enumerate(token_files)])
-        if encoder is None:
+        if special is None:
             return write_conversations(path, plan, tokens, length, key)
-        return write_shard(path, plan, facts["rows_of_shards"][shard], tokens, encoder, length, key)
+        return write_shard(path, plan, facts["rows_of_shards"][shard], tokens, special, length, key)
 
 
 @contextmanager

@@ -17,7 +17,6 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from tasks.encoders.encoder import Encoder
 from tasks.storage.arrow import to_arrow, to_numpy
 from tasks.storage.files import atomic_file
 from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
@@ -93,9 +92,9 @@ def _record_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def write_shard(
-    path: Path, plan: pa.RecordBatch, rows: int, tokens: TokenFiles, encoder: Encoder, length: int, key: str
+    path: Path, plan: pa.RecordBatch, rows: int, tokens: TokenFiles, special: tuple[int, int], length: int, key: str
 ) -> dict[str, Any]:
-    """Write one shard of format 3.0.
+    """Write one shard of format 3.0; `special` has the ids of EOS and padding.
 
     Returns its bytes, sha256, rows, packed tokens, and trained tokens.
     """
@@ -113,7 +112,7 @@ def write_shard(
                 chosen = {name: values[inside] for name, values in columns.items()}
                 chosen["row"] = chosen["row"] - top
                 built = room.first(bottom - top)
-                build_rows(chosen, tokens, built, encoder.eos_id, encoder.pad_id)
+                build_rows(chosen, tokens, built, *special)
                 counts["packed"] += int(chosen["taken"].sum() + chosen["closed"].sum())
                 counts["trained"] += int(np.count_nonzero(built.labels != IGNORED))
                 writer.write_batch(_record_batch(built, schema))

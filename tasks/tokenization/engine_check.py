@@ -65,7 +65,12 @@ class Verdict:
 
 def encoder_of(recipe: Recipe) -> Encoder:
     """Return gigatoken if the check passed, else the reference. Raises what `verdict_of` raises."""
-    return _gigatoken(recipe.encoder) if verdict_of(recipe).engine == GigatokenEncoder.engine else recipe.encoder
+    return encoder_named(verdict_of(recipe).engine, recipe.encoder)
+
+
+def encoder_named(engine: str, reference: Encoder) -> Encoder:
+    """Return the encoder that a verdict chose."""
+    return _gigatoken(reference) if engine == GigatokenEncoder.engine else reference
 
 
 def verdict_of(recipe: Recipe) -> Verdict:

@@ -257,9 +257,12 @@ class _Origins:
                 self._complete[file_and_receipt[0]] = has_artifact(*file_and_receipt, checksum="xxh3")
         tokens = [layout.token_file(key) for key in keys]
         tokens = [token_file if self._complete[token_file] else self.scratch / token_file.name for token_file in tokens]
-        encoder = open_tokenizer(self.manifest, self.folder) if self.manifest.packing_metadata.enabled else None
+        special = None
+        if self.manifest.packing_metadata.enabled:
+            encoder = open_tokenizer(self.manifest, self.folder)
+            special = encoder.eos_id, encoder.pad_id
         length, key = self.manifest.sequence_length, self.manifest.key
-        write_planned_shard(path, self._shards.index(file.path), plan_folder, tokens, encoder, length, key)
+        write_planned_shard(path, self._shards.index(file.path), plan_folder, tokens, special, length, key)
         return path
 
 

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from support.tokenizer_kinds import kind_path
 
 from tasks.recipe import Recipe, resolve
-from tasks.stages import Progress, Publish, run_all
+from tasks.stages import Publish, run_all
+from tasks.steps import Progress
 from tasks.storage import files
 from tasks.storage.files import digest_of
 from tasks.storage.schemas import TOKENS_SCHEMA

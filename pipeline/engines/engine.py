@@ -1,0 +1,71 @@
+"""The engines by name, and what all of them promise.
+
+--on luigi                a Luigi task for each step, in a process of its own; not an engine of this folder
+--on here                 one step after another, in this process
+--on workers:N            N processes that stay for all steps
+--on ray://auto           the Ray cluster of this machine
+--on ray://HOST:PORT      a Ray cluster elsewhere
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from tasks.core.errors import Busy, UsageError
+from tasks.core.suggest import suggest
+from tasks.steps import Outcome, Step
+
+# Attempts of a step whose worker is lost, before the run gives up.
+ATTEMPTS = 4
+# Seconds that steps may still take after one has failed.
+PATIENCE = 30.0
+
+FORMS = ("luigi", "here", "workers", "workers:N", "ray://auto", "ray://HOST:PORT")
+
+
+class Engine(AbstractContextManager["Engine"], Protocol):
+    """Takes steps. Leaving the block ends what is still running and releases the workers."""
+
+    def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
+        """Take steps, the first ones first, and yield (index, outcome) of each as it ends.
+
+        Raises the PackError of the first step that fails, and `Busy` if a step's worker was lost ATTEMPTS times. No
+        further step is started then.
+        """
+        ...
+
+
+def workers_of(on: str, workers: int) -> int:
+    """Return how many steps an engine takes at once; `workers` are those of the command line.
+
+    Raises UsageError if no engine has this name.
+    """
+    found = re.fullmatch(r"(here)|(luigi|workers)|workers:([1-9]\d{0,3})|ray://(auto|[^/:\s]+:\d+)", on)
+    if not found:
+        hint = suggest(on, ("here", "workers", "luigi"))
+        raise UsageError("bad_command_line", f"--on {on}: expected one of {', '.join(FORMS)}{hint}")
+    return 1 if found[1] else int(found[3] or workers)
+
+
+def open_engine(on: str, workers: int) -> Engine:
+    """Open the engine that `on` names; "workers" means as many processes as `workers`. Raises UsageError."""
+    count = workers_of(on, workers)
+    if on == "here":
+        from pipeline.engines.here import Here
+
+        return Here()
+    if on.startswith("ray://"):
+        from pipeline.engines.on_ray import OnRay
+
+        return OnRay(on)
+    from pipeline.engines.workers import Workers
+
+    return Workers(count)
+
+
+def lost(step: Step, why: str) -> Busy:
+    """Return the error for a step whose worker was lost as often as it was tried."""
+    return Busy("worker_lost", f"{step.place}: its worker was lost {ATTEMPTS} times: {why}")

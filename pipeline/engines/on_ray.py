@@ -1,0 +1,76 @@
+"""Take steps on a Ray cluster, whose nodes see the same files under the same paths."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Self
+
+from pipeline.engines.engine import ATTEMPTS, PATIENCE, lost
+from tasks.core.errors import InputMissing, PackError, PartMissing
+from tasks.steps import Outcome, Step, attempt
+
+# Steps that wait at each CPU: the driver need not answer before the next one starts.
+IN_FLIGHT = 4
+
+
+class OnRay:
+    """A connection to a cluster. Leaving the block cancels what is running, and leaves the cluster running."""
+
+    def __init__(self, on: str):
+        try:
+            import ray
+        except ImportError:
+            raise PartMissing(
+                "library_missing", f"--on {on}: Ray is not installed; run: pip install 'packcorpus[ray]'"
+            ) from None
+        self._ray, self._on = ray, on
+
+    def __enter__(self) -> Self:
+        ray: Any = self._ray
+        address = "auto" if self._on == "ray://auto" else self._on
+        try:
+            ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
+        except (ConnectionError, TimeoutError, OSError, ValueError, RuntimeError) as error:
+            raise InputMissing(
+                "no_cluster",
+                f"--on {self._on}: no Ray cluster answers: {str(error).splitlines()[0] if str(error) else ''}",
+            ) from None
+        self._attempt = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1, scheduling_strategy="SPREAD")(attempt)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self._ray.shutdown()
+
+    def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
+        ray, waiting = self._ray, deque(range(len(steps)))
+        running: dict[Any, int] = {}
+        try:
+            while waiting or running:
+                room = IN_FLIGHT * max(1, int(ray.cluster_resources().get("CPU", 1)))
+                while waiting and len(running) < room:
+                    index = waiting.popleft()
+                    running[self._attempt.remote(steps[index])] = index
+                for reference in ray.wait(list(running), num_returns=1)[0]:
+                    index = running.pop(reference)
+                    outcome = self._outcome(reference, steps[index])
+                    if outcome.error:
+                        raise outcome.error
+                    yield index, outcome
+        except PackError:
+            with suppress(Exception):
+                ray.wait(list(running), num_returns=len(running), timeout=PATIENCE)
+            raise
+        finally:
+            for reference in running:
+                with suppress(Exception):
+                    ray.cancel(reference)
+
+    def _outcome(self, reference: Any, step: Step) -> Outcome:
+        try:
+            found: Outcome = self._ray.get(reference)
+            return found
+        except self._ray.exceptions.RayError as error:
+            raise lost(step, str(error).splitlines()[0]) from None

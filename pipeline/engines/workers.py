@@ -1,0 +1,146 @@
+"""Take steps in worker processes that stay until the last step.
+
+    steps ─▶ a pipe to each worker, one step at a time ─▶ outcomes
+                └ a worker that died: another one takes its step again
+
+A process that stays learns the words of the corpus once (the encoder caches them); a fork for each step learns them
+anew. With a pipe for each worker, it is known which step a lost worker had.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from types import TracebackType
+from typing import Any, Self
+
+from pipeline.engines.engine import ATTEMPTS, PATIENCE, lost
+from tasks.core.errors import PackError
+from tasks.steps import Outcome, Step, attempt
+
+# Seconds that an interrupted worker has to remove its partial files.
+LEAVING = 5.0
+
+
+def start_method() -> BaseContext:
+    """Return how workers are started: forked where that is safe, since they then share the encoder that is open."""
+    methods = multiprocessing.get_all_start_methods()
+    if sys.platform == "linux":
+        return multiprocessing.get_context("fork")
+    return multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+
+
+class Workers:
+    """`count` processes. Leaving the block ends them; after an interrupt without waiting for their steps."""
+
+    def __init__(self, count: int, context: BaseContext | None = None):
+        self._count, self._context = count, context or start_method()
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        interrupted = kind is not None and not issubclass(kind, Exception)
+        for worker in self._workers:
+            worker.ask_to_leave(at_once=interrupted)
+        deadline = time.monotonic() + LEAVING
+        for worker in self._workers:
+            worker.end(deadline)
+        self._workers = []
+
+    def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
+        waiting, attempts = deque(range(len(steps))), [0] * len(steps)
+        while len(self._workers) < min(self._count, len(steps)):
+            self._workers.append(_Worker(self._context))
+        free, running = list(self._workers), dict[Any, tuple[_Worker, int]]()  # by connection
+        try:
+            while waiting or running:
+                while waiting and free:
+                    worker, index = free.pop(), waiting.popleft()
+                    attempts[index] += 1
+                    worker.send(steps[index])
+                    running[worker.connection] = worker, index
+                for connection in wait(list(running)):
+                    worker, index = running.pop(connection)
+                    outcome = worker.receive()
+                    if outcome is None:
+                        if attempts[index] == ATTEMPTS:
+                            raise lost(steps[index], worker.describe_end())
+                        waiting.appendleft(index)
+                        worker = self._replace(worker)
+                    free.append(worker)
+                    if outcome is None:
+                        continue
+                    if outcome.error:
+                        raise outcome.error
+                    yield index, outcome
+        except PackError:
+            self._await(running)
+            raise
+
+    def _replace(self, worker: _Worker) -> _Worker:
+        worker.end(deadline=0)
+        self._workers[self._workers.index(worker)] = new = _Worker(self._context)
+        return new
+
+    @staticmethod
+    def _await(running: dict[Any, tuple[_Worker, int]]) -> None:
+        """Wait for steps that are running when another one has failed: what they finish need not be done again."""
+        deadline, left = time.monotonic() + PATIENCE, set(running)
+        while left and (ready := wait(left, max(0.0, deadline - time.monotonic()))):
+            left.difference_update(ready)
+
+
+class _Worker:
+    """A process, and the pipe to it."""
+
+    def __init__(self, context: BaseContext) -> None:
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
+        self._process.start()
+        theirs.close()
+
+    def send(self, step: Step) -> None:
+        with suppress(OSError):  # the worker is gone, and `receive` will say so
+            self.connection.send(step)
+
+    def receive(self) -> Outcome | None:
+        """Return the outcome of the step, or None if the worker is gone."""
+        try:
+            found: Outcome = self.connection.recv()
+            return found
+        except (EOFError, OSError):
+            return None
+
+    def describe_end(self) -> str:
+        self._process.join(LEAVING)
+        code = self._process.exitcode
+        if code is None or code >= 0:
+            return f"it ended with exit code {code}"
+        return f"it was killed by signal {-code}; if memory ran out, run again with fewer workers"
+
+    def ask_to_leave(self, at_once: bool) -> None:
+        with suppress(OSError):
+            self._process.terminate() if at_once else self.connection.send(None)
+
+    def end(self, deadline: float) -> None:
+        """Wait for the process until the deadline, then kill it."""
+        self._process.join(max(0.0, deadline - time.monotonic()))
+        if self._process.is_alive():
+            self._process.kill()
+        self._process.join()
+        self.connection.close()
+
+
+def _serve(connection: Connection) -> None:
+    """Take steps until there are no more, or the parent is gone. A signal ends the worker between two steps."""
+    with suppress(EOFError, OSError, KeyboardInterrupt):
+        while (step := connection.recv()) is not None:
+            connection.send(attempt(step))

@@ -1,0 +1,211 @@
+"""The steps of a run that any process on any machine can take: one part to tokenize, one shard to write.
+
+    Recipe ─stages.py─▶ Step, under 4 KB ─pickle─▶ another process ─run─▶ data, then its receipt ─▶ Outcome
+
+A step names everything that it reads and writes. It does nothing if its receipt exists, so it may be taken twice, and
+by two processes at once: both write the same bytes. It knows no engine; pipeline/engines decides where steps run.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tasks.core.error_messages import to_pack_error
+from tasks.core.errors import DataError, PackError, StorageError
+from tasks.core.process import peak_memory
+from tasks.corpus.publish import dropped, write_planned_shard
+from tasks.recipe import Recipe
+from tasks.sources.model import Part
+from tasks.storage.files import has_artifact, read_receipt, write_receipt
+from tasks.storage.paths import Layout
+from tasks.tokenization.engine_check import encoder_named
+from tasks.tokenization.tokenize_part import tokenize_part
+
+
+class Progress:
+    """What a running step reports to its engine, and what an engine knows about the run. This one ignores reports."""
+
+    def tokenized(self, conversations: int, rejected: int, tokens: int, share: float) -> None:
+        """Receive counts since the start of the part, and the share of the part that has been read."""
+
+    def run_record(self) -> dict[str, Any]:
+        """Return the facts about this run that run.json holds: times, speeds, versions."""
+        return {}
+
+
+SILENT = Progress()
+
+
+class Step(ABC):
+    """A small frozen value: what to read, what to write, and how."""
+
+    @property
+    @abstractmethod
+    def place(self) -> str:
+        """Return what the step works on, for a message: a file and its bytes, or a shard."""
+
+    @abstractmethod
+    def outputs(self) -> tuple[Path, Path]:
+        """Return the file that this step writes, and its receipt, which is written last."""
+
+    def is_done(self, check_content: bool = False) -> bool:
+        """Return whether the output exists at its recorded size and, with `check_content`, has its checksum."""
+        return has_artifact(*self.outputs(), checksum="sha256" if check_content else "")
+
+    @abstractmethod
+    def work(self, progress: Progress) -> dict[str, Any]:
+        """Write the outputs and return the receipt. Raises PackError."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What turns records into tokens, the same for all parts of a corpus. Sent without the list of its parts."""
+
+    key: str
+    recipe: Recipe = field(compare=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"key": self.key, "recipe": self.recipe.without_sources()}
+
+
+@lru_cache(maxsize=4)
+def _recipe_of(texts: Texts) -> Recipe:
+    """Return the recipe that all steps of a corpus share in this process, with its encoder and template."""
+    return texts.recipe
+
+
+@dataclass(frozen=True)
+class Tokenize(Step):
+    """Tokenize one part of a source file; `engine` is the encoder that was found to be right for the corpus."""
+
+    texts: Texts
+    part: Part
+    key: str
+    engine: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.part.file.name}, from {self.part.start:,} to {self.part.stop:,}"
+
+    def outputs(self) -> tuple[Path, Path]:
+        layout = self.texts.recipe.layout
+        return layout.token_file(self.key), layout.token_receipt(self.key)
+
+    def is_done(self, check_content: bool = False) -> bool:
+        refused = "" if self.engine == "gigatoken" else "gigatoken"
+        return has_artifact(*self.outputs(), checksum="xxh3" if check_content else "", refused=refused)
+
+    def work(self, progress: Progress) -> dict[str, Any]:
+        recipe = _recipe_of(self.texts)
+        if recipe.tokens_key(self.part) != self.key:
+            raise DataError(
+                "input_changed",
+                f"{self.part.file.name}: the tokenizer, the template, or packcorpus itself is another one here than "
+                "where the run was started; use the same files and the same version everywhere",
+            )
+        encoder = encoder_named(self.engine, recipe.encoder)
+        return tokenize_part(
+            self.part, encoder, recipe.template, recipe.config, *self.outputs(), on_batch=progress.tokenized
+        )
+
+
+@dataclass(frozen=True)
+class Pack(Step):
+    """Write one shard of a plan. `special` has the ids of EOS and padding, or is None for format 2.0."""
+
+    root: Path
+    plan_folder: Path
+    path: Path
+    shard: int
+    length: int
+    special: tuple[int, int] | None
+    corpus_key: str
+
+    @property
+    def place(self) -> str:
+        return self.path.name
+
+    def outputs(self) -> tuple[Path, Path]:
+        return self.path, self.plan_folder / f"shard-{self.shard:05d}.json"
+
+    def work(self, progress: Progress) -> dict[str, Any]:
+        layout = Layout(self.root)
+        keys = read_receipt(self.plan_folder / "plan.json")["token_files"]
+        try:
+            receipt = write_planned_shard(
+                self.path,
+                self.shard,
+                self.plan_folder,
+                [layout.token_file(key) for key in keys],
+                self.special,
+                self.length,
+                self.corpus_key,
+            )
+        except (pa.ArrowException, ValueError, IndexError):
+            check_token_files(layout, keys, self.plan_folder)
+            raise
+        write_receipt(self.outputs()[1], receipt)
+        return receipt
+
+
+def check_token_files(layout: Layout, keys: list[str], plan_folder: Path) -> None:
+    """Check that the token files which shards were written from are as they were planned.
+
+    Raises StorageError if one was damaged since, and drops the receipts of it and of all shards.
+    """
+    for key in keys:
+        file, receipt = layout.token_file(key), layout.token_receipt(key)
+        if file.is_file() and receipt.is_file() and not has_artifact(file, receipt, checksum="xxh3"):
+            raise dropped(plan_folder, file, receipt)
+
+
+# Run
+
+
+def run(step: Step, progress: Progress = SILENT) -> dict[str, Any]:
+    """Take a step, unless it was taken before, and return its receipt. Raises PackError."""
+    if step.is_done():
+        return read_receipt(step.outputs()[1])
+    return step.work(progress)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an engine learns of a step: figures, or the error that ended it; `seconds` and `cpu` in seconds."""
+
+    conversations: int = 0
+    rejected: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    cpu: float = 0.0
+    peak: int = 0
+    error: PackError | None = None
+
+
+def attempt(step: Step) -> Outcome:
+    """Take a step and return its figures; an error is a value, so that it arrives whole from any process."""
+    start, cpu = time.perf_counter(), time.process_time()
+    try:
+        receipt = run(step)
+        if not step.is_done():
+            raise StorageError(
+                "cannot_read",
+                f"{step.outputs()[0]}: was written and cannot be read back; check the disk, then run again",
+            )
+    except Exception as error:
+        return Outcome(error=to_pack_error(error))
+    return Outcome(
+        conversations=receipt.get("conversations", 0),
+        rejected=len(receipt.get("rejects", ())),
+        tokens=receipt.get("tokens", 0),
+        seconds=time.perf_counter() - start,
+        cpu=time.process_time() - cpu,
+        peak=peak_memory(),
+    )
