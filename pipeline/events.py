@@ -129,12 +129,15 @@ class TaskProgress(Progress):
         counters.put(name, conversations=conversations, rejected=rejected, tokens=tokens, share=share)
         counters.put(name, cpu=time.process_time() - counters.of_task(name, "cpu_before"))
         counters.put(name, seconds_at_share=time.time() - counters.of_task(name, "started"))
-        lost = f", {rejected:,} rejected" if rejected else ""
-        message = f"{counted(conversations, 'conversation')}, {tokens / 1e6:,.2f} M tokens{lost}"
-        _status(self._task, message, share)
+        _status(self._task, _tokens_so_far(conversations, rejected, tokens), share)
 
     def run_record(self) -> dict[str, Any]:
         return counters.run_record()
+
+
+def _tokens_so_far(conversations: float, rejected: float, tokens: float) -> str:
+    lost = f", {int(rejected):,} rejected" if rejected else ""
+    return f"{counted(int(conversations), 'conversation')}, {tokens / 1e6:,.2f} M tokens{lost}"
 
 
 def taken(task: luigi.Task, number: int, outcome: Outcome) -> None:
@@ -152,6 +155,14 @@ def taken(task: luigi.Task, number: int, outcome: Outcome) -> None:
         share=1,
         done=1,
     )
+    kind = TOGETHER[type(task).__name__]
+    share = float(counters.each(kind, "done").mean())
+    if kind == "TokenizePart":
+        _status(
+            task, _tokens_so_far(*(counters.total(n, kind) for n in ("conversations", "rejected", "tokens"))), share
+        )
+    else:
+        _status(task, f"wrote {counted(int(counters.total('done', kind)), 'shard')}", share)
 
 
 def finished(task: luigi.Task, receipt: dict[str, Any]) -> None:

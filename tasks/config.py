@@ -140,7 +140,7 @@ class Config(BaseModel):
         description="Encoder. auto: gigatoken, if it equals the reference on texts of this corpus; gigatoken: same, "
         "or an error if it cannot read the tokenizer; reference: the tokenizer's own library.",
     )
-    part_size: int = Field(64 << 20, ge=1 << 10, description="Bytes of a source file that one task reads.")
+    part_size: int = Field(4 << 20, ge=1 << 10, description="Bytes of a source file that one step tokenizes.")
     plan_group: int = Field(
         100_000_000, ge=1, description="Number of conversations that are packed together in one plan."
     )

@@ -43,10 +43,6 @@ MOST_SHARDS = 256
 MOST_SHARDS_OF_EPOCHS = 768  # of all packings together
 
 
-# Bytes of a part if a Jinja template renders it.
-RENDERED_PART = 8 << 20
-
-
 @dataclass(frozen=True, eq=False)
 class Recipe:
     """`files` in the order of the config, `parts` in the order of the files.
@@ -296,9 +292,7 @@ def resolve(config_file: Path, root: Path) -> Recipe:
 def recipe_of(config: Config, folder: Path, root: Path) -> Recipe:
     """Find, cut, and hash the sources of a config in `folder`. Raises PackError, naming the problem."""
     layout = Layout(root)
-    # Rendering is slow, so that even one file is worth several tasks. The output does not depend on the parts.
-    part_size = config.part_size if config.template in BUILT_IN else min(config.part_size, RENDERED_PART)
-    found = find_parts(config.sources, folder, part_size, layout.outputs())
+    found = find_parts(config.sources, folder, config.part_size, layout.outputs())
     for file, _ in found:
         # A name that is not UTF-8 cannot be written to a manifest.
         if file.name.encode("utf-8", "ignore").decode() != file.name:

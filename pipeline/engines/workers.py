@@ -103,7 +103,7 @@ class _Worker:
 
     def __init__(self, context: BaseContext) -> None:
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs,), daemon=True)  # type: ignore[attr-defined]
+        self._process = context.Process(target=_serve, args=(theirs, self.connection), daemon=True)  # type: ignore[attr-defined]
         self._process.start()
         theirs.close()
 
@@ -139,8 +139,9 @@ class _Worker:
         self.connection.close()
 
 
-def _serve(connection: Connection) -> None:
-    """Take steps until there are no more, or the parent is gone. A signal ends the worker between two steps."""
+def _serve(connection: Connection, of_parent: Connection) -> None:
+    """Take steps until there are no more, or the parent is gone."""
+    of_parent.close()  # a fork inherits it, and would never learn that the parent is gone
     with suppress(EOFError, OSError, KeyboardInterrupt):
         while (step := connection.recv()) is not None:
             connection.send(attempt(step))

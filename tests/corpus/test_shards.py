@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,7 @@ from tasks.storage.token_files import TokenFiles
 
 COLUMNS = ("input_ids", "attention_mask", "labels", "position_ids")
 KEY = "ab" * 32
-ENCODER: Any = SimpleNamespace(eos_id=EOS, pad_id=PAD)
+SPECIAL = EOS, PAD
 
 Placed = tuple[int, int, int, int, int, int, bool]  # the columns of PLAN_SCHEMA
 
@@ -146,7 +145,7 @@ def test_a_shard_is_the_same_rows_in_batches_of_any_size(
         for batch_tokens in (1, length, 2 * length, 1 << 20):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(shards, "BATCH_TOKENS", batch_tokens)
-                receipt = write_shard(path, as_batch(plan), rows, tokens, ENCODER, length, KEY)
+                receipt = write_shard(path, as_batch(plan), rows, tokens, SPECIAL, length, KEY)
             with pa.memory_map(str(path)) as file:
                 batches = list(pa.ipc.open_stream(file))
             assert max(len(batch) for batch in batches) <= max(1, batch_tokens // length)
@@ -176,7 +175,7 @@ FIXED_PLAN: list[Placed] = [
 @pytest.fixture
 def shard(tmp_path: Path) -> Path:
     tokens = open_parts(FIXED_PARTS, tmp_path / "tokens")
-    write_shard(tmp_path / "shard.arrow", as_batch(FIXED_PLAN), 4, tokens, ENCODER, 8, KEY)
+    write_shard(tmp_path / "shard.arrow", as_batch(FIXED_PLAN), 4, tokens, SPECIAL, 8, KEY)
     return tmp_path / "shard.arrow"
 
 
@@ -230,10 +229,10 @@ def test_a_shard_without_rows(tmp_path: Path) -> None:
     disable_progress_bars()
     tokens = open_parts(FIXED_PARTS, tmp_path / "tokens")
     path = tmp_path / "empty.arrow"
-    receipt = write_shard(path, as_batch([]), 0, tokens, ENCODER, 8, KEY)
+    receipt = write_shard(path, as_batch([]), 0, tokens, SPECIAL, 8, KEY)
     assert (receipt["rows"], receipt["packed"], receipt["trained"]) == (0, 0, 0)
     with_rows = tmp_path / "rows.arrow"
-    write_shard(with_rows, as_batch(FIXED_PLAN), 4, tokens, ENCODER, 8, KEY)
+    write_shard(with_rows, as_batch(FIXED_PLAN), 4, tokens, SPECIAL, 8, KEY)
     assert len(Dataset.from_file(str(path))) == 0
     both = load_dataset("arrow", data_files=[str(path), str(with_rows)], cache_dir=str(tmp_path / "c"), split="train")
     assert len(both) == 4

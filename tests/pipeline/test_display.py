@@ -233,16 +233,21 @@ def ask(port: int, what: str, **data: str) -> Any:
         return json.load(answer)["response"]
 
 
-def test_luigid_shows_the_progress_of_a_task_and_the_path_of_the_manifest(folder: Path, scheduler: int) -> None:
-    done = luigi(folder, "--config", "corpus.yaml", "--scheduler-host", "127.0.0.1", "--scheduler-port", str(scheduler))
+@pytest.mark.parametrize("on", ["luigi", "workers"])
+def test_luigid_shows_the_progress_of_a_task_and_the_path_of_the_manifest(
+    folder: Path, scheduler: int, on: str
+) -> None:
+    words = ["--on", on, "--scheduler-host", "127.0.0.1", "--scheduler-port", str(scheduler)]
+    done = luigi(folder, "--config", "corpus.yaml", *words)
     assert done.returncode == 0, done.stderr
     tasks = ask(scheduler, "task_list", status="DONE", upstream_status="")
     statuses = {
         task["name"]: ask(scheduler, "get_task_status_message", task_id=name)["statusMessage"]
         for name, task in tasks.items()
     }
-    assert set(statuses) == {"TrainTokenizer", "TokenizePart", "PlanPacking", "WriteShard", "PackCorpus"}
-    assert re.match(r"\d+ conversations, 0\.\d\d M tokens", statuses["TokenizePart"])
+    tokenizing, writing = ("TokenizePart", "WriteShard") if on == "luigi" else ("TokenizeParts", "WriteShards")
+    assert set(statuses) == {"TrainTokenizer", tokenizing, "PlanPacking", writing, "PackCorpus"}
+    assert re.match(r"\d+ conversations, 0\.\d\d M tokens", statuses[tokenizing])
     assert statuses["PlanPacking"].startswith("planned ")
     manifest = folder / done.stdout.strip()
     [end] = [task for task in tasks.values() if task["name"] == "PackCorpus"]

@@ -1,0 +1,138 @@
+"""Engines: the same corpus on each, each error once, and steps that are small and may be taken twice."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import pickle
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import corpus_bytes
+from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
+from support.steps import Failing, pack_on, steps_of
+
+from pipeline.engines.engine import Engine, open_engine, workers_of
+from pipeline.engines.here import Here
+from pipeline.engines.workers import Workers
+from tasks.core.errors import DataError, UsageError
+from tasks.recipe import Recipe
+from tasks.steps import Outcome, Step, run
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {"part_size": 2048},
+    "trained tokenizer, weights, epochs": {"part_size": 2048, "tokenizer": None, "vocab_size": 400, "epochs": 2},
+    "format 2.0": {"part_size": 2048, "packing": False},
+    "jinja": {"part_size": 2048, "template": "template.jinja"},
+}
+JINJA = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class Disordered(Workers):
+    """Takes steps in a random order, and each of them twice, perhaps at once."""
+
+    def __init__(self) -> None:
+        super().__init__(3)
+
+    def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
+        order = [index for index in range(len(steps)) for _ in range(2)]
+        random.Random(5).shuffle(order)
+        outcomes = {order[at]: outcome for at, outcome in super().map([steps[index] for index in order])}
+        yield from outcomes.items()
+
+
+ENGINES: dict[str, Callable[[], Engine]] = {
+    "here": Here,
+    "two workers": lambda: Workers(2),
+    "started anew": lambda: Workers(2, multiprocessing.get_context("spawn")),
+    "disordered": Disordered,
+}
+
+
+def recipe_in(folder: Path, settings: dict[str, Any]) -> Recipe:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "template.jinja").write_text(JINJA)
+    return make_recipe(folder, conversations(120), **settings)
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_the_corpus_is_the_same_on_every_engine(tmp_path: Path, settings: dict[str, Any]) -> None:
+    expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "stages", settings)))
+    for name, engine in ENGINES.items():
+        if name == "started anew" and "template" not in settings:
+            continue  # takes three seconds
+        recipe = recipe_in(tmp_path / name, settings)
+        assert len(recipe.parts) > 3
+        with engine() as opened:
+            assert corpus_bytes(pack_on(opened, recipe)) == expected, name
+
+
+def test_a_step_is_small_however_many_sources_there_are(tmp_path: Path) -> None:
+    config = write_project(tmp_path, conversations(200), part_size=1024, max_rejects=1)
+    for number in range(200):
+        (tmp_path / f"more-{number:03}.jsonl").write_text(json.dumps({"text": f"Number {number}."}) + "\n")
+    values = json.dumps({"name": "many", "sources": ["*.jsonl"], "tokenizer": "tiny.model", "part_size": 1024})
+    config.write_text(values)
+    from tasks.recipe import resolve
+
+    recipe = resolve(config, tmp_path)
+    assert len(recipe.parts) > 200
+    assert len(pickle.dumps(recipe)) > 40_000
+    with Here() as engine:
+        pack_on(engine, recipe)
+    sizes = [len(pickle.dumps(step)) for step in steps_of(recipe)]
+    assert max(sizes) < 4096
+
+
+def test_a_step_that_was_taken_is_not_taken_again(tmp_path: Path) -> None:
+    recipe = recipe_in(tmp_path, SETTINGS["plain"])
+    step = steps_of(recipe)[0]
+    receipt = run(step)
+    file = step.outputs()[0]
+    before = file.stat().st_mtime_ns
+    assert run(step) == receipt
+    assert file.stat().st_mtime_ns == before
+    file.unlink()
+    assert run(step) == receipt
+    assert file.is_file()
+
+
+def test_another_tokenizer_where_a_step_is_taken_is_an_error(tmp_path: Path) -> None:
+    recipe = recipe_in(tmp_path, SETTINGS["plain"])
+    steps = steps_of(recipe)
+    with (tmp_path / "tiny.model").open("ab") as file:
+        file.write(b"\0")
+    with Workers(1, multiprocessing.get_context("spawn")) as engine, pytest.raises(DataError) as found:
+        list(engine.map(steps))
+    assert found.value.code == "E321"
+
+
+@pytest.mark.parametrize("engine", [Here, lambda: Workers(2)], ids=["here", "workers"])
+def test_an_error_arrives_whole_and_ends_the_run(tmp_path: Path, engine: Callable[[], Engine]) -> None:
+    steps = [Failing(tmp_path, number, fails=number == 2) for number in range(20)]
+    with engine() as opened, pytest.raises(DataError) as found:
+        list(opened.map(steps))
+    assert (found.value.code, str(found.value)) == ("E310", "chat.jsonl:3: is bad")
+    assert found.value.facts == {"line": 3}
+    begun = {int(file.name) for file in tmp_path.iterdir()}
+    assert begun <= set(range(6)), "no further step was started"
+
+
+@pytest.mark.parametrize(
+    ("on", "count"), [("here", 1), ("workers", 7), ("workers:3", 3), ("luigi", 7), ("ray://auto", 7), ("ray://a:1", 7)]
+)
+def test_an_engine_takes_as_many_steps_at_once_as_its_name_says(on: str, count: int) -> None:
+    assert workers_of(on, 7) == count
+
+
+@pytest.mark.parametrize("on", ["", "worker:2", "workers:", "workers:0", "workers:-1", "ray://", "ray:auto", "ray://a"])
+def test_an_unknown_engine_is_an_error(on: str) -> None:
+    with pytest.raises(UsageError, match="--on") as found:
+        open_engine(on, 2)
+    assert "ray://HOST:PORT" in str(found.value)

@@ -1,0 +1,101 @@
+"""Steps for tests of engines: those of a corpus, and some that fail or lose their worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from support.small_corpus import OneSecond
+
+from pipeline.engines.engine import Engine
+from tasks.core.errors import DataError
+from tasks.recipe import Recipe
+from tasks.stages import Plan, Publish, TokenizePart, TrainTokenizer, WriteShard
+from tasks.steps import Progress, Step
+from tasks.storage.files import write_receipt
+
+
+def steps_of(recipe: Recipe) -> list[Step]:
+    """All steps of a corpus, in order."""
+    found = [stage for of in (Plan(recipe), Publish(recipe)) for stage in of.requires()]
+    return [stage.step() for stage in found if isinstance(stage, (TokenizePart, WriteShard))]
+
+
+def pack_on(engine: Engine, recipe: Recipe) -> Path:
+    """Run every stage as the tasks of Luigi do with an engine; return the published manifest."""
+    for stage in Plan(recipe).requires():
+        if isinstance(stage, TrainTokenizer):
+            stage.run()
+    for of in (Plan(recipe), Publish(recipe)):
+        steps = [stage.step() for stage in of.requires() if isinstance(stage, (TokenizePart, WriteShard))]
+        assert sorted(index for index, _ in engine.map(steps)) == list(range(len(steps)))
+        of.run(OneSecond())
+    return recipe.published
+
+
+@dataclass(frozen=True)
+class Marked(Step):
+    """A step that writes its number, and one line to FOLDER/NUMBER for each attempt."""
+
+    folder: Path
+    number: int
+
+    @property
+    def place(self) -> str:
+        return f"chat.jsonl:{self.number + 1}"
+
+    @property
+    def attempts(self) -> int:
+        mark = self.folder / str(self.number)
+        return len(mark.read_bytes()) if mark.exists() else 0
+
+    def outputs(self) -> tuple[Path, Path]:
+        return self.folder / f"{self.number}.out", self.folder / f"{self.number}.json"
+
+    def work(self, progress: Progress) -> dict[str, Any]:
+        with (self.folder / str(self.number)).open("ab") as file:
+            file.write(b"x")
+        self.do()
+        self.outputs()[0].write_bytes(b"1")
+        write_receipt(self.outputs()[1], {"bytes": 1, "tokens": self.number})
+        return {"tokens": self.number}
+
+    def do(self) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Failing(Marked):
+    fails: bool
+
+    def outputs(self) -> tuple[Path, Path]:
+        # Out of the folder that counts attempts.
+        return self.folder.parent / f"{self.number}.out", self.folder.parent / f"{self.number}.json"
+
+    def do(self) -> None:
+        if self.fails:
+            raise DataError("empty_source", f"{self.place}: is bad", line=3)
+
+
+@dataclass(frozen=True)
+class Dying(Marked):
+    """Kills its process in the first `deaths` attempts."""
+
+    deaths: int
+
+    def do(self) -> None:
+        if self.attempts <= self.deaths:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Slow(Marked):
+    seconds: float
+
+    def do(self) -> None:
+        (self.folder / f"{self.number}.pid").write_text(str(os.getpid()))
+        time.sleep(self.seconds)
