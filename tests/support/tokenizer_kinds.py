@@ -402,6 +402,10 @@ class Row:
     trained: np.ndarray
 
 
+def _no_sync(file: int) -> None:
+    """Replace os.fsync; making a MagicMock for each call took a seventh of the time."""
+
+
 def tokenize(
     records: Sequence[Mapping[str, Any]],
     encoder: Encoder,
@@ -419,7 +423,7 @@ def tokenize(
     if isinstance(template, str):
         template = BuiltIn(template, encoder, config.train_on)
     # These files do not have to survive a power cut, and fsync would take most of the time.
-    with tempfile.TemporaryDirectory(dir=folder()) as name, mock.patch("os.fsync"):
+    with tempfile.TemporaryDirectory(dir=folder()) as name, mock.patch("os.fsync", _no_sync):
         place = Path(name)
         lines = [json.dumps(record, ensure_ascii=False) for record in records]
         (place / "part.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8", newline="")
