@@ -358,7 +358,7 @@ _ALL = [
          "the driver, or a torch build without CUDA", "run make doctor, or train without it: device: cpu"),
 
     Code("E640", "cannot_merge", DATA, "An adapter cannot be merged into its base model.",
-         "it contains whole modules (modules_to_save)", "load it with PEFT"),
+         "it changes one weight differently in several layers, or is of another kind", "load it with PEFT"),
     Code("E641", "no_such_run", MISSING, "The training run does not exist, or is not finished.",
          "the name is mistyped, or the run was interrupted", "name its folder, or run the training again to resume it"),
     Code("E642", "damaged_adapter", DATA, "The adapter of a run cannot be used.",

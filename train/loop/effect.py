@@ -21,6 +21,7 @@ from train.loop.prepare import Run
 from train.machine import devices
 from train.measures.advice import advise
 from train.model import flops, qlora, sharding, states
+from train.model.adapters.adapter import left_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,12 @@ def warnings(run: Run, steps: Steps) -> list[str]:
     if dropout != config.lora_dropout:
         found.append(
             f"lora_dropout is {dropout:g}, not {config.lora_dropout:g}: the weights of experts cannot have one"
+        )
+    if config.lora_targets == "all" and not config.adapter and (bare := left_out(run.model)):
+        names = ", ".join(sorted({name.rpartition(".")[2] for name in bare}))
+        found.append(
+            f"lora_targets: all leaves out {counted(len(bare), 'layer')} ({names}), which PEFT confuses with the "
+            f"experts of a {run.model.config.model_type} model"
         )
     if whole := _whole(run.model):
         # The copy, its gradient, and the two moments of the optimizer, in fp32.

@@ -168,7 +168,7 @@ def _silence_libraries() -> None:
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it logs every attempt to reach a network
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category)
-    # For experts, transformers names patterns in the settings of PEFT that few models have layers for.
+    # An adapter to start from may have a rank for experts. PEFT applies it, but looks for it only among the layers.
     warnings.filterwarnings("ignore", category=RuntimeWarning, module=r"peft\.")
 
 

@@ -21,10 +21,12 @@ from tasks.storage.files import read_json, to_json, write_bytes
 from train.merge.corpus_facts import Facts
 from train.merge.find_run import Base, Run, has_tokenizer
 
-# Files of a model that its tokenizer or its processor consists of, besides TOKENIZER_FILES.
+# Files of a tokenizer besides TOKENIZER_FILES.
+MORE = ("merges.txt", "vocab.json", "added_tokens.json")
+# Files of a base model besides its weights, configs, and tokenizer.
 OTHERS = (
-    "merges.txt", "vocab.json", "added_tokens.json", "preprocessor_config.json", "processor_config.json",
-    "video_preprocessor_config.json", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE",
+    "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "LICENSE", "LICENSE.txt",
+    "LICENSE.md", "NOTICE",
 )  # fmt: skip
 TEMPLATE = "chat_template.jinja"
 
@@ -38,13 +40,16 @@ class Companions:
     stops: list[int] = field(default_factory=list)
 
 
-def write_companions(folder: Path, base: Base, run: Run, facts: Facts | None, dtype: str) -> Companions:
-    """Write all files but the weights and the card. Raises PackError."""
+def write_companions(
+    folder: Path, base: Base, run: Run, facts: Facts | None, dtype: str, settings: dict[str, Any]
+) -> Companions:
+    """Write all files but the weights and the card; `settings` replace those of the base model. Raises PackError."""
     written = Companions()
-    source = base.folder if has_tokenizer(base.folder) else run.folder
-    for name in (*TOKENIZER_FILES, *OTHERS):
-        if (source / name).is_file():
-            shutil.copyfile(source / name, folder / name)
+    source = _tokenizer_folder(base, run)
+    for place, names in ((source, (*TOKENIZER_FILES, *MORE)), (base.folder, OTHERS)):
+        for name in names:
+            if (place / name).is_file():
+                shutil.copyfile(place / name, folder / name)
     try:
         files = find_tokenizer(source)
     except PackError:
@@ -56,8 +61,25 @@ def write_companions(folder: Path, base: Base, run: Run, facts: Facts | None, dt
         written.template = _write_template(folder, files, facts)
     written.stops = _write_generation_config(folder, base, facts)
     config = read_json(base.folder / "config.json")
+    for part in (config, config.get("text_config")):
+        if isinstance(part, dict):
+            part.update(settings)
     write_bytes(folder / "config.json", to_json(_in_precision(config, dtype)))
     return written
+
+
+def _tokenizer_folder(base: Base, run: Run) -> Path:
+    """Return the folder with the tokenizer of the merged model.
+
+    The base model's own may lack new tokens if the run names another one.
+    """
+    if run.record["config"].get("tokenizer"):
+        try:
+            find_tokenizer(run.folder)
+        except PackError:
+            return base.folder
+        return run.folder
+    return base.folder if has_tokenizer(base.folder) else run.folder
 
 
 # -- chat template -----------------------------------------------------------------------------------------------------

@@ -52,9 +52,12 @@ class Comparison:
     lost: float  # difference, as a share of that effect
 
 
-def precision_that_fits(tensors: Tensors, dtype: torch.dtype) -> torch.dtype | None:
-    """Return the precision in which a model fits into memory: fp32, or that of the merged weights, or None."""
-    weights = sum(place.bytes // place.dtype.itemsize for place in tensors.places.values())
+def precision_that_fits(tensors: Tensors, whole: int, dtype: torch.dtype) -> torch.dtype | None:
+    """Return the precision in which a model fits into memory: fp32, or that of the merged weights, or None.
+
+    `whole`: the number of weights that the adapter has besides those of the base model.
+    """
+    weights = whole + sum(place.bytes // place.dtype.itemsize for place in tensors.places.values())
     free = free_memory()
     return next((one for one in (torch.float32, dtype) if ROOM * weights * one.itemsize <= free), None)
 
@@ -73,11 +76,10 @@ def logits_of_base(
     base: Path, adapter: Path, ids: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the logits of the base model with the adapter beside it, and those without it."""
-    model = PeftModel.from_pretrained(_load(base, dtype), str(adapter), adapter_name=NAME, config=read_config(adapter))
-    model.eval()
-    with_adapter = _logits(model, ids)
-    with model.disable_adapter():
-        return with_adapter, _logits(model, ids)
+    model = _load(base, dtype)
+    alone = _logits(model, ids)  # before PEFT: it replaces some tied weights of the base model by those of the adapter
+    model = PeftModel.from_pretrained(model, str(adapter), adapter_name=NAME, config=read_config(adapter))
+    return _logits(model.eval(), ids), alone
 
 
 @torch.inference_mode()

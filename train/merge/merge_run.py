@@ -28,6 +28,7 @@ from train.merge.model_card import CARD, model_card
 from train.merge.output_folder import being_written, is_merged, write_record
 from train.merge.weights.adapter import FILE, FIX, Adapter, described
 from train.merge.weights.tensor_files import Tensors, tensors_of_model
+from train.merge.weights.ties import find_ties
 from train.merge.weights.write import PRECISIONS, Written, main_precision, write_weights
 from train.model.base_model import unreadable
 
@@ -95,12 +96,14 @@ def _check_adapter(run: Run) -> str:
     return digest
 
 
-def _check_disk(folder: Path, tensors: Tensors, dtype: torch.dtype) -> None:
+def _check_disk(folder: Path, tensors: Tensors, dtype: torch.dtype, added: int = 0) -> None:
+    """Raise StorageError if the weights do not fit; `added`: bytes of weights that the base model does not store."""
     main = main_precision(tensors)
     weights = sum(
         place.bytes * dtype.itemsize // main.itemsize if place.dtype == main else place.bytes
         for place in tensors.places.values()
     )
+    weights += added * dtype.itemsize // main.itemsize
     if (free := free_disk(folder)) < weights + OTHER_FILES:
         raise StorageError(
             "cannot_write",
@@ -117,18 +120,23 @@ def _write(folder: Path, run: Run, base: Base, tensors: Tensors, dtype: str, roo
     model = _without_weights(base)
     adapter = Adapter(run.folder, model)
     zero = adapter.is_zero()
+    ties = find_ties(model, tensors, adapter)
     size = sum(place.bytes for place in tensors.places.values())
     _say(f"merging {described(adapter)} into {base.name} ({in_bytes(size)}), in {dtype}")
-    written = write_weights(folder, base.folder, model, tensors, adapter, PRECISIONS[dtype])
+    if apart := ties.described():
+        _check_disk(folder.parent, tensors, PRECISIONS[dtype], ties.added(tensors))
+        _say(f"weights: {apart}, because the adapter changes them differently")
+    written = write_weights(folder, base.folder, model, tensors, adapter, ties, PRECISIONS[dtype])
     _say_written(written)
     facts, note = find_facts(run.record, root)
     if note:
         _say(f"note: {note}; the check uses random tokens, and the card knows less")
-    companions = write_companions(folder, base, run, facts, _in_config(dtype))
+    companions = write_companions(folder, base, run, facts, _in_config(dtype), ties.settings)
     _say(f"chat template: {companions.template}")
-    card = model_card(run, base, facts, companions, dtype, described(adapter), bool(written.whole), zero)
+    merged_as = f"{described(adapter)}; {apart}" if apart else described(adapter)
+    card = model_card(run, base, facts, companions, dtype, merged_as, bool(written.whole), zero)
     write_bytes(folder / CARD, card)
-    _compare(folder, run, base, facts, model.config, tensors, dtype, zero)
+    _compare(folder, run, base, facts, model.config, adapter, dtype, zero)
 
 
 def _in_config(dtype: str) -> str:
@@ -152,11 +160,11 @@ def _say_written(written: Written) -> None:
 
 
 def _compare(
-    folder: Path, run: Run, base: Base, facts: Facts | None, config: Any, tensors: Tensors, dtype: str, zero: bool
+    folder: Path, run: Run, base: Base, facts: Facts | None, config: Any, adapter: Adapter, dtype: str, zero: bool
 ) -> None:
     """Compare the logits, and print what was found. Raises DataError if they differ."""
     weights = PRECISIONS[dtype]
-    computed = compare.precision_that_fits(tensors, weights)
+    computed = compare.precision_that_fits(tensors_of_model(folder), adapter.whole_size(), weights)
     if computed is None:
         _say(f"logits: not compared: the model does not fit into the {in_bytes(free_memory())} of free memory")
         return

@@ -40,8 +40,16 @@ def finished_run(
 def run_on(run: Path, base: Path, scale: float = 0.02, corpus: dict[str, Any] | None = None, **config: Any) -> Path:
     """Write a run on a base model: its adapter has random weights of this scale."""
     given = TrainingConfig(**{"base_model": str(base), "quantization": "none", "lora_r": 4} | config)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto")
-    model = add_adapter(model, given)
+    model = add_adapter(AutoModelForCausalLM.from_pretrained(base, dtype="auto"), given, base)
+    randomize(model, scale)
+    model.save_pretrained(run)
+    (run / "README.md").unlink()
+    write_record(run, base, given, corpus or CORPUS)
+    return run
+
+
+def randomize(model: Any, scale: float = 0.02) -> None:
+    """Change all weights of an adapter as training would."""
     torch.manual_seed(4)
     with torch.no_grad():
         for key, weights in model.named_parameters():
@@ -49,10 +57,8 @@ def run_on(run: Path, base: Path, scale: float = 0.02, corpus: dict[str, Any] | 
                 weights.normal_(std=scale)
             elif "lora_magnitude" in key:
                 weights.mul_(1.0 + scale)
-    model.save_pretrained(run)
-    (run / "README.md").unlink()
-    write_record(run, base, given, corpus or CORPUS)
-    return run
+            elif ".modules_to_save." in key:
+                weights.add_(torch.randn_like(weights), alpha=5 * scale)
 
 
 def merged(run: Path, output: Path, dtype: str | None = None, root: Path | None = None) -> Path:

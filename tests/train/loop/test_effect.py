@@ -42,6 +42,16 @@ def test_what_experts_cannot_have_is_a_warning(manifest: Path) -> None:
     assert "lora_dropout" not in warned(manifest, plain)
 
 
+def test_layers_that_peft_takes_for_experts_are_a_warning(manifest: Path) -> None:
+    config = TrainingConfig(quantization="none")
+    shared = add_adapter(build("qwen3_next", **ARCHITECTURES["qwen3_next"][0]), config)
+    said = "lora_targets: all leaves out 6 layers (down_proj, gate_proj, up_proj), which PEFT confuses with"
+    assert said in warned(manifest, shared)
+    assert "leaves out" not in warned(
+        manifest, add_adapter(build("qwen2_moe", **ARCHITECTURES["qwen2_moe"][0]), config)
+    )
+
+
 def test_few_weights_in_4_bits_are_a_warning_unless_the_model_is_the_small_llama(manifest: Path) -> None:
     model = add_adapter(tiny_model(adapter=False), TrainingConfig())
     said = "frozen weights in 4 bits: 0 %"

@@ -147,6 +147,20 @@ def test_a_base_without_tokenizer_gets_that_of_the_run(tmp_path: Path) -> None:
     assert "| tokenizer | none: neither the base model nor the run has one |" in (bare / "README.md").read_text()
 
 
+def test_the_tokenizer_that_the_run_names_comes_before_that_of_the_base(tmp_path: Path) -> None:
+    """It has the new tokens, for which the base has room but no names."""
+    run = finished_run(tmp_path, tokenizer=str(tmp_path / "extended.json"))
+    (tmp_path / "base" / "tokenizer.json").write_text("old")
+    (tmp_path / "base" / "LICENSE").write_text("mine")
+    update(run / "training.json", base_digest=None)
+    assert (merged(run, tmp_path / "bare") / "tokenizer.json").read_text() == "old", "the run has none"
+    (run / "tokenizer.json").write_text('{"new": 1}')
+    folder = merged(run, tmp_path / "out")
+    assert (folder / "tokenizer.json").read_text() == '{"new": 1}'
+    assert (folder / "LICENSE").read_text() == "mine"
+    assert "| tokenizer | the corpus's copy |" in (folder / "README.md").read_text()
+
+
 def test_files_of_a_processor_and_the_license_are_copied(projects: Path, tmp_path: Path) -> None:
     run = run_of(projects / "built-in", tmp_path)
     for name in ("LICENSE", "preprocessor_config.json", "notes.txt", "pytorch_model.bin"):

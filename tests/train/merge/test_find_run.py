@@ -144,7 +144,13 @@ def first(weights: dict[str, torch.Tensor]) -> str:
     return min(name for name in weights if "lora_B" in name)
 
 
+EMBEDDINGS = "base_model.model.model.embed_tokens"
+
 DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
+    "adapter of single tokens": (
+        lambda run: change_adapter(run, lambda w: w.update({f"{EMBEDDINGS}.token_adapter.x": torch.zeros(2)})),
+        "cannot_merge", "token_adapter.x belongs to a kind of adapter that cannot be merged; load it with AutoPeft",
+    ),
     "adapter missing": (
         lambda run: (run / "adapter_model.safetensors").unlink(), "damaged_adapter", "_model.safetensors: is missing",
     ),
@@ -181,10 +187,10 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str, str]] = {
         "damaged_adapter",
         "adapter_config.json: cannot be read",
     ),
-    "adapter with a whole module": (
+    "adapter without its whole module": (
         lambda run: edited(run / "adapter_config.json", lambda v: v.update(modules_to_save=["lm_head"])),
-        "cannot_merge",
-        r"contains whole modules \(lm_head\)",
+        "damaged_adapter",
+        r"lm_head.weight is missing",
     ),
     "adapter of other layers": (
         lambda run: edited(run / "adapter_config.json", lambda v: v.update(target_modules=["nope"])), "damaged_adapter",

@@ -8,9 +8,11 @@ PEFT computes both the merged weight and, to compare it with, the output of the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,11 @@ NAME = "default"
 PREFIX = "base_model.model."
 FIX = "restore it from a backup, or train again"
 
+# Tensors of an adapter; all others are those of whole modules.
+PARTS = re.compile(r"\.lora_(?:A|B)\.weight$|\.lora_magnitude_vector$")
+# Tensors of other kinds of adapters: of embeddings, with a bias, of single tokens.
+UNKNOWN = re.compile(r"\.lora_(?!(?:A|B)\.weight$|magnitude_vector$)|\.token_adapter\.|\.base_layer\.(?:weight|bias)$")
+
 # Inputs that a layer is compared with.
 INPUTS = 16
 
@@ -39,12 +46,8 @@ class Adapter:
         self.config = read_config(folder)
         self._file = folder / FILE
         self._tensors = Tensors([self._file], "damaged_adapter", FIX)
-        if whole := self.config.modules_to_save:
-            raise DataError(
-                "cannot_merge",
-                f"{folder / CONFIG}: the adapter contains whole modules ({', '.join(whole)}), which cannot be merged "
-                "yet; load it with AutoPeftModelForCausalLM.from_pretrained",
-            )
+        self.place = folder / CONFIG
+        self._require_known_parts()
         try:
             with torch.device("meta"):
                 wrapped = get_peft_model(deepcopy(model), self.config)
@@ -53,7 +56,17 @@ class Adapter:
             raise DataError(
                 "damaged_adapter", f"{folder / CONFIG}: does not fit the base model ({reason}); {FIX}"
             ) from None
-        self._check({name: tuple(value.shape) for name, value in get_peft_model_state_dict(wrapped).items()})
+        expected = {name: tuple(value.shape) for name, value in get_peft_model_state_dict(wrapped).items()}
+        # PEFT saves tied weights under all of their names, but for some architectures it wraps only one when it loads.
+        tied = (
+            {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()} if self.config.modules_to_save else ()
+        )
+        for name in tied:
+            if (saved := f"{PREFIX}{name}") in self._tensors.places:
+                expected[saved] = tuple(model.state_dict()[name].shape)
+        self._check(expected)
+        # By name of the weight: the tensor that it was trained to as a whole.
+        self.whole = {name.removeprefix(PREFIX): name for name in expected if not PARTS.search(name)}
         # By name of the weight: the layer that adapts it, and the start of the names of its tensors.
         self.layers: dict[str, tuple[Any, str]] = {}
         for name, layer in wrapped.eval().named_modules():
@@ -70,14 +83,49 @@ class Adapter:
                 wanted = f"expects {list(expected[name])}" if name in expected else "has no such weight"
                 raise DataError("damaged_adapter", f"{self._file}: {name} {what}; the base model {wanted}; {FIX}")
 
+    def _require_known_parts(self) -> None:
+        """Raise DataError if the adapter has parts that are neither those of LoRA nor whole modules."""
+        for name in sorted(self._tensors.places):
+            if UNKNOWN.search(name):
+                raise DataError(
+                    "cannot_merge",
+                    f"{self._file}: {name} belongs to a kind of adapter that cannot be merged; load it with "
+                    "AutoPeftModelForCausalLM.from_pretrained",
+                )
+
     @property
     def scaling(self) -> float:
         """Return the factor of B·A."""
         return float(next(iter(self.layers.values()))[0].scaling[NAME])
 
     def is_zero(self) -> bool:
-        """Return whether every B is zero, as before the first step of training."""
-        return not any(self._tensors.read(name).any() for name in self._tensors.places if "lora_B" in name)
+        """Return whether every B is zero, as before the first step of training, and nothing else is trained."""
+        return not self.whole and not any(
+            self._tensors.read(name).any() for name in self._tensors.places if "lora_B" in name
+        )
+
+    def read_whole(self, name: str) -> torch.Tensor:
+        """Return what a weight was trained to as a whole. Raises DataError if it is not finite."""
+        value = self._tensors.read(self.whole[name])
+        if not value.sum(dtype=torch.float64).isfinite():
+            raise DataError("damaged_adapter", f"{self._file}: {self.whole[name]} is not finite; {FIX}")
+        return value
+
+    def whole_size(self) -> int:
+        """Return the number of weights that were trained as a whole."""
+        return sum(prod(self._tensors.places[name].shape) for name in self.whole.values())
+
+    def read_layer(self, name: str) -> dict[str, torch.Tensor]:
+        """Return what is added to a weight, by part; nothing if it is zero."""
+        layer, prefix = self.layers[name]
+        parts = {part.removeprefix(prefix): self._tensors.read(part) for part in self._parts(prefix)}
+        if not parts["lora_B.weight"].any() and len(parts) == 2:
+            return {}
+        return parts | {"scaling": torch.tensor(layer.scaling[NAME])}
+
+    def _parts(self, prefix: str) -> list[str]:
+        names = [f"{prefix}{part}" for part in ("lora_A.weight", "lora_B.weight", "lora_magnitude_vector")]
+        return [name for name in names if name in self._tensors.places]
 
     @torch.no_grad()
     def merge(self, name: str, weight: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, float]:
@@ -158,4 +206,5 @@ def described(adapter: Adapter) -> str:
     """Return the adapter in words."""
     variant = "DoRA" if adapter.config.use_dora else "rsLoRA" if adapter.config.use_rslora else "LoRA"
     weights = counted(len(adapter.layers), "weight")
-    return f"{variant} of rank {adapter.config.r}, scaled by {adapter.scaling:g}, on {weights}"
+    whole = f", and {' and '.join(sorted(adapter.whole))} as a whole" if adapter.whole else ""
+    return f"{variant} of rank {adapter.config.r}, scaled by {adapter.scaling:g}, on {weights}{whole}"

@@ -9,7 +9,7 @@ such a group is converted, changed, and converted back, so that the merged files
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +39,7 @@ class Group:
     converter: Any = None
     tensors: dict[str, str] = field(default_factory=dict)  # name in the files ─▶ pattern of the converter
     weights: tuple[str, ...] = ()
+    reads: str = ""  # the tensor that a new one starts from; else each starts from the one of its name
 
     def load(self, values: dict[str, torch.Tensor], model: Any) -> dict[str, torch.Tensor]:
         """Return the weights of the model, by name."""
@@ -67,15 +68,10 @@ def groups_of(model: Any, places: dict[str, Place], adapted: Iterable[str]) -> l
     Raises NotInvertible if a group with adapted weights is not one to one.
     """
     conversions = get_model_conversion_mapping(model)
-    renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
     converters = [one for one in conversions if isinstance(one, WeightConverter)]
     of_pattern = {pattern: one for one in converters for pattern in one.source_patterns}
-    weights, prefix = model.state_dict(), model.base_model_prefix
     groups: dict[str, Group] = {}
-    for name in sorted(places, key=dot_natural_key):
-        first, pattern = rename_source_key(name, renamings, converters, prefix, weights)
-        if first not in weights:  # a renaming that does not mean this tensor, or one that the model does not load
-            first, pattern = name, None
+    for name, first, pattern in _renamed(model, places, conversions):
         if pattern is None:
             groups[name] = Group(first, None, {name: ""}, (first,))
         else:
@@ -87,6 +83,23 @@ def groups_of(model: Any, places: dict[str, Place], adapted: Iterable[str]) -> l
     if missing := sorted(wanted - {name for group in found for name in group.weights}):
         raise NotInvertible(f"no tensor of the files becomes {missing[0]}")
     return found
+
+
+def files_of(model: Any, places: dict[str, Place]) -> dict[str, str]:
+    """Return, by name of the weight, the tensors of the files that are weights of the model as they are."""
+    found = _renamed(model, places, get_model_conversion_mapping(model))
+    return {weight: name for name, weight, pattern in found if pattern is None}
+
+
+def _renamed(model: Any, places: dict[str, Place], conversions: Sequence[Any]) -> Iterator[tuple[str, str, str | None]]:
+    """Yield each tensor with the first weight that it becomes, and the pattern of its converter, if it has one."""
+    renamings = [one for one in conversions if isinstance(one, WeightRenaming)]
+    converters = [one for one in conversions if isinstance(one, WeightConverter)]
+    weights, prefix = model.state_dict(), model.base_model_prefix
+    for name in sorted(places, key=dot_natural_key):
+        first, pattern = rename_source_key(name, renamings, converters, prefix, weights)
+        # Otherwise a renaming that does not mean this tensor, or one that the model does not load.
+        yield (name, first, pattern) if first in weights else (name, name, None)
 
 
 def _checked(group: Group, model: Any, places: dict[str, Place], adapted: set[str]) -> list[Group]:

@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from tasks.core.errors import DataError
 from train.merge.weights.adapter import Adapter, rounded
 from train.merge.weights.layout import Group, NotInvertible, groups_of
 from train.merge.weights.tensor_files import SHARD_BYTES, Place, Tensors, write_shards
+from train.merge.weights.ties import Ties
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -77,15 +78,22 @@ def precision_of(model: Any, tensors: Tensors, wanted: torch.dtype) -> Callable[
 
 
 def write_weights(
-    folder: Path, base: Path, model: Any, tensors: Tensors, adapter: Adapter, dtype: torch.dtype
+    folder: Path, base: Path, model: Any, tensors: Tensors, adapter: Adapter, ties: Ties, dtype: torch.dtype
 ) -> Written:
     """Write the weights of base plus adapter to `folder`. Raises DataError or StorageError."""
     try:
-        groups = groups_of(model, tensors.places, adapter.layers)
+        adapted = {*adapter.layers, *adapter.whole} - ties.same - ties.copies.keys() - ties.dropped
+        groups = [
+            group for group in groups_of(model, tensors.places, adapted) if ties.dropped.isdisjoint(group.weights)
+        ]
+        groups += [Group(name, None, {name: ""}, (name,), source) for name, source in ties.copies.items()]
         written = Written("")
         precision = precision_of(model, tensors, dtype)
-        weight_of = {name: group.weights[0] for group in groups for name in group.tensors}
-        new = {name: replace(tensors.places[name], dtype=precision(name, weight_of[name])) for name in weight_of}
+        new = {}
+        for group in groups:
+            for name in group.tensors:
+                read = group.reads or name
+                new[name] = replace(tensors.places[read], name=name, dtype=precision(read, group.weights[0]))
         # Wide precisions come first (see `write_shards`); a group has one.
         groups.sort(key=lambda group: -new[next(iter(group.tensors))].dtype.itemsize)
         places = [new[name] for group in groups for name in group.tensors]
@@ -94,7 +102,7 @@ def write_weights(
     except NotInvertible as error:
         for file in folder.glob("*.safetensors*"):
             file.unlink()
-        return _write_whole(folder, base, adapter, dtype, str(error))
+        return _write_whole(folder, base, tensors, adapter, ties, dtype, str(error))
 
 
 def _stream(
@@ -107,8 +115,8 @@ def _stream(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of the merged files, of one group after the other."""
     for group in groups:
-        values = {name: tensors.read(name) for name in group.tensors}
-        adapted = [name for name in group.weights if name in adapter.layers]
+        values = {name: tensors.read(group.reads or name) for name in group.tensors}
+        adapted = [name for name in group.weights if name in adapter.layers or name in adapter.whole]
         if not adapted:
             [(name, value)] = values.items()
             yield name, rounded(value, places[name].dtype, name)
@@ -122,22 +130,38 @@ def _stream(
         del values
         dtype = places[next(iter(group.tensors))].dtype
         for name in adapted:
-            weights[name], difference = adapter.merge(name, weights[name], dtype)
-            written.compare(name, difference, dtype)
+            weights[name] = _merged(adapter, name, weights[name], dtype, written)
         for name, value in group.store(weights, model).items():
             yield name, rounded(value, dtype, name)
 
 
+def _merged(adapter: Adapter, name: str, weight: torch.Tensor, dtype: torch.dtype, written: Written) -> torch.Tensor:
+    """Return a weight with its adapter, or what it was trained to as a whole."""
+    if name in adapter.whole:
+        return rounded(adapter.read_whole(name), dtype, name)
+    merged, difference = adapter.merge(name, weight, dtype)
+    written.compare(name, difference, dtype)
+    return merged
+
+
 @torch.no_grad()
-def _write_whole(folder: Path, base: Path, adapter: Adapter, dtype: torch.dtype, why: str) -> Written:
+def _write_whole(
+    folder: Path, base: Path, tensors: Tensors, adapter: Adapter, ties: Ties, dtype: torch.dtype, why: str
+) -> Written:
     """Load the whole model and save it. The fallback if the files of the base model cannot be written one by one."""
     written = Written(why)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype="auto", use_safetensors=True, trust_remote_code=False)
+    config = AutoConfig.from_pretrained(base, trust_remote_code=False)
+    ties.apply(config)
+    model = AutoModelForCausalLM.from_pretrained(
+        base, config=config, dtype="auto", use_safetensors=True, trust_remote_code=False
+    )
     main = model.dtype
-    for name in adapter.layers:
-        weight = model.get_parameter(name)
-        weight.data, difference = adapter.merge(name, weight.data, dtype)
-        written.compare(name, difference, dtype)
+    for name, source in ties.copies.items():
+        model.get_parameter(name).data = tensors.read(source)
+    for name in {**adapter.layers, **adapter.whole}:
+        if name not in ties.same and name not in ties.dropped:
+            weight = model.get_parameter(name)
+            weight.data = _merged(adapter, name, weight.data, dtype, written)
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if value.dtype == main:  # not what transformers keeps in fp32
             value.data = rounded(value.data, dtype, name)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from peft import LoraConfig, get_peft_model
+from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
 from transformers.pytorch_utils import Conv1D
 
 from tasks.core.errors import DataError
@@ -49,6 +50,7 @@ def add_adapter(model: Any, config: TrainingConfig, base: Path | str = "") -> An
 
 def _new_adapter(model: Any, config: TrainingConfig, layers: list[str]) -> LoraConfig:
     experts = target_experts(model) if config.lora_targets == "all" else []
+    layers = _not_experts(model, layers, config.lora_targets)
     whole = whole_modules(model, config.modules_to_save or [])
     return LoraConfig(
         r=config.lora_r,
@@ -63,6 +65,39 @@ def _new_adapter(model: Any, config: TrainingConfig, layers: list[str]) -> LoraC
         ensure_weight_tying=bool(whole) and is_tied(model),
         task_type="CAUSAL_LM",
     )
+
+
+def _not_experts(model: Any, layers: list[str], wanted: str | list[str]) -> list[str]:
+    """Return the layers that PEFT can adapt. Raises DataError if the config names others.
+
+    In DeepSeek V2 and V3, Qwen3-Next, and others, PEFT takes every layer named gate_proj, up_proj, or down_proj for an
+    expert of an old checkpoint, both when it makes an adapter and when it loads one. It would leave out dense layers
+    and shared experts, and adapt the stacked experts in their place, with twice the rank.
+    """
+    taken = [name for name in sorted({layer.rpartition(".")[2] for layer in layers}) if _is_taken(model, name)]
+    if wanted != "all" and taken:
+        raise DataError(
+            "no_such_layers",
+            f"lora_targets: {', '.join(taken)}: PEFT takes layers of this name for experts in a "
+            f"{model.config.model_type} model, and would adapt those; leave {'it' if len(taken) == 1 else 'them'} out",
+        )
+    return [layer for layer in layers if layer.rpartition(".")[2] not in taken]
+
+
+def _is_taken(model: Any, name: str) -> bool:
+    probe = LoraConfig(target_modules=[name])
+    try:
+        convert_peft_config_for_transformers(probe, model, None)
+    except ValueError:  # it would convert gate_proj only together with up_proj
+        return True
+    return name not in (probe.target_modules or ())
+
+
+def left_out(model: Any) -> list[str]:
+    """Return the names of the linear layers in the decoder of an adapted model that have no adapter."""
+    inside = (".base_layer", ".lora_", ".original_module", ".modules_to_save")
+    found = _linear_layers(model.get_base_model())
+    return [name for name in found if not any(part in name for part in inside)]
 
 
 def _with_adapter(model: Any, lora: LoraConfig, config: TrainingConfig) -> Any:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from support.training.architectures import EXPERTS, HEAD, MAMBA, SIZES, build
+from peft import get_peft_model
+from support.training.architectures import ARCHITECTURES, EXPERTS, HEAD, MAMBA, SIZES, build
 from support.training.tiny_training import tiny_model
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from tasks.core.errors import DataError
 from train.config import TrainingConfig
-from train.model.adapters.adapter import add_adapter, target_experts, target_layers
+from train.model.adapters.adapter import add_adapter, left_out, target_experts, target_layers
 
 PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
@@ -73,6 +75,30 @@ def test_experts_are_adapted_without_dropout() -> None:
     assert attention.peft_config["default"].lora_dropout == 0.1
     assert not any("experts" in name for name in adapted(attention))
     assert target_experts(tiny_model(adapter=False)) == []
+
+
+def test_every_layer_is_adapted_with_the_rank_or_known_to_be_left_out() -> None:
+    """PEFT takes gate_proj, up_proj, and down_proj for experts in these models, also when it loads the adapter."""
+    for name, dense in (("deepseek_v3", 6), ("qwen2_moe", 0)):
+        model = build(name, **ARCHITECTURES[name][0])
+        layers = target_layers(model, "all")
+        model = add_adapter(model, TrainingConfig(quantization="none", lora_r=4))
+        adapters = {key: value for key, value in model.named_parameters() if ".lora_B." in key}
+        sizes = {value.shape[1] for key, value in adapters.items()}
+        assert sizes == {4, 4 * 8}, "those of experts are stacked"
+        missing = left_out(model)
+        assert len(missing) == dense
+        found = {key.removeprefix("base_model.model.") for key in adapted(model)}
+        assert {layer for layer in layers if layer not in found} == {*missing}
+        assert not model.peft_config["default"].rank_pattern
+        assert {*model.peft_config["default"].target_parameters} == {"experts.gate_up_proj", "experts.down_proj"}
+        again = get_peft_model(build(name, **ARCHITECTURES[name][0]), deepcopy(model.peft_config["default"]))
+        assert adapted(again) == adapted(model)
+    with pytest.raises(DataError, match="lora_targets: gate_proj, up_proj: PEFT takes layers of this name for experts"):
+        add_adapter(
+            build("deepseek_v3", **ARCHITECTURES["deepseek_v3"][0]),
+            TrainingConfig(quantization="none", lora_targets=["gate_proj", "up_proj", "q_b_proj"]),
+        )
 
 
 def test_what_a_kernel_of_mamba_reads_directly_is_not_adapted() -> None:
