@@ -27,7 +27,7 @@ from train.data.corpus import Corpus
 from train.loop import micro_batch
 from train.loop.checkpoints import newest_of_all
 from train.loop.feed import Feed, open_feed
-from train.loop.run_folder import Choices, RunFolder, largest_divisor, model_digest, step_of
+from train.loop.run_folder import Choices, RunFolder, largest_divisor, step_of
 from train.machine.devices import Device, check_reporting
 from train.machine.disk import Disk, find_disk
 from train.machine.meeting import require_same
@@ -108,7 +108,8 @@ def prepare(
         # transformers would report a missing package while it loads the model.
         require_available(attention, state.device, device.dtype)
         model = qlora.load_model(base, config, state.device, device.dtype, attention)
-    require_same("the base model", _identity(base))
+    if state.num_processes > 1:
+        require_same("the base model", _identity(base, folder))
     if config.sharding == "full":
         shard(model, state.device)
     if note:
@@ -148,10 +149,10 @@ def prepare(
     )
 
 
-def _identity(base: Path | str) -> str:
+def _identity(base: Path | str, folder: RunFolder) -> str:
     """Identify the weights of a base model: by samples of its files, or by the commit on the Hub."""
     if isinstance(base, Path):
-        return str(model_digest(str(base)))[:16]
+        return folder.base_digest(base)[:16]
     return f"{base} {base_model.commit_of(base)}"
 
 
