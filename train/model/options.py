@@ -123,9 +123,9 @@ def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.d
 
     Clears the gradient afterwards. Dropout is off, because compiled code draws other random numbers.
     """
-    dropouts = [(module, module.p) for module in model.modules() if isinstance(module, torch.nn.Dropout)]
-    for module, _ in dropouts:
-        module.p = 0.0
+    dropouts = list(_dropouts(model))
+    for module, name, _ in dropouts:
+        setattr(module, name, 0.0)
     # As in training, the loss is scaled in fp16, where small gradients would vanish; less, if large ones overflow.
     scale = 2.0**16 if dtype == torch.float16 else 1.0
     try:
@@ -141,8 +141,17 @@ def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.d
             scale /= 16
     finally:
         model.zero_grad()
-        for module, p in dropouts:
-            module.p = p
+        for module, name, p in dropouts:
+            setattr(module, name, p)
+
+
+def _dropouts(model: Any) -> Iterator[tuple[Any, str, float]]:
+    """Yield each rate of dropout of a model: the module that has it, its name there, and the rate."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            yield module, "p", module.p
+        # Some models, such as OPT and BioGPT, call the function with a number of theirs.
+        yield from ((module, name, p) for name, p in vars(module).items() if "drop" in name and isinstance(p, float))
 
 
 @contextmanager
