@@ -10,7 +10,6 @@ that a resumed run takes the same steps as an uninterrupted one.
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,14 @@ from train.loop import micro_batch
 from train.loop.checkpoints import newest_of_all
 from train.loop.feed import Feed, open_feed
 from train.loop.run_folder import Choices, RunFolder, largest_divisor, step_of
+from train.machine.alarm import fail_alike
 from train.machine.devices import Device, check_reporting
 from train.machine.disk import Disk, find_disk
 from train.machine.meeting import require_same
 from train.machine.ranks import gather, main_first, together
 from train.model import attention_trial, base_model, flops, isolation, options, qlora
 from train.model.attention import autocast, backend_to_load, batch_of, require_available, use_attention
-from train.model.sharding import check_ranks, shard
+from train.model.sharding import check_ranks, is_sharded, shard
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,8 @@ def prepare(
     if state.num_processes > 1:
         require_same("the base model", _identity(base, folder))
     if config.sharding == "full":
-        shard(model, state.device)
+        with together():
+            shard(model, state.device)
     if note:
         notes.append(note)
         config = config.model_copy(update={"attention": attention})
@@ -119,7 +120,7 @@ def prepare(
     choices = _choose(model, feed, config, before, known, tried, device, state)
     proof = None
     if feed.isolated:
-        with together(), autocast(state.device, device.dtype):
+        with together(waiting=is_sharded(model)), autocast(state.device, device.dtype):
             proof = isolation.require_isolation(
                 model,
                 feed.train,
@@ -245,8 +246,11 @@ def _choose_attention(
         attention, trials = isolation.fastest(model, feed.train, 2, seed=seed, tried=tried)
         return attention, [f"{t.attention:>8} {t.reason or f'{t.tokens_per_second:,.0f} tokens/s'}" for t in trials]
     if feed.isolated:
-        with together(), suppress(torch.OutOfMemoryError):  # micro_batch reports it
-            isolation.try_backend(model, feed.train, 1, attention, seed=seed)
+        with together(waiting=is_sharded(model)):
+            try:
+                isolation.try_backend(model, feed.train, 1, attention, seed=seed)
+            except torch.OutOfMemoryError as error:  # micro_batch reports it
+                fail_alike(model, error)
     else:
         use_attention(model, attention)
     return attention, []

@@ -33,7 +33,7 @@ from train.loop.display import ProgressLine, open_console, show_advice, show_eff
 from train.loop.prepare import Run, prepare
 from train.loop.run_folder import RunFolder
 from train.loop.trainer import arguments
-from train.machine import devices, meeting, out_of_memory, ranks
+from train.machine import alarm, devices, meeting, out_of_memory, ranks
 from train.machine.interruption import Interruption
 from train.machine.rank_speed import RankClock, RankSpeed, slow_ranks
 from train.machine.signals import LAUNCHED, SignalGuard, is_rank
@@ -51,6 +51,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     if device is None:
         return
     state = ranks.start(cpu=device.kind == "cpu")
+    alarm.watch()
     console = open_console(quiet=not state.is_main_process)
     run = prepare(corpus, config, folder, root, device, state)
     line = ProgressLine(console)

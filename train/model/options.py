@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tasks.core.printable import counted
+from train.machine.alarm import fail_alike
 from train.machine.ranks import largest
 from train.model.adapters.adapter import keep_random
 from train.model.attention import autocast
@@ -106,6 +107,7 @@ def _try(
             off = max(abs(b - a) / abs(a) for a, b in zip(plain, other, strict=True))
             reason = "" if off <= SAME[dtype] else f"loss or gradient differs by {off:.1e} (relative)"
         except Exception as error:  # a missing compiler or an untraceable model: each has its own class
+            fail_alike(model, error)
             lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
             reason = f"{type(error).__name__}: {lines[0][:160]}"
     model.zero_grad()
@@ -204,7 +206,8 @@ def _seconds(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> 
                 if model.device.type == "cuda":
                     torch.cuda.synchronize(model.device)
                 times.append(time.perf_counter() - start)
-    except RuntimeError:
+    except RuntimeError as error:
+        fail_alike(model, error)
         return math.inf
     finally:
         model.zero_grad()
