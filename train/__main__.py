@@ -61,6 +61,10 @@ def main(arguments: list[str], guard: SignalGuard | None = None) -> int:
         failed.facts = ({"rank": int(rank)} if rank != "0" else {}) | failed.facts
         if str(failed) and (reports() or not isinstance(failed, Interrupted)):
             print(format_error(failed), file=sys.stderr)
+        if meeting.store() is not None:
+            from train.machine import alarm
+
+            alarm.end_if_rung(failed.exit_code)
         return failed.exit_code
     guard.leave(0)
     return 0
@@ -99,19 +103,23 @@ def _run(arguments: list[str], guard: SignalGuard) -> None:
         while launch.launch(ranks, arguments):
             print(folder.last_reduction(), file=sys.stderr, flush=True)
         return
-    from train.loop import run
-    from train.machine.ranks import leave, of_lost_rank
+    with meeting.or_stop_all():
+        from train.loop import run
+        from train.machine import alarm
+        from train.machine.ranks import leave
 
     try:
         run.train(corpus, config, folder, options.root, guard)
         leave(together=True)
+        alarm.stop()
     except Interrupted:
         leave(together=False)
+        alarm.stop()
         raise
     except out_of_memory.Restart:
         out_of_memory.restart(arguments, folder.last_reduction())
     except Exception as error:
-        if (known := of_lost_rank(error)) is not error:
+        if (known := alarm.ring(error)) is not error:
             raise known from error
         raise
 

@@ -38,6 +38,9 @@ STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
 INSTALL = "make extras"
 
+# Packages with the kernels of convolutions, scans, and linear attention, which transformers calls if they are there.
+STATE_KERNELS = ("causal-conv1d", "mamba-ssm", "flash-linear-attention")
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -63,7 +66,7 @@ def examine() -> list[Finding]:
     findings = [_python(), *_libraries()]
     if devices.version_of("torch"):
         try:
-            findings += [*_gpus(), _quantization(), _attention(), _compile(), _several_gpus()]
+            findings += [*_gpus(), _quantization(), _attention(), _state_kernels(), _compile(), _several_gpus()]
         except (ImportError, OSError) as error:  # an installed package that lacks a shared library
             text = str(error).splitlines()[0]
             findings.append(Finding("problem", "libraries", f"cannot be loaded: {text}", f"reinstall: {INSTALL}"))
@@ -182,6 +185,17 @@ def _attention() -> Finding:
         return Finding("ok", "attention", usable)
     # sdpa is the default and always available; the others are faster.
     return Finding("ok", "attention", f"{usable} ({missing})")
+
+
+def _state_kernels() -> Finding:
+    versions = {package: devices.version_of(package) for package in STATE_KERNELS}
+    found = [f"{package} {version}" for package, version in versions.items() if version]
+    slow = "Mamba and linear-attention models run their slow reference code"
+    if missing := ", ".join(package for package, version in versions.items() if not version):
+        found.append(f"not installed: {missing}: {slow}")
+    elif not devices.gpu_count():
+        found.append(f"not used, because they need a GPU: {slow}")
+    return Finding("ok", "kernels", "; ".join(found))
 
 
 def _compile() -> Finding:

@@ -129,6 +129,26 @@ def test_attention_backends_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> 
     assert doctor._attention() == Finding("ok", "attention", "sdpa, eager")
 
 
+@pytest.mark.parametrize(
+    ("installed", "gpus", "expected"),
+    [
+        ({}, 1, "not installed: causal-conv1d, mamba-ssm, flash-linear-attention: Mamba and linear"),
+        ({"mamba-ssm": "2.2"}, 1, "mamba-ssm 2.2; not installed: causal-conv1d, flash-linear-attention: Mamba and"),
+        (dict.fromkeys(doctor.STATE_KERNELS, "1.0"), 0, "flash-linear-attention 1.0; not used, because they need a"),
+        (dict.fromkeys(doctor.STATE_KERNELS, "1.0"), 1, "causal-conv1d 1.0; mamba-ssm 1.0; flash-linear-attention 1.0"),
+    ],
+)  # fmt: skip
+def test_the_kernels_of_models_with_a_state_are_listed(
+    installed: dict[str, str], gpus: int, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "version_of", installed.get)
+    monkeypatch.setattr(devices, "gpu_count", lambda: gpus)
+    finding = doctor._state_kernels()
+    assert (finding.level, finding.topic, finding.fix) == ("ok", "kernels", "")
+    assert expected in finding.found
+    assert ("slow reference code" in finding.found) == (len(installed) < 3 or not gpus)
+
+
 def test_training_needs_match_the_project_metadata() -> None:
     needs = devices.training_needs()
     assert {"torch", "transformers", "trl", "peft", "bitsandbytes"} <= needs.keys()

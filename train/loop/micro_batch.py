@@ -35,6 +35,7 @@ from train.machine.out_of_memory import is_shortage
 from train.machine.ranks import largest, together
 from train.model.adapters.adapter import keep_random
 from train.model.attention import autocast, batch_of
+from train.model.sharding import is_sharded
 
 NEAR = 0.03
 BUDGET = {"cpu": 30.0, "cuda": 120.0}  # seconds
@@ -220,7 +221,7 @@ def micro_batch(
             # Ranks that gather a model's weights must make the same passes, and the clocks of two ranks differ.
             if config.micro_batch != "auto" or config.sharding == "full":
                 size = 1 if config.micro_batch == "auto" else config.micro_batch
-                with together():
+                with together(waiting=is_sharded(model)):
                     return _fixed_size(size, step, rows_per_step, length, memory)
             return find_micro_batch(
                 step, rows_per_step, length, memory, budget=BUDGET[device.type], agree=lambda x: largest(x, device)

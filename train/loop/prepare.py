@@ -10,7 +10,6 @@ that a resumed run takes the same steps as an uninterrupted one.
 from __future__ import annotations
 
 import math
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +26,15 @@ from train.data.corpus import Corpus
 from train.loop import micro_batch
 from train.loop.checkpoints import newest_of_all
 from train.loop.feed import Feed, open_feed
-from train.loop.run_folder import Choices, RunFolder, largest_divisor, model_digest, step_of
+from train.loop.run_folder import Choices, RunFolder, largest_divisor, step_of
+from train.machine.alarm import fail_alike
 from train.machine.devices import Device, check_reporting
 from train.machine.disk import Disk, find_disk
 from train.machine.meeting import require_same
 from train.machine.ranks import gather, main_first, together
 from train.model import attention_trial, base_model, flops, isolation, options, qlora
 from train.model.attention import autocast, backend_to_load, batch_of, require_available, use_attention
-from train.model.sharding import check_ranks, shard
+from train.model.sharding import check_ranks, is_sharded, shard
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,11 @@ def prepare(
         # transformers would report a missing package while it loads the model.
         require_available(attention, state.device, device.dtype)
         model = qlora.load_model(base, config, state.device, device.dtype, attention)
-    require_same("the base model", _identity(base))
+    if state.num_processes > 1:
+        require_same("the base model", _identity(base, folder))
     if config.sharding == "full":
-        shard(model, state.device)
+        with together():
+            shard(model, state.device)
     if note:
         notes.append(note)
         config = config.model_copy(update={"attention": attention})
@@ -118,7 +120,7 @@ def prepare(
     choices = _choose(model, feed, config, before, known, tried, device, state)
     proof = None
     if feed.isolated:
-        with together(), autocast(state.device, device.dtype):
+        with together(waiting=is_sharded(model)), autocast(state.device, device.dtype):
             proof = isolation.require_isolation(
                 model,
                 feed.train,
@@ -148,10 +150,10 @@ def prepare(
     )
 
 
-def _identity(base: Path | str) -> str:
+def _identity(base: Path | str, folder: RunFolder) -> str:
     """Identify the weights of a base model: by samples of its files, or by the commit on the Hub."""
     if isinstance(base, Path):
-        return str(model_digest(str(base)))[:16]
+        return folder.base_digest(base)[:16]
     return f"{base} {base_model.commit_of(base)}"
 
 
@@ -244,8 +246,11 @@ def _choose_attention(
         attention, trials = isolation.fastest(model, feed.train, 2, seed=seed, tried=tried)
         return attention, [f"{t.attention:>8} {t.reason or f'{t.tokens_per_second:,.0f} tokens/s'}" for t in trials]
     if feed.isolated:
-        with together(), suppress(torch.OutOfMemoryError):  # micro_batch reports it
-            isolation.try_backend(model, feed.train, 1, attention, seed=seed)
+        with together(waiting=is_sharded(model)):
+            try:
+                isolation.try_backend(model, feed.train, 1, attention, seed=seed)
+            except torch.OutOfMemoryError as error:  # micro_batch reports it
+                fail_alike(model, error)
     else:
         use_attention(model, attention)
     return attention, []

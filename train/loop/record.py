@@ -25,8 +25,9 @@ LIBRARIES = ("packcorpus", "torch", "transformers", "peft", "bitsandbytes", "acc
 def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
     """Summarize the log of a run; rates are means weighted by the time of a step.
 
-    `phases` are shares of the time. The losses of single steps are noisy: the first and the last are means of
-    `loss_steps`, a tenth of the steps.
+    `phases` are shares of the time. Their `data` is `data_wait` and the exchange of the number of trained tokens with
+    the other ranks; see train.measures.phases. The losses of single steps are noisy: the first and the last are means
+    of `loss_steps`, a tenth of the steps.
     """
     steps = [entry for entry in log if "step_seconds" in entry]
     seconds = sum(entry["step_seconds"] for entry in steps)

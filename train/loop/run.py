@@ -31,9 +31,9 @@ from train.loop import effect, record
 from train.loop.checkpoints import Checkpoints, best_complete
 from train.loop.display import ProgressLine, open_console, show_advice, show_effect, show_result
 from train.loop.prepare import Run, prepare
-from train.loop.run_folder import RunFolder, model_digest
+from train.loop.run_folder import RunFolder
 from train.loop.trainer import arguments
-from train.machine import devices, meeting, out_of_memory, ranks
+from train.machine import alarm, devices, meeting, out_of_memory, ranks
 from train.machine.interruption import Interruption
 from train.machine.rank_speed import RankClock, RankSpeed, slow_ranks
 from train.machine.signals import LAUNCHED, SignalGuard, is_rank
@@ -51,6 +51,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
     if device is None:
         return
     state = ranks.start(cpu=device.kind == "cpu")
+    alarm.watch()
     console = open_console(quiet=not state.is_main_process)
     run = prepare(corpus, config, folder, root, device, state)
     line = ProgressLine(console)
@@ -231,7 +232,7 @@ def _record(
         },
         "format_version": corpus.format_version,
         "base_model": str(run.base.resolve() if isinstance(run.base, Path) else run.base),
-        "base_digest": model_digest(str(run.base)) if isinstance(run.base, Path) else None,
+        "base_digest": run.folder.base_digest(run.base) if isinstance(run.base, Path) else None,
         "base_commit": base_model.commit_of(run.base),
         "config": run.config.model_dump(),
         "choices": asdict(run.choices),

@@ -78,26 +78,34 @@ class RunFolder:
     """Paths of a run, and its `run.json`."""
 
     def __init__(self, root: Path, config: TrainingConfig, corpus: Corpus):
+        digest = model_digest(config.base_model)
+        self._base_digests = {Path(config.base_model): digest} if config.base_model and digest else {}
         self.identity: dict[str, Any] = {
             "version": VERSION,
             "corpus": corpus.key,
             "settings": config.settings(),
-            "base_model": model_digest(config.base_model),
+            "base_model": digest,
         }
         if config.adapter:
             self.identity["adapter"] = adapter_digest(Path(config.adapter))
         self.key = _key(self.identity)
         default = root / "data" / "adapters" / f"{corpus.name}-{self.key[:12]}"
         self.path = Path(config.output) if config.output else default
-        digest = corpus.manifest.digest if corpus.manifest else corpus.key
+        corpus_digest = corpus.manifest.digest if corpus.manifest else corpus.key
         # What all ranks of a run must have in common. Paths may differ; the base model is compared once it is loaded.
-        self.facts = {"corpus": f"{corpus.name} {corpus.key[:12]}", "manifest digest": digest[:16]} | {
+        self.facts = {"corpus": f"{corpus.name} {corpus.key[:12]}", "manifest digest": corpus_digest[:16]} | {
             name: str(value) for name, value in config.model_dump(exclude=OWN).items()
         }
         if config.adapter:
             self.facts["adapter"] = self.identity["adapter"][:16]
         self.record = self.path / "training.json"
         self._run = self.path / "run.json"
+
+    def base_digest(self, base: Path) -> str:
+        """Return the digest of a local base model, which is computed once."""
+        if base not in self._base_digests:
+            self._base_digests[base] = folder_digest(base)
+        return self._base_digests[base]
 
     def report_finished(self) -> None:
         """Print the path of the record of a run that has ended before."""

@@ -39,6 +39,11 @@ def is_one_of_several() -> bool:
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def store() -> Any:
+    """Return the store of the ranks that have met; None if there is one rank."""
+    return _stores[-1] if _stores else None
+
+
 @contextmanager
 def or_stop_all() -> Iterator[None]:
     """Stop the other ranks, which would wait for this one, if this block fails on it."""
@@ -80,7 +85,9 @@ def _require_same(places: Sequence[Any], facts: Sequence[Mapping[str, str]]) -> 
     if lines := differences(places, facts):
         more = f"; and {len(lines) - SHOWN} more" if len(lines) > SHOWN else ""
         message = f"the ranks of this run differ: {'; '.join(lines[:SHOWN])}{more}"
-        raise DataError("ranks_differ", message if os.environ.get("LOCAL_RANK", "0") == "0" else "")
+        from train.machine.ranks import agreed
+
+        raise agreed(DataError("ranks_differ", message if os.environ.get("LOCAL_RANK", "0") == "0" else ""))
 
 
 def differences(places: Sequence[Any], facts: Sequence[Mapping[str, str]]) -> list[str]:
@@ -108,8 +115,8 @@ def _exchange(rank: int, text: str) -> list[str]:
 
     try:
         store, _, world = next(torch.distributed.rendezvous("env://", timeout=timedelta(seconds=PATIENCE)))
-        _stores.append(store)
-        store = torch.distributed.PrefixStore("packcorpus", store)
+        _stores.append(torch.distributed.PrefixStore("packcorpus", store))
+        store = _stores[-1]
         names = [f"text/{one}" for one in range(world)]
         store.set(names[rank], text)
         missing = _wait(store, names, NOTICE)

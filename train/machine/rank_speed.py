@@ -14,7 +14,6 @@ from __future__ import annotations
 import re
 import socket
 import statistics
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,7 @@ import torch
 from transformers import TrainerCallback
 
 from tasks.core.printable import counted
+from train.machine.clock import Clock
 from train.machine.ranks import gather
 
 # A rank below this share of the median speed is reported.
@@ -47,8 +47,8 @@ class RankClock(TrainerCallback):
     """Measures the passes of this rank's model during training."""
 
     def __init__(self, device: torch.device, name: str):
-        self._is_cuda = device.type == "cuda"
-        self._device = f"{device}, {name}" if self._is_cuda else name
+        self._clock = Clock(device)
+        self._device = f"{device}, {name}" if device.type == "cuda" else name
         self._handles: list[Any] = []
         self._spans: list[tuple[Any, Any, int]] = []  # (start, end, tokens) that have not been read
         self._start: Any = None
@@ -60,23 +60,16 @@ class RankClock(TrainerCallback):
 
     # -- the clock -----------------------------------------------------------------------------------------------------
 
-    def _now(self) -> Any:
-        if not self._is_cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
     def _read(self, wait: bool = False) -> None:
         """Add up the spans whose end has passed."""
-        if wait and self._is_cuda:
-            torch.cuda.synchronize()
         left = []
         for start, end, tokens in self._spans:
-            if self._is_cuda and not end.query():
+            if wait:
+                self._clock.wait_for(end)
+            if not self._clock.has_passed(end):
                 left.append((start, end, tokens))
                 continue
-            self.seconds += start.elapsed_time(end) / 1000 if self._is_cuda else end - start
+            self.seconds += self._clock.seconds(start, end)
             self.tokens += tokens
         self._spans = left
 
@@ -107,11 +100,11 @@ class RankClock(TrainerCallback):
         self._handles = []
 
     def _before_forward(self, model: Any, args: Any, batch: dict[str, Any]) -> None:
-        self._start = self._now()
+        self._start = self._clock.now()
         self._tokens = batch["input_ids"].numel()
 
     def _after_forward(self, model: Any, args: Any, out: Any) -> None:
-        self._forward = (self._start, self._now())
+        self._forward = (self._start, self._clock.now())
         # The loss, or what TRL computes it from: the gradient of one of them is the first of the backward pass.
         for result in out.values():
             if torch.is_tensor(result) and result.requires_grad:
@@ -119,10 +112,10 @@ class RankClock(TrainerCallback):
 
     def _before_backward(self, gradient: torch.Tensor) -> None:
         if self._backward is None:
-            self._backward = self._now()
+            self._backward = self._clock.now()
 
     def _after_gradient(self, weights: torch.Tensor) -> None:
-        self._last_gradient = self._now()
+        self._last_gradient = self._clock.now()
 
     def _end_pass(self) -> None:
         """Keep the times of the pass that has ended."""

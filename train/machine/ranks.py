@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 STEP, PREPARATION = timedelta(minutes=30), timedelta(days=7)
 
 _preparing: Any = None  # the group of ranks that prepare; None if `start` was not called, or there is one rank
-
+_agreed: list[Exception] = []  # the error that all ranks stop for
 
 # What torch raises on the other ranks when one has ended.
 _LOST = re.compile(r"gloo/|NCCL|Connection (closed|reset|refused)")
@@ -95,14 +95,27 @@ def raise_first(places: Sequence[Place], failures: Sequence[Failure | None], own
         return
     here, failure = place(), failures[first]
     assert failure is not None
-    if own is not None and first == here.rank:
-        raise own
+    raise agreed(own if own is not None and first == here.rank else seen_from(here, places[first], failure))
+
+
+def seen_from(here: Place, there: Place, failure: Failure) -> PackError:
+    """Return the error of a rank as another one raises it: with a message only once on each other machine."""
     error = PackError("rank_failed", "")
-    if here.local_rank == 0 and here.node != places[first].node and failure.message:
-        message = failure.message if failure.facts.get("rank") else f"{failure.message} (on {places[first].host})"
-        error = PackError(failure.reason, message, **{"rank": first} | failure.facts)
+    if here.local_rank == 0 and here.node != there.node and failure.message:
+        message = failure.message if failure.facts.get("rank") else f"{failure.message} (on {there.host})"
+        error = PackError(failure.reason, message, **{"rank": there.rank} | failure.facts)
     error.exit_code = failure.exit_code
-    raise error
+    return error
+
+
+def agreed(error: Exception) -> Exception:
+    """Note that all ranks stop for an error, and return it."""
+    _agreed[:] = [error]
+    return error
+
+
+def is_agreed(error: Exception) -> bool:
+    return error in _agreed
 
 
 def gather(value: Result) -> list[Result]:
@@ -115,11 +128,15 @@ def gather(value: Result) -> list[Result]:
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def together(waiting: bool = False) -> Iterator[None]:
     """Stop all ranks if one fails in this block.
 
-    Within the block, no rank may wait for another. Raises the error of this rank, or that of the first that failed.
+    Within the block, no rank may wait for another. Raises the error of this rank, or that of the first that failed. If
+    ranks are `waiting` for each other, they cannot meet after an error; train.machine.alarm then ends them.
     """
+    if waiting:
+        yield
+        return
     failed: Exception | None = None
     try:
         yield

@@ -2,16 +2,20 @@
 
     enter("data") … enter("copy") … enter("forward") … ─take─▶ {"data": seconds, "copy": …}
 
-A phase lasts until the next is entered. On a GPU the marks are events in its queue, which cost microseconds: a phase
-is the time until the GPU got through it. They are read once per step, where the loss is read anyway. On a CPU the marks
-are times.
+A phase lasts until the next is entered. On a GPU it is the time until the GPU got through it. The marks are read once
+per step, where the loss is read anyway.
+
+`data` is not `data_wait`, the share of a step in which this rank waits for its own batches, by the clock of the CPU.
+`data` also includes counting the trained tokens of a step and adding them up over all ranks, and with it the wait for a
+rank whose batches are late. On a GPU it begins when the GPU has done all earlier work.
 """
 
 from __future__ import annotations
 
-import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
+
+from train.machine.clock import Clock
 
 if TYPE_CHECKING:
     import torch
@@ -26,20 +30,12 @@ class Phases:
     """Marks of one optimizer step."""
 
     def __init__(self, device: torch.device):
-        self._on_gpu = device.type == "cuda"
-        if self._on_gpu:
-            from torch.cuda import Event
-
-            self._event = Event
+        self._clock = Clock(device)
         self._marks: list[tuple[str, Any]] = []
 
     def enter(self, phase: str) -> None:
         """End the current phase and begin another; "" begins none."""
-        mark: Any = time.perf_counter()
-        if self._on_gpu:
-            mark = self._event(enable_timing=True)
-            mark.record()
-        self._marks.append((phase, mark))
+        self._marks.append((phase, self._clock.now()))
 
     def clear(self) -> None:
         self._marks = []
@@ -47,10 +43,10 @@ class Phases:
     def take(self) -> dict[str, float]:
         """Return the seconds of every phase since the last call; waits for a GPU to get through them."""
         seconds = dict.fromkeys(PHASES, 0.0)
-        if self._on_gpu and self._marks:
-            self._marks[-1][1].synchronize()
+        if self._marks:
+            self._clock.wait_for(self._marks[-1][1])
         for (phase, start), (_, end) in pairwise(self._marks):
             if phase:
-                seconds[phase] += start.elapsed_time(end) / 1000 if self._on_gpu else end - start
+                seconds[phase] += self._clock.seconds(start, end)
         self.clear()
         return seconds

@@ -28,6 +28,7 @@ import torch
 
 from tasks.core.errors import DataError, PackError, PartMissing
 from tasks.core.printable import counted
+from train.machine.alarm import fail_alike
 from train.model import states
 from train.model.adapters.adapter import keep_random
 from train.model.attention import BACKENDS, Collator, batch_of, missing_backends, precision_of, use_attention
@@ -214,6 +215,7 @@ def require_isolation(
         except FAILURES as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
+            fail_alike(model, error)
             reason = states.cause(error)
             failure = PartMissing("no_attention", _failure(model, attention, error))
             continue
@@ -316,8 +318,10 @@ def _try(model: Any, dataset: Any, count: int, backend: str, seed: int, passes: 
     try:
         return try_backend(model, dataset, count, backend, seed=seed, passes=passes)
     except PackError as error:
+        fail_alike(model, error)
         return Trial(backend, 0.0, str(error))
-    except torch.OutOfMemoryError:
+    except torch.OutOfMemoryError as error:
+        fail_alike(model, error)
         return Trial(backend, 0.0, "ran out of memory")
 
 

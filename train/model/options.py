@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from tasks.core.printable import counted
+from train.machine.alarm import fail_alike
 from train.machine.ranks import largest
 from train.model.adapters.adapter import keep_random
 from train.model.attention import autocast
@@ -106,6 +107,7 @@ def _try(
             off = max(abs(b - a) / abs(a) for a, b in zip(plain, other, strict=True))
             reason = "" if off <= SAME[dtype] else f"loss or gradient differs by {off:.1e} (relative)"
         except Exception as error:  # a missing compiler or an untraceable model: each has its own class
+            fail_alike(model, error)
             lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
             reason = f"{type(error).__name__}: {lines[0][:160]}"
     model.zero_grad()
@@ -123,9 +125,9 @@ def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.d
 
     Clears the gradient afterwards. Dropout is off, because compiled code draws other random numbers.
     """
-    dropouts = [(module, module.p) for module in model.modules() if isinstance(module, torch.nn.Dropout)]
-    for module, _ in dropouts:
-        module.p = 0.0
+    dropouts = list(_dropouts(model))
+    for module, name, _ in dropouts:
+        setattr(module, name, 0.0)
     # As in training, the loss is scaled in fp16, where small gradients would vanish; less, if large ones overflow.
     scale = 2.0**16 if dtype == torch.float16 else 1.0
     try:
@@ -141,8 +143,17 @@ def loss_and_gradient(model: Any, batch: dict[str, torch.Tensor], dtype: torch.d
             scale /= 16
     finally:
         model.zero_grad()
-        for module, p in dropouts:
-            module.p = p
+        for module, name, p in dropouts:
+            setattr(module, name, p)
+
+
+def _dropouts(model: Any) -> Iterator[tuple[Any, str, float]]:
+    """Yield each rate of dropout of a model: the module that has it, its name there, and the rate."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            yield module, "p", module.p
+        # Some models, such as OPT and BioGPT, call the function with a number of theirs.
+        yield from ((module, name, p) for name, p in vars(module).items() if "drop" in name and isinstance(p, float))
 
 
 @contextmanager
@@ -195,7 +206,8 @@ def _seconds(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> 
                 if model.device.type == "cuda":
                     torch.cuda.synchronize(model.device)
                 times.append(time.perf_counter() - start)
-    except RuntimeError:
+    except RuntimeError as error:
+        fail_alike(model, error)
         return math.inf
     finally:
         model.zero_grad()

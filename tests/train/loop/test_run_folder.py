@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 from tasks.core.errors import Busy, DataError, UsageError
 from train.config import WITHOUT_EFFECT, TrainingConfig
 from train.data.corpus import Corpus
+from train.loop import run_folder
 from train.loop.run_folder import Choices, RunFolder
+from train.model.digests import folder_digest
 
 CORPUS = Corpus(
     folder=Path("x"), format_version="3.0", key="a" * 64, sequence_length=64, manifest=None, splits={}, isolated=True,
@@ -43,6 +45,20 @@ def test_every_setting_that_changes_the_adapter_changes_the_folder(tmp_path: Pat
     assert len(set(folders)) == len(configs)
     assert RunFolder(tmp_path, TrainingConfig(), replace(CORPUS, key="b" * 64)).path not in folders
     assert RunFolder(tmp_path, TrainingConfig(), CORPUS).path == folders[0]
+
+
+def test_the_base_model_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named, built = tmp_path / "named", tmp_path / "built"
+    for folder in (named, built):
+        folder.mkdir()
+        (folder / "config.json").write_text(folder.name)
+    read: list[Path] = []
+    monkeypatch.setattr(run_folder, "folder_digest", lambda folder: read.append(folder) or folder_digest(folder))
+    run = RunFolder(tmp_path, TrainingConfig(base_model=str(named)), CORPUS)
+    digests = [run.base_digest(folder) for folder in (named, built) * 2]
+    assert digests == [folder_digest(named), folder_digest(built)] * 2
+    assert run.identity["base_model"] == digests[0]
+    assert read == [named, built]
 
 
 def an_adapter(folder: Path) -> Path:

@@ -14,7 +14,7 @@ from transformers import TrainingArguments, default_data_collator
 
 from train.config import TrainingConfig
 from train.loop.trainer import PackedTrainer, arguments, one_gpu
-from train.measures import phases
+from train.machine import clock
 from train.measures.phases import PHASES, Phases
 
 
@@ -22,7 +22,7 @@ from train.measures.phases import PHASES, Phases
 def test_phases_add_up_to_the_time_between_the_first_and_the_last_mark(entered: list[str]) -> None:
     ticks = count()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(phases.time, "perf_counter", lambda: float(next(ticks)))
+        patch.setattr(clock.time, "perf_counter", lambda: float(next(ticks)))
         measured = Phases(torch.device("cpu"))
         for phase in entered:
             measured.enter(phase)

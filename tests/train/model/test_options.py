@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 import torch
+from support.training.architectures import ARCHITECTURES, build
 from support.training.loaded_model import adapter, batch_of, load, save_base
 from support.training.tiny_training import gradients, largest_difference, tiny_model
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 
+from train.config import TrainingConfig
 from train.machine.devices import compiler
 from train.model import options
+from train.model.adapters.adapter import add_adapter
 from train.model.attention import autocast
 from train.model.options import (
     SAME,
@@ -68,6 +71,19 @@ def test_a_fused_loss_is_not_rounded_to_16_bits(tmp_path: Path, dtype: torch.dty
     fuse_loss(model)
     fused, _ = loss_and_gradient(model, batch, dtype)
     assert fused == pytest.approx(plain, rel=5e-4)
+
+
+def test_a_model_that_calls_dropout_itself_can_be_compared() -> None:
+    """OPT keeps its rates as numbers: passes that drop would differ by chance, and every option would be refused."""
+    torch.manual_seed(0)
+    model = add_adapter(build("opt", **ARCHITECTURES["opt"][0]), TrainingConfig(lora_dropout=0.0)).train()
+    model.config.use_cache = False
+    layer = model.get_decoder().layers[0]
+    assert layer.dropout > 0
+    batch = batch_of(0, 1)
+    del batch["position_ids"]
+    assert try_fused_loss(model, batch, torch.float32, 42).used
+    assert layer.dropout > 0
 
 
 def test_a_pass_without_labels_still_has_logits(base: Path) -> None:

@@ -18,7 +18,7 @@ from support.training.tiny_training import (
     gradients,
     largest_difference,
 )
-from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
+from transformers import FalconConfig, FalconForCausalLM, GPTNeoXConfig, GPTNeoXForCausalLM
 
 from tasks.core.errors import DataError, PackError, PartMissing
 from train.config import TrainingConfig
@@ -37,6 +37,13 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapted(model: Any) -> set[str]:
     """Return the last names of the layers that have an adapter."""
     return {name.split(".")[-4] for name, weights in model.named_parameters() if weights.requires_grad}
+
+
+def test_layers_of_a_class_of_its_own_are_named_if_they_cannot_be_quantized(tmp_path: Path) -> None:
+    config = FalconConfig(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    FalconForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(PartMissing, match=r"falcon model are of the class FalconLinear.*set quantization: none"):
+        load(tmp_path)
 
 
 # -- base and adapter --------------------------------------------------------------------------------------------------
