@@ -30,7 +30,7 @@ from tasks.config import Config
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
 from tasks.sources.model import Part, SourceFile
-from tasks.storage.files import digest_of, to_json, write_bytes
+from tasks.storage.files import digest_of, write_receipt
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.tokenization.token_batch import NOTICED
@@ -73,7 +73,7 @@ def write_part(recipe: Recipe, part: Part, number: int) -> None:
             writer.write_batch(pa.record_batch(arrays, schema=TOKENS_SCHEMA))
     counts = {"conversations": PART, "records": PART, "accepted": PART, "tokens": total, "rejects": []}
     receipt = counts | dict.fromkeys(NOTICED, 0) | {"xxh3": digest_of(path, "xxh3")}
-    write_bytes(recipe.layout.token_receipt(key), to_json(receipt))
+    write_receipt(recipe.layout.token_receipt(key), receipt)
 
 
 def recipe_of(root: Path, conversations: int, settings: dict[str, Any]) -> Recipe:

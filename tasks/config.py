@@ -142,7 +142,16 @@ class Config(BaseModel):
     )
     part_size: int = Field(4 << 20, ge=1 << 10, description="Bytes of a source file that one step tokenizes.")
     plan_group: int = Field(
-        100_000_000, ge=1, description="Number of conversations that are packed together in one plan."
+        1_000_000,
+        ge=1,
+        description="Larger corpora are planned in groups of about this many conversations, each a mix of all sources; "
+        "512 bytes of the sources count as at most one conversation, and a group has at least one shard.",
+    )
+    plan_chunk: int = Field(
+        1000,
+        ge=1,
+        description="Number of consecutive conversations that stay in one group (`plan_group`). Fewer mix the sources "
+        "better; more are read in longer runs.",
     )
     max_record_bytes: int = Field(16_000_000, ge=1 << 10, description="Reject longer lines.")
 

@@ -25,7 +25,7 @@ from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_
 from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
 from tasks.storage.files import has_artifact
-from tasks.storage.keys import VERSIONS, corpus_key, key_of
+from tasks.storage.keys import ONE_PLAN, VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
 from tasks.storage.splits import split_names
 from tasks.templates.adjust import Adjust
@@ -41,6 +41,12 @@ MOST_SHARDS = 256
 
 
 MOST_SHARDS_OF_EPOCHS = 768  # of all packings together
+
+
+# So many bytes of the sources count as at most one conversation when groups are counted. It is thus known before
+# tokenization that a small corpus is planned as a whole, and its key is that of versions without groups. A group has
+# more than plan_group conversations if they are shorter, but not more bytes.
+BYTES_PER_CONVERSATION = 512
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +190,9 @@ class Recipe:
             del settings["vocab_size"]
         if self.template_source is None:
             del settings["template_date"]
+        if self.most_groups == 1:
+            settings["plan_group"] = ONE_PLAN
+            del settings["plan_chunk"]
         return settings
 
     @staticmethod
@@ -238,6 +247,15 @@ class Recipe:
         train = min(most, max(several, math.ceil(size / SOURCE_BYTES_PER_SHARD)))
         validation = math.ceil(train * config.validation)
         return {name: validation if name == "validation" else train for name in split_names(config.epochs)}
+
+    @cached_property
+    def most_groups(self) -> int:
+        """Return the number of groups that a split is planned in at most; each has at least one shard.
+
+        If it is 1, `plan_group` and `plan_chunk` have no effect.
+        """
+        conversations = int(self._size) // BYTES_PER_CONVERSATION
+        return max(1, min(self.shards["train"], -(-conversations // self.config.plan_group)))
 
     def shard_names(self) -> list[str]:
         """Return the file names of all shards, split by split; the index is the shard's number in the plan."""

@@ -50,7 +50,8 @@ DEFAULTS = {
     "template_date": "2026-01-01",
     "engine": "auto",
     "part_size": 64 * 1024 * 1024,
-    "plan_group": 100_000_000,
+    "plan_group": 1_000_000,
+    "plan_chunk": 1000,
     "max_record_bytes": 16_000_000,
 }
 
@@ -116,6 +117,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "engine": "gigatoken",
         "part_size": 1024,
         "plan_group": 1,
+        "plan_chunk": 1,
         "max_record_bytes": 1024,
     }
     assert set(values) == set(Config.model_fields)

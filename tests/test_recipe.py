@@ -28,7 +28,7 @@ from tasks.recipe import Recipe, resolve
 from tasks.sources.model import Source
 from tasks.sources.parts import find_parts
 from tasks.stages import Plan, run_all
-from tasks.storage.keys import VERSIONS, corpus_key, key_of
+from tasks.storage.keys import ONE_PLAN, VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import TOKENS_SCHEMA
 from tasks.templates import built_in
@@ -93,7 +93,6 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "eos_token": ("</s>", True),
     "pad_token": ("<pad>", True),
     "content_tokens": (["-*"], True),
-    "plan_group": (10, False),
     "max_record_bytes": (1 << 20, True),
 }
 
@@ -105,8 +104,15 @@ SOMETIMES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+# Of no effect in BASE, which is too small to be planned in groups.
+OF_GROUPS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "plan_group": (5, {}),
+    "plan_chunk": (7, {"plan_group": 5}),
+}
+
+
 def test_every_setting_is_decided_on() -> None:
-    assert {*CHANGES, *SOMETIMES} == set(Config.model_fields) - NOT_IN_KEY - {"name"}
+    assert {*CHANGES, *SOMETIMES, *OF_GROUPS} == set(Config.model_fields) - NOT_IN_KEY - {"name"}
 
 
 @pytest.mark.parametrize("field", SOMETIMES)
@@ -118,6 +124,38 @@ def test_a_setting_changes_the_corpus_key_only_where_it_has_an_effect(field: str
     assert before.corpus_key != after.corpus_key
     assert not set(token_keys(before)) & set(token_keys(after))
     assert after.settings()[field] == value
+
+
+@pytest.mark.parametrize("field", OF_GROUPS)
+def test_how_groups_are_cut_changes_the_key_of_a_corpus_that_may_have_several(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value, where = OF_GROUPS[field]
+    before, after = recipe(tmp_path, **where), recipe(tmp_path, **where, **{field: value})
+    assert (before.corpus_key, before.settings()) == (after.corpus_key, after.settings())
+    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 1000)
+    before, after = recipe(tmp_path, **where), recipe(tmp_path, **where, **{field: value})
+    assert before.corpus_key != after.corpus_key
+    assert after.settings()[field] == value
+    assert token_keys(before) == token_keys(after)
+
+
+@pytest.mark.parametrize(
+    ("bytes_", "plan_group", "expected"),
+    [
+        (512 * 1_000_000, 1_000_000, 1),
+        (512 * 1_000_000 + 512, 1_000_000, 2),
+        (512 * 1_000_000 + 512, ONE_PLAN, 1),
+        (8 << 20, 1, 1),
+        ((8 << 20) + 1, 1, 2),
+        (1 << 40, 1_000_000, 256),
+    ],
+)
+def test_groups_are_limited_by_the_bytes_of_the_sources_and_by_shards(
+    bytes_: int, plan_group: int, expected: int, tmp_path: Path
+) -> None:
+    made = recipe(tmp_path, plan_group=plan_group)
+    assert replace(made, files=(replace(made.files[0], bytes=bytes_),)).most_groups == expected
 
 
 def test_a_plan_belongs_to_its_parts_and_names(tmp_path: Path) -> None:

@@ -378,6 +378,10 @@ _ALL = [
     Code("E649", "other_adapter", USAGE, "A setting contradicts the adapter to start from.",
          "rank, alpha, variant, and targets are those of the adapter", "leave the setting out"),
 
+    Code("E675", "too_many_conversations", DATA, "A corpus has more conversations than can be planned.",
+         "one number has 32 bits, or a setting needs the contents of all conversations in memory",
+         "divide the sources into several corpora, or remove the setting"),
+
     Code("E701", "cannot_read", STORAGE, "A file cannot be read.",
          "permissions, or a failing disk", "fix these, then run again"),
     Code("E702", "cannot_write", STORAGE, "A file cannot be written.",

@@ -1,6 +1,7 @@
 """Shuffle by a seeded hash, which no release of numpy can change.
 
     0..n-1, seed, stream ─shuffle─▶ a permutation        contents, seed ─order_of_contents─▶ an order of the contents
+                         ─draws─▶ a number for each
 
 The hash is splitmix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). It is a bijection:
 different numbers have different hashes.
@@ -12,6 +13,8 @@ import numpy as np
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 CONTENTS = 1 << 20  # the stream for orders by content; the streams of splits and epochs are small numbers
+CHUNKS = 1 << 21  # the first stream for dealing chunks to groups; one for each split
+GROUP = 1 << 32  # the distance of the streams of one group from those of the next
 
 
 def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
@@ -20,14 +23,18 @@ def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
     Each `stream` of a seed has a permutation of its own. Element i is the rank of i by its hash. Memory: 20 bytes per
     number, 4 of them for the result.
     """
-    z = np.arange(1, count + 1, dtype=np.uint64)
-    z *= GOLDEN
-    _mix(z, seed, stream)
-    order = np.argsort(z, kind="stable")
-    del z
+    order = np.argsort(draws(count, seed, stream), kind="stable")
     place_of = np.empty(count, np.int32)
     place_of[order] = np.arange(count, dtype=np.int32)
     return place_of
+
+
+def draws(count: int, seed: int, stream: int) -> np.ndarray:
+    """Return a seeded pseudo-random number for each of 0..count-1, uint64; all are different."""
+    z = np.arange(1, count + 1, dtype=np.uint64)
+    z *= GOLDEN
+    _mix(z, seed, stream)
+    return z
 
 
 def order_of_contents(digests: np.ndarray, seed: int) -> np.ndarray:

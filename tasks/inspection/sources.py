@@ -19,6 +19,7 @@ from tasks.readers.containers import container_named
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.source_files import identify_file
+from tasks.storage.keys import ONE_PLAN
 from tasks.storage.manifest import load_manifest
 
 SAMPLED = 100  # records at the start of a source from which its figures are computed
@@ -199,6 +200,9 @@ def corpora_of(config: Config, manifests: Path) -> list[Path]:
             made = load_manifest(path).config
         except PackError:
             continue
-        if made["name"] == config.name and all(settings.get(name) == value for name, value in made.items()):
+        # A plan_group without effect is recorded as ONE_PLAN.
+        if made["name"] == config.name and all(
+            settings.get(name) == value or (name, value) == ("plan_group", ONE_PLAN) for name, value in made.items()
+        ):
             found.append(path)
     return found

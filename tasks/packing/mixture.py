@@ -18,13 +18,11 @@ import numpy as np
 from tasks.config import Config
 from tasks.core.errors import DataError, UsageError
 from tasks.core.seeded_order import order_of_contents
-from tasks.packing.pieces import Pieces
+from tasks.packing.pieces import MOST_COMPARED, MOST_PIECES, Pieces, check_count
 from tasks.packing.placement import hold_out_at_least_one
 from tasks.recipe import Recipe
 from tasks.storage.schemas import drop_code
 from tasks.storage.token_files import TokenColumns
-
-MOST_PIECES = (1 << 31) - 1
 
 
 def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
@@ -38,6 +36,8 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
     config, accepted = recipe.config, pieces.accepted
     if not is_mixed(config):
         return pieces
+    what = "weighting: token_share orders" if config.weighting == "token_share" else "weights and limits order"
+    check_count(len(accepted.length), f"{config.name}: {what}", MOST_COMPARED)
     orders = _orders(pieces, tokens, recipe)
     # A limit may have left all conversations in one split.
     hold_out_at_least_one(accepted.held_out, accepted.reason == 0, lambda: tokens.column("digest"), config.validation)

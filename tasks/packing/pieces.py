@@ -29,6 +29,10 @@ from tasks.storage.token_files import TokenColumns
 
 CHUNK = 1 << 18  # conversations or pieces processed at a time
 
+MOST_PIECES = (1 << 31) - 1  # conversations and pieces have numbers of 32 bits
+# The contents of so many conversations are compared or ordered at once, for 20 bytes each besides the plan's.
+MOST_COMPARED = 500_000_000
+
 
 @dataclass(slots=True)
 class Accepted:
@@ -175,6 +179,20 @@ class Pieces:
         return found
 
 
+def check_count(count: int, what: str, most: int | None = None) -> None:
+    """Raise DataError if there are more conversations than `what` can have, the start of the message.
+
+    `most` is the limit of a setting; without it, the limit is that of any plan.
+    """
+    limit = MOST_PIECES if most is None else most
+    if count > limit:
+        raise DataError(
+            "too_many_conversations",
+            f"{what} at most {limit:,} conversations, but there are {count:,}; divide the sources into several "
+            f"corpora{'' if most is None else ', or remove the setting'}",
+        )
+
+
 def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pieces:
     """Apply the overlong policy and return the pieces of the remaining conversations.
 
@@ -210,6 +228,9 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
         # Only a conversation of which no sample has a trained token is a reject.
         others = accepted.samples.of_each(accepted.samples.most(accepted.reason != REJECTED))
         accepted.reason[others & (accepted.reason == REJECTED)] = drop_code("no_trained_tokens")
+    check_count(
+        len(accepted.length) + len(owners), f"{config.name}: with overlong: {config.overlong}, a plan can number"
+    )
     cut_of = np.array(owners, np.int32)
     of = whole = indexes_where((accepted.reason == 0) & ~is_long)
     if len(cut_of):

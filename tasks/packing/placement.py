@@ -1,6 +1,6 @@
-"""Assign each piece a row and a start, separately for each split.
+"""Assign each piece a row and a start, separately for each group of each split (groups.py).
 
-    pieces ─pack─▶ rows ─shuffle─▶ (row, start)
+    pieces of a group ─pack─▶ rows ─shuffle─▶ (row, start) ─▶ the shards of the group
 
     all pieces ─place─▶ train, validation        pieces of the training split ─repack─▶ train_epoch_2, …
 
@@ -20,8 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.config import Config
-from tasks.core.seeded_order import shuffle
+from tasks.core.seeded_order import GROUP, shuffle
 from tasks.packing import bin_packing
+from tasks.packing.groups import ONE_GROUP, Groups, shards_of
 from tasks.packing.row_companions import Companions
 from tasks.storage.splits import SPLITS
 
@@ -45,20 +46,22 @@ class Placed:
         return np.searchsorted(self.edges[1:], self.row[chosen], side="right")
 
 
-def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dict[str, int]) -> Placed:
-    """Pack each split and distribute its rows, in seeded order, over its shards.
+def place(
+    lengths: np.ndarray, held_out: np.ndarray, groups: dict[str, Groups], config: Config, shards: dict[str, int]
+) -> Placed:
+    """Pack each group of each split and distribute its rows, in seeded order, over its shards.
 
     `lengths` are int32[pieces].
     """
     if not held_out.any():
-        train = _place_one("train", lengths, config, shards["train"])
-        nothing = _place_one("validation", lengths[:0], config, shards["validation"])
+        train = _place_split("train", lengths, groups["train"], config, shards["train"])
+        nothing = _place_split("validation", lengths[:0], ONE_GROUP, config, shards["validation"])
         return _joined([train, nothing], train.row, train.start)
     row, start = np.empty(len(lengths), np.int32), np.empty(len(lengths), np.int32)
     placed: list[Placed] = []
     for number, split in enumerate(SPLITS):
         chosen = held_out == bool(number)
-        own = _place_one(split, lengths[chosen], config, shards[split])
+        own = _place_split(split, lengths[chosen], groups[split], config, shards[split])
         own.row += placed[0].rows if placed else 0
         row[chosen], start[chosen] = own.row, own.start
         placed.append(own)
@@ -66,12 +69,26 @@ def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dic
 
 
 def repack(
-    lengths: np.ndarray, of: np.ndarray, companions: Companions, config: Config, epoch: int, split: str, shards: int
+    lengths: np.ndarray,
+    of: np.ndarray,
+    groups: Groups,
+    companions: list[Companions],
+    config: Config,
+    epoch: int,
+    split: str,
+    shards: int,
 ) -> Placed:
-    """Pack the pieces of the training split (Pieces.of) again, for epoch 2 or later."""
-    placed = _place_one(split, lengths, config, shards, epoch)
-    companions.separate(placed.row, placed.start, of, lengths, placed.rows)
-    return placed
+    """Pack the pieces of the training split (Pieces.of) again, for epoch 2 or later. `companions` are by group."""
+    return _place_split(split, lengths, groups, config, shards, epoch, of, companions)
+
+
+def remember(companions: list[Companions], placed: Placed, of: np.ndarray, groups: Groups, shards: int) -> None:
+    """Add the rows of one more packing of the training split to the companions of each group."""
+    for group, own in enumerate(companions):
+        inside, members = shards_of(group, groups.count, shards), groups.members(group)
+        first, last = placed.edges[inside.start], placed.edges[inside.stop]
+        row = placed.row[members]
+        own.remember(row - np.int32(first) if first else row, of[members], int(last - first))
 
 
 def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
@@ -85,56 +102,78 @@ def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
     )
 
 
-def _place_one(split: str, lengths: np.ndarray, config: Config, shards: int, epoch: int = 1) -> Placed:
-    groups = _plan(lengths, config, epoch) if config.packing else []
-    count = sum(group.patterns.rows for group in groups) if config.packing else len(lengths)
-    # Shuffle before allocating columns over the pieces, since it temporarily takes 20 bytes per row.
+def _place_split(
+    split: str,
+    lengths: np.ndarray,
+    groups: Groups,
+    config: Config,
+    shards: int,
+    epoch: int = 1,
+    of: np.ndarray | None = None,
+    companions: list[Companions] | None = None,
+) -> Placed:
+    row, start = (np.empty(len(lengths) if groups.count > 1 else 0, np.int32) for _ in range(2))
+    edges, counts, rows = [0], np.zeros(config.sequence_length + 1, np.int64), 0
+    for group in range(groups.count):
+        members = groups.members(group)
+        own = lengths[members]
+        packed = pack_group(own, config, split, epoch, group)
+        if companions is not None and of is not None:
+            companions[group].separate(packed.row, packed.start, of[members], own, packed.rows)
+        if groups.count == 1:
+            row, start = packed.row, packed.start
+        else:
+            row[members], start[members] = packed.row + np.int32(rows), packed.start
+        inside = len(shards_of(group, groups.count, shards))
+        edges += (rows + np.arange(1, inside + 1) * packed.rows // max(inside, 1)).tolist()
+        counts += packed.counts
+        rows += packed.rows
+    return Placed(row, start, np.array(edges, np.int64), {split: rows}, [_bound(rows, counts, config)])
+
+
+class PackedGroup(NamedTuple):
+    """The rows of one group, numbered from 0."""
+
+    row: np.ndarray  # int32[pieces]
+    start: np.ndarray  # int32[pieces]
+    rows: int
+    counts: np.ndarray  # int64[sequence_length + 1], pieces of each length; zeros without packing
+
+
+def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, group: int) -> PackedGroup:
+    """Pack pieces by themselves, and shuffle their rows.
+
+    `lengths` are int32[pieces]. The result follows from the arguments: the settings sequence_length, packing, and seed;
+    the split, the epoch, and the number of the group within the split.
+    """
+    capacity = config.sequence_length
     # Streams: 0 is train, 1 is validation, 2 and above are epochs.
-    place_of = shuffle(count, config.seed, 1 if split == "validation" else epoch if epoch > 1 else 0)
-    row, start, bound = _fill(lengths, groups, config)
+    stream = (1 if split == "validation" else epoch if epoch > 1 else 0) + group * GROUP
+    if not config.packing:
+        row = shuffle(len(lengths), config.seed, stream)
+        return PackedGroup(row, np.zeros(len(lengths), np.int32), len(lengths), np.zeros(capacity + 1, np.int64))
+    counts, order = bin_packing.histogram(lengths, capacity), None
+    patterns = bin_packing.pack(counts, capacity)
+    if epoch > 1:
+        order = shuffle(len(lengths), config.seed, (epoch << 10) + group * GROUP)
+        patterns = _other_patterns(lengths, order, patterns, capacity)
+    # Shuffle before allocating columns over the pieces, since it temporarily takes 20 bytes per row.
+    place_of = shuffle(patterns.rows, config.seed, stream)
+    row, start = bin_packing.assign(lengths, patterns, order)
     for top in range(0, len(row), bin_packing.CHUNK):
         chunk = slice(top, top + bin_packing.CHUNK)
         row[chunk] = place_of[row[chunk]]
-    edges = np.arange(shards + 1, dtype=np.int64) * count // max(shards, 1)
-    return Placed(row, start, edges, {split: count}, [bound])
+    return PackedGroup(row, start, patterns.rows, counts)
 
 
-class _Group(NamedTuple):
-    """Pieces that are packed together."""
+def _bound(rows: int, counts: np.ndarray, config: Config) -> tuple[int, str]:
+    """Return the lower bound of a split with its name.
 
-    inside: slice
-    patterns: bin_packing.Patterns
-    order: np.ndarray | None  # int32, order in which pieces of equal length take their places
-
-
-def _plan(lengths: np.ndarray, config: Config, epoch: int) -> list[_Group]:
-    capacity, groups = config.sequence_length, []
-    for first in range(0, len(lengths), config.plan_group):
-        inside = slice(first, first + config.plan_group)
-        patterns, order = bin_packing.pack(bin_packing.histogram(lengths[inside], capacity), capacity), None
-        if epoch > 1:
-            order = shuffle(len(lengths[inside]), config.seed, epoch << 10)
-            patterns = _other_patterns(lengths[inside], order, patterns, capacity)
-        groups.append(_Group(inside, patterns, order))
-    return groups
-
-
-def _fill(lengths: np.ndarray, groups: list[_Group], config: Config) -> tuple[np.ndarray, np.ndarray, tuple[int, str]]:
-    """Return row and start of each piece, and the lower bound with its name."""
-    capacity = config.sequence_length
+    It is that of all pieces together. The bounds of groups may add up to more than one plan needs.
+    """
     if not config.packing:
-        rows = np.arange(len(lengths), dtype=np.int32)
-        return rows, np.zeros(len(lengths), np.int32), (len(lengths), "one conversation a row")
-    if not groups:
-        return np.empty(0, np.int32), np.empty(0, np.int32), (0, "")
-    found, count = [], 0
-    for group in groups:
-        row, start = bin_packing.assign(lengths[group.inside], group.patterns, group.order)
-        row += count
-        found.append((row, start))
-        count += group.patterns.rows
-    rows, starts = found[0] if len(found) == 1 else map(np.concatenate, zip(*found, strict=True))
-    return rows, starts, bin_packing.lower_bound(bin_packing.histogram(lengths, capacity), capacity)
+        return rows, "one conversation a row"
+    return bin_packing.lower_bound(counts, config.sequence_length) if rows else (0, "")
 
 
 def _other_patterns(

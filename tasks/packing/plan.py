@@ -11,7 +11,8 @@ Packing decisions depend on lengths only. All files are written to one folder, t
     plan.json       ledger, sources, packing figures: the receipt
 
 Memory: a constant plus 20 bytes per conversation, regardless of the number of token files and shards; up to 45 if
-conversations are held out, weighted, deduplicated, or repacked for further epochs (bench/planning.py).
+conversations are held out, weighted, deduplicated, or repacked for further epochs; 2 more if there are several groups
+(bench/planning.py).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import pyarrow as pa
 from tasks.core.errors import DataError, StorageError
 from tasks.packing import bin_packing
 from tasks.packing.filters import filter_conversations
+from tasks.packing.groups import group_pieces
 from tasks.packing.index_writer import index_writer
 from tasks.packing.ledger import (
     Losses,
@@ -42,8 +44,8 @@ from tasks.packing.ledger import (
     unused_keys,
 )
 from tasks.packing.mixture import mix
-from tasks.packing.pieces import CHUNK, Accepted, Pieces, cut_overlong
-from tasks.packing.placement import Placed, hold_out_at_least_one, place, repack
+from tasks.packing.pieces import CHUNK, Accepted, Pieces, check_count, cut_overlong
+from tasks.packing.placement import Placed, hold_out_at_least_one, place, remember, repack
 from tasks.packing.rejects import Rejected, check_rejects, first_of_each, write_rejects
 from tasks.packing.row_companions import Companions
 from tasks.recipe import Recipe
@@ -129,6 +131,7 @@ def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False)
     DataError if a conversation is too long and `overlong` is error.
     """
     config = recipe.config
+    check_count(tokens.edges[-1], f"{config.name}: a plan can number")
     accepted = read_columns(tokens, config.validation)
     filter_conversations(accepted, tokens, config)
     pieces = cut_overlong(accepted, tokens, recipe)
@@ -214,29 +217,32 @@ def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Re
     Returns the rows and lower bounds of each packing, whose columns over the pieces are empty, and the checksum of each
     shard's placements.
     """
-    config, done, companions = recipe.config, [], Companions()
+    config, done = recipe.config, []
     checksums: list[str] = []
     with (
         atomic_file(folder / "plan.arrow") as out,
         pa.ipc.new_file(pa.PythonFile(out, "w"), PLAN_SCHEMA) as plan,
         index_writer(folder / "index.arrow", tokens, recipe, pieces.accepted.samples.several) as index,
     ):
+        held_out = pieces.held_out()
+        groups = group_pieces(pieces, held_out, config, recipe.shards, recipe.most_groups)
+        companions = [Companions() for _ in range(groups["train"].count)]
         for epoch in range(1, config.epochs + 1):
             split = "train" if epoch == 1 else f"{TRAIN_EPOCH_PREFIX}{epoch}"
             if epoch == 1:
-                placed = place(pieces.lengths(), pieces.held_out(), config, recipe.shards)
+                placed = place(pieces.lengths(), held_out, groups, config, recipe.shards)
             else:
-                shards = recipe.shards[split]
-                placed = repack(pieces.lengths(), pieces.of, companions, config, epoch, split, shards)
+                placed = repack(
+                    pieces.lengths(), pieces.of, groups["train"], companions, config, epoch, split, recipe.shards[split]
+                )
             checksums += _write_plan(plan, pieces, placed)
             index.write(pieces, placed, with_dropped=epoch == 1)
             if config.epochs > 1:
-                rows = placed.rows_of_splits[split]
                 if epoch == 1:
-                    in_train = ~pieces.held_out()
+                    in_train = ~held_out
                     pieces = replace(pieces, of=pieces.of[in_train])
                     placed = replace(placed, row=placed.row[in_train])
-                companions.remember(placed.row, pieces.of, rows)
+                remember(companions, placed, pieces.of, groups["train"], recipe.shards[split])
             # The columns over the pieces are not needed any more.
             done.append(replace(placed, row=placed.row[:0], start=placed.start[:0]))
             del placed

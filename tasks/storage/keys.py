@@ -34,6 +34,11 @@ FORMAT_VERSION = {True: "3.0", False: "2.0"}  # by config.packing
 KEYED_BY_CONTENT = ("name", "sources", "tokenizer", "template")
 
 
+# The value of plan_group in the settings of a corpus that is too small to be planned in groups, whatever the config
+# has: it has no effect there. Earlier versions, which had no plan_chunk, had this default, so that the keys are theirs.
+ONE_PLAN = 100_000_000
+
+
 # Settings that were renamed, with the name that they keep in the key, so that the key of a corpus stays the same.
 KEY_NAMES = {"license": "licence"}
 

@@ -23,6 +23,7 @@ from support.damage.kinds import flip
 from support.profiles import examples
 from support.small_corpus import EOS, PAD, Tokens, ids_of, token_file, tokens_of, write_receipt
 
+from tasks import recipe as recipe_module
 from tasks.config import Config
 from tasks.core.errors import DataError, StorageError
 from tasks.corpus.shards import write_shard
@@ -70,8 +71,14 @@ def hash_of(*numbers: int) -> int:
 
 @contextmanager
 def recipe_of(sources: Sequence[Sequence[PartInput]], /, **values: Any) -> Iterator[Recipe]:
-    """Return a recipe whose token files are where the plan expects them. A source is a list of parts."""
-    with tempfile.TemporaryDirectory() as name:
+    """Return a recipe whose token files are where the plan expects them. A source is a list of parts.
+
+    With a small plan_group, the corpus has several shards and groups.
+    """
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        if values.get("plan_group", 1000) < 1000:
+            patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 3)
+            patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 1)
         root = Path(name)
         (root / "any.model").write_bytes(b"never opened here")
         config = Config(**{"sources": [Source(path="x")], "tokenizer": "any.model"} | values)
@@ -126,7 +133,8 @@ def cases(draw: st.DrawFn) -> tuple[list[list[PartInput]], dict[str, Any]]:
         "min_turns": draw(st.sampled_from([None, None, 2])),
         "max_turns": draw(st.sampled_from([None, None, 3])),
         "epochs": draw(st.sampled_from([1, 1, 3])),
-        "plan_group": draw(st.sampled_from([2, 1000])),
+        "plan_group": draw(st.sampled_from([2, 5, 1000])),
+        "plan_chunk": draw(st.sampled_from([1, 2, 1000])),
         "max_rejects": 1.0,
         "seed": draw(st.integers(0, 5)),
     }
@@ -469,13 +477,15 @@ def test_a_receipt_that_lies_fails_the_plan() -> None:
 # -- same bytes ------------------------------------------------------------------------------------------------------
 
 
-def test_parts_do_not_matter() -> None:
+@pytest.mark.parametrize("groups", [{}, {"plan_group": 3, "plan_chunk": 2}])
+def test_parts_do_not_matter(groups: dict[str, int]) -> None:
     """The same conversations in one part and in three: index, rejects and rows are the same bytes."""
     lines: list[Tokens] = [([~5, *range(6, 7 + i % 5)], False) for i in range(9)]
     found = []
     for edges in ([0, 9], [0, 2, 3, 9]):
         parts = [PartInput(dict(enumerate(lines[a:b])), {}, b - a) for a, b in pairwise(edges)]
-        with recipe_of([parts], sequence_length=8, validation=0.3) as recipe:
+        with recipe_of([parts], sequence_length=8, validation=0.3, **groups) as recipe:
+            assert (recipe.most_groups > 1) == bool(groups)
             make_plan(recipe, recipe.plan_folder)
             names = ("index.arrow", "rejects.jsonl", "plan.json")
             rows = orjson.dumps(list(write_shards(recipe).values()))

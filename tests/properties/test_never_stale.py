@@ -82,7 +82,8 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "roles": ({"system": ["user"]}, {}),
     "vocab_size": (330, TRAINED),
     "template_date": ("2026-01-02", {}),
-    "plan_group": (10, {}),
+    "plan_group": (5, {}),
+    "plan_chunk": (7, {"plan_group": 5}),
     "max_record_bytes": (2048, {}),
 }
 
@@ -118,8 +119,12 @@ def test_every_field_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("field", OTHER)
-def test_a_field_that_can_change_the_output_changes_the_key(field: str, tmp_path: Path) -> None:
+def test_a_field_that_can_change_the_output_changes_the_key(
+    field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     other, where = OTHER[field]
+    if field.startswith("plan_"):  # of effect only in a corpus that has several shards
+        monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 2000)
     before, after = resolved(tmp_path, **where), resolved(tmp_path, **where | {field: other})
     assert before.config.model_dump()[field] != after.config.model_dump()[field]
     assert before.corpus_key != after.corpus_key
