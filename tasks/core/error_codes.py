@@ -378,6 +378,18 @@ _ALL = [
     Code("E649", "other_adapter", USAGE, "A setting contradicts the adapter to start from.",
          "rank, alpha, variant, and targets are those of the adapter", "leave the setting out"),
 
+    Code("E680", "cannot_stream", USAGE, "The rows of this corpus cannot be streamed.",
+         "it has no manifest with digests, or it is not packed", "load: auto, or pack it with PackCorpus"),
+    Code("E681", "cannot_divide", USAGE, "Streamed rows cannot be divided like this.",
+         "the number of ranks does not divide the rows of a step, or the loader has workers",
+         "follow the message"),
+    Code("E682", "cache_too_small", USAGE, "The shards that are streamed at a time do not fit into the cache.",
+         "cache_bytes is too small", "raise cache_bytes, or stream without a cache"),
+    Code("E683", "bad_cache", STORAGE, "The cache of shards damages them.",
+         "a failing disk, or another program writes there", "check the disk, or set another `cache`"),
+    Code("E684", "foreign_state", DATA, "A state of streamed rows belongs to other rows.",
+         "the corpus, the seed, or the rows of a step have changed", "start from the beginning"),
+
     Code("E701", "cannot_read", STORAGE, "A file cannot be read.",
          "permissions, or a failing disk", "fix these, then run again"),
     Code("E702", "cannot_write", STORAGE, "A file cannot be written.",
