@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 import threading
 import time
@@ -18,13 +19,13 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from tasks import recipe
-from tasks.core.errors import DataError, InputMissing, PackError, StorageError, UsageError
+from tasks.core.errors import Busy, DataError, InputMissing, PackError, StorageError, UsageError
 from tasks.corpus import shards
 from train.data import stream as module
 from train.data.corpus import Corpus, open_corpus
 from train.data.dataset import PackedDataset
 from train.data.dealt_rows import DealtRows, empty_row
-from train.data.shard_files import ShardCache, copy_from
+from train.data.shard_files import LOCK, ShardCache, copy_from
 from train.data.stream import StreamedRows
 
 Copy = Callable[[str, Path], None]
@@ -300,6 +301,15 @@ def test_a_cache_that_cannot_be_written_is_reported(corpus: Corpus, tmp_path: Pa
     message = rejected(rows, StorageError)
     assert "No space left on device; free space there, or set another `cache`" in message
     assert not shards_in(tmp_path / "cache")
+
+
+def test_a_cache_that_another_run_uses_is_refused(corpus: Corpus, tmp_path: Path) -> None:
+    folder = tmp_path / f"{corpus.key[:12]}-0"
+    folder.mkdir()
+    with (folder / LOCK).open("wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(Busy, match="another run is using this cache"):
+            StreamedRows(corpus, 2, cache=tmp_path)
 
 
 def test_processes_of_a_machine_share_the_cache(

@@ -99,13 +99,16 @@ def test_each_stream_reads_a_bounded_number_of_shards_at_a_time(
         assert [window.start for window in stream] == starts[:-1].tolist()
 
 
-@given(SIZES, SEEDS)
-def test_two_streams_read_the_shard_between_them_at_the_same_time(sizes: list[int], seed: int) -> None:
-    streams = order(0, sizes, seed, 4)
+@settings(max_examples=10)
+@given(SEEDS)
+def test_two_streams_read_the_shard_between_them_at_the_same_time(seed: int) -> None:
+    streams = order(0, [30 + shard % 7 for shard in range(300)], seed, 64)
+    shared = 0
     for left, right in pairwise(streams):
-        if left and right and (shared := {s for w in left for s in w.shards} & {s for w in right for s in w.shards}):
-            ends = (left[0], right[0]), (left[-1], right[-1])
-            assert any(shared & one.shards & other.shards for one, other in ends)
+        both = {s for window in left for s in window.shards} & {s for window in right for s in window.shards}
+        assert both in (set(), left[0].shards & right[0].shards, left[-1].shards & right[-1].shards)
+        shared += len(both)
+    assert shared > 30
 
 
 @settings(max_examples=20)
