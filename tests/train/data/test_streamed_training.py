@@ -118,6 +118,23 @@ def test_a_resumed_run_takes_the_rows_that_are_left(
     assert resumed["seen"] == whole["seen"][done:]
 
 
+def test_a_model_whose_loss_is_a_mean_gets_no_batch_without_trained_tokens(manifest: Path, tmp_path: Path) -> None:
+    """Its loss would be NaN; the row that is repeated is the first of the corpus."""
+    config = TrainingConfig(load="stream", report_to="none")
+    feed = open_feed(open_corpus(manifest), config)
+    fillers = []
+    for accepts in (True, False):
+        model = tiny_model()
+        model.get_base_model().accepts_loss_kwargs = accepts
+        given = arguments(config, str(tmp_path), 7, 1, "cpu", "fp32")
+        dealt = feed.trainer(model, given, feed.collator("sdpa")).train_dataset
+        fillers.append(dealt[len(dealt) - 1])
+        dealt.close()
+    assert feed.rows % 7, "the last batch has a filler"
+    assert (fillers[0]["labels"] == -100).all()
+    assert fillers[1]["labels"].tolist() == feed.train[0]["labels"].tolist()
+
+
 def test_settings_of_streaming(manifest: Path, tmp_path: Path) -> None:
     corpus = open_corpus(manifest)
     feed = open_feed(corpus, TrainingConfig(load="stream", cache=str(tmp_path), loader_workers=2))
