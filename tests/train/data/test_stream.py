@@ -139,6 +139,9 @@ def test_the_loader_of_the_trainer_deals_each_rank_its_own_rows(
         sampler = BatchSampler(SequentialSampler(dealt), micro_batch, drop_last=False)
         mine = SkipBatchSampler(BatchSamplerShard(sampler, ranks, rank), skipped)
         batches.append(list(DataLoader(dealt, batch_sampler=mine, collate_fn=list)))
+        second = list(mine)[1]
+        assert names_of(dealt.__getitems__(second)) == names_of(batches[-1][1]), "it may go back, too"
+        assert names_of(dealt.__getitems__(second)) == names_of(batches[-1][1])
         dealt.close()
     assert len({len(of_rank) for of_rank in batches}) == 1
     assert {len(batch) for of_rank in batches for batch in of_rank} == {micro_batch}
