@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,7 @@ def train(manifest: Path, folder: Path, ranks: int = 1, resumed: str | None = No
     trainer.data_collator = watched
     steps = count_steps(trainer, config).total
     trainer.train(resume_from_checkpoint=resumed)
+    assert not [thread for thread in threading.enumerate() if thread.name == "shards"], "the cache was not emptied"
     losses = [entry["loss"] for entry in trainer.state.log_history if "step_seconds" in entry]
     assert len(losses) == steps
     weights = torch.cat([weights.flatten() for weights in trainer.model.parameters() if weights.requires_grad])
