@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from train.data.conversations import SFT_SETTINGS, padding_tokenizer, sft_dataset
     from train.data.corpus import open_corpus
     from train.data.dataset import PackedDataset
+    from train.data.stream import StreamedRows
     from train.model.attention import Collator, segments
     from train.model.isolation import check_isolation, require_isolation
 
@@ -28,6 +29,7 @@ __all__ = [
     "SFT_SETTINGS",
     "Collator",
     "PackedDataset",
+    "StreamedRows",
     "check_isolation",
     "open_corpus",
     "padding_tokenizer",
@@ -40,6 +42,7 @@ _MODULES = {
     "train.data.conversations": ("SFT_SETTINGS", "padding_tokenizer", "sft_dataset"),
     "train.data.corpus": ("open_corpus",),
     "train.data.dataset": ("PackedDataset",),
+    "train.data.stream": ("StreamedRows",),
     "train.model.attention": ("Collator", "segments"),
     "train.model.isolation": ("check_isolation", "require_isolation"),
 }

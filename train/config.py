@@ -20,9 +20,13 @@ DEFAULT = Path(__file__).with_name("qlora.yaml")
 # Settings that cannot change the adapter: a run may be resumed with other values. With another micro_batch, only
 # rounding and the random numbers of dropout differ.
 WITHOUT_EFFECT = {
-    "output", "load", "gpus", "loader_workers", "pin_memory", "micro_batch", "save_every", "keep_checkpoints",
-    "samples", "report_to", "profile",
+    "output", "load", "cache", "cache_bytes", "gpus", "loader_workers", "pin_memory", "micro_batch", "save_every",
+    "keep_checkpoints", "samples", "report_to", "profile",
 }  # fmt: skip
+
+# A part of the key of a run that streams its rows, whose order is another one than from memory: raise it if that order
+# changes.
+STREAM_VERSION = 1
 
 # Left out of the key of a run at their defaults, so that runs of earlier versions keep theirs.
 LATER = ("lora_variant", "modules_to_save", "adapter", "keep", "early_stopping", "sharding")
@@ -57,8 +61,19 @@ class TrainingConfig(BaseModel):
         min_length=1,
         description="Folder of the run. Absent: data/adapters/<corpus>-<key of corpus and settings>.",
     )
-    load: Literal["auto", "memory", "mmap"] = Field(
-        "auto", description="Where to keep the rows; auto: in memory, if they fit in half of the free memory."
+    load: Literal["auto", "memory", "mmap", "stream"] = Field(
+        "auto",
+        description="Where to keep the rows; auto: in memory, if they fit in half of the free memory, or else mmap. "
+        "stream: read them in another random order, a few shards at a time; a part of the key of the run.",
+    )
+    cache: str | None = Field(
+        None,
+        min_length=1,
+        description="Folder to which shards are copied while they are streamed, for a corpus on a network file "
+        "system. Absent: they are read where they are.",
+    )
+    cache_bytes: int = Field(
+        20 * 10**9, ge=1, description="Most bytes of shards in the cache, of all ranks of a machine."
     )
     allow_unisolated: bool = Field(
         False, description="Train on rows without position_ids, although conversations in a row then see each other."
@@ -157,7 +172,7 @@ class TrainingConfig(BaseModel):
     )
     seed: int = Field(42, ge=0, lt=1 << 31, description="Seed of weights, order, and dropout.")
 
-    @field_validator("base_model", "tokenizer", "output", "adapter")
+    @field_validator("base_model", "tokenizer", "output", "adapter", "cache")
     @classmethod
     def _home(cls, path: str | None) -> str | None:
         return os.path.expanduser(path) if path else path
@@ -180,7 +195,8 @@ class TrainingConfig(BaseModel):
         later = {name for name in LATER if getattr(self, name) == type(self).model_fields[name].default}
         values = self.model_dump(exclude=WITHOUT_EFFECT | later) | EARLIER
         # Off in earlier versions. On a CPU it still is; on a GPU, results differ by rounding.
-        return values | ({"fused_loss": False} if self.fused_loss == "auto" else {})
+        values |= {"fused_loss": False} if self.fused_loss == "auto" else {}
+        return values | ({"load": f"stream {STREAM_VERSION}"} if self.load == "stream" else {})
 
 
 def load_training_config(path: Path = DEFAULT, overrides: dict[str, str] | None = None) -> TrainingConfig:

@@ -31,6 +31,7 @@ from train.data.corpus import PACKED, Corpus, Shard, open_corpus
 from train.machine.devices import cpus, free_memory, is_wsl
 
 Columns = dict[str, np.ndarray]  # int32[rows, L] by name
+Counts = tuple[int, ...]  # max_id, tokens, trained tokens, conversations
 
 # Bytes of shards in memory at a time, besides the rows copied from them: 26 shards of the size that PackCorpus makes
 # from 8 MB of chats, or one larger shard.
@@ -82,7 +83,7 @@ class PackedDataset(torch.utils.data.Dataset):
         if not self.rows:
             counts = ", ".join(f"{name} has {corpus.rows(name):,}" for name in corpus.splits)
             raise DataError("no_rows", f"{corpus.folder}: the split {split!r} has no rows ({counts})")
-        self._names = ("input_ids", "labels", *["position_ids"] * corpus.isolated)
+        self._names = column_names(corpus)
         self.nbytes = self.rows * corpus.sequence_length * 4 * len(self._names)
         shards = corpus.splits[split]
         largest = max(shard.bytes for shard in shards)
@@ -109,22 +110,17 @@ class PackedDataset(torch.utils.data.Dataset):
         self.tokens, self.trained_tokens, conversations = facts[:, 1:].sum(axis=0).tolist()
         self.conversations: int | None = conversations if corpus.isolated else None
 
-    def _load(self, shard: Shard, start: int, whole: Columns | None) -> tuple[list[Columns], list[tuple[int, ...]]]:
+    def _load(self, shard: Shard, start: int, whole: Columns | None) -> tuple[list[Columns], list[Counts]]:
         """Map a shard, or copy it into `whole` from row `start`; and count its batches."""
-        data = read_verified(self.corpus.folder, shard, mapped=whole is None)
-        path = self.corpus.folder / shard.path
-        blocks, counts, rows = [], [], 0
-        for columns, mask in _record_batches(path, data, self._names, self.corpus.sequence_length):
-            first, rows = rows, rows + len(mask)
-            if rows > shard.rows:
-                continue
-            counts.append(_check_and_count(columns, mask, path, first))
+        blocks, counts = [], []
+        length = self.corpus.sequence_length
+        for first, columns, found in read_rows(self.corpus.folder, shard, self._names, length, whole is None):
+            counts.append(found)
             if whole is None:
                 blocks.append(columns)
             else:
                 for name, values in columns.items():
-                    whole[name][start + first : start + rows] = values
-        check_row_count(path, rows, shard.rows, self.corpus.folder)
+                    whole[name][start + first : start + first + len(values)] = values
         return blocks, counts
 
     def __len__(self) -> int:
@@ -135,15 +131,7 @@ class PackedDataset(torch.utils.data.Dataset):
 
     def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[dict[str, torch.Tensor]]:
         """Return several rows; negative numbers count from the end, as in a list."""
-        places = [self._place(row) for row in rows]
-        batch = []
-        for name in self._names:
-            kind = torch.int64 if name == "labels" else torch.int32
-            values = torch.empty((len(places), self.corpus.sequence_length), dtype=kind)
-            for copy, (block, row) in zip(values.numpy(), places, strict=True):
-                copy[:] = block[name][row]
-            batch.append(values)
-        return [dict(zip(self._names, row, strict=True)) for row in zip(*batch, strict=True)]
+        return copy_rows([self._place(row) for row in rows], self._names, self.corpus.sequence_length)
 
     def _place(self, number: SupportsIndex) -> tuple[Columns, int]:
         row = operator.index(number)
@@ -168,6 +156,9 @@ class Passes(torch.utils.data.Dataset):
         """Switch to the packing of a pass, counted from 0."""
         self._current = self.packings[number % len(self.packings)]
 
+    def close(self) -> None:
+        """End reading; these rows need nothing."""
+
     def __len__(self) -> int:
         return len(self._current)
 
@@ -176,6 +167,41 @@ class Passes(torch.utils.data.Dataset):
 
     def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[dict[str, torch.Tensor]]:
         return self._current.__getitems__(rows)
+
+
+def column_names(corpus: Corpus) -> tuple[str, ...]:
+    """Return the columns of a row that a model gets."""
+    return ("input_ids", "labels", *["position_ids"] * corpus.isolated)
+
+
+def copy_rows(
+    places: Sequence[tuple[Columns, int]], names: Sequence[str], length: int
+) -> list[dict[str, torch.Tensor]]:
+    """Copy rows from their blocks; they share one tensor for each column."""
+    batch = []
+    for name in names:
+        kind = torch.int64 if name == "labels" else torch.int32
+        values = torch.empty((len(places), length), dtype=kind)
+        for copy, (block, row) in zip(values.numpy(), places, strict=True):
+            copy[:] = block[name][row]
+        batch.append(values)
+    return [dict(zip(names, row, strict=True)) for row in zip(*batch, strict=True)]
+
+
+def read_rows(
+    folder: Path, shard: Shard, names: Sequence[str], length: int, mapped: bool
+) -> Iterator[tuple[int, Columns, Counts]]:
+    """Verify a shard, then yield the first row, the columns, and the counts of each record batch.
+
+    Raises DataError or InputMissing, naming the file.
+    """
+    data = read_verified(folder, shard, mapped=mapped)
+    path, rows = folder / shard.path, 0
+    for columns, mask in _record_batches(path, data, names, length):
+        first, rows = rows, rows + len(mask)
+        if rows <= shard.rows:
+            yield first, columns, _check_and_count(columns, mask, path, first)
+    check_row_count(path, rows, shard.rows, folder)
 
 
 def _record_batches(
@@ -199,7 +225,7 @@ def _matrix(column: pa.Array, name: str, kind: pa.DataType, length: int) -> np.n
     return values.cast(kind).to_numpy().reshape(-1, length)
 
 
-def _check_and_count(columns: Columns, mask: np.ndarray, path: Path, first_row: int) -> tuple[int, ...]:
+def _check_and_count(columns: Columns, mask: np.ndarray, path: Path, first_row: int) -> Counts:
     """Return max_id, tokens, trained tokens, and conversations.
 
     Raises DataError if a row violates format 3.0. Shards without a manifest have never been verified, and these are the

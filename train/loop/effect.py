@@ -154,7 +154,7 @@ def warnings(run: Run, steps: Steps) -> list[str]:
         found.append(
             f"a step has {si(run.tokens_per_step)} tokens, but tokens_per_step is {si(config.tokens_per_step)}. Steps "
             f"take whole rows: {choices.micro_batch} at a time on {counted(choices.ranks, 'rank')}, of "
-            f"{counted(len(feed.train), 'row')} in the corpus"
+            f"{counted(feed.rows, 'row')} in the corpus"
         )
     if note := unused(config, steps.total):
         found.append(note)
@@ -165,7 +165,7 @@ def warnings(run: Run, steps: Steps) -> list[str]:
         )
     if run.corpus.format_version == PACKED and not run.corpus.isolated:
         found.append("rows have no position_ids: the conversations of a row see each other (allow_unisolated)")
-    if repeated := -len(feed.train) % choices.ranks:
+    if (repeated := -feed.rows % choices.ranks) and not feed.in_turn:
         found.append(
             f"{counted(repeated, 'row')} seen twice per epoch, so that all {choices.ranks} ranks have equally many"
         )

@@ -1,6 +1,7 @@
 """The data of the Trainer, depending on the format of the corpus.
 
     format 3.0   packed rows from memory ─default collator─▶ Trainer
+                 streamed, dealt to the ranks (load: stream) ─▶ Trainer
     format 2.0   one conversation per row, tokenized with the manifest's template ─TRL's collator─▶ SFTTrainer
 
 Both have the same interface, so that a run does not depend on the format.
@@ -9,6 +10,7 @@ Both have the same interface, so that a run does not depend on the format.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,8 +20,12 @@ from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 from train.config import TrainingConfig
 from train.data.corpus import PACKED, Corpus
 from train.data.dataset import PackedDataset, Passes
+from train.data.dealt_rows import DealtRows, empty_row
+from train.data.shard_reader import last_id
+from train.data.stream import StreamedRows, check_streamable
 from train.loop.run_folder import WITHOUT_VALIDATION
 from train.loop.trainer import packed_trainer
+from train.machine.ranks import together
 from train.model.attention import Collator
 
 
@@ -31,19 +37,22 @@ class PackedFeed:
     """
 
     own_loss = True  # computed by the model, not by the trainer
+    in_turn = False  # any rank may ask for any row
 
     def __init__(self, corpus: Corpus, config: TrainingConfig):
         self.isolated = corpus.isolated
+        load = "auto" if config.load == "stream" else config.load  # StreamedFeed streams
         # Opening all packings now checks their digests before the first step, rather than hours later.
         packings = [name for name in corpus.splits if name == "train" or name.startswith(TRAIN_EPOCH_PREFIX)]
         same = [name for name in packings if corpus.rows(name) == corpus.rows("train")]
-        self.passes = Passes([PackedDataset(corpus, name, config.load) for name in same])
+        self.passes = Passes([PackedDataset(corpus, name, load) for name in same])
         self.train = self.passes.packings[0]
-        self.validation = PackedDataset(corpus, "validation", config.load) if corpus.rows("validation") else None
+        self.validation = PackedDataset(corpus, "validation", load) if corpus.rows("validation") else None
         splits = [split for split in (*self.passes.packings, self.validation) if split]
         self.max_id = max(split.max_id for split in splits)
         self.tokens, self.trained = self.train.tokens, self.train.trained_tokens
         self.padded_tokens = len(self.train) * corpus.sequence_length
+        self.rows = len(self.train)
         self.notes = list(self.train.notes)
         self.in_memory = self.train.load == "memory"
         self.longest: Any = self.train  # all rows are equally long
@@ -67,9 +76,67 @@ class PackedFeed:
         return torch.stack([row.get("position_ids", torch.arange(length)) for row in rows])
 
 
+class StreamedFeed(PackedFeed):
+    """Packed rows of format 3.0 that are streamed in turn; the first shard serves for measuring.
+
+    Counts of tokens are estimates: those of the whole corpus, in proportion to the rows.
+    """
+
+    in_turn = True
+
+    def __init__(self, corpus: Corpus, config: TrainingConfig):
+        check_streamable(corpus)
+        assert corpus.manifest is not None
+        self._corpus, self._config, self.isolated = corpus, config, corpus.isolated
+        packings = [name for name in corpus.splits if name == "train" or name.startswith(TRAIN_EPOCH_PREFIX)]
+        self._splits = [name for name in packings if corpus.rows(name) == corpus.rows("train")]
+        self.rows, self.packings, self.in_memory = corpus.rows("train"), len(self._splits), False
+        shards = corpus.splits["train"]
+        self.train = PackedDataset(replace(corpus, splits={"train": shards[:1]}), "train", "mmap")
+        self.longest = self.train
+        self.validation = PackedDataset(corpus, "validation") if corpus.rows("validation") else None
+        self.max_id = last_id(corpus)
+        self.padded_tokens = self.rows * corpus.sequence_length
+        ledger = corpus.manifest.ledger.tokens
+        full = ledger.packed / (ledger.packed + ledger.padding)
+        self.tokens = round(full * self.padded_tokens)
+        self.trained = round(self.tokens * ledger.trained / ledger.packed)
+        self.notes = []
+        if config.loader_workers:
+            self.notes.append("loader_workers: has no effect with load: stream, where threads read ahead")
+        where = f"copied to {config.cache}" if config.cache else "mapped"
+        self.described = (
+            f"{counted(self.rows, 'row')} of {corpus.sequence_length:,}, {100 * full:.2f} % full, streamed from "
+            f"{counted(len(shards), 'shard')}, {where}"
+        )
+        if self.packings > 1:
+            self.described += f"; {self.packings} packings, one for each epoch in turn"
+
+    def trainer(self, model: Any, given: dict[str, Any], collator: Any) -> Any:
+        config, micro_batch = self._config, given["per_device_train_batch_size"]
+        with together():
+            ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+            rows = StreamedRows(
+                self._corpus,
+                micro_batch * given["gradient_accumulation_steps"] * ranks,
+                seed=config.seed,
+                splits=self._splits,
+                cache=config.cache,
+                cache_bytes=config.cache_bytes,
+            )
+        dealt = DealtRows(rows, micro_batch, empty_row(self._corpus))
+        # The order is that of the rows already, and a process that copies rows would only add work.
+        given |= {"train_sampling_strategy": "sequential", "dataloader_num_workers": 0}
+        trainer = packed_trainer(model, given, collator, dealt, self.validation)
+        if not trainer.model_accepts_loss_kwargs:  # its loss of a batch without trained tokens would be NaN
+            dealt.filler = self.train[0]
+        return trainer
+
+
 class ConversationFeed:
     """Conversations of format 2.0, one per row, padded to the longest of a batch."""
 
+    in_turn = False
     isolated = False  # nothing to isolate: a row is one conversation
     packings = 1
     own_loss = False
@@ -83,6 +150,7 @@ class ConversationFeed:
         self._padding = padding_tokenizer(corpus)
         self.tokens, self.trained = counts.tokens, counts.trained
         lengths = [len(row) for row in self.train["input_ids"]]
+        self.rows = len(lengths)
         by_length = sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
         self.longest = self.train.select(by_length)
         splits = [split for split in (self.train, self.validation) if split is not None]
@@ -119,7 +187,13 @@ def open_feed(corpus: Corpus, config: TrainingConfig) -> Feed:
 
     Raises DataError or InputMissing, which name the file.
     """
-    feed: Feed = PackedFeed(corpus, config) if corpus.format_version == PACKED else ConversationFeed(corpus, config)
+    feed: Feed
+    if config.load == "stream":
+        feed = StreamedFeed(corpus, config)
+    else:
+        feed = PackedFeed(corpus, config) if corpus.format_version == PACKED else ConversationFeed(corpus, config)
+    if config.cache and config.load != "stream":
+        feed.notes.append("cache: has no effect without load: stream")
     if os.environ.get(WITHOUT_VALIDATION):
         feed.validation = None
     return feed

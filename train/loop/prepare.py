@@ -65,7 +65,7 @@ class Run:
     @property
     def tokens_per_step(self) -> float:
         """Return the tokens of one optimizer step, with padding, over all ranks."""
-        return self.choices.rows_per_step * self.feed.padded_tokens / len(self.feed.train)
+        return self.choices.rows_per_step * self.feed.padded_tokens / self.feed.rows
 
 
 def prepare(
@@ -222,10 +222,10 @@ def _choose_size(
     """Return rows per pass, passes per step, tokens/s, and the measurements; the rows of a step never change."""
     ranks = state.num_processes
     # At most the rows that a rank can take without repeating one.
-    most = math.ceil(len(feed.train) / ranks)
+    most = math.ceil(feed.rows / ranks)
     rows, odd = divmod(before.rows_per_step, ranks) if before else (0, 0)
     if odd or not 0 < rows <= most:
-        rows = micro_batch.rows_per_step(config.tokens_per_step / ranks, feed.padded_tokens / len(feed.train), most)
+        rows = micro_batch.rows_per_step(config.tokens_per_step / ranks, feed.padded_tokens / feed.rows, most)
     if known and rows == known.micro_batch * known.accumulation:
         wanted = known.micro_batch if config.micro_batch == "auto" else largest_divisor(rows, config.micro_batch)
         if wanted == known.micro_batch or (known.reduced and wanted > known.micro_batch):

@@ -139,7 +139,7 @@ def reduce_micro_batch(run: Run, step: int, error: RuntimeError) -> NoReturn:
     choices, happened = run.choices, out_of_memory.described(error)
     smaller = choices.halved(f"step {step} {happened} with {counted(choices.micro_batch, 'row')} per pass")
     if smaller is None:
-        length = run.feed.padded_tokens / len(run.feed.train)
+        length = run.feed.padded_tokens / run.feed.rows
         raise PartMissing(
             "out_of_memory",
             f"step {step} {happened} with one row of about {length:.0f} tokens per pass; pack shorter rows, set "
@@ -182,7 +182,7 @@ def _trainer(run: Run, *callbacks: Any) -> Any:
     given["save_on_each_node"] = not run.disk.shared
     trainer = run.feed.trainer(run.model, given, run.feed.collator(choices.attention))
     peak = flops.peak_flops(device.name, device.dtype)
-    trainer.measure(run.feed.tokens / len(run.feed.train), run.flops_per_token, peak and peak * choices.ranks)
+    trainer.measure(run.feed.tokens / run.feed.rows, run.flops_per_token, peak and peak * choices.ranks)
     if run.config.profile and trainer.is_world_process_zero():
         callbacks = (*callbacks, Profile(run.config.profile, run.folder.path))
     checkpoints = Checkpoints({"corpus": run.corpus.key}, run.config.keep_checkpoints, run.config.keep == "best")
@@ -226,7 +226,7 @@ def _record(
             "name": corpus.name,
             "key": corpus.key,
             "sequence_length": corpus.sequence_length,
-            "rows": len(feed.train),
+            "rows": feed.rows,
             "tokens": feed.tokens,
             "trained": feed.trained,
         },

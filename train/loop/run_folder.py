@@ -30,7 +30,7 @@ from train.model.digests import adapter_digest, folder_digest
 
 VERSION = 1
 # Settings that a rank may have of its own: they name files of its machine, or cannot change what the ranks do together.
-OWN = {"base_model", "tokenizer", "adapter", "output", "load", "gpus"}
+OWN = {"base_model", "tokenizer", "adapter", "output", "load", "cache", "cache_bytes", "gpus"}
 LOCK = "run.lock"
 # Set by `diagnose` for its trials, which are only timed.
 WITHOUT_VALIDATION = "PACKCORPUS_WITHOUT_VALIDATION"
@@ -96,6 +96,7 @@ class RunFolder:
         self.facts = {"corpus": f"{corpus.name} {corpus.key[:12]}", "manifest digest": corpus_digest[:16]} | {
             name: str(value) for name, value in config.model_dump(exclude=OWN).items()
         }
+        self.facts["load"] = "stream" if config.load == "stream" else "memory or mmap"
         if config.adapter:
             self.facts["adapter"] = self.identity["adapter"][:16]
         self.record = self.path / "training.json"

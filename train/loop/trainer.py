@@ -20,6 +20,7 @@ from tasks.core import process
 from tasks.core.errors import DataError
 from train.config import TrainingConfig
 from train.data.dataset import Passes
+from train.data.dealt_rows import DealtRows
 from train.evaluation.accuracy import PredictedTokens
 from train.measures.phases import COMPUTE, Phases
 from train.model.attention import autocast, dtype_of
@@ -246,14 +247,19 @@ def one_gpu(args: TrainingArguments) -> TrainingArguments:
 class NextPacking(TrainerCallback):
     """Switches packings at each epoch; accelerate does so only on a single rank."""
 
-    def __init__(self, rows: Passes):
+    def __init__(self, rows: Passes | DealtRows):
         self._rows = rows
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
         self._rows.start_pass(int(state.epoch or 0))
 
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        self._rows.close()
 
-def packed_trainer(model: Any, given: dict[str, Any], collator: Any, train: Passes, validation: Any) -> PackedTrainer:
+
+def packed_trainer(
+    model: Any, given: dict[str, Any], collator: Any, train: Passes | DealtRows, validation: Any
+) -> PackedTrainer:
     return PackedTrainer(
         model=model,
         args=one_gpu(TrainingArguments(**given)),

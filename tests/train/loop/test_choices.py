@@ -42,7 +42,7 @@ def chosen(
         return Choice(size, step // size, (Trial(size, 1.0, 1.0, 1.0),), "")
 
     monkeypatch.setattr(micro_batch, "micro_batch", measure)
-    feed = SimpleNamespace(train=range(100), longest=None, padded_tokens=100 * LENGTH)
+    feed = SimpleNamespace(train=range(100), rows=100, longest=None, padded_tokens=100 * LENGTH)
     state = SimpleNamespace(num_processes=ranks)
     size, passes, _, _ = prepare._choose_size(None, feed, config, before, before if known else None, None, CPU, state)
     return size, passes, bool(measured)

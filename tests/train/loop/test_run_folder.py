@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.core.errors import Busy, DataError, UsageError
-from train.config import WITHOUT_EFFECT, TrainingConfig
+from train.config import STREAM_VERSION, WITHOUT_EFFECT, TrainingConfig
 from train.data.corpus import Corpus
 from train.loop import run_folder
 from train.loop.run_folder import Choices, RunFolder
@@ -80,6 +80,7 @@ def test_other_weights_of_the_adapter_are_another_run(tmp_path: Path) -> None:
 def test_settings_without_effect_keep_the_folder(tmp_path: Path, setting: str) -> None:
     values = {"load": "mmap", "gpus": 2, "micro_batch": 4, "save_every": 3, "keep_checkpoints": 5, "report_to": "wandb"}
     values |= {"loader_workers": 2, "pin_memory": False, "profile": 3, "samples": 4}
+    values |= {"cache": "some/folder", "cache_bytes": 10**9}
     changed = TrainingConfig(**{setting: values[setting]})  # type: ignore[arg-type]
     assert RunFolder(tmp_path, changed, CORPUS).path == RunFolder(tmp_path, TrainingConfig(), CORPUS).path
 
@@ -90,12 +91,24 @@ def test_settings_without_effect_keep_the_folder(tmp_path: Path, setting: str) -
         ({}, "6d523acd6e065c9c8819ce3df74ac4496e5be083eadb748ab068692c5c92f7a1"),
         ({"fused_loss": False}, "6d523acd6e065c9c8819ce3df74ac4496e5be083eadb748ab068692c5c92f7a1"),
         ({"fused_loss": True}, "6885e360d2fc4bfb80b8cbe1f9db9fff07188db86554651548e276ff4cbab73b"),
+        ({"load": "memory"}, "6d523acd6e065c9c8819ce3df74ac4496e5be083eadb748ab068692c5c92f7a1"),
         ({"lora_r": 8, "seed": 7}, "c234ca8a69187c5494092459989789e0212b58e872b1a61fea3c34f728dc7b55"),
     ],
 )
 def test_runs_of_earlier_versions_keep_their_keys(settings: dict[str, Any], key: str) -> None:
     """They had `fused_loss: false` by default, and micro_batch among the settings of a run."""
     assert RunFolder(Path(), TrainingConfig(**settings), CORPUS).key == key
+
+
+def test_a_streamed_run_is_another_one_because_its_order_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On all machines: `auto` never streams."""
+    streamed = TrainingConfig(load="stream")
+    keys = [RunFolder(tmp_path, config, CORPUS).key for config in (streamed, TrainingConfig())]
+    monkeypatch.setattr("train.config.STREAM_VERSION", STREAM_VERSION + 1)
+    keys.append(RunFolder(tmp_path, streamed, CORPUS).key)
+    assert len(set(keys)) == 3
+    facts = [RunFolder(tmp_path, TrainingConfig(load=load), CORPUS).facts for load in ("stream", "memory", "mmap")]
+    assert facts[0] != facts[1] == facts[2], "ranks must agree to stream, but may map rows or not"
 
 
 def test_a_run_of_an_earlier_version_with_a_micro_batch_is_resumed_in_its_folder(tmp_path: Path) -> None:
