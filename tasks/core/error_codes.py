@@ -401,6 +401,8 @@ _ALL = [
     Code("E693", "scratch_full", STORAGE, "The disk has no room for the copies of remote sources.",
          "the sources are larger than the free space, or earlier copies fill it",
          "delete data/remote, or use --root on a larger disk"),
+    Code("E694", "several_groups", DATA, "A dataset on the Hub has several groups of files.",
+         "for example train and test, or several configurations", "name the files to pack"),
     Code("E695", "copy_damaged", STORAGE, "The local copy of a remote source is damaged.",
          "a failing disk, or someone edited it", "delete the copy, then run again"),
 

@@ -48,16 +48,18 @@ def test_a_call_returns_and_raises_as_it_does_without_a_thread() -> None:
         interruptible(divmod, 7, 0)
 
 
-@pytest.mark.parametrize("call", ["store.head('k')", "list(store.list())"])
+@pytest.mark.parametrize("call", ["store.head('k')", "list(store.list())", "find_paths('s3://b/k', Path(), Path('c'))"])
 def test_ctrl_c_ends_the_wait_for_a_server_that_never_answers(call: str) -> None:
     """obstore itself would go on for minutes."""
     needs_remote()
     script = f"""
 import os, signal, socket, threading
+from pathlib import Path
 silent = socket.socket()
 silent.bind(("127.0.0.1", 0))
 silent.listen(9)
 os.environ["AWS_ENDPOINT_URL"] = "http://127.0.0.1:%d" % silent.getsockname()[1]
+from tasks.sources.locate import find_paths
 from tasks.stores.store import open_store
 store = open_store("s3://b")
 signal.signal(signal.SIGINT, signal.default_int_handler)
