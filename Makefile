@@ -123,5 +123,5 @@ schemas: .venv/.setup  ## generate docs/reference: errors, schemas, and the page
 sample: .venv/.setup  ## rebuild the bundled sample
 	$(BIN)/python data/sample/generate.py
 
-clean:  ## remove build outputs: corpora, token files, proofs, plans, tokenizers (not .venv, manifests, models, adapters)
-	rm -rf data/corpora data/tokens data/engines data/plans data/tokenizers .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+clean:  ## remove build outputs: corpora, token files, proofs, plans, tokenizers, copies (not .venv, manifests, models, adapters)
+	rm -rf data/corpora data/tokens data/engines data/plans data/tokenizers data/remote .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

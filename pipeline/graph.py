@@ -210,8 +210,10 @@ class PackCorpus(_Sized):
 
     def complete(self) -> bool:
         if not self._running:
-            # Luigi asks once before it runs anything: the sources may have changed since this process read them.
-            _recipe.cache_clear()
+            # Luigi asks once before it runs anything: the sources may have changed since this process read them. A task
+            # that checks for a corpus reads them no more: a fork of a process that has used a store cannot use it.
+            if not guard.in_task():
+                _recipe.cache_clear()
             self._prepared = False
             events.begin()
         with guard.reporting():

@@ -12,6 +12,7 @@ import hashlib
 import math
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -307,10 +308,13 @@ def resolve(config_file: Path, root: Path) -> Recipe:
     return recipe_of(load_config(config_file), config_file.parent, root)
 
 
-def recipe_of(config: Config, folder: Path, root: Path) -> Recipe:
-    """Find, cut, and hash the sources of a config in `folder`. Raises PackError, naming the problem."""
+def recipe_of(config: Config, folder: Path, root: Path, revisions: Mapping[int, str] | None = None) -> Recipe:
+    """Find, cut, and hash the sources of a config in `folder`. Raises PackError, naming the problem.
+
+    `revisions` has commits of datasets on the Hub by the index of their entry.
+    """
     layout = Layout(root)
-    found = find_parts(config.sources, folder, config.part_size, layout.outputs())
+    found = find_parts(config.sources, folder, config.part_size, layout, revisions)
     for file, _ in found:
         # A name that is not UTF-8 cannot be written to a manifest.
         if file.name.encode("utf-8", "ignore").decode() != file.name:

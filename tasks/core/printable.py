@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 
 # Marks that frame what is shown. In the data they are escaped, so that no text can pass for a mark.
 TRAINED = "⟦⟧"
@@ -79,6 +80,10 @@ def common_folder(paths: Sequence[str]) -> str:
     folders = [os.path.dirname(path) for path in paths]
     if len(paths) < 2 or len({os.path.isabs(path) for path in paths}) > 1:
         return ""
+    if any("://" in folder for folder in folders):  # commonpath would drop a slash
+        levels = zip(*(folder.split("/") for folder in folders), strict=False)
+        shared = [level[0] for level in takewhile(lambda level: len(set(level)) == 1, levels)]
+        return f"{'/'.join(shared)}/" if len(shared) > 2 else ""  # the first two are s3: and nothing
     common = os.path.commonpath(folders) if all(folders) else ""
     return f"{common.rstrip('/')}/" if common else ""
 

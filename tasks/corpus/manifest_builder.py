@@ -69,6 +69,7 @@ def build_manifest(
             {"path": file.name, "container": file.container, "compression": file.compression, "format": file.format}
             | {"columns": dict(file.columns)}
             | file.reading
+            | ({"revision": file.revision} if file.revision else {})
             | facts
             for file, facts in zip(recipe.files, plan["sources"], strict=True)
         ],

@@ -34,6 +34,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
 from tasks.sources.model import Source, found_layouts
 from tasks.storage.files import write_bytes
+from tasks.stores.urls import refuse_url
 from tasks.templates.built_in import MARKERS
 
 WIDTH = 110
@@ -142,6 +143,8 @@ def make_draft(
     settings = {"format": format, **(given or {})}
     for name, value in settings.items():
         check_settings(Source, {"path": "x", name: value}, f"--{name}")
+    for path in paths:
+        refuse_url(path, "download a file, draft a config for it, and write the URL as the path of its source")
     search = Search(settings)
     entries = [entry for path in paths for entry in find_entries(path, search)]
     usable = [entry for entry in entries if not entry.problem]

@@ -63,7 +63,7 @@ def find_entries(path: Path, search: Search) -> Iterator[Entry]:
     outputs = Layout(Path()).outputs()
     for part in _known(path, search.left_out, search.skipped):
         entries, is_whole = [], True
-        for file, _ in find_paths(str(part), Path()):
+        for file, *_ in find_paths(str(part), Path()):
             if any(file.resolve().is_relative_to(output) for output in outputs):
                 raise UsageError("own_output", f"{part}: is an output of packcorpus, not a source")
             if file.resolve() in search.seen:

@@ -64,7 +64,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
     Raises what a run would raise about config, sources, tokenizer, and template.
     """
     layout = Layout(root)
-    files = find_files(config.sources, folder, layout.outputs())
+    files = find_files(config.sources, folder, layout)
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         recipe, encoder, samples = _sample(Recipe(config, folder, layout, tuple(files), ()), budget, Path(scratch))
         sampled = [tokenize_sample(sample, recipe, encoder) for sample in samples]

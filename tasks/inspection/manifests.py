@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.core.suggest import suggest
+from tasks.stores.urls import refuse_url
 
 if TYPE_CHECKING:
     from tasks.storage.manifest import Manifest
@@ -55,6 +56,7 @@ def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Pat
                 f"{manifests_of(root)}/ has no manifests; make one with: packcorpus pack CONFIG, or name one elsewhere",
             )
         return latest
+    refuse_url(path)
     if os.path.isfile(path):
         return path
     if os.path.isfile(path / "manifest.json"):
@@ -86,6 +88,7 @@ def find_damaged(path: Path | None, root: Path = HERE) -> Path:
     """Return the manifest or corpus folder that `path` names, which may be damaged or missing in part."""
     if path is None:
         return find_file(None, root)
+    refuse_url(path)
     if os.path.isfile(path):
         _check_kind(path, root)
         return path

@@ -21,6 +21,7 @@ from tasks.sources.model import Source, SourceFile
 from tasks.sources.source_files import identify_file
 from tasks.storage.keys import ONE_PLAN
 from tasks.storage.manifest import load_manifest
+from tasks.storage.paths import Layout
 
 SAMPLED = 100  # records at the start of a source from which its figures are computed
 
@@ -104,9 +105,12 @@ def source_search(path: Path, text: str, limit: int) -> SourceRecords:
 
 
 def config_overview(path: Path, manifests: Path) -> ConfigOverview:
-    """Read a config, find its source files, and find the manifests made from it. Raises what load_config raises."""
+    """Read a config, find its source files, and find the manifests made from it. Raises what load_config raises.
+
+    Remote sources are fetched to the project of `manifests`, as a run does.
+    """
     config = load_config(path)
-    sources = [_facts(file) for file in sources_of(config, path.parent)]
+    sources = [_facts(file) for file in sources_of(config, path.parent, Layout(manifests.parent))]
     return ConfigOverview(path, config.settings(), sources, corpora_of(config, manifests), manifests)
 
 
@@ -185,11 +189,11 @@ def _strings(conversation: Conversation) -> Iterator[str]:
             yield from (call.name, call.arguments)
 
 
-def sources_of(config: Config, folder: Path) -> Iterator[SourceFile]:
+def sources_of(config: Config, folder: Path, layout: Layout) -> Iterator[SourceFile]:
     """Yield the files of a config, in order and not hashed. Raises what `identify_file` raises."""
     for source in config.sources:
-        for path, name in find_paths(source.path, folder):
-            yield identify_file(path, name, source)
+        for located in find_paths(source.path, folder, layout.remote()):
+            yield identify_file(located.path, located.name, source)
 
 
 def corpora_of(config: Config, manifests: Path) -> list[Path]:

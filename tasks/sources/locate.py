@@ -5,38 +5,57 @@ A file, a glob, a folder, or a folder written by save_to_disk, whose files keep 
     chats/*.jsonl     →  chats/a.jsonl, chats/b.jsonl
     chats             →  chats/a.jsonl, chats/b.jsonl, chats/old/a.csv.gz
     saved/train       →  saved/train/data-00000-of-00002.arrow, saved/train/data-00001-of-00002.arrow
+    s3://bucket/*.csv →  s3://bucket/a.csv, s3://bucket/b.csv, with local copies (remote.py)
 """
 
 from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-import orjson
-
-from tasks.core.errors import DataError, InputMissing
+from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.notes import noted
 from tasks.core.suggest import suggest
-from tasks.readers.containers import COMPRESSIONS, EXTENSIONS, container_by_extension
+from tasks.sources.listed_names import check_extensions, saved_files
+from tasks.sources.remote import Located, dataset_named, find_dataset, find_remote
+from tasks.stores.urls import check_url, is_url, local_path
 
 
-def find_paths(pattern: str, folder: Path) -> list[tuple[Path, str]]:
-    """Return (absolute path, name) of each file that `pattern` matches.
+def find_paths(pattern: str, folder: Path, copies: Path | None = None, revision: str = "") -> list[Located]:
+    """Return each file that `pattern` matches.
 
-    The pattern is a file, glob, or folder, relative to `folder`, or starts with `~`. The files of a glob or folder are
-    in the byte order of their names. All have a known extension. Raises InputMissing or DataError with the name of the
-    file that is missing or has an unknown extension.
+    The pattern is a file, glob, or folder, relative to `folder`, or starts with `~`, or is a URL or the name of a
+    dataset on the Hub. The files of a glob or folder are in the byte order of their names. All have a known extension.
+    Remote files are copied below `copies`, those of the Hub at the commit `revision` or else as they are now; without
+    `copies`, a URL is a UsageError. Raises InputMissing or DataError with the name of the file that is missing or has
+    an unknown extension, and what a store raises.
     """
-    found: list[str] = []
+    if is_url(pattern):
+        if check_url(pattern) == "file":
+            found = find_paths(local_path(pattern), folder)
+            return [each._replace(name=f"file://{each.name}") for each in found]
+        if copies is None:
+            raise UsageError("url_not_supported", f"{pattern}: only local files can be read here; download it")
+        return find_remote(pattern, copies, revision)
+    matches: list[str] = []
     advice = "if it takes too long, narrow the path"
-    with noted(lambda: f"{pattern}: still searching, {len(found):,} files found so far; {advice}"):
-        return _find_paths(os.path.expanduser(pattern), folder, found)
+    with noted(lambda: f"{pattern}: still searching, {len(matches):,} files found so far; {advice}"):
+        try:
+            found_here = _find_paths(os.path.expanduser(pattern), folder, matches)
+        except InputMissing as error:
+            dataset = dataset_named(pattern) if copies and error.reason == "source_missing" else None
+            if not copies or not dataset:
+                raise
+            missing = error
+        else:
+            return [Located(path, name) for path, name in found_here]
+    return find_dataset(dataset, missing, copies, revision)
 
 
 def _find_paths(pattern: str, folder: Path, matches: list[str]) -> list[tuple[Path, str]]:
-    """Find the files of a pattern; `matches` grows as they are found."""
+    """Find the files of a local pattern; `matches` grows as they are found."""
     path = (folder / pattern).absolute()
     name = PurePath(pattern).as_posix()
     if path.is_dir():
@@ -44,7 +63,7 @@ def _find_paths(pattern: str, folder: Path, matches: list[str]) -> list[tuple[Pa
     if path.exists():
         if not path.is_file():
             raise DataError("not_a_file", f"{name}: is neither a file nor a folder")
-        _check_extensions([name], name)
+        check_extensions([name], name)
         return [(path, name)]
     if not glob.has_magic(pattern):
         if problem := broken_link(path):
@@ -59,7 +78,7 @@ def _find_paths(pattern: str, folder: Path, matches: list[str]) -> list[tuple[Pa
         found = "only folders; to read a folder, name it without a glob" if matches else f"no file in {folder}"
         raise InputMissing("no_match", f"{name}: the glob matches {found}")
     ordered = sorted(names, key=os.fsencode)
-    _check_extensions(ordered, name)
+    check_extensions(ordered, name)
     return [((folder / match).absolute(), match) for match in ordered]
 
 
@@ -79,7 +98,7 @@ def _in_folder(folder: Path, name: str, found: list[str]) -> list[tuple[Path, st
     files = [relative for _, relatives in sorted(groups) for relative in relatives]
     if not files:
         raise InputMissing("empty_folder", f"{name}: the folder contains no files")
-    _check_extensions(files, name)
+    check_extensions(files, name)
     prefix = "" if name == "." else f"{name.rstrip('/')}/"
     return [(folder / relative, prefix + relative) for relative in files]
 
@@ -95,25 +114,9 @@ def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) ->
     seen.add((stat.st_dev, stat.st_ino))
     entries = {entry.name: entry for entry in os.scandir(folder) if not entry.name.startswith(".")}
     here = f"{name}/{relative}".rstrip("/")
-    if "dataset_dict.json" in entries:
-        splits = _json_field(folder / "dataset_dict.json", f"{here}/dataset_dict.json", "splits")
-        one = f"{here}/{splits[0]}" if splits else here
-        listed = ", ".join(map(str, splits)) or "none"
-        raise DataError(
-            "bad_saved_data", f"{here}: is a saved dataset with the splits {listed}; use one of them, such as {one}"
-        )
-    if "state.json" in entries and "dataset_info.json" in entries:
-        listed_files = []
-        for entry in _json_field(folder / "state.json", f"{here}/state.json", "_data_files"):
-            file = entry.get("filename") if isinstance(entry, dict) else None
-            if not isinstance(file, str) or PurePath(file).name != file:
-                raise DataError(
-                    "bad_saved_data", f"{here}/state.json: _data_files: expected names of files in this folder"
-                )
-            if file not in entries:
-                raise InputMissing("source_missing", f"{here}/{file}: is listed in state.json, but is missing")
-            listed_files.append(relative + file)
-        yield os.fsencode(relative), listed_files
+    saved = saved_files(entries, here, lambda name: (folder / name).read_bytes())
+    if saved is not None:
+        yield os.fsencode(relative), [relative + file for file in saved]
         return
     for entry in entries.values():
         if entry.is_dir():
@@ -123,31 +126,6 @@ def _walk(folder: Path, relative: str, name: str, seen: set[tuple[int, int]]) ->
         else:
             problem = broken_link(folder / entry.name) or "is neither a file nor a folder"
             raise DataError("not_a_file", f"{here}/{entry.name}: {problem}")
-
-
-def _json_field(path: Path, name: str, key: str) -> list[object]:
-    try:
-        value = orjson.loads(path.read_bytes())
-    except orjson.JSONDecodeError as error:
-        raise DataError("bad_saved_data", f"{name}: is not JSON: {error.msg}") from None
-    found = value.get(key) if isinstance(value, dict) else None
-    if not isinstance(found, list):
-        raise DataError("bad_saved_data", f"{name}: {key}: expected a list")
-    return found
-
-
-def _check_extensions(names: Sequence[str], requested: str) -> None:
-    unknown = [name for name in names if container_by_extension(name) is None]
-    if unknown:
-        known = f"known are {' '.join(EXTENSIONS)}, text files also with {' or '.join(COMPRESSIONS)}"
-        if len(names) == 1 and unknown[0] == requested:
-            raise DataError("unknown_container", f"{requested}: unknown extension; {known}")
-        listed = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-        raise DataError(
-            "unknown_container",
-            f"{requested}: {len(unknown)} of {len(names)} files have an unknown extension: {listed}; "
-            f"use a glob that excludes them, such as *.jsonl; {known}",
-        )
 
 
 def _suggestion(path: Path) -> str:

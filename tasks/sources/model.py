@@ -27,6 +27,7 @@ from tasks.core.errors import Reject
 from tasks.readers.csv_files.delimiter import check_delimiter, name_of
 from tasks.readers.csv_files.encoding import check_encoding
 from tasks.readers.hashed_blocks import BlockDigests
+from tasks.stores.urls import check_url, is_url
 
 
 def _check_format(name: str) -> str:
@@ -50,7 +51,11 @@ class Source(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
-    path: str = Field(min_length=1, description="File, glob or folder, relative to the folder of the config.")
+    path: str = Field(
+        min_length=1,
+        description="File, glob or folder, relative to the folder of the config; a URL (`s3://`, `gs://`, `az://`, "
+        "`hf://datasets/OWNER/NAME@REVISION/PATH`, `file://`); or OWNER/NAME of a dataset on the Hugging Face Hub.",
+    )
     format: FormatName = Field(
         default="auto", description="Record format; auto finds it from the keys of the first records."
     )
@@ -84,6 +89,14 @@ class Source(BaseModel):
         description="Maximum number of conversations to pack from this source, selected by the seed.",
     )
 
+    @field_validator("path")
+    @classmethod
+    def _check_path(cls, path: str) -> str:
+        """Refuse a URL with credentials before anything else shows it."""
+        if is_url(path):
+            check_url(path)
+        return path
+
     @field_validator("ignore")
     @classmethod
     def _check_ignore(cls, names: list[str]) -> list[str]:
@@ -111,7 +124,8 @@ class SourceFile:
     not those requested. `bytes` and `mtime_ns` are from the time when `sha256` was computed. `entry` is the index of
     the first entry of `sources` that matches the file. `roles` has further names of roles, in lower case, and ours.
     `delimiter` and `encoding` of a CSV or TSV file are empty if they are the usual ones: comma or tab, and UTF-8.
-    `blocks` has the digests of its blocks once it was hashed.
+    A remote file has a URL as `name`, and `path` is that of its copy, whose SHA-256 on arrival is `arrived`; `revision`
+    is the commit of a dataset on the Hub. `blocks` has the digests of its blocks once it was hashed.
     """
 
     path: Path
@@ -128,6 +142,8 @@ class SourceFile:
     roles: tuple[tuple[str, str], ...] = ()
     delimiter: str = ""
     encoding: str = ""
+    revision: str = ""
+    arrived: str = ""
     blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
 
     @property

@@ -14,7 +14,7 @@ same pass.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -30,6 +30,8 @@ from tasks.readers.hashed_blocks import BLOCK, HashedBlocks
 from tasks.readers.strict_json import decode_block
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.source_files import find_files
+from tasks.storage.paths import Layout
+from tasks.stores.copies import damaged_copy
 
 # Each part costs 7 ms besides its work, two files, and two lines of a list that every run goes through.
 MOST_PARTS = 2048
@@ -43,7 +45,8 @@ def find_parts(
     sources: Sequence[Source],
     folder: Path,
     part_size: int,
-    outputs: Sequence[Path] = (),
+    layout: Layout | None = None,
+    revisions: Mapping[int, str] | None = None,
     *,
     most_parts: int = MOST_PARTS,
     hash_chunk: int = HASH_CHUNK,
@@ -55,7 +58,7 @@ def find_parts(
     """
     if part_size < 1:
         raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
-    files = find_files(sources, folder, outputs)
+    files = find_files(sources, folder, layout, revisions)
     # By doubling, so that a corpus that grows keeps its parts until it is twice as large.
     while sum(file.bytes for file in files) > part_size * most_parts:
         part_size *= 2
@@ -128,6 +131,8 @@ def _split(file: SourceFile, part_size: int, stop: Event, hash_chunk: int) -> tu
         container, hashed = container_named(file.container), HashedBlocks(min(BLOCK, hash_chunk))
         digest, ranges = container.split(file, part_size, hashed.passing(_chunks(file.path, hash_chunk, stop)))
         _check_unchanged(file)
+        if file.arrived not in ("", digest):
+            raise damaged_copy(file.name, file.path)
         file = replace(file, sha256=digest, blocks=hashed.digests)
         return file, [Part(file, *range) for range in container.cut(file, ranges, part_size)]
     except OSError as error:

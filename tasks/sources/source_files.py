@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,25 +16,34 @@ from tasks.sources.explain import as_yaml
 from tasks.sources.identify import identify
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
+from tasks.storage.paths import Layout
 
 
-def find_files(sources: Sequence[Source], folder: Path, outputs: Sequence[Path] = ()) -> list[SourceFile]:
+def find_files(
+    sources: Sequence[Source], folder: Path, layout: Layout | None = None, revisions: Mapping[int, str] | None = None
+) -> list[SourceFile]:
     """Return the files of `sources` in their order, and within a glob or folder by name; `sha256` is still empty.
 
-    `folder` is the folder of the config. A file that several entries match is read once; one below `outputs` is
-    refused. Raises UsageError, InputMissing, DataError, or StorageError; the message names the file.
+    `folder` is the folder of the config. A file that several entries match is read once. An output of `layout` is
+    refused, and copies of remote files are written there; without it only local files are found. `revisions` has
+    commits of datasets on the Hub by the index of their entry. Raises UsageError, InputMissing, DataError,
+    StorageError, or PartMissing; the message names the file.
     """
+    outputs, copies = (layout.outputs(), layout.remote()) if layout else ([], None)
+    revisions = revisions or {}
     found: dict[tuple[int, int], SourceFile] = {}
     for entry, source in enumerate(sources):
         _check_source(source)
         try:
-            for path, name in find_paths(source.path, folder):
-                if any(path.resolve().is_relative_to(output) for output in outputs):
+            located = find_paths(source.path, folder, copies, revisions.get(entry, ""))
+            for path, name, revision, arrived in located:
+                if not arrived and any(path.resolve().is_relative_to(output) for output in outputs):
                     raise UsageError(
                         "own_output", f"{name}: is an output of packcorpus, not a source; narrow the path {source.path}"
                     )
                 stat = path.stat()
-                file = replace(identify(path, name, source, stat), entry=entry)
+                file = identify(path, name, source, stat)
+                file = replace(file, entry=entry, revision=revision, arrived=arrived)
                 first = found.setdefault((stat.st_dev, stat.st_ino), file)
                 ways = _how(first, sources[first.entry]), _how(file, source)
                 if ways[0] != ways[1]:
@@ -66,10 +74,6 @@ def identify_file(path: Path, name: str = "", source: Source | None = None) -> S
 
 
 def _check_source(source: Source) -> None:
-    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", source.path):
-        raise UsageError(
-            "bad_setting", f"{source.path}: only local files can be read; download it and use the path of the file"
-        )
     known = (*COLUMNS, *MESSAGE_KEYS)
     for ours, theirs in source.columns.items():
         if ours not in known:

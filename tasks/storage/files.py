@@ -15,7 +15,8 @@ import glob
 import hashlib
 import os
 import secrets
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -28,6 +29,8 @@ from tasks.core.errors import StorageError
 CHUNK = 1 << 20
 # Bytes after which writeback is started: the disk writes while more is computed, and fsync has little left to do.
 WRITEBACK_BYTES = 8 << 20
+
+LOCK_PAUSE = 0.05  # seconds between two tries to lock a file that another holder has
 
 # SHA-256 for what may leave the machine. XXH3 detects damage as well and is ten times as fast: for local files.
 ALGORITHMS: dict[str, Any] = {"sha256": hashlib.sha256, "xxh3": xxhash.xxh3_128}
@@ -66,8 +69,11 @@ class HashingWriter:
 
 
 @contextmanager
-def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter]:
-    """Write `path` completely or not at all. Raises StorageError, naming the file, if it cannot be written."""
+def atomic_file(path: Path, algorithm: str = "sha256", *, absent: bool = False) -> Iterator[HashingWriter]:
+    """Write `path` completely or not at all. Raises StorageError, naming the file, if it cannot be written.
+
+    With `absent`, an existing file is not replaced: the cause of the StorageError is then a FileExistsError.
+    """
     with _writing(path):
         make_folder(path.parent)
         _remove_abandoned(path)
@@ -83,7 +89,11 @@ def atomic_file(path: Path, algorithm: str = "sha256") -> Iterator[HashingWriter
                     raise OSError(f"{writer.size:,} bytes were written, but the file has {arrived:,}")
                 os.fchmod(handle, 0o644)
                 os.fsync(handle)
-                os.rename(temporary, path)
+                if absent:  # unlike a rename, a link does not replace a file that another writer has just made
+                    os.link(temporary, path)
+                    os.unlink(temporary)
+                else:
+                    os.rename(temporary, path)
             sync_folder(path.parent)
         except BaseException:
             with suppress(OSError):
@@ -144,6 +154,45 @@ def acquire_lock(path: Path) -> bool:
                 return False
             raise
     _locks[path] = file
+    return True
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold a lock while the block runs; other threads and processes wait. The file exists only as long as it is held.
+
+    `waiting` is called again and again by those who wait; what it raises ends that. Raises StorageError if the file
+    cannot be created.
+    """
+    with _writing(path):
+        make_folder(path.parent)
+        while True:
+            file = path.open("ab")
+            try:
+                while not _is_locked(file):
+                    waiting()
+                    time.sleep(LOCK_PAUSE)
+            except BaseException:
+                file.close()
+                raise
+            # Whoever held the lock before has removed its file.
+            if os.fstat(file.fileno()).st_nlink:
+                break
+            file.close()
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            os.unlink(path)
+        file.close()
+
+
+def _is_locked(file: IO[bytes]) -> bool:
+    """Lock a file unless another holder has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
     return True
 
 

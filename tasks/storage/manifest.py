@@ -97,6 +97,7 @@ class SourceFacts(_Part):
     delimiter: str = Field("", description="Of a CSV or TSV file, if it is not comma or tab.")
     encoding: str = Field("", description="Of a CSV or TSV file, if it is not UTF-8.")
     ignore: list[str] = Field(default_factory=list, description="Keys and parts of other data that were left out.")
+    revision: str = Field("", description="The commit of a dataset on the Hugging Face Hub.")
 
     @property
     def reading(self) -> dict[str, Any]:
@@ -107,7 +108,7 @@ class SourceFacts(_Part):
     @model_serializer(mode="wrap")
     def _leave_out_usual(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values = serialize(self)
-        return {name: values[name] for name in values if name not in READING or values[name]}
+        return {name: values[name] for name in values if name not in (*READING, "revision") or values[name]}
 
 
 class MixtureFacts(_Part):

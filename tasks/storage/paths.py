@@ -13,8 +13,20 @@ class Layout:
 
     def outputs(self) -> list[Path]:
         """Return the folders that contain only outputs of runs, with links resolved."""
-        written = ("data/tokenizers", "data/tokens", "data/engines", "data/plans", "data/corpora", "manifests")
+        written = (
+            "data/tokenizers",
+            "data/tokens",
+            "data/engines",
+            "data/plans",
+            "data/corpora",
+            "data/remote",
+            "manifests",
+        )
         return [(self.root / folder).resolve() for folder in written]
+
+    def remote(self) -> Path:
+        """Return the folder of the local copies of remote sources."""
+        return self.root / "data" / "remote"
 
     def tokenizer(self, key: str) -> Path:
         return self.root / "data" / "tokenizers" / key[:12] / "tokenizer.model"

@@ -32,10 +32,15 @@ def recipe_for(manifest: Manifest, corpus: Path, root: Path, config_file: Path |
     Raises UsageError if the folder of the config is not recorded, and InputMissing or DataError, naming the source or
     setting, if the recipe of today differs.
     """
-    recipe = recipe_of(*config_for(manifest, corpus, config_file), root)
+    recipe = recipe_of(*config_for(manifest, corpus, config_file), root, revisions_of(manifest))
     if difference := next(_differences(manifest, recipe), ""):
         raise DataError("origin_changed", f"{manifest.corpus} cannot be rebuilt: {difference}")
     return recipe
+
+
+def revisions_of(manifest: Manifest) -> dict[int, str]:
+    """Return the recorded commits of datasets on the Hub by the index of their entry in `sources`."""
+    return {source.entry: source.revision for source in manifest.sources if source.revision}
 
 
 def config_for(manifest: Manifest, corpus: Path, config_file: Path | None) -> tuple[Config, Path]:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.core.printable import duration, from_here, shown
+from tasks.core.printable import common_folder, duration, from_here, shown
 from tasks.core.suggest import suggest
 
 DURATIONS = {
@@ -63,3 +63,20 @@ def test_paths_in_the_working_directory_are_relative_to_it(tmp_path: Path, monke
         assert from_here(text) == text
     monkeypatch.chdir("/")
     assert from_here("/a/b: is missing") == "/a/b: is missing"
+
+
+@pytest.mark.parametrize(
+    ("paths", "folder"),
+    [
+        (["a/b.jsonl", "a/c/d.jsonl"], "a/"),
+        (["s3://bucket/a/b.jsonl", "s3://bucket/a/c/d.jsonl"], "s3://bucket/a/"),
+        (["s3://bucket/ab/x", "s3://bucket/ac/x"], "s3://bucket/"),
+        (["s3://one/a", "s3://two/a"], ""),
+        (["s3://one/a", "gs://one/a"], ""),
+        (["s3://one/a", "a/b"], ""),
+        (["s3://bucket/a"], ""),
+    ],
+)
+def test_the_folder_that_paths_and_urls_share(paths: list[str], folder: str) -> None:
+    assert common_folder(paths) == folder
+    assert all(path.startswith(folder) for path in paths), "it is removed from the start of each"

@@ -845,7 +845,7 @@ def test_the_same_file_read_in_two_ways(tmp_path: Path) -> None:
             DataError,
             f"known are {' '.join(extension for one in CONTAINERS for extension in one.extensions)}, text files also",
         ),
-        ("https://example.org/a.jsonl", UsageError, "only local files can be read"),
+        ("https://example.org/a.jsonl", UsageError, "https:// is not supported; known are s3://"),
         ("s3://bucket/a.jsonl", UsageError, "only local files can be read"),
     ],
 )

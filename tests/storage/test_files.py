@@ -11,7 +11,10 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -344,3 +347,46 @@ def test_sync_folder_closes_it_and_names_a_missing_one(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == len(before)
     with pytest.raises(StorageError, match="gone: cannot be written: No such file"):
         files.sync_folder(tmp_path / "gone")
+
+
+def test_a_lock_is_held_by_one_at_a_time_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is removed with the lock, so a waiter may get the lock of a file that others no longer see."""
+    monkeypatch.setattr(files, "LOCK_PAUSE", 0.0002)
+    inside, most, path = 0, 0, tmp_path / "locks" / "a.lock"
+
+    def hold() -> None:
+        nonlocal inside, most
+        for _ in range(40):
+            with files.locked(path):
+                inside += 1
+                most = max(most, inside)
+                time.sleep(0.0002)
+                inside -= 1
+
+    threads = [threading.Thread(target=hold) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 1
+    assert list(path.parent.iterdir()) == []
+
+
+def test_who_waits_for_a_lock_can_be_stopped(tmp_path: Path) -> None:
+    def stop() -> None:
+        raise CancelledError
+
+    with files.locked(tmp_path / "a.lock"):
+        with pytest.raises(CancelledError), files.locked(tmp_path / "a.lock", stop):
+            raise AssertionError("two have the lock")
+        assert (tmp_path / "a.lock").exists(), "it is still held"
+
+
+def test_an_absent_file_is_written_and_an_existing_one_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "a"
+    with atomic_file(path, absent=True) as out:
+        out.write(b"first")
+    with pytest.raises(StorageError) as caught, atomic_file(path, absent=True) as out:
+        out.write(b"second")
+    assert isinstance(caught.value.__cause__, FileExistsError)
+    assert [file.read_bytes() for file in path.parent.iterdir()] == [b"first"]

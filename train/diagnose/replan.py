@@ -13,11 +13,11 @@ from tasks.core.errors import UsageError
 from tasks.recipe import recipe_of
 from tasks.stages import Publish, run_all
 from tasks.storage.manifest import load_manifest
-from tasks.verification.rebuild import config_for
+from tasks.verification.rebuild import config_for, revisions_of
 from train.data.corpus import Corpus
 
 # What packing reads and never changes: it does not depend on the length of the rows.
-REUSED = ("tokens", "tokenizers", "engines")
+REUSED = ("tokens", "tokenizers", "engines", "remote")
 
 
 def lost(corpus: Corpus, manifest: Path) -> str:
@@ -40,7 +40,8 @@ def replan(corpus: Corpus, changes: Mapping[str, Any], root: Path, folder: Path)
         if known.is_dir() and not link.exists():
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(known.resolve(), target_is_directory=True)
+    revisions = revisions_of(corpus.manifest)
     # Shorter rows may lose conversations, which the trial reports.
-    recipe = recipe_of(config.model_copy(update={"max_rejects": 1.0, **changes}), sources, folder)
+    recipe = recipe_of(config.model_copy(update={"max_rejects": 1.0, **changes}), sources, folder, revisions)
     run_all(Publish(recipe))
     return recipe.published

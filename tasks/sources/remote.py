@@ -1,0 +1,175 @@
+"""Find the objects that a URL refers to, as a path finds files, and fetch copies of them.
+
+s3://bucket/chats/*.jsonl.gz    →  s3://bucket/chats/a.jsonl.gz, …, each with a copy below data/remote/
+s3://bucket/chats               →  the objects below it, as of a folder, unless an object has this key
+hf://datasets/owner/name@v1/x   →  the same of a dataset, at the commit that v1 has now
+owner/name                      →  hf://datasets/owner/name, if no such path exists
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+from functools import cached_property, partial
+from glob import has_magic
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+from tasks.core.errors import DataError, InputMissing, PackError
+from tasks.core.notes import noted
+from tasks.readers.containers import container_by_extension
+from tasks.sources.listed_names import check_extensions, saved_files
+from tasks.stores.copies import Object, fetch_copies
+from tasks.stores.store import Facts, Reading, open_store
+from tasks.stores.urls import Dataset, hub_name, split_dataset, split_url
+
+SHOWN = 8  # groups of files of a dataset that a message lists
+
+
+class Located(NamedTuple):
+    """A file that a source names: its absolute path and its name, which is a URL if it is a copy of a remote file.
+
+    `revision` is the commit of a dataset on the Hub. `sha256` is that of a copy when it arrived.
+    """
+
+    path: Path
+    name: str
+    revision: str = ""
+    sha256: str = ""
+
+
+class _Listing:
+    """What a URL names in a store: an object, the objects that match a glob, or those below a folder."""
+
+    def __init__(self, store: Reading, key: str):
+        self.store, self.key = store, key.strip("/")
+        self.url = store.url_of(self.key)
+
+    @cached_property
+    def listed(self) -> dict[str, Facts]:
+        """Return the objects below the longest folder that has no glob, hidden ones left out."""
+        literal = list(takewhile(lambda part: not has_magic(part), PurePosixPath(self.key).parts))
+        found = dict[str, Facts]()
+        with noted(lambda: f"{self.url}: still listing objects; if it takes too long, narrow the URL"):
+            for key, facts in self.store.list("/".join(literal)):
+                below = PurePosixPath(key).parts[len(literal) :]
+                hidden = any(part.startswith(".") for part in below)
+                # An empty object without an extension stands for a folder, in tools that show buckets as folders.
+                if not hidden and (facts.size or container_by_extension(key)):
+                    found[key] = facts
+        return found
+
+    def find(self) -> dict[str, Facts]:
+        """Return the objects that are named, in their order. Raises InputMissing or DataError."""
+        if self.key and (facts := self.store.head(self.key)):  # as for a path, also if it looks like a glob
+            check_extensions([self.url], self.url)
+            return {self.key: facts}
+        if has_magic(self.key):
+            keys = [key for key in self.listed if _matches(key.split("/"), self.key.split("/"))]
+            if not keys:
+                raise InputMissing("no_match", f"{self.url}: the glob matches no object")
+        else:
+            keys = self._of_folder()
+            if not keys:
+                raise InputMissing("object_missing", f"{self.url}: no such object, and none below it")
+        check_extensions([self.store.url_of(key) for key in keys], self.url)
+        return {key: self.listed[key] for key in keys}
+
+    def _of_folder(self) -> list[str]:
+        """Return the keys below a folder; a saved dataset is one group that keeps its own order."""
+        folders: dict[str, list[str]] = {}
+        for key in self.listed:
+            folder, _, name = key.rpartition("/")
+            folders.setdefault(folder, []).append(name)
+        groups: list[tuple[bytes, list[str]]] = []
+        saved: list[str] = []
+        for folder, names in sorted(folders.items()):
+            prefix = f"{folder}/" if folder else ""
+            if any(prefix.startswith(above) for above in saved):
+                continue
+            read = partial(self._get_in, prefix)
+            files = saved_files(names, self.store.url_of(folder), read)
+            if files is not None:
+                saved.append(prefix)
+                groups.append((prefix.encode(), [prefix + file for file in files]))
+            else:
+                groups += [((prefix + name).encode(), [prefix + name]) for name in names]
+        return [key for _, keys in sorted(groups) for key in keys]
+
+    def _get_in(self, prefix: str, name: str) -> bytes:
+        return self.store.get(prefix + name)
+
+
+def _matches(parts: list[str], pattern: list[str]) -> bool:
+    """Return whether a key matches a glob as a path does; ** is any number of folders."""
+    if not pattern:
+        return not parts
+    if pattern == ["**"]:
+        return bool(parts)
+    if pattern[0] == "**":
+        return any(_matches(parts[skipped:], pattern[1:]) for skipped in range(len(parts)))
+    return bool(parts) and fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+
+
+def find_remote(url: str, copies: Path, revision: str = "") -> list[Located]:
+    """Return the objects that a URL names, with copies below `copies`. Raises PackError, naming the URL."""
+    if url.startswith("hf://"):
+        return _find_in_dataset(split_dataset(url), copies, revision)
+    where = split_url(url)
+    listing = _Listing(open_store(f"{where.scheme}://{where.bucket}"), where.key)
+    return _copied(listing.store, listing.find(), copies)
+
+
+def dataset_named(path: str) -> Dataset | None:
+    """Return the dataset on the Hub that a path which does not exist may name, such as openai/gsm8k."""
+    return hub_name(path) if container_by_extension(path) is None else None
+
+
+def find_dataset(dataset: Dataset, missing: InputMissing, copies: Path, revision: str = "") -> list[Located]:
+    """Return the files of a dataset whose name is not a local path. Raises `missing`, extended, if there is none."""
+    try:
+        return _find_in_dataset(dataset, copies, revision)
+    except PackError as error:
+        if error.reason not in ("object_missing", "library_missing", "store_denied", "store_failed"):
+            raise
+        problem = f"as the name of a dataset on the Hub: {str(error).removeprefix(f'{dataset.url}: ')}"
+        raise InputMissing("source_missing", f"{missing}; {problem}") from None
+
+
+def _find_in_dataset(dataset: Dataset, copies: Path, revision: str) -> list[Located]:
+    from tasks.stores.hub import open_hub
+
+    hub = open_hub(dataset, revision)
+    listing = _Listing(hub, dataset.key)
+    if not listing.key:
+        # Beside its data a dataset has a README.md, a license, and facts about itself.
+        for key in [key for key in listing.listed if not _is_data(key)]:
+            del listing.listed[key]
+        _check_one_group(dataset, list(listing.listed))
+    found = _copied(hub, listing.find(), copies)
+    return [each._replace(revision=hub.commit) for each in found]
+
+
+def _is_data(key: str) -> bool:
+    return container_by_extension(key) is not None and PurePosixPath(key).name != "dataset_infos.json"
+
+
+def _check_one_group(dataset: Dataset, keys: Sequence[str]) -> None:
+    """Raise DataError if a whole dataset was named that has several groups of files, such as train and test."""
+    groups = sorted({re.sub(r"\d{3,}(-of-\d{3,}(-[0-9a-f]{16})?)?", "*", key) for key in keys})
+    if len(groups) > 1:
+        listed = ", ".join(groups[:SHOWN]) + f" and {len(groups) - SHOWN} more" * (len(groups) > SHOWN)
+        choice = next((group for group in groups if "train" in group), groups[0])
+        raise DataError(
+            "several_groups",
+            f"{dataset.url}: has {len(groups)} groups of files: {listed}; name those to pack, such as "
+            f"{dataset.url}/{choice}",
+        )
+
+
+def _copied(store: Reading, found: dict[str, Facts], copies: Path) -> list[Located]:
+    objects = [Object(store, key, facts) for key, facts in found.items()]
+    fetched = fetch_copies(objects, copies)
+    return [Located(copy.path, each.url, "", copy.sha256) for each, copy in zip(objects, fetched, strict=True)]

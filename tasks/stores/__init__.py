@@ -1,0 +1,5 @@
+"""Stores: where remote data lies, behind one interface; local files remain the only thing that a step reads.
+
+In:  a URL (`s3://`, `gs://`, `az://`, `hf://`, `file://`), or a folder.
+Out: whole objects as local files, verified by size and identity; objects written from finished local files only.
+"""

@@ -1,0 +1,233 @@
+"""A store in a bucket: S3, Google Cloud Storage, or Azure. The only module that imports obstore.
+
+Credentials come from where the cloud's own tools find them. Nothing that obstore reports is passed on as it is: the
+text of an error holds what the server answered, which for a bad signature is the access key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from configparser import ConfigParser
+from configparser import Error as ConfigError
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from tasks.core.errors import Bug, InputMissing, PackError, PartMissing, StorageError
+from tasks.stores.receive import CHUNK, changed, cut_off, receive
+from tasks.stores.store import Facts, Progress
+from tasks.stores.threads import interruptible
+from tasks.stores.urls import split_url
+
+RETRIES = 8  # of a request: with their pauses about 20 seconds
+
+# obstore ends a request after 30 s by default, whole bodies of any size included.
+TIMEOUTS = {"connect_timeout": timedelta(seconds=10), "read_timeout": timedelta(seconds=60), "timeout": timedelta(1)}
+
+UPLOAD_PART = 8 << 20
+UPLOADS = 4  # parts of an object that are sent at once
+
+MOST_PARTS = 9_000  # of an object; S3 has a limit of 10,000
+
+_NO_CREDENTIALS = re.compile(r"169\.254\.|metadata\.google|[Nn]o credentials|CredentialsNotLoaded|MissingCredential")
+
+# What an error says about its cause if it has no status of HTTP; the first that matches counts.
+_CAUSES = {
+    "configured region": "the bucket is in another region; set AWS_REGION",
+    "timed out": "no answer in time",
+    "dns error|lookup address": "the name of the server is unknown",
+    "error sending request|connect": "the server cannot be reached",
+}
+
+# The process whose threads obstore has started: a child that is forked later would wait for them forever.
+_process = 0
+
+
+class Bucket:
+    """The objects below `url`; `store` is obstore's, of the whole bucket, and `prefix` the folder of the URL in it."""
+
+    def __init__(self, url: str, store: Any, prefix: str = ""):
+        self.url, self._store, self._prefix = url.rstrip("/"), store, prefix.strip("/")
+
+    def url_of(self, key: str) -> str:
+        return f"{self.url}/{key}".rstrip("/")
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}/{key}".strip("/")
+
+    def head(self, key: str) -> Facts | None:
+        try:
+            with self._errors(key) as obstore:
+                return _facts(interruptible(obstore.head, self._store, self._key(key)))
+        except InputMissing:
+            return None
+
+    def get(self, key: str) -> bytes:
+        with self._errors(key) as obstore:
+            return bytes(interruptible(lambda: obstore.get(self._store, self._key(key)).bytes()))
+
+    def fetch(self, key: str, target: Path, expected: Facts, progress: Progress | None = None) -> str:
+        url = self.url_of(key)
+        with self._errors(key) as obstore:
+            found = interruptible(obstore.get, self._store, self._key(key), options={"if_match": expected.identity})
+            if _facts(found.meta) != expected:  # not every server heeds If-Match
+                raise changed(url)
+            chunks = self._chunks(found.stream(min_chunk_size=CHUNK), key, expected.size)
+            return receive(chunks, target, expected, url, progress)
+
+    def _chunks(self, stream: Any, key: str, size: int) -> Iterator[Any]:
+        """Yield the chunks of a body. An error in it that is not an answer of the server means that it was cut."""
+        received = 0
+        try:
+            with self._errors(key):
+                while (chunk := interruptible(next, stream, None)) is not None:
+                    received += len(chunk)
+                    yield chunk
+        except StorageError as error:
+            if error.reason == "store_failed":
+                raise cut_off(self.url_of(key), received, size) from None
+            raise
+
+    def ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        asked = [(start, length) for start, length in ranges if length]  # obstore refuses an empty range
+        if not asked:
+            return [b""] * len(ranges)
+        starts, lengths = zip(*asked, strict=True)
+        with self._errors(key) as obstore:
+            found = interruptible(obstore.get_ranges, self._store, self._key(key), starts=starts, lengths=lengths)
+            parts = iter([bytes(part) for part in found])
+        answer = [next(parts) if length else b"" for _, length in ranges]
+        for part, (start, length) in zip(answer, ranges, strict=True):
+            if len(part) != length:
+                raise cut_off(self.url_of(key), start + len(part), start + length)
+        return answer
+
+    def put(self, key: str, source: Path | bytes, absent: bool = False) -> bool:
+        size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        part = max(UPLOAD_PART, -(-size // MOST_PARTS))
+        sent = {"mode": "create", "use_multipart": False} if absent else {"mode": "overwrite", "chunk_size": part}
+        with self._errors(key) as obstore:
+            try:
+                interruptible(obstore.put, self._store, self._key(key), source, max_concurrency=UPLOADS, **sent)
+            except (FileExistsError, obstore.exceptions.AlreadyExistsError):
+                return False
+        return True
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, Facts]]:
+        with self._errors(prefix) as obstore:
+            below = len(self._prefix) + bool(self._prefix)
+            pages = interruptible(lambda: list(obstore.list(self._store, self._key(prefix) or None, chunk_size=1000)))
+            found = [(item["path"][below:], _facts(item)) for page in pages for item in page]
+        yield from sorted(found, key=lambda item: item[0].encode())
+
+    def delete(self, key: str) -> None:
+        try:
+            with self._errors(key) as obstore:
+                interruptible(obstore.delete, self._store, self._key(key))
+        except InputMissing:
+            return
+
+    @contextmanager
+    def _errors(self, key: str) -> Iterator[Any]:
+        """Give obstore, and convert its errors to PackErrors."""
+        obstore = _obstore()
+        try:
+            yield obstore
+        except (PackError, FileExistsError):
+            raise
+        except FileNotFoundError:
+            raise InputMissing("object_missing", f"{self.url_of(key)}: does not exist") from None
+        except obstore.exceptions.PreconditionError:
+            raise changed(self.url_of(key)) from None
+        except (obstore.exceptions.BaseError, OSError, ValueError) as error:
+            raise explained(self.url_of(key), str(error)) from None
+
+
+def explained(url: str, text: str) -> PackError:
+    """Return the error for what obstore or a server reports, without repeating any of it but status and code."""
+    status = re.search(r"status code: (\d{3})", text)
+    code = re.search(r"<Code>(\w{1,60})</Code>", text)
+    if _NO_CREDENTIALS.search(text):
+        return StorageError("store_denied", f"{url}: no credentials were found")
+    number = status[1] if status else ""
+    answer = f"HTTP {number}{f' {code[1]}' if code else ''}"
+    if number == "404":
+        return InputMissing("object_missing", f"{url}: does not exist ({answer})")
+    if number == "416" or "StartTooLarge" in text:
+        return StorageError("object_cut", f"{url}: ended before the range that was read; run again")
+    if number in ("401", "403"):
+        return StorageError("store_denied", f"{url}: access denied ({answer})")
+    if number in ("429", "503"):
+        return StorageError("store_busy", f"{url}: too many requests ({answer}); run again later")
+    causes = [cause for pattern, cause in _CAUSES.items() if re.search(pattern, text)]
+    problem = answer if number else [*causes, "the answer cannot be read"][0]
+    return StorageError("store_failed", f"{url}: {problem}; check the endpoint and the network, then run again")
+
+
+def open_bucket(url: str, retries: int = RETRIES) -> Bucket:
+    """Open a bucket, or a folder in it. Raises UsageError, or PartMissing if the extra `remote` is not installed."""
+    parts, obstore = split_url(url), _obstore()
+    config = _aws_config(os.environ) if parts.scheme == "s3" else {}
+    retry = {"max_retries": retries, "retry_timeout": timedelta(minutes=3)}
+    plain = config.get("aws_endpoint", "").startswith("http://")
+    client = {**TIMEOUTS, "allow_http": plain}
+    try:
+        where = f"{parts.scheme}://{parts.bucket}"
+        store = obstore.store.from_url(where, config=config or None, client_options=client, retry_config=retry)
+    except (obstore.exceptions.BaseError, ValueError) as error:
+        if parts.scheme == "az" and "account" in str(error).lower():
+            message = f"{url}: the storage account is unknown; set AZURE_STORAGE_ACCOUNT_NAME"
+            raise StorageError("store_denied", message) from None
+        raise explained(url, str(error)) from None
+    return Bucket(url, store, parts.key)
+
+
+def _aws_config(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return keys, region, and endpoint of the profile in ~/.aws, unless the environment sets them, and its endpoint.
+
+    obstore reads the environment and the metadata of the instance, but not these files.
+    """
+    home, profile = Path.home() / ".aws", environment.get("AWS_PROFILE", "default")
+    files = {
+        environment.get("AWS_CONFIG_FILE", str(home / "config")): f"profile {profile}",
+        environment.get("AWS_SHARED_CREDENTIALS_FILE", str(home / "credentials")): profile,
+    }
+    parser, found = ConfigParser(interpolation=None), dict[str, str]()
+    try:
+        parser.read(map(os.path.expanduser, files), encoding="utf-8")
+    except (ConfigError, OSError, UnicodeError):  # its text holds a line of the file
+        raise StorageError("store_denied", f"{' or '.join(files)}: cannot be read; fix the file") from None
+    for section in (*files.values(), profile):
+        found |= dict(parser[section]) if section in parser else {}
+    names = ("aws_access_key_id", "aws_secret_access_key", "aws_session_token")
+    config = {} if "AWS_ACCESS_KEY_ID" in environment else {name: found[name] for name in names if name in found}
+    if "region" in found and not {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(environment):
+        config["aws_region"] = found["region"]
+    endpoints = [environment.get(name) for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")]
+    if endpoint := next(filter(None, [*endpoints, found.get("endpoint_url")]), None):
+        config["aws_endpoint"] = endpoint
+    return config
+
+
+def _obstore() -> Any:
+    """Import obstore. Raises PartMissing if it is not installed."""
+    global _process
+    try:
+        import obstore
+        import obstore.exceptions
+        import obstore.store
+    except ImportError:
+        raise PartMissing(
+            "library_missing", "obstore is not installed, which reads buckets: pip install 'packcorpus[remote]'"
+        ) from None
+    _process = _process or os.getpid()
+    if _process != os.getpid():
+        raise Bug("bug", "a store was used before the process was forked; open it in each process by itself")
+    return obstore
+
+
+def _facts(meta: Any) -> Facts:
+    return Facts(meta["size"], meta["e_tag"] or meta["version"] or meta["last_modified"].isoformat())

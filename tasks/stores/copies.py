@@ -1,0 +1,139 @@
+"""Keep local copies of remote objects: each is fetched once, whole, also if several runs want it at the same time.
+
+    data/remote/<digest of URL, size, identity>/chats.jsonl.gz    the copy, under its own name
+                                                receipt.json      its URL, size, identity, and SHA-256, written last
+
+An object that has changed has another identity, and so another folder. Nothing is removed here: delete data/remote/
+to make room.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from pathlib import Path
+from threading import Event, Lock
+from typing import NamedTuple
+
+import xxhash
+
+from tasks.core.errors import StorageError
+from tasks.core.notes import noted
+from tasks.core.printable import in_bytes
+from tasks.storage.files import has_artifact, locked, make_folder, read_receipt, to_json, write_receipt
+from tasks.stores.receive import scratch_full
+from tasks.stores.store import Facts, Reading
+from tasks.stores.threads import run_all
+
+DOWNLOADS = 8  # objects that are fetched at once; each takes a few MB of memory
+
+
+class Object(NamedTuple):
+    """An object of a store, with the facts of its listing."""
+
+    store: Reading
+    key: str
+    facts: Facts
+
+    @property
+    def url(self) -> str:
+        return self.store.url_of(self.key)
+
+
+class Copy(NamedTuple):
+    """The local copy of an object, and the SHA-256 that it had on arrival."""
+
+    path: Path
+    sha256: str
+
+
+class _Progress:
+    """Count what has arrived, over all threads, and stop them."""
+
+    def __init__(self) -> None:
+        self.objects = self.size = 0
+        self._stopped, self._lock = Event(), Lock()
+
+    def add(self, size: int, objects: int = 0) -> None:
+        self.check()
+        with self._lock:
+            self.size += size
+            self.objects += objects
+
+    def check(self) -> None:
+        if self._stopped.is_set():
+            raise CancelledError
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+
+def fetch_copies(objects: Sequence[Object], folder: Path) -> list[Copy]:
+    """Return a copy of each object below `folder`, fetching the missing ones.
+
+    Raises what `fetch` of a store raises, and scratch_full before anything is fetched if the disk has no room.
+    """
+    folder = folder.absolute()
+    wanted = {_place(each, folder): each for each in objects}
+    missing = {path: each for path, each in wanted.items() if not _has_copy(path)}
+    _check_room(list(missing.values()), folder)
+    progress, size = _Progress(), sum(each.facts.size for each in missing.values())
+
+    def note() -> str:
+        done = f"{progress.objects:,} of {len(missing):,} files, {in_bytes(progress.size)} of {in_bytes(size)}"
+        return f"downloading the sources: {done} done"
+
+    # The largest first, so that no thread is left with it when the others have ended.
+    order = sorted(missing, key=lambda path: -missing[path].facts.size)
+    with noted(note):
+        run_all(lambda path: _fetch(missing[path], path, progress), order, DOWNLOADS, progress.stop)
+    return [_copy(_place(each, folder)) for each in objects]
+
+
+def _fetch(wanted: Object, path: Path, progress: _Progress) -> None:
+    progress.check()
+    with locked(path.parent.with_suffix(".lock"), progress.check):
+        if not _has_copy(path):  # another run may have fetched it while this one waited
+            digest = wanted.store.fetch(wanted.key, path, wanted.facts, progress.add)
+            facts = {"url": wanted.url, "bytes": wanted.facts.size, "identity": wanted.facts.identity}
+            write_receipt(_receipt(path), {**facts, "sha256": digest})
+    progress.add(0, objects=1)
+
+
+def _place(wanted: Object, folder: Path) -> Path:
+    content = to_json([wanted.url, wanted.facts.size, wanted.facts.identity])
+    # The name is for people who look into the folder; the folder identifies the object.
+    name = re.sub(r"[^\w.+-]", "_", os.path.basename(wanted.key))[-100:].lstrip(".") or "object"
+    return folder / str(xxhash.xxh3_128_hexdigest(content)) / name
+
+
+def _receipt(path: Path) -> Path:
+    return path.with_name(f"{path.name}.receipt.json")
+
+
+def _has_copy(path: Path) -> bool:
+    return has_artifact(path, _receipt(path))
+
+
+def _copy(path: Path) -> Copy:
+    return Copy(path, str(read_receipt(_receipt(path))["sha256"]))
+
+
+def _check_room(missing: Sequence[Object], folder: Path) -> None:
+    """Raise scratch_full if the objects do not fit on the disk."""
+    if not missing:
+        return
+    make_folder(folder)
+    needed = sum(each.facts.size for each in missing)
+    if shutil.disk_usage(folder).free < needed:
+        raise scratch_full(missing[0].url, folder, needed)
+
+
+def damaged_copy(url: str, path: Path) -> StorageError:
+    """Return the error for a copy that is not what arrived."""
+    return StorageError(
+        "copy_damaged", f"{url}: its local copy {path} was changed or is damaged; delete it, then run again"
+    )

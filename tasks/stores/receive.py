@@ -1,0 +1,50 @@
+"""Receive an object into a file: a full disk and a body that ends early are errors of their own."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable
+from pathlib import Path
+
+from tasks.core.errors import DataError, StorageError
+from tasks.core.printable import in_bytes
+from tasks.storage.files import atomic_file
+from tasks.stores.store import Facts, Progress
+
+CHUNK = 1 << 20  # bytes that are held of an object
+
+
+def receive(chunks: Iterable[bytes], target: Path, expected: Facts, url: str, progress: Progress | None) -> str:
+    """Write the chunks of an object to `target`, completely or not at all, and return its SHA-256.
+
+    Raises StorageError if they are not as many bytes as expected, or the disk is full.
+    """
+    try:
+        with atomic_file(target) as out:
+            for chunk in chunks:
+                out.write(chunk)
+                if progress:
+                    progress(len(chunk))
+            if out.size != expected.size:
+                raise cut_off(url, out.size, expected.size)
+        return out.digest()
+    except StorageError as error:
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise scratch_full(url, target.parent, expected.size) from None
+        raise
+
+
+def cut_off(url: str, received: int, size: int) -> StorageError:
+    return StorageError("object_cut", f"{url}: ended after {received:,} of {size:,} bytes; run again")
+
+
+def changed(url: str) -> DataError:
+    return DataError("object_changed", f"{url}: changed since it was listed; run again")
+
+
+def scratch_full(url: str, folder: Path, size: int) -> StorageError:
+    """Return the error for a disk without room for `size` bytes of `url`, or of it and further objects."""
+    return StorageError(
+        "scratch_full",
+        f"{url}: the disk of {folder} has no room for {in_bytes(size)}; make room, or use another --root",
+    )

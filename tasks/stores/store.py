@@ -1,0 +1,90 @@
+"""Open the store of a URL or folder. All of them behave alike; tests run the same table against each.
+
+    open_store("s3://bucket/prefix")   Bucket: S3, Google Cloud Storage, Azure, through obstore
+    open_store("file:///folder")       Folder: the local file system
+    open_hub("hf://datasets/o/n")      Hub: a dataset at one commit, read-only, through huggingface_hub
+
+Keys are relative to the root, with /. An object is written whole from a finished local file, and read whole into one:
+a reader never sees a part of an object, and no step depends on the behavior of a remote stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from tasks.core.errors import UsageError
+from tasks.stores.urls import check_url, is_url, local_path
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes of each block that arrives. What it raises ends the transfer."""
+
+
+class Facts(NamedTuple):
+    """What identifies the content of an object: its size, and its ETag, version, or checksum."""
+
+    size: int
+    identity: str
+
+
+class Reading(Protocol):
+    """A store that is read.
+
+    Its methods raise PackError, naming the URL: store_denied, object_missing, store_busy, store_failed, object_cut,
+    object_changed, or scratch_full.
+    """
+
+    def url_of(self, key: str) -> str:
+        """Return the URL of an object, as messages show it."""
+
+    def head(self, key: str) -> Facts | None:
+        """Return the facts of an object, or None if it does not exist."""
+
+    def get(self, key: str) -> bytes:
+        """Return the content of a small object."""
+
+    def fetch(self, key: str, target: Path, expected: Facts, progress: Progress | None = None) -> str:
+        """Write a whole object to `target`, completely or not at all, and return its SHA-256.
+
+        Raises object_changed if it is not the object that `expected` describes.
+        """
+
+    def list(self, prefix: str = "") -> Iterator[tuple[str, Facts]]:
+        """Yield the objects below the folder `prefix`, in the byte order of their keys."""
+
+
+class Store(Reading, Protocol):
+    """A store that is read and written."""
+
+    def ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Return the (start, length) ranges of an object. Raises object_cut if it ends before.
+
+        A range of length 0 is empty, whatever its start.
+        """
+
+    def put(self, key: str, source: Path | bytes, absent: bool = False) -> bool:
+        """Write an object from a finished file, completely or not at all.
+
+        With `absent`, return False and write nothing if the object exists, also if another writer is just faster. The
+        content is then held in memory: this is for receipts and manifests.
+        """
+
+    def delete(self, key: str) -> None:
+        """Delete an object, if it exists."""
+
+
+def open_store(where: str | Path) -> Store:
+    """Open a bucket (s3://, gs://, az://) or a folder (a path or file://). Raises UsageError or PartMissing."""
+    from tasks.stores.folder import Folder
+
+    if isinstance(where, Path) or not is_url(where):
+        return Folder(Path(where))
+    scheme = check_url(where)
+    if scheme == "file":
+        return Folder(Path(local_path(where)))
+    if scheme == "hf":
+        raise UsageError("url_not_supported", f"{where}: is read-only, a source; use a bucket or a folder")
+    from tasks.stores.bucket import open_bucket
+
+    return open_bucket(where)

@@ -1,0 +1,377 @@
+"""Stores: a folder and a bucket behave alike, an object arrives whole or not at all, and errors say what failed."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.remote import SECRET, failing_store, needs_remote, new_bucket, s3, use
+
+from tasks.core.error_messages import as_text
+from tasks.core.errors import PackError, UsageError
+from tasks.stores import receive as receiving
+from tasks.stores.store import Facts, Store, open_store
+
+needs_remote()
+
+from tasks.stores.bucket import Bucket, explained, open_bucket  # noqa: E402
+
+
+def in_memory() -> Bucket:
+    from obstore.store import MemoryStore
+
+    return Bucket("memory://bucket", MemoryStore(), "below")
+
+
+@pytest.fixture(params=["folder", "memory", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    if request.param == "s3":
+        use(monkeypatch, s3())
+        return open_store(f"s3://{new_bucket()}/a prefix")
+    return in_memory() if request.param == "memory" else open_store(tmp_path / "store")
+
+
+# -- a folder and a bucket behave alike -------------------------------------------------------------------------------
+
+KEYS = st.sampled_from(["a", "b.jsonl", "b/c", "b/d e.txt", "b/ä#%41.jsonl", "b.d/x", "c/d/e"])
+CONTENT = st.binary(max_size=40)
+RANGES = st.lists(st.tuples(st.integers(0, 45), st.integers(0, 45)), max_size=3)
+STEPS = st.one_of(
+    st.tuples(st.just("put"), KEYS, CONTENT, st.booleans()),
+    st.tuples(st.just("delete"), KEYS),
+    st.tuples(st.sampled_from(["head", "get", "fetch", "fetch_old"]), KEYS),
+    st.tuples(st.just("ranges"), KEYS, RANGES),
+    st.tuples(st.just("list"), st.sampled_from(["", "b", "b/c", "c", "c/d", "no"])),
+)
+
+
+def outcome(store: Store, step: Any, old: dict[str, Facts], folder: Path) -> object:
+    """Do a step; return what came of it in terms that all stores share."""
+    name, key, *rest = step
+    try:
+        if name == "put":
+            return store.put(key, *rest)
+        if name == "head":
+            found = store.head(key)
+            return found and found.size
+        if name.startswith("fetch"):
+            expected = old.get(key) if name == "fetch_old" else store.head(key)
+            if expected is None:
+                return None
+            target = folder / "fetched"
+            digest = store.fetch(key, target, expected)
+            content = target.read_bytes()
+            assert digest == hashlib.sha256(content).hexdigest()
+            return content
+        if name == "list":
+            return [(key, facts.size) for key, facts in store.list(key)]
+        return getattr(store, name)(key, *rest)
+    except PackError as error:
+        return error.reason
+
+
+@given(steps=st.lists(STEPS, max_size=12))
+def test_a_bucket_does_what_a_folder_does(tmp_path_factory: pytest.TempPathFactory, steps: list[Any]) -> None:
+    folder = tmp_path_factory.mktemp("steps")
+    stores: list[Store] = [open_store(folder / "store"), in_memory()]
+    old: list[dict[str, Facts]] = [{}, {}]
+    for step in steps:
+        one, other = (outcome(store, step, facts, folder) for store, facts in zip(stores, old, strict=True))
+        assert one == other, step
+        for store, facts in zip(stores, old, strict=True):
+            if step[0] == "put" and step[1] not in facts and (found := store.head(step[1])):
+                facts[step[1]] = found  # of the first content: later ones are others
+
+
+def test_what_every_store_does(store: Store, tmp_path: Path) -> None:
+    """The table that memory and a folder pass by chance of examples, once for S3 as well."""
+    assert store.head("x/a") is None
+    assert list(store.list()) == []
+    assert store.put("x/a", b"hello") is True
+    assert store.put("x/a", b"other", absent=True) is False
+    assert store.get("x/a") == b"hello"
+    assert store.put("n", b"", absent=True) is True
+    facts = store.head("x/a")
+    assert facts
+    assert facts.size == 5
+    assert [key for key, _ in store.list()] == ["n", "x/a"]
+    assert list(store.list("x")) == [("x/a", facts)], "a listing has the facts that head has"
+    assert store.ranges("x/a", [(0, 2), (3, 2), (5, 0)]) == [b"he", b"lo", b""]
+    for ranges in ([(3, 5)], [(10, 2)]):
+        with pytest.raises(PackError) as caught:
+            store.ranges("x/a", ranges)
+        assert caught.value.reason == "object_cut"
+    arrived: list[int] = []
+    assert store.fetch("x/a", tmp_path / "t", facts, arrived.append) == hashlib.sha256(b"hello").hexdigest()
+    assert (tmp_path / "t").read_bytes() == b"hello"
+    assert sum(arrived) == 5
+    store.put("x/a", b"HELLO")
+    with pytest.raises(PackError) as caught:
+        store.fetch("x/a", tmp_path / "u", facts)
+    assert caught.value.reason == "object_changed"
+    assert not (tmp_path / "u").exists()
+    store.delete("x/a")
+    store.delete("x/a")
+    assert store.head("x/a") is None
+    for read in (lambda: store.get("x/a"), lambda: store.fetch("x/a", tmp_path / "v", facts)):
+        with pytest.raises(PackError) as caught:
+            read()
+        assert caught.value.reason == "object_missing"
+
+
+def test_a_large_file_is_put_and_fetched_whole(store: Store, tmp_path: Path) -> None:
+    content = os.urandom(17 << 20)  # several parts of an upload
+    (tmp_path / "large").write_bytes(content)
+    assert store.put("large", tmp_path / "large")
+    facts = store.head("large")
+    assert facts
+    assert store.fetch("large", tmp_path / "back", facts) == hashlib.sha256(content).hexdigest()
+    assert store.ranges("large", [(16 << 20, 100)]) == [content[16 << 20 :][:100]]
+    assert (tmp_path / "back").read_bytes() == content
+
+
+def test_only_one_of_several_writers_puts_what_is_absent(store: Store) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(8) as threads:
+        done = list(threads.map(lambda number: store.put("manifest", b"%d" % number, absent=True), range(16)))
+    assert done.count(True) == 1
+    assert store.get("manifest") == b"%d" % done.index(True)
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def failing() -> Iterator[tuple[str, list[str]]]:
+    with failing_store() as (address, requests):
+        yield address, requests
+
+
+EXPECTED = Facts(1000, '"one"')
+
+
+@pytest.mark.parametrize(
+    ("key", "reason", "words"),
+    [
+        ("401/k", "store_denied", "HTTP 401"),
+        ("403/k", "store_denied", "HTTP 403 Code403"),
+        ("404/k", "object_missing", "does not exist"),
+        ("412/k", "object_changed", "changed since it was listed"),
+        ("429/k", "store_busy", "HTTP 429 Code429"),
+        ("500/k", "store_failed", "HTTP 500 Code500"),
+        ("503/k", "store_busy", "HTTP 503 Code503"),
+        ("301/k", "store_failed", "set AWS_REGION"),
+        ("cut/k", "object_cut", "of 1,000 bytes"),
+        ("short/k", "object_changed", "changed since it was listed"),
+        ("other/k", "object_changed", "changed since it was listed"),
+    ],
+)
+def test_errors_name_the_url_and_the_cause_and_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: tuple[str, list[str]], key: str, reason: str, words: str
+) -> None:
+    address, requests = failing
+    use(monkeypatch, address)
+    requests.clear()
+    store = open_bucket("s3://bucket", retries=1)
+    with pytest.raises(PackError) as caught:
+        store.fetch(key, tmp_path / "folder" / "target", EXPECTED)
+    text = as_text(caught.value)
+    assert caught.value.reason == reason
+    assert f"s3://bucket/{key}: " in text
+    assert words in text
+    assert "fix: " in text
+    assert SECRET not in text + repr(caught.value) + repr(caught.value.__cause__)
+    assert not list(tmp_path.rglob("*target*")), "nothing is left of an object that did not arrive"
+    assert all(request.endswith(f" {EXPECTED.identity}") for request in requests), "an object that changed is not sent"
+    assert len(requests) == (2 if key[:3] in ("429", "500", "503", "cut") else 1), "what may pass is tried again"
+
+
+def test_an_object_that_arrives_has_its_size_and_identity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: tuple[str, list[str]]
+) -> None:
+    """The control of the table above: the same server, without a fault."""
+    use(monkeypatch, failing[0])
+    open_bucket("s3://bucket", retries=1).fetch("200/k", tmp_path / "target", EXPECTED)
+    assert (tmp_path / "target").read_bytes() == b"x" * 1000
+
+
+@pytest.mark.parametrize("operation", ["list", "put", "get", "delete", "ranges", "head"])
+def test_every_operation_converts_errors(
+    monkeypatch: pytest.MonkeyPatch, failing: tuple[str, list[str]], operation: str
+) -> None:
+    use(monkeypatch, failing[0])
+    store = open_bucket("s3://bucket/403", retries=0)
+    given: dict[str, tuple[Any, ...]] = {"put": (b"x",), "ranges": ([(0, 1)],)}
+    if operation in ("list", "delete"):  # their requests do not have the key in the path
+        monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+        store = open_bucket("s3://bucket", retries=0)
+
+    def operate() -> None:
+        list(getattr(store, operation)("k", *given.get(operation, ())) or ())
+
+    with pytest.raises(PackError) as caught:
+        operate()
+    assert caught.value.reason == ("store_failed" if operation in ("list", "delete") else "store_denied")
+    assert SECRET not in as_text(caught.value)
+
+
+def test_a_server_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "http://127.0.0.1:1")
+    with pytest.raises(PackError, match="s3://bucket/key: the server cannot be reached") as caught:
+        open_bucket("s3://bucket", retries=0).get("key")
+    assert caught.value.reason == "store_failed"
+
+
+def test_missing_credentials_are_named() -> None:
+    """The text is that of obstore on a machine without credentials and without metadata of an instance."""
+    text = "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1s - HTTP error"
+    error = explained("s3://bucket/key", text)
+    assert (error.reason, str(error)) == ("store_denied", "s3://bucket/key: no credentials were found")
+
+
+def test_a_full_disk_names_the_url_and_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = in_memory()
+    store.put("k", b"x" * 100)
+    facts = store.head("k")
+    assert facts
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("tasks.storage.files.HashingWriter.write", full)
+    with pytest.raises(PackError) as caught:
+        store.fetch("k", tmp_path / "t", facts)
+    assert caught.value.reason == "scratch_full"
+    assert f"memory://bucket/k: the disk of {tmp_path} has no room for 100 B" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_another_error_of_the_disk_is_not_called_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr("tasks.storage.files.HashingWriter.write", broken)
+    with pytest.raises(PackError) as caught:
+        receiving.receive([b"x"], tmp_path / "t", Facts(1, ""), "s3://b/k", None)
+    assert caught.value.reason == "cannot_write"
+
+
+def test_a_fork_of_a_process_that_has_used_a_store_gets_an_error_and_does_not_hang(tmp_path: Path) -> None:
+    """A fork lacks the threads of obstore, and would wait for them forever."""
+    script = """
+import os, signal, sys
+from obstore.store import MemoryStore
+from tasks.stores.bucket import Bucket
+store = Bucket("memory://", MemoryStore())
+store.put("k", b"x")
+if os.fork() == 0:
+    signal.alarm(20)
+    try:
+        store.get("k")
+    except Exception as error:
+        os._exit(0 if "before the process was forked" in str(error) else 1)
+    os._exit(2)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "0\n", done.stderr
+
+
+# -- what opens them ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("https://host/a", "url_not_supported"),
+        ("s4://bucket/a", "url_not_supported"),
+        ("s3:///a", "url_not_supported"),
+        ("s3://*/a", "url_not_supported"),
+        ("hf://datasets/o/n", "url_not_supported"),
+        ("file://relative", "url_not_supported"),
+        (f"s3://user:{SECRET}@bucket/a", "url_with_secret"),
+        (f"s3://{SECRET}@bucket/a", "url_with_secret"),
+        (f"https://user:{SECRET}@host/a", "url_with_secret"),
+        (f"hf://{SECRET}@datasets/o/n", "url_with_secret"),
+        (f"az://container/a?sv=1&sig={SECRET}", "url_with_secret"),
+    ],
+)
+def test_urls_that_are_refused(url: str, reason: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        open_store(url)
+    assert caught.value.reason == reason
+    assert SECRET not in str(caught.value)
+
+
+def test_a_key_stays_below_its_folder(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "store")
+    for key in ("../x", "/etc/passwd", "a/../../x", ""):
+        with pytest.raises(UsageError):
+            store.put(key, b"x")
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_file_urls_are_folders(tmp_path: Path) -> None:
+    open_store(f"file://{tmp_path}/a%20b").put("k", b"x")
+    assert (tmp_path / "a b" / "k").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, {"aws_access_key_id": "D", "aws_secret_access_key": "E", "aws_region": "eu-1"}),
+        ({"AWS_PROFILE": "work"}, {"aws_access_key_id": "W", "aws_secret_access_key": "X", "aws_region": "us-2"}),
+        ({"AWS_PROFILE": "gone"}, {}),
+        ({"AWS_ACCESS_KEY_ID": "env"}, {"aws_region": "eu-1"}),
+        ({"AWS_REGION": "env", "AWS_ACCESS_KEY_ID": "env"}, {}),
+    ],
+)
+def test_the_files_of_aws_are_read(tmp_path: Path, environment: dict[str, str], expected: dict[str, str]) -> None:
+    from tasks.stores import bucket
+
+    (tmp_path / "config").write_text("[default]\nregion = eu-1\n[profile work]\nregion = us-2\n")
+    (tmp_path / "credentials").write_text(
+        "[default]\naws_access_key_id = D\naws_secret_access_key = E\n"
+        "[work]\naws_access_key_id = W\naws_secret_access_key = X\n"
+    )
+    files = {"AWS_CONFIG_FILE": tmp_path / "config", "AWS_SHARED_CREDENTIALS_FILE": tmp_path / "credentials"}
+    assert bucket._aws_config(environment | {name: str(path) for name, path in files.items()}) == expected
+
+
+def test_a_broken_file_of_aws_is_named_and_not_quoted(tmp_path: Path) -> None:
+    from tasks.stores import bucket
+
+    (tmp_path / "credentials").write_text(f"aws_secret_access_key = {SECRET}\n")
+    files = {"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials")}
+    with pytest.raises(PackError, match="credentials: cannot be read") as caught:
+        bucket._aws_config(files)
+    assert SECRET not in as_text(caught.value)
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/a", "az://container/a"])
+def test_other_clouds_open_without_a_request(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+    assert open_bucket(url).url_of("b") == f"{url}/b"
+
+
+def test_azure_without_its_account(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(PackError, match="set AZURE_STORAGE_ACCOUNT_NAME"):
+        open_bucket("az://container/a")
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(PackError, match=r"packcorpus\[remote\]") as caught:
+        open_store("s3://bucket")
+    assert caught.value.reason == "library_missing"
