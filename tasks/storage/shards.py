@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,14 +48,15 @@ def shard_schema(manifest: Manifest) -> pa.Schema:
 
 @contextmanager
 def open_shard(
-    manifest: Manifest, folder: Path, shard: ListedShard, verified: bool = False
+    manifest: Manifest, folder: Path, shard: ListedShard, verified: bool = False, *, mapped: bool = True
 ) -> Iterator[Iterator[pa.RecordBatch]]:
     """Open a shard and yield its record batches: views of a map of the file, or with `verified` of hashed bytes.
 
+    Without `mapped`, one batch is in memory at a time: touched pages of a map count as memory, all of a large shard.
     Raises DataError or InputMissing, naming the file, if it is not the one that the manifest describes.
     """
     path = folder / shard.path
-    with _open_stream(folder, shard, verified) as reader:
+    with _open_stream(folder, shard, verified, mapped) as reader:
         check_schema(path, reader.schema, shard_schema(manifest), folder)
         yield _counted(reader, path, shard.rows, folder)
 
@@ -71,11 +72,14 @@ def _counted(reader: pa.RecordBatchReader, path: Path, rows: int, folder: Path) 
 
 @contextmanager
 def open_index(manifest: Manifest, folder: Path, verified: bool = False) -> Iterator[pa.RecordBatchReader]:
-    """Open index.arrow as `open_shard` opens a shard, and check its SHA-256. Its batches are not validated."""
+    """Open index.arrow as `open_shard` opens a shard, not mapped, and check its SHA-256.
+
+    Its batches are not validated.
+    """
     file = listed_file(manifest, folder, "index.arrow")
     if not verified:
         check_unchanged(folder, file)
-    with _open_stream(folder, file, verified) as reader:
+    with _open_stream(folder, file, verified, mapped=False) as reader:
         if not reader.schema.equals(index_schema(manifest.ledger.samples is not None), check_metadata=True):
             raise DataError(
                 "bad_index",
@@ -86,11 +90,16 @@ def open_index(manifest: Manifest, folder: Path, verified: bool = False) -> Iter
 
 
 @contextmanager
-def _open_stream(folder: Path, file: ListedFile, verified: bool) -> Iterator[pa.RecordBatchReader]:
+def _open_stream(folder: Path, file: ListedFile, verified: bool, mapped: bool) -> Iterator[pa.RecordBatchReader]:
     path = folder / file.path
-    data = read_verified(folder, file) if verified else _map(folder, file)
-    with reading(path, folder), pa.ipc.open_stream(data) as reader:
-        yield reader
+    with reading(path, folder), ExitStack() as stack:
+        if verified:
+            data = read_verified(folder, file)
+        elif mapped:
+            data = _map(folder, file)
+        else:
+            data = stack.enter_context(pa.OSFile(str(find_listed(folder, file.path, file.bytes))))
+        yield stack.enter_context(pa.ipc.open_stream(data))
 
 
 def _map(folder: Path, file: ListedFile) -> pa.Buffer:
