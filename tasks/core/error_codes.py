@@ -378,6 +378,9 @@ _ALL = [
     Code("E649", "other_adapter", USAGE, "A setting contradicts the adapter to start from.",
          "rank, alpha, variant, and targets are those of the adapter", "leave the setting out"),
 
+    Code("E670", "too_many", DATA, "A corpus has more conversations or rows than a plan can number.",
+         "the plan and the index number them in 32 bits", "make several corpora, each of fewer sources"),
+
     Code("E701", "cannot_read", STORAGE, "A file cannot be read.",
          "permissions, or a failing disk", "fix these, then run again"),
     Code("E702", "cannot_write", STORAGE, "A file cannot be written.",

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tasks.core.int32 import check_number
+
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 CONTENTS = 1 << 20  # the stream for orders by content; the streams of splits and epochs are small numbers
 
@@ -20,6 +22,7 @@ def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
     Each `stream` of a seed has a permutation of its own. Element i is the rank of i by its hash. Memory: 20 bytes per
     number, 4 of them for the result.
     """
+    check_number(count, "rows and pieces")
     z = np.arange(1, count + 1, dtype=np.uint64)
     z *= GOLDEN
     _mix(z, seed, stream)

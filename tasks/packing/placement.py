@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.config import Config
+from tasks.core.int32 import check_number
 from tasks.core.seeded_order import shuffle
 from tasks.packing import bin_packing
 from tasks.packing.row_companions import Companions
@@ -123,7 +124,7 @@ def _fill(lengths: np.ndarray, groups: list[_Group], config: Config) -> tuple[np
     """Return row and start of each piece, and the lower bound with its name."""
     capacity = config.sequence_length
     if not config.packing:
-        rows = np.arange(len(lengths), dtype=np.int32)
+        rows = np.arange(check_number(len(lengths), "rows"), dtype=np.int32)
         return rows, np.zeros(len(lengths), np.int32), (len(lengths), "one conversation a row")
     if not groups:
         return np.empty(0, np.int32), np.empty(0, np.int32), (0, "")

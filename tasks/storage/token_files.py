@@ -30,6 +30,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import StorageError
+from tasks.core.int32 import as_int32
 from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.files import read_receipt
 from tasks.storage.schemas import TOKENS_SCHEMA
@@ -130,6 +131,10 @@ class TokenFiles:
         return self._opened[part]
 
 
+def _lengths(tokens: pa.LargeListArray) -> np.ndarray:
+    return as_int32(np.diff(to_numpy(tokens.offsets)), "tokens of a conversation")
+
+
 class _Opened(NamedTuple):
     """All record batches of a token file."""
 
@@ -176,7 +181,7 @@ class TokenColumns:
                 # Only the requested slice: large parts are read in slices.
                 own = self._open(part).table(0).column("tokens" if name == "length" else name)
                 chunks = own.slice(top - before, bottom - top).chunks
-                values = [np.diff(to_numpy(c.offsets)) if name == "length" else to_numpy(c) for c in chunks]
+                values = [to_numpy(c) if name != "length" else _lengths(c) for c in chunks]
                 found[top - first : bottom - first] = np.concatenate(values)
                 if name == "record":
                     found[top - first : bottom - first] += self._bases[part]
