@@ -13,7 +13,15 @@ class Layout:
 
     def outputs(self) -> list[Path]:
         """Return the folders that contain only outputs of runs, with links resolved."""
-        written = ("data/tokenizers", "data/tokens", "data/engines", "data/plans", "data/corpora", "manifests")
+        written = (
+            "data/tokenizers",
+            "data/tokens",
+            "data/engines",
+            "data/digests",
+            "data/plans",
+            "data/corpora",
+            "manifests",
+        )
         return [(self.root / folder).resolve() for folder in written]
 
     def tokenizer(self, key: str) -> Path:
@@ -30,6 +38,9 @@ class Layout:
 
     def engine(self, key: str) -> Path:
         return self.root / "data" / "engines" / f"{key}.json"
+
+    def digests(self) -> Path:
+        return self.root / "data" / "digests"
 
     def plan_folder(self, key: str) -> Path:
         return self.root / "data" / "plans" / key[:12]
