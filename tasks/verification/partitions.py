@@ -73,5 +73,5 @@ def _scratch() -> Iterator[None]:
         raise StorageError(
             "cannot_write",
             f"{tempfile.gettempdir()}: temporary files cannot be written: {error.strerror or error}; set TMPDIR to a "
-            "folder with more space (about 100 bytes per conversation)",
+            "folder with more space (about 75 bytes per conversation)",
         ) from error

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -23,9 +27,9 @@ from tasks.cli.views.console import UNBOUNDED, open_console
 from tasks.inspection import diff
 from tasks.inspection.diff import Change, Difference, _entries, compare
 from tasks.inspection.manifests import Listed, Unreadable, list_manifests
-from tasks.packing import index_writer
 from tasks.storage.files import read_json, to_json, write_bytes
-from tasks.storage.manifest import load_manifest
+from tasks.storage.manifest import Manifest, load_manifest
+from tasks.storage.shards import open_index
 
 
 def chat(answer: str) -> dict[str, Any]:
@@ -44,6 +48,13 @@ def places(moved: list[Any]) -> list[int]:
 def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     records = conversations(60)
     return made(tmp_path_factory.mktemp("base"), records), records
+
+
+@contextmanager
+def in_batches(size: int, manifest: Manifest, folder: Path) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Open an index as `open_index` does, in batches of another size."""
+    with open_index(manifest, folder) as reader:
+        yield (batch.slice(top, size) for batch in reader for top in range(0, batch.num_rows, size))
 
 
 @settings(deadline=None, max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -72,7 +83,7 @@ def test_added_and_removed_conversations_are_found(
     for number, place in enumerate(sorted(new, reverse=True)):
         after.insert(min(place, len(after)), chat(f"new {number}"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_writer, "_BATCH", batch)
+        patch.setattr(diff, "open_index", partial(in_batches, batch))
         patch.setattr(diff, "_RANGE", 7)
         settings = {"sequence_length": length, "overlong": "split", "train_on": "all"} | packed
         manifest = made(tmp_path_factory.mktemp("after"), after, **settings)
