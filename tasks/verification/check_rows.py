@@ -40,7 +40,7 @@ def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
     for shard, pieces in _shards(manifest, index):
         path = folder / shard.path
         rows = 0
-        with open_shard(manifest, folder, shard, mapped=False) as batches:
+        with open_shard(manifest, folder, shard, streamed=True) as batches:
             for batch in batches:
                 top, rows = rows, rows + batch.num_rows
                 inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
@@ -118,7 +118,7 @@ def check_unpacked_rows(manifest: Manifest, folder: Path, index: Index) -> Token
     """Check format 2.0, in which a row is a conversation."""
     total = Tokens()
     for shard, pieces in _shards(manifest, index):
-        with open_shard(manifest, folder, shard, mapped=False) as batches:
+        with open_shard(manifest, folder, shard, streamed=True) as batches:
             rows = sum(batch.num_rows for batch in batches)
         if not np.array_equal(pieces["row"], np.arange(rows)):
             raise DataError("bad_index", f"{folder / shard.path}: the index does not have one conversation per row")
