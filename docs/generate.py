@@ -216,7 +216,8 @@ def luigi_options(task: str) -> str:
 
     lines = []
     for name, parameter in getattr(pipeline, task).get_params():
-        option = f"--{name.replace('_', '-')} TEXT"
+        value = "" if getattr(parameter, "parsing", "") == "implicit" else " TEXT"  # of a flag it is implicit
+        option = f"--{name.replace('_', '-')}{value}"
         lines.append(f"  {option:<26}{parameter.description or ''}")
     lines += [
         f"  {'--workers N':<26}Number of tasks that run in parallel. [default: 2]",

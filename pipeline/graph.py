@@ -38,12 +38,12 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 @lru_cache(maxsize=32)
-def _recipe(config: str, root: str, sequence_length: str) -> Recipe:
+def _recipe(config: str, root: str, sequence_length: str, check_sources: bool) -> Recipe:
     """Return the one recipe that all tasks of a run share, with its digests, keys, and encoder."""
     if sequence_length:
-        base = _recipe(config, root, "")
+        base = _recipe(config, root, "", check_sources)
         return replace(base, config=load_config(Path(config), sequence_length))
-    return resolve(Path(config), Path(root))
+    return resolve(Path(config), Path(root), check_sources)
 
 
 class _Step(luigi.Task):
@@ -58,11 +58,16 @@ class _Step(luigi.Task):
         description="Where parts and shards are made: luigi (a task for each), here, workers, workers:N, "
         "ray://auto, or ray://HOST:PORT. The corpus is the same.",
     )
+    check_sources = luigi.BoolParameter(
+        default=False,
+        significant=False,
+        description="Hash every source again, also if its size and times are those of an earlier run.",
+    )
     sequence_length = ""
 
     @property
     def recipe(self) -> Recipe:
-        return _recipe(self.config, self.root, self.sequence_length or "")
+        return _recipe(self.config, self.root, self.sequence_length or "", self.check_sources)
 
     @property
     def stage(self) -> stages.Stage:

@@ -23,6 +23,7 @@ from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.core.suggest import suggest
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_encoder
+from tasks.sources.digest_cache import DigestCache
 from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
 from tasks.storage.files import has_artifact
@@ -303,18 +304,28 @@ def _tokenizer_changed(files: TokenizerFiles) -> DataError:
     return DataError("input_changed", f"{files.main}: the tokenizer changed during the run; run again")
 
 
-def resolve(config_file: Path, root: Path) -> Recipe:
-    """Read the config and find, cut, and hash its sources. Raises PackError, naming the problem."""
-    return recipe_of(load_config(config_file), config_file.parent, root)
+def resolve(config_file: Path, root: Path, check_sources: bool = False) -> Recipe:
+    """Read the config and find, cut, and hash its sources. Raises PackError, naming the problem.
+
+    Files that are unchanged since an earlier run are not hashed again, unless with `check_sources`.
+    """
+    cache = DigestCache(Layout(root).digests(), fresh=check_sources)
+    return recipe_of(load_config(config_file), config_file.parent, root, cache=cache)
 
 
-def recipe_of(config: Config, folder: Path, root: Path, revisions: Mapping[int, str] | None = None) -> Recipe:
+def recipe_of(
+    config: Config,
+    folder: Path,
+    root: Path,
+    revisions: Mapping[int, str] | None = None,
+    cache: DigestCache | None = None,
+) -> Recipe:
     """Find, cut, and hash the sources of a config in `folder`. Raises PackError, naming the problem.
 
-    `revisions` has commits of datasets on the Hub by the index of their entry.
+    `revisions` has commits of datasets on the Hub by the index of their entry. Without `cache`, all files are hashed.
     """
     layout = Layout(root)
-    found = find_parts(config.sources, folder, config.part_size, layout, revisions)
+    found = find_parts(config.sources, folder, config.part_size, layout, revisions, cache=cache)
     for file, _ in found:
         # A name that is not UTF-8 cannot be written to a manifest.
         if file.name.encode("utf-8", "ignore").decode() != file.name:

@@ -501,7 +501,7 @@ GOLDEN_CONVERSATIONS = [
     ),
     said(("text", "Once upon a time.")),
 ]
-NOT_COUNTED = ("bytes", "xxh3", "rejects", "engine")
+NOT_COUNTED = ("bytes", "xxh3", "rejects", "batches", "engine")
 SPANS = {
     "chatml": "a51b3ff352fafb14",
     "llama2": "11de7c3fb8b53869",

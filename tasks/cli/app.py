@@ -184,6 +184,9 @@ def pack(
         int | None, typer.Option(metavar="N", show_default=False, help="Worker processes. Default: 2.")
     ] = None,
     root: RootOption = Path(),
+    check_sources: Annotated[
+        bool, typer.Option("--check-sources", help="Hash every source again, also if it looks unchanged.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors and the manifest path.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print progress and errors as lines of JSON.")] = False,
 ) -> None:
@@ -196,7 +199,7 @@ def pack(
     from tasks.cli import start
 
     options = [f"--sequence-length={sequence_length}"] * bool(sequence_length)
-    options += [f"--workers={workers}"] * (workers is not None)
+    options += [f"--workers={workers}"] * (workers is not None) + ["--check-sources"] * check_sources
     start.pack(config, root, [*options, *["--quiet"] * quiet, *["--json"] * json_output])
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from tasks.core.int32 import check_number
+
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 CONTENTS = 1 << 20  # the stream for orders by content; the streams of splits and epochs are small numbers
 CHUNKS = 1 << 21  # the first stream for dealing chunks to groups; one for each split
@@ -23,6 +25,7 @@ def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
     Each `stream` of a seed has a permutation of its own. Element i is the rank of i by its hash. Memory: 20 bytes per
     number, 4 of them for the result.
     """
+    check_number(count, "rows and pieces")
     order = np.argsort(draws(count, seed, stream), kind="stable")
     place_of = np.empty(count, np.int32)
     place_of[order] = np.arange(count, dtype=np.int32)

@@ -20,9 +20,11 @@ from tasks.corpus.manifest_builder import build_manifest, publish, with_file
 from tasks.corpus.shards import write_conversations, write_shard
 from tasks.recipe import Recipe
 from tasks.storage.arrow import to_numpy, xxh3_of
-from tasks.storage.files import read_receipt, sha256_of, to_json, write_bytes
+from tasks.storage.files import copy_file, read_receipt, sha256_of, to_json, write_bytes
 from tasks.storage.manifest import FileFacts
 from tasks.storage.token_files import TokenFiles
+
+COPIED = ("index.arrow", "rejects.jsonl")  # files of the plan that are part of the corpus
 
 
 def write_planned_shard(
@@ -79,9 +81,9 @@ def dropped(plan_folder: Path, damaged: Path, receipt: Path) -> StorageError:
     return StorageError("damaged_artefact", f"{damaged}: damaged since it was written; run again to rebuild it")
 
 
-def files_beside(recipe: Recipe) -> dict[str, bytes]:
-    """Return the contents of the files next to the shards, by name."""
-    copies = {name: (recipe.plan_folder / name).read_bytes() for name in ("index.arrow", "rejects.jsonl")}
+def files_beside(recipe: Recipe) -> dict[str, Path | bytes]:
+    """Return the contents of the files next to the shards, by name; those that grow with the corpus as their path."""
+    copies: dict[str, Path | bytes] = {name: recipe.plan_folder / name for name in COPIED}
     copies |= {f"tokenizer/{file.name}": file.read_bytes() for file in recipe.tokenizer_files.files}
     if recipe.template_source is not None:
         copies["template.jinja"] = recipe.template_source.encode()
@@ -99,7 +101,13 @@ def publish_corpus(recipe: Recipe, shards: list[dict[str, Any]], run_record: dic
     files = []
     for name, content in files_beside(recipe).items():
         # Record the checksum of the content, not of the file: the latter would vouch for a damaged copy.
-        files.append({"path": name} | write_bytes(folder / name, content))
+        if isinstance(content, bytes):
+            facts = write_bytes(folder / name, content)
+        else:
+            facts = copy_file(content, folder / name)
+            if facts["sha256"] != plan["sha256"][name]:  # it changed since it was checked
+                raise dropped(recipe.plan_folder, content, recipe.plan_folder / "plan.json")
+        files.append({"path": name} | facts)
     # `repair` finds the sources by this.
     made_from = {"folder": str(recipe.folder.absolute()), "part_size": recipe.config.part_size}
     write_bytes(folder / "run.json", to_json(run_record | {"made_from": made_from}))

@@ -55,7 +55,8 @@ class Rows:
 def build_rows(plan: dict[str, np.ndarray], tokens: TokenFiles, room: Rows, eos: int, pad: int) -> None:
     """Compute the rows of a plan and write them to `room`, filling it completely.
 
-    `plan` has the columns of PLAN_SCHEMA, sorted by row and start; rows are numbered from 0.
+    `plan` has the columns of PLAN_SCHEMA and `position` (TokenFiles.locate), sorted by row and start; rows are numbered
+    from 0.
     """
     rows, length = room.input_ids.shape
     ids, values, positions = (a.reshape(-1) for a in (room.input_ids, room.labels, room.position_ids))
@@ -100,6 +101,7 @@ def write_shard(
     """
     schema = row_schema(length, key)
     columns = {field.name: to_numpy(plan.column(field.name)) for field in plan.schema}
+    columns["position"] = tokens.locate(columns)
     step = max(1, BATCH_TOKENS // length)
     counts = {"rows": rows, "packed": 0, "trained": 0}
     room = Rows.room(min(rows, step), length)
@@ -130,7 +132,7 @@ def write_conversations(path: Path, plan: pa.RecordBatch, tokens: TokenFiles, le
     with atomic_file(path) as out:
         with pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as writer:
             for top in range(0, max(len(places), 1), 1024):
-                found = [tokens.tables[part].slice(place, 1).to_pylist()[0] for part, place in places[top : top + 1024]]
+                found = [tokens.table(part).slice(place, 1).to_pylist()[0] for part, place in places[top : top + 1024]]
                 trained += sum(row["trained"] for row in found)
                 rows = [{name: row[name] for name in schema.names} for row in found]
                 for row in rows:

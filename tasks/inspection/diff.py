@@ -27,6 +27,7 @@ from tasks.inspection.rows import read_row
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.manifest import Manifest, SourceFacts, load_manifest
 from tasks.storage.shards import open_index
+from tasks.verification.partitions import Partitions
 
 # Show an excerpt of up to this many conversations per side, and this many tokens of each.
 EXCERPTS, EXCERPT = 100, 48
@@ -117,11 +118,8 @@ def _compare_conversations(before: tuple[Manifest, Path], after: tuple[Manifest,
             raise
         return ConversationChanges(False, [], [])
     one, other = sides
-    return ConversationChanges(
-        compared=True,
-        went=one.moved(_without(one.digest, other.digest), other),
-        came=other.moved(_without(other.digest, one.digest), one),
-    )
+    went, came = _missing(one, other)
+    return ConversationChanges(True, went=one.moved(went, other), came=other.moved(came, one))
 
 
 def _content_of(source: SourceFacts) -> tuple[object, ...]:
@@ -217,31 +215,56 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 # -- conversations ---------------------------------------------------------------------------------------------------
 
 
+_DIGEST = np.dtype([("digest", "u8"), ("number", "i8")])
+
+_RANGE = 1 << 20  # conversations of a range of digests, about
+
+
 class _Side:
-    """The packed conversations of one corpus, in source order, each with its digest and first place."""
+    """The packed conversations of one corpus, in source order, numbered from 0. Its index is read in batches."""
 
     def __init__(self, manifest: Manifest, folder: Path):
         self.manifest = manifest
         self.folder = folder
-        with open_index(manifest, folder) as reader:
-            table = reader.read_all()
-            table.validate(full=True)
-        placed = table.column("row").is_valid()
-        self.dropped = table.select(["digest", "dropped"]).filter(pc.invert(placed))
-        table = table.filter(placed)  # dropped conversations have no place
-        keys = ("first", "record", "source")
-        order = np.lexsort([table.column(name).to_numpy() for name in keys])
-        pairs = np.stack([table.column(name).to_numpy()[order] for name in keys[1:]])
-        # The first place of each.
-        firsts = np.append(True, (np.diff(pairs) != 0).any(axis=0))[: len(order)]
-        self.table = table.take(pa.array(order[firsts]))
-        self.digest = self.table.column("digest").to_numpy()
+
+    def places(self) -> Iterator[pa.RecordBatch]:
+        """Yield the first place of each packed conversation; the index lists these first, in source order."""
+        before, last = (-1, -1), (-1, -1)  # source and record of the entry and of the place before
+        for batch in self._batches():
+            source, record = batch.column("source").to_numpy(), batch.column("record").to_numpy()
+            earlier = _shifted(source, before[0]), _shifted(record, before[1])
+            back = (source < earlier[0]) | ((source == earlier[0]) & (record < earlier[1]))
+            end = int(back.argmax()) if back.any() else len(back)  # further copies and epochs follow
+            placed = np.flatnonzero(batch.column("row").is_valid().to_numpy(zero_copy_only=False)[:end])
+            if len(placed):
+                keys = source[placed], record[placed]
+                is_first = (keys[0] != _shifted(keys[0], last[0])) | (keys[1] != _shifted(keys[1], last[1]))
+                yield batch.take(pa.array(placed[is_first]))
+                last = int(keys[0][-1]), int(keys[1][-1])
+            if end < len(back):
+                return
+            before = int(source[-1]), int(record[-1])
+
+    def digests(self, ranges: int) -> Partitions:
+        """Return the digests and numbers of all packed conversations by range of digests."""
+        found, top = Partitions(ranges, _DIGEST), 0
+        for places in self.places():
+            rows = np.empty(places.num_rows, _DIGEST)
+            rows["digest"], rows["number"] = places.column("digest").to_numpy(), np.arange(top, top + len(rows))
+            found.add((rows["digest"] >> np.uint64(32)).astype(np.int64) * ranges >> 32, rows)
+            top += len(rows)
+        return found
 
     def moved(self, numbers: np.ndarray, other: _Side) -> list[Moved]:
         """Describe conversations of this side, given by number, that the other side does not have packed."""
-        reasons = other.reasons(self.digest[numbers])
-        texts = [""] * len(numbers)
-        rows = self.table.take(pa.array(numbers)).to_pylist()
+        rows: list[dict[str, Any]] = []
+        top = 0
+        for places in self.places() if len(numbers) else ():
+            inside = slice(*np.searchsorted(numbers, [top, top + places.num_rows]).tolist())
+            rows += places.take(pa.array(numbers[inside] - top)).to_pylist()
+            top += places.num_rows
+        reasons = other.reasons({row["digest"] for row in rows})
+        texts = [""] * len(rows)
         if self.manifest.format_version == "3.0":
             texts = [self._text(row) for row in rows[:EXCERPTS]] + texts[EXCERPTS:]
         return [
@@ -249,11 +272,24 @@ class _Side:
             for row, text in zip(rows, texts, strict=True)
         ]
 
-    def reasons(self, digests: np.ndarray) -> dict[int, str]:
+    def reasons(self, digests: set[int]) -> dict[int, str]:
         """Return why conversations were dropped here, by digest; those that were not dropped are left out."""
-        wanted = pc.is_in(self.dropped.column("digest"), pa.array(digests, self.dropped.schema.field("digest").type))
-        found = self.dropped.filter(wanted)
-        return dict(zip(found.column("digest").to_pylist(), found.column("dropped").to_pylist(), strict=True))
+        found: dict[int, str] = {}
+        wanted = pa.array(digests, pa.uint64())
+        for batch in self._batches() if digests else ():
+            chosen = pc.and_(batch.column("row").is_null(), pc.is_in(batch.column("digest"), wanted))
+            own = batch.filter(chosen)
+            found |= zip(own.column("digest").to_pylist(), own.column("dropped").to_pylist(), strict=True)
+        return found
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        with open_index(self.manifest, self.folder) as reader:
+            for batch in reader:
+                batch.validate(full=True)
+                if any(batch.column(name).null_count for name in ("source", "record", "digest")):
+                    raise ValueError("a place lacks a number")
+                if batch.num_rows:
+                    yield batch
 
     def _text(self, place: dict[str, Any]) -> str:
         """Return the start of a conversation, without control tokens."""
@@ -266,6 +302,23 @@ class _Side:
     @cached_property
     def _encoder(self) -> Encoder:
         return open_tokenizer(self.manifest, self.folder)
+
+
+def _shifted(values: np.ndarray, first: int) -> np.ndarray:
+    """Return for each value the one before it."""
+    return np.concatenate([[first], values[:-1]])
+
+
+def _missing(one: _Side, other: _Side) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the conversations of each side that the other side lacks, ascending."""
+    most = max(side.manifest.ledger.conversations.packed for side in (one, other))
+    ranges = max(1, -(-most // _RANGE))
+    went, came = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    with one.digests(ranges) as first, other.digests(ranges) as second:
+        for mine, theirs in zip(first, second, strict=True):
+            went.append(mine["number"][_without(mine["digest"], theirs["digest"])])
+            came.append(theirs["number"][_without(theirs["digest"], mine["digest"])])
+    return np.sort(np.concatenate(went)), np.sort(np.concatenate(came))
 
 
 def _without(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:

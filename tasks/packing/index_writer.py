@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from tasks.core.int32 import as_int32
 from tasks.packing.ledger import source_numbers
 from tasks.packing.pieces import Pieces
 from tasks.packing.placement import Placed
@@ -46,7 +47,7 @@ class IndexWriter:
             last = min(first + _BATCH, count)
             bottom = bisect_left(range(pieces.once), last, top, key=pieces.conversation)
             reason = pieces.accepted.reason[first:last]
-            dropped = np.flatnonzero((reason > 0) & (reason != REJECTED)).astype(np.int32) + np.int32(first)
+            dropped = as_int32(np.flatnonzero((reason > 0) & (reason != REJECTED)) + first, "conversations")
             self._write(slice(top, bottom), dropped, pieces, placed)
             top = bottom
         for first in range(top, len(pieces), _BATCH):
@@ -83,7 +84,7 @@ class IndexWriter:
             to_arrow(record + 1),
             names(column(split), self._splits),
             column(of_split),
-            column((placed.row[chosen] - placed.edges[shard]).astype(np.int32)),
+            column(as_int32(placed.row[chosen] - placed.edges[shard], "rows of a shard")),
             column(placed.start[chosen]),
             column(of.length, accepted.length[dropped]),
             column(of.first),
@@ -105,7 +106,7 @@ class IndexWriter:
         firsts = np.cumsum([0, *shards])
         within = np.searchsorted(firsts[1:], shard, side="right")
         numbers = np.array([self._splits.index(split) for split in placed.rows_of_splits], np.int8)
-        return numbers[within], (shard - firsts[within]).astype(np.int32)
+        return numbers[within], as_int32(shard - firsts[within], "shards")
 
 
 @contextmanager

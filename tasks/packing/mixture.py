@@ -17,8 +17,9 @@ import numpy as np
 
 from tasks.config import Config
 from tasks.core.errors import DataError, UsageError
+from tasks.core.int32 import MOST, as_int32
 from tasks.core.seeded_order import order_of_contents
-from tasks.packing.pieces import MOST_COMPARED, MOST_PIECES, Pieces, check_count
+from tasks.packing.pieces import MOST_COMPARED, Pieces, check_count
 from tasks.packing.placement import hold_out_at_least_one
 from tasks.recipe import Recipe
 from tasks.storage.schemas import drop_code
@@ -70,7 +71,8 @@ def _orders(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> dict[int, n
     for entry, parts in groupby(range(len(recipe.parts)), key=lambda part: recipe.parts[part].file.entry):
         numbers = list(parts)
         first, last = int(accepted.edges[numbers[0]]), int(accepted.edges[numbers[-1] + 1])
-        order = order_of_contents(tokens.column("digest", first, last), config.seed).astype(np.int32) + first
+        order = order_of_contents(tokens.column("digest", first, last), config.seed)
+        order = as_int32(order + first, "conversations")
         order = order[left[order]]
         limit = config.sources[entry].limit or len(order)
         accepted.drop(order[limit:], "limit")
@@ -127,9 +129,9 @@ def _copied(pieces: Pieces, copies: np.ndarray) -> Pieces:
     for chunk in pieces.chunks():
         times[chunk] = copies[pieces.conversations(chunk)]
     total = int(times.sum(dtype=np.int64))
-    if total > MOST_PIECES:
+    if total > MOST:
         raise UsageError(
-            "bad_setting", f"weights: {total:,} copies exceed what a plan can hold ({MOST_PIECES:,}); lower the weights"
+            "bad_setting", f"weights: {total:,} copies exceed what a plan can hold ({MOST:,}); lower the weights"
         )
     passes = [pieces.of[times > number] for number in range(max(1, times.max(initial=0)))]
     return replace(pieces, of=np.concatenate(passes), once=len(passes[0]), copies=copies)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.core.errors import DataError
+from tasks.core.int32 import as_int32, check_number
 from tasks.recipe import Recipe
 from tasks.storage.samples import Samples
 from tasks.storage.schemas import REJECTED, drop_code
@@ -187,7 +188,7 @@ def check_count(count: int, what: str, most: int | None = None) -> None:
     limit = MOST_PIECES if most is None else most
     if count > limit:
         raise DataError(
-            "too_many_conversations",
+            "too_many",
             f"{what} at most {limit:,} conversations, but there are {count:,}; divide the sources into several "
             f"corpora{'' if most is None else ', or remove the setting'}",
         )
@@ -232,10 +233,12 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
         len(accepted.length) + len(owners), f"{config.name}: with overlong: {config.overlong}, a plan can number"
     )
     cut_of = np.array(owners, np.int32)
+    check_number(len(accepted.length) + len(cut_of), "conversations and pieces of split ones")
     of = whole = indexes_where((accepted.reason == 0) & ~is_long)
     if len(cut_of):
         of = np.insert(whole, np.searchsorted(whole, cut_of), len(accepted.length) + np.arange(len(cut_of)))
-    return Pieces(accepted, of.astype(np.int32, copy=False), len(of), cut_of, np.array(cuts, np.int32).reshape(-1, 4))
+    of = as_int32(of, "conversations and pieces of split ones")
+    return Pieces(accepted, of, len(of), cut_of, np.array(cuts, np.int32).reshape(-1, 4))
 
 
 def indexes_where(chosen: np.ndarray) -> np.ndarray:
@@ -246,7 +249,7 @@ def indexes_where(chosen: np.ndarray) -> np.ndarray:
     parts = (np.flatnonzero(chosen[top : top + CHUNK]) + top for top in range(0, len(chosen), CHUNK))
     found, end = np.empty(np.count_nonzero(chosen), np.int32), 0
     for part in parts:
-        found[end : end + len(part)] = part
+        found[end : end + len(part)] = as_int32(part, "conversations")
         end += len(part)
     return found
 

@@ -28,6 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError, StorageError
+from tasks.core.int32 import as_int32, check_number
 from tasks.packing import bin_packing
 from tasks.packing.filters import filter_conversations
 from tasks.packing.groups import group_pieces
@@ -142,7 +143,11 @@ def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False)
 
 
 def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
-    """Read the columns of all conversations and hold out a share of them."""
+    """Read the columns of all conversations and hold out a share of them.
+
+    Raises DataError if there are more conversations than int32 numbers.
+    """
+    check_number(tokens.edges[-1], "conversations")
     length = tokens.column("length")
     held_out = np.zeros(len(length), np.bool_)
     if validation:
@@ -266,10 +271,10 @@ def _write_plan(plan: pa.ipc.RecordBatchFileWriter, pieces: Pieces, placed: Plac
             of = pieces.columns(chosen[inside])
             part = accepted.part(of.conversation)
             columns = [
-                (row[inside] - low).astype(np.int32),
+                as_int32(row[inside] - low, "rows of a shard"),
                 placed.start[chosen[inside]],
-                part.astype(np.int32),
-                (of.conversation - accepted.edges[part]).astype(np.int32),
+                as_int32(part, "parts"),
+                as_int32(of.conversation - accepted.edges[part], "conversations of a part"),
                 of.first,
                 of.taken,
                 of.closed,
@@ -284,5 +289,5 @@ def _rows_between(row: np.ndarray, low: int, high: int) -> np.ndarray:
     found = [np.empty(0, np.int32)]
     for top in range(0, len(row), bin_packing.CHUNK):
         part = row[top : top + bin_packing.CHUNK]
-        found.append((np.flatnonzero((part >= low) & (part < high)) + top).astype(np.int32))
+        found.append(as_int32(np.flatnonzero((part >= low) & (part < high)) + top, "pieces"))
     return np.concatenate(found)

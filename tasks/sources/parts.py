@@ -28,6 +28,7 @@ from tasks.readers.container import MAX_RECORD_BYTES, Block, Decode, RecordReade
 from tasks.readers.containers import container_named
 from tasks.readers.hashed_blocks import BLOCK, HashedBlocks
 from tasks.readers.strict_json import decode_block
+from tasks.sources.digest_cache import DigestCache, Hashed
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.source_files import find_files
 from tasks.storage.paths import Layout
@@ -50,11 +51,12 @@ def find_parts(
     *,
     most_parts: int = MOST_PARTS,
     hash_chunk: int = HASH_CHUNK,
+    cache: DigestCache | None = None,
 ) -> list[tuple[SourceFile, list[Part]]]:
     """Find the files of `sources` as `find_files` does, hash them, and split them into parts.
 
-    `part_size` is in bytes; it is doubled until `most_parts` parts are enough (each file is at least one part).
-    Raises what `find_files` raises.
+    `part_size` is in bytes; it is doubled until `most_parts` parts are enough (each file is at least one part). Files
+    that `cache` knows are not hashed. Raises what `find_files` raises.
     """
     if part_size < 1:
         raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
@@ -64,7 +66,7 @@ def find_parts(
         part_size *= 2
     # Threads, because hashing releases Python's lock; they have ended before a worker is forked.
     stop = Event()
-    split = partial(_split, part_size=part_size, stop=stop, hash_chunk=hash_chunk)
+    split = partial(_split, part_size=part_size, stop=stop, hash_chunk=hash_chunk, cache=cache)
     size, found = in_bytes(sum(file.bytes for file in files)), list[tuple[SourceFile, list[Part]]]()
     with (
         noted(lambda: f"hashing the sources, {size}: {len(found):,} of {len(files):,} files done"),
@@ -72,6 +74,8 @@ def find_parts(
     ):
         try:
             found.extend(threads.map(split, files))
+            if cache:
+                cache.prune()
             return found
         finally:
             stop.set()  # after an error or an interruption, the remaining files are not hashed
@@ -125,18 +129,32 @@ def _check_unchanged(file: SourceFile) -> None:
         raise DataError("input_changed", f"{file.name}: changed while it was read; run again")
 
 
-def _split(file: SourceFile, part_size: int, stop: Event, hash_chunk: int) -> tuple[SourceFile, list[Part]]:
+def _split(
+    file: SourceFile, part_size: int, stop: Event, hash_chunk: int, cache: DigestCache | None
+) -> tuple[SourceFile, list[Part]]:
     """Raises CancelledError if `stop` is set."""
     try:
-        container, hashed = container_named(file.container), HashedBlocks(min(BLOCK, hash_chunk))
-        digest, ranges = container.split(file, part_size, hashed.passing(_chunks(file.path, hash_chunk, stop)))
+        known = cache.find(file, part_size) if cache else None
+        found = known or _hash(file, part_size, stop, hash_chunk, cache)
         _check_unchanged(file)
-        if file.arrived not in ("", digest):
+        if file.arrived not in ("", found.sha256):
             raise damaged_copy(file.name, file.path)
-        file = replace(file, sha256=digest, blocks=hashed.digests)
-        return file, [Part(file, *range) for range in container.cut(file, ranges, part_size)]
+        file = replace(file, sha256=found.sha256, blocks=found.blocks)
+        container = container_named(file.container)
+        return file, [Part(file, *range) for range in container.cut(file, found.ranges, part_size)]
     except OSError as error:
         raise _cannot_read(file, error) from None
+
+
+def _hash(file: SourceFile, part_size: int, stop: Event, hash_chunk: int, cache: DigestCache | None) -> Hashed:
+    started = cache.start(file) if cache else []
+    hashed = HashedBlocks(min(BLOCK, hash_chunk))
+    chunks = hashed.passing(_chunks(file.path, hash_chunk, stop))
+    found = Hashed(*container_named(file.container).split(file, part_size, chunks), hashed.digests)
+    _check_unchanged(file)
+    if cache:
+        cache.keep(file, part_size, started, found)
+    return found
 
 
 def _chunks(path: Path, size: int, stop: Event) -> Iterator[bytes]:

@@ -219,6 +219,14 @@ def write_bytes(path: Path, data: bytes) -> dict[str, Any]:
     return {"bytes": out.size, "sha256": out.digest()}
 
 
+def copy_file(source: Path, path: Path) -> dict[str, Any]:
+    """Write the bytes of `source` to `path`, in chunks, and return their number and sha256 as they were written."""
+    with source.open("rb") as stream, atomic_file(path) as out:
+        while chunk := stream.read(CHUNK):
+            out.write(chunk)
+    return {"bytes": out.size, "sha256": out.digest()}
+
+
 def to_json(value: Any) -> bytes:
     """Return JSON as it is published: indented, keys in the order given, a newline at the end."""
     return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)

@@ -17,6 +17,7 @@ class Layout:
             "data/tokenizers",
             "data/tokens",
             "data/engines",
+            "data/digests",
             "data/plans",
             "data/corpora",
             "data/remote",
@@ -42,6 +43,9 @@ class Layout:
 
     def engine(self, key: str) -> Path:
         return self.root / "data" / "engines" / f"{key}.json"
+
+    def digests(self) -> Path:
+        return self.root / "data" / "digests"
 
     def plan_folder(self, key: str) -> Path:
         return self.root / "data" / "plans" / key[:12]

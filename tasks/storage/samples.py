@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tasks.core.int32 import as_int32
 from tasks.storage.token_files import TokenColumns
 
 _CHUNK = 1 << 18
@@ -73,4 +74,4 @@ def samples_of(tokens: TokenColumns) -> Samples:
     record = tokens.column("record")
     is_first = np.append(True, record[1:] != record[:-1])
     is_first[[edge for edge in tokens.edges if edge < count]] = True
-    return Samples(np.flatnonzero(is_first).astype(np.int32))
+    return Samples(as_int32(np.flatnonzero(is_first), "samples"))

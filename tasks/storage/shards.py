@@ -11,8 +11,9 @@ that of a shard if the reader asks for it.
 from __future__ import annotations
 
 import hashlib
+import mmap
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -48,34 +49,45 @@ def shard_schema(manifest: Manifest) -> pa.Schema:
 
 @contextmanager
 def open_shard(
-    manifest: Manifest, folder: Path, shard: ListedShard, verified: bool = False
+    manifest: Manifest, folder: Path, shard: ListedShard, verified: bool = False, *, streamed: bool = False
 ) -> Iterator[Iterator[pa.RecordBatch]]:
     """Open a shard and yield its record batches: views of a map of the file, or with `verified` of hashed bytes.
 
-    Raises DataError or InputMissing, naming the file, if it is not the one that the manifest describes.
+    With `streamed`, the pages of a batch are given back when the next one is asked for: as long as they are mapped,
+    they count as memory of the process. Raises DataError or InputMissing, naming the file, if it is not the one that
+    the manifest describes.
     """
     path = folder / shard.path
-    with _open_stream(folder, shard, verified) as reader:
+    data = _private_map(folder, shard) if streamed else None
+    with _open_stream(folder, shard, verified, source=data) as reader:
         check_schema(path, reader.schema, shard_schema(manifest), folder)
-        yield _counted(reader, path, shard.rows, folder)
+        yield _counted(reader, path, shard.rows, folder, data)
 
 
-def _counted(reader: pa.RecordBatchReader, path: Path, rows: int, folder: Path) -> Iterator[pa.RecordBatch]:
+def _counted(
+    reader: pa.RecordBatchReader, path: Path, rows: int, folder: Path, data: mmap.mmap | None
+) -> Iterator[pa.RecordBatch]:
     found = 0
     for batch in reader:
         batch.validate()  # slicing a batch whose columns are too short ends the process
         found += batch.num_rows
         yield batch
+        if data and hasattr(mmap, "MADV_DONTNEED"):
+            data.madvise(mmap.MADV_DONTNEED)
     check_row_count(path, found, rows, folder)
 
 
 @contextmanager
 def open_index(manifest: Manifest, folder: Path, verified: bool = False) -> Iterator[pa.RecordBatchReader]:
-    """Open index.arrow as `open_shard` opens a shard, and check its SHA-256. Its batches are not validated."""
+    """Open index.arrow as `open_shard` opens a shard, not mapped, and check its SHA-256.
+
+    Its batches are not validated.
+    """
     file = listed_file(manifest, folder, "index.arrow")
     if not verified:
         check_unchanged(folder, file)
-    with _open_stream(folder, file, verified) as reader:
+    path = find_listed(folder, file.path, file.bytes)
+    with reading(path, folder), pa.OSFile(str(path)) as source, _open_stream(folder, file, verified, source) as reader:
         if not reader.schema.equals(index_schema(manifest.ledger.samples is not None), check_metadata=True):
             raise DataError(
                 "bad_index",
@@ -86,11 +98,23 @@ def open_index(manifest: Manifest, folder: Path, verified: bool = False) -> Iter
 
 
 @contextmanager
-def _open_stream(folder: Path, file: ListedFile, verified: bool) -> Iterator[pa.RecordBatchReader]:
+def _open_stream(
+    folder: Path, file: ListedFile, verified: bool, source: mmap.mmap | pa.NativeFile | None
+) -> Iterator[pa.RecordBatchReader]:
     path = folder / file.path
-    data = read_verified(folder, file) if verified else _map(folder, file)
-    with reading(path, folder), pa.ipc.open_stream(data) as reader:
-        yield reader
+    with reading(path, folder), ExitStack() as stack:
+        if verified:
+            data = read_verified(folder, file)
+        else:
+            data = _map(folder, file) if source is None else source
+            data = pa.py_buffer(data) if isinstance(data, mmap.mmap) else data
+        yield stack.enter_context(pa.ipc.open_stream(data))
+
+
+def _private_map(folder: Path, file: ListedFile) -> mmap.mmap:
+    path = find_listed(folder, file.path, file.bytes)
+    with reading(path, folder), path.open("rb") as opened:
+        return mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
 
 
 def _map(folder: Path, file: ListedFile) -> pa.Buffer:

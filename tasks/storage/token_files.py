@@ -20,58 +20,83 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import StorageError
-from tasks.storage.arrow import to_numpy
+from tasks.core.int32 import as_int32
+from tasks.storage.arrow import offsets_of, to_numpy
+from tasks.storage.files import read_receipt
 from tasks.storage.schemas import TOKENS_SCHEMA
 
 
 class TokenFiles:
-    """Token files, mapped or in memory. A file that is not needed may be None."""
+    """Token files, mapped or in memory; each is opened when it is needed. A file that is not needed may be None."""
 
     def __init__(self, paths: Sequence[Path | pa.Buffer | None]):
         self._paths = paths
-        self.tables: list[pa.Table] = []
-        self._chunks: list[tuple[list[int], list[tuple[np.ndarray, np.ndarray, int]]]] = []
-        for path in paths:
-            in_memory = isinstance(path, pa.Buffer)
-            source = pa.BufferReader(path) if in_memory else pa.memory_map(str(path)) if path else None
-            base = source.read_buffer(1).address if source else 0
-            table = pa.ipc.open_file(source).read_all() if source else TOKENS_SCHEMA.empty_table()
-            chunks = table.column("tokens").chunks
-            edges = np.cumsum([0, *map(len, chunks)]).tolist()
-            views = [(to_numpy(c.offsets), to_numpy(c.values), c.values.buffers()[1].address - base) for c in chunks]
-            self.tables.append(table)
-            self._chunks.append((edges, views))
+        self._opened: dict[int, _Opened] = {}
+
+    @property
+    def tables(self) -> list[pa.Table]:
+        return [self.table(part) for part in range(len(self._paths))]
+
+    def table(self, part: int) -> pa.Table:
+        """Return all rows of a file; without a file, none."""
+        return self._open(part).table
 
     def tokens(self, part: int, conversation: int) -> np.ndarray:
         """Return a view of the tokens of a conversation, int32[length]: ids of trained tokens, ~id of others."""
-        offsets, values, at = self._chunk(part, conversation)
+        found = self._open(part)
+        chunk = bisect_right(found.edges, conversation) - 1
+        offsets, values = found.views[chunk]
+        at = conversation - found.edges[chunk]
         return values[offsets[at] : offsets[at + 1]]
 
-    def gather(self, plan: dict[str, np.ndarray], starts: np.ndarray, out: np.ndarray) -> None:
-        """Copy the pieces of a plan (schemas.PLAN_SCHEMA) into `out` (int32), each to its offset in `starts`.
+    def locate(self, plan: dict[str, np.ndarray]) -> np.ndarray:
+        """Return the offset in its file of the first token of each piece of a plan (schemas.PLAN_SCHEMA), int64.
 
-        The files are read, not mapped: in a map, the 64 KiB around every piece count as memory of the process, and the
-        pieces of a shard are scattered over the corpus. Raises StorageError if a file ends early.
+        One file is mapped at a time, and of it only the record batches that have a piece are opened: a shard has
+        pieces from everywhere in the corpus, but not from every record batch of a large one.
+        """
+        found = np.empty(len(plan["part"]), np.int64)
+        for part, pieces in self._by_part(plan):
+            path = self._path(part)
+            conversations = plan["conversation"][pieces]
+            with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+                base = source.read_buffer(1).address
+                edges = offsets_of(_rows_of_batches(path, reader))
+                inside = np.searchsorted(conversations, edges)
+                for number in np.flatnonzero(np.diff(inside)).tolist():
+                    tokens = reader.get_batch(number).column("tokens")
+                    if len(tokens) != edges[number + 1] - edges[number]:
+                        raise ValueError(f"{path}: record batch {number} has {len(tokens):,} rows, not as recorded")
+                    asked = slice(int(inside[number]), int(inside[number + 1]))
+                    offsets = to_numpy(tokens.offsets)[conversations[asked] - edges[number]]
+                    found[pieces[asked]] = tokens.values.buffers()[1].address - base + 4 * offsets
+            if len(conversations) and conversations[-1] >= edges[-1]:
+                raise IndexError(
+                    f"{path}: has {edges[-1]:,} conversations, but the plan has number {conversations[-1]:,}"
+                )
+        return found + 4 * plan["first"]
+
+    def gather(self, plan: dict[str, np.ndarray], starts: np.ndarray, out: np.ndarray) -> None:
+        """Copy the pieces of a plan into `out` (int32), each to its offset in `starts`.
+
+        `plan` has the columns of schemas.PLAN_SCHEMA and `position`, from `locate`. The files are read, not mapped: in
+        a map, the 64 KiB around every piece count as memory of the process, and the pieces of a shard are scattered
+        over the corpus. Raises StorageError if a file ends early.
         """
         room = out.view(np.uint8).data
-        order = np.lexsort((plan["conversation"], plan["part"]))
-        edges = np.searchsorted(plan["part"][order], np.arange(len(self._paths) + 1))
-        for part, (top, bottom) in enumerate(pairwise(edges.tolist())):
-            if top == bottom:
-                continue
-            path = self._paths[part]
-            assert isinstance(path, Path), f"part {part} is in the plan, but its token file was not given"
-            pieces = order[top:bottom]
-            positions = self._positions(part, plan["conversation"][pieces]) + 4 * plan["first"][pieces]
+        for part, pieces in self._by_part(plan):
+            path = self._path(part)
+            positions = plan["position"][pieces]
             offsets = 4 * starts[pieces].astype(np.int64)
             ends = offsets + 4 * plan["taken"][pieces]
             with path.open("rb", buffering=0) as file:
@@ -80,24 +105,51 @@ class TokenFiles:
                     if os.preadv(handle, (room[offset:end],), position) < end - offset:
                         raise StorageError("damaged_artefact", f"{path}: ends early; delete it and run again")
 
-    def _positions(self, part: int, conversations: np.ndarray) -> np.ndarray:
-        """Return the byte offsets in the file of the tokens of these conversations (ascending), int64."""
-        edges, views = self._chunks[part]
-        inside = np.searchsorted(conversations, edges)
-        found = [
-            position + 4 * offsets[conversations[top:bottom] - edge]
-            for (offsets, _, position), edge, (top, bottom) in zip(
-                views, edges, pairwise(inside.tolist()), strict=False
-            )
-        ]
-        return np.concatenate(found)
+    def _by_part(self, plan: dict[str, np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield each part that has pieces, and their numbers in the order of their conversations."""
+        order = np.lexsort((plan["conversation"], plan["part"]))
+        edges = np.searchsorted(plan["part"][order], np.arange(len(self._paths) + 1))
+        for part, (top, bottom) in enumerate(pairwise(edges.tolist())):
+            if top < bottom:
+                yield part, order[top:bottom]
 
-    def _chunk(self, part: int, conversation: int) -> tuple[np.ndarray, np.ndarray, int]:
-        """Return offsets and values of the record batch of a conversation, and its index in it."""
-        edges, views = self._chunks[part]
-        chunk = bisect_right(edges, conversation) - 1
-        offsets, values, _ = views[chunk]
-        return offsets, values, conversation - edges[chunk]
+    def _path(self, part: int) -> Path:
+        path = self._paths[part]
+        assert isinstance(path, Path), f"part {part} is in the plan, but its token file was not given"
+        return path
+
+    def _open(self, part: int) -> _Opened:
+        if part not in self._opened:
+            path = self._paths[part]
+            source = (
+                pa.BufferReader(path) if isinstance(path, pa.Buffer) else pa.memory_map(str(path)) if path else None
+            )
+            table = pa.ipc.open_file(source).read_all() if source else TOKENS_SCHEMA.empty_table()
+            chunks = table.column("tokens").chunks
+            edges = np.cumsum([0, *map(len, chunks)]).tolist()
+            self._opened[part] = _Opened(table, edges, [(to_numpy(c.offsets), to_numpy(c.values)) for c in chunks])
+        return self._opened[part]
+
+
+def _lengths(tokens: pa.LargeListArray) -> np.ndarray:
+    return as_int32(np.diff(to_numpy(tokens.offsets)), "tokens of a conversation")
+
+
+class _Opened(NamedTuple):
+    """All record batches of a token file."""
+
+    table: pa.Table
+    edges: list[int]  # rows before each record batch, and of all
+    views: list[tuple[np.ndarray, np.ndarray]]  # offsets and values of the tokens of each record batch
+
+
+def _rows_of_batches(path: Path, reader: pa.RecordBatchFileReader) -> list[int]:
+    """Return the rows of each record batch: as the receipt next to the file has them, or else by opening them all."""
+    with suppress(StorageError, LookupError, TypeError):
+        rows = read_receipt(path.with_suffix(".json"))["batches"]
+        if len(rows) == reader.num_record_batches:
+            return list(rows)
+    return [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
 
 
 class TokenColumns:
@@ -115,7 +167,7 @@ class TokenColumns:
         """Open token files. `bases` has the number of the first record of each part within its source."""
         self._paths, self._bases = paths, bases
         self._part, self._file = -1, TokenFiles([])
-        counts = [self._open(part).tables[0].num_rows for part in range(len(paths))]
+        counts = [self._open(part).table(0).num_rows for part in range(len(paths))]
         self.edges: list[int] = [0, *accumulate(counts)]  # conversations before each part
 
     def column(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
@@ -127,9 +179,9 @@ class TokenColumns:
             top, bottom = max(first, before), min(last, self.edges[part + 1])
             if top < bottom:
                 # Only the requested slice: large parts are read in slices.
-                own = self._open(part).tables[0].column("tokens" if name == "length" else name)
+                own = self._open(part).table(0).column("tokens" if name == "length" else name)
                 chunks = own.slice(top - before, bottom - top).chunks
-                values = [np.diff(to_numpy(c.offsets)) if name == "length" else to_numpy(c) for c in chunks]
+                values = [to_numpy(c) if name != "length" else _lengths(c) for c in chunks]
                 found[top - first : bottom - first] = np.concatenate(values)
                 if name == "record":
                     found[top - first : bottom - first] += self._bases[part]

@@ -45,6 +45,7 @@ def tokenize_part(
     """
     receipt: dict[str, Any] = dict.fromkeys(("conversations", *COUNTS), 0)
     rejects: list[list[Any]] = []
+    batches: list[int] = []  # rows of each record batch: a reader opens those that it needs
     schema = TOKENS_SCHEMA if config.packing else TOKENS_AND_TEXT_SCHEMA
     preparer = Preparer(part.file, template, encoder, config.train_on, config.packing)
     unused = UnusedKeys(part.file.format, dict(part.file.columns), part.file.ignore)
@@ -55,6 +56,7 @@ def tokenize_part(
             def flush(batch: Batch) -> None:
                 if batch.records and (encoded := batch.encode(schema)):
                     writer.write_batch(encoded)
+                    batches.append(encoded.num_rows)
                 rejects.extend([number, reject.reason, reject.message] for number, reject in batch.rejects)
                 on_batch(receipt["accepted"] + len(rejects), len(rejects), receipt["tokens"], reader.share)
 
@@ -78,6 +80,7 @@ def tokenize_part(
         rejects.sort(key=itemgetter(0))  # some were found when their batch was encoded
         receipt["conversations"] = receipt["accepted"] + len(rejects)
         receipt |= {"records": reader.records, "bytes": out.size, "xxh3": out.digest(), "rejects": rejects}
+        receipt["batches"] = batches
         receipt["engine"] = encoder.engine
         if counts := unused.found():
             receipt["unused_keys"] = counts

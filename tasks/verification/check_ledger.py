@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
-import pyarrow as pa
 
 from tasks.core.errors import DataError
 from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_tokenizer
@@ -18,7 +19,9 @@ from tasks.storage.manifest import Manifest, SampleFacts
 from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
 from tasks.storage.splits import split_names
 from tasks.verification.check_rows import Tokens
-from tasks.verification.check_selection import Conversations, check_choice, conversations_of
+from tasks.verification.check_selection import Selection, conversations_of
+from tasks.verification.read_index import Index
+from tasks.verification.rules import Conversations
 
 
 def check_beside(manifest: Manifest, folder: Path) -> None:
@@ -40,7 +43,37 @@ def check_beside(manifest: Manifest, folder: Path) -> None:
             raise DataError("wrong_figure", f"{folder / 'manifest.json'}: {name} is recorded as {noted}, found {found}")
 
 
-def check_recorded_ledger(manifest: Manifest, folder: Path, index: pa.Table, tokens: Tokens) -> None:
+@dataclass(slots=True)
+class _Counts:
+    """Sums over the conversations, or over the samples, of an index."""
+
+    count: int = 0
+    packed: int = 0
+    truncated: int = 0
+    tokens: int = 0  # without separators, once
+    repeated: int = 0  # prompt tokens that the sample before has, too
+    accepted: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # by source
+    reasons: Counter[int] = field(default_factory=Counter)  # of those that are not packed
+
+    def add(self, seen: Conversations) -> None:
+        placed = seen["placed"]
+        self.count += len(placed)
+        self.packed += int(np.count_nonzero(placed))
+        self.truncated += int(np.count_nonzero(seen["truncated"]))
+        self.tokens += int(seen["tokens"].sum())
+        inside = seen["source"][seen["source"] < len(self.accepted)]
+        self.accepted += np.bincount(inside, minlength=len(self.accepted))
+        reasons, counts = np.unique(seen["reason"][~placed], return_counts=True)
+        self.reasons.update(dict(zip(reasons.tolist(), counts.tolist(), strict=True)))
+        source, record, length, untrained = (seen[name][placed] for name in ("source", "record", "length", "untrained"))
+        later = (source[1:] == source[:-1]) & (record[1:] == record[:-1])
+        self.repeated += int(np.minimum(untrained[1:], length[:-1])[later].sum())
+
+    def dropped(self, names: tuple[str, ...]) -> dict[str, int]:
+        return dict(sorted(((*names, "unknown")[reason], count) for reason, count in self.reasons.items()))
+
+
+def check_recorded_ledger(manifest: Manifest, folder: Path, index: Index, tokens: Tokens) -> None:
     def require(name: str, counted: Any, recorded: Any) -> None:
         if counted != recorded:
             raise DataError(
@@ -50,45 +83,49 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: pa.Table, tok
     ledger, packing = manifest.ledger, manifest.packing_metadata
     # Packed and padding are counted below, against the places of all rows.
     ledger.check(ledger.tokens.packed + ledger.tokens.padding if packing.enabled else 0)
-    with reading(folder / "rejects.jsonl", folder):
-        rejects = [orjson.loads(line) for line in (folder / "rejects.jsonl").read_bytes().splitlines()]
-        reasons, rejected_by = (Counter(reject[key] for reject in rejects) for key in ("reason", "source"))
+    reasons, rejected_by = _count_rejects(folder)
     require("rejected", dict(sorted(reasons.items())), ledger.conversations.rejected)
-    seen = conversations_of(index)
-    samples = seen if ledger.samples is None else conversations_of(index, apart=True)
-    require("packed conversations", int(np.count_nonzero(seen["placed"])), ledger.conversations.packed)
-    dropped = Counter((*DROP_REASONS, "unknown")[reason] for reason in seen["reason"][~seen["placed"]].tolist())
-    recorded = {reason: count for reason, count in ledger.conversations.dropped.items() if count}
-    require("dropped", dict(sorted(dropped.items())), dict(sorted(recorded.items())))
-    require("read", len(seen["source"]) + len(rejects), ledger.conversations.read)
-    trained = np.bincount(index["source"], index["trained"], minlength=len(manifest.sources)).astype(np.int64)
-    for number, facts in enumerate(manifest.sources):
-        accepted = int((seen["source"] == number).sum())
-        require(f"{facts.path}: accepted", accepted, facts.accepted)
-        require(f"{facts.path}: rejected", rejected_by[facts.path], facts.rejected)
-        require(f"{facts.path}: conversations", accepted + facts.rejected, facts.conversations)
-        require(f"{facts.path}: trained_tokens", int(trained[number]), facts.trained_tokens)
-    require("conversations of all sources", sum(s.conversations for s in manifest.sources), ledger.conversations.read)
-    require("tokens of all sources", sum(s.tokens for s in manifest.sources), ledger.tokens.encoded)
-    require("pieces", tokens.pieces, ledger.pieces.packed)
-    require("packed tokens", tokens.packed, ledger.tokens.packed)
-    require("trained tokens", tokens.trained, ledger.tokens.trained)
-    separators = pa.compute.sum(index["separator"]).as_py() or 0
-    require("separators", separators, ledger.tokens.separators)
-    require("repeated", tokens.packed - separators - int(seen["tokens"].sum()), ledger.tokens.repeated)
-    require("rows", tokens.rows, packing.rows)
-    require("splits", list(manifest.splits), list(split_names(manifest.config.get("epochs", 1))))
-    for name, split in manifest.splits.items():
-        require(f"rows of {name}", sum(shard.rows for shard in split.shards), split.rows)
-    per_row = round(tokens.pieces / tokens.rows, 4)
-    require("avg_conversations_per_sequence", per_row, packing.avg_conversations_per_sequence)
-    require("compression_ratio", per_row, packing.compression_ratio)
-    above = round(100 * (packing.rows / packing.lower_bound_rows - 1), 4) if packing.lower_bound_rows else None
-    require("above_lower_bound_percent", above, packing.above_lower_bound_percent)
-    require("truncated", int(np.count_nonzero(seen["truncated"])), ledger.conversations.truncated)
-    places = tokens.rows * manifest.sequence_length
-    require("padding", places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)
-    check_choice(manifest, folder, index, seen, samples)
+    seen, samples = (_Counts(accepted=np.zeros(len(manifest.sources), np.int64)) for _ in range(2))
+    with closing(Selection(manifest, folder, index.entries)) as selection:
+        for entries in index.by_conversation:
+            conversations = conversations_of(entries)
+            of_samples = conversations
+            seen.add(conversations)
+            if ledger.samples is not None:
+                of_samples = conversations_of(entries, apart=True)
+                samples.add(of_samples)
+            selection.add(entries, conversations, of_samples)
+        require("packed conversations", seen.packed, ledger.conversations.packed)
+        recorded = {reason: count for reason, count in ledger.conversations.dropped.items() if count}
+        require("dropped", seen.dropped(DROP_REASONS), dict(sorted(recorded.items())))
+        require("read", seen.count + reasons.total(), ledger.conversations.read)
+        for number, facts in enumerate(manifest.sources):
+            accepted = int(seen.accepted[number])
+            require(f"{facts.path}: accepted", accepted, facts.accepted)
+            require(f"{facts.path}: rejected", rejected_by[facts.path], facts.rejected)
+            require(f"{facts.path}: conversations", accepted + facts.rejected, facts.conversations)
+            require(f"{facts.path}: trained_tokens", int(index.trained[number]), facts.trained_tokens)
+        of_sources = sum(s.conversations for s in manifest.sources)
+        require("conversations of all sources", of_sources, ledger.conversations.read)
+        require("tokens of all sources", sum(s.tokens for s in manifest.sources), ledger.tokens.encoded)
+        require("pieces", tokens.pieces, ledger.pieces.packed)
+        require("packed tokens", tokens.packed, ledger.tokens.packed)
+        require("trained tokens", tokens.trained, ledger.tokens.trained)
+        require("separators", index.separators, ledger.tokens.separators)
+        require("repeated", tokens.packed - index.separators - seen.tokens, ledger.tokens.repeated)
+        require("rows", tokens.rows, packing.rows)
+        require("splits", list(manifest.splits), list(split_names(manifest.config.get("epochs", 1))))
+        for name, split in manifest.splits.items():
+            require(f"rows of {name}", sum(shard.rows for shard in split.shards), split.rows)
+        per_row = round(tokens.pieces / tokens.rows, 4)
+        require("avg_conversations_per_sequence", per_row, packing.avg_conversations_per_sequence)
+        require("compression_ratio", per_row, packing.compression_ratio)
+        above = round(100 * (packing.rows / packing.lower_bound_rows - 1), 4) if packing.lower_bound_rows else None
+        require("above_lower_bound_percent", above, packing.above_lower_bound_percent)
+        require("truncated", seen.truncated, ledger.conversations.truncated)
+        places = tokens.rows * manifest.sequence_length
+        require("padding", places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)
+        selection.check()
     if ledger.samples is not None:
         _check_samples(ledger.samples, samples, require)
     efficiency = round(100 * tokens.packed / places, 4) if packing.enabled else None
@@ -99,14 +136,21 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: pa.Table, tok
         )
 
 
-def _check_samples(recorded: SampleFacts, samples: Conversations, require: Callable[[str, Any, Any], None]) -> None:
+def _count_rejects(folder: Path) -> tuple[Counter[str], Counter[str]]:
+    """Count the rejects of a corpus by reason and by source."""
+    reasons, sources = Counter[str](), Counter[str]()
+    path = folder / "rejects.jsonl"
+    with reading(path, folder), path.open("rb") as lines:
+        for line in lines:
+            reject = orjson.loads(line)
+            reasons[reject["reason"]] += 1
+            sources[reject["source"]] += 1
+    return reasons, sources
+
+
+def _check_samples(recorded: SampleFacts, samples: _Counts, require: Callable[[str, Any, Any], None]) -> None:
     """Check the figures of samples; those of conversations that were rejected are not in the index."""
-    placed = samples["placed"]
-    require("samples: packed", int(np.count_nonzero(placed)), recorded.packed)
-    dropped = Counter((*SAMPLE_DROP_REASONS, "unknown")[reason] for reason in samples["reason"][~placed].tolist())
-    require("samples: dropped", dict(sorted(dropped.items())), dict(sorted(recorded.dropped.items())))
-    require("samples: read", len(placed) + recorded.rejected, recorded.read)
-    source, record, length, untrained = (samples[name][placed] for name in ("source", "record", "length", "untrained"))
-    later = (source[1:] == source[:-1]) & (record[1:] == record[:-1])
-    repeated = int(np.minimum(untrained[1:], length[:-1])[later].sum())
-    require("samples: repeated_prompt_tokens", repeated, recorded.repeated_prompt_tokens)
+    require("samples: packed", samples.packed, recorded.packed)
+    require("samples: dropped", samples.dropped(SAMPLE_DROP_REASONS), dict(sorted(recorded.dropped.items())))
+    require("samples: read", samples.count + recorded.rejected, recorded.read)
+    require("samples: repeated_prompt_tokens", samples.repeated, recorded.repeated_prompt_tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError
-from tasks.storage.manifest import Manifest
+from tasks.storage.manifest import Manifest, Shard
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard
-
-NAMES = {"split", "dropped"}
+from tasks.verification.read_index import PIECE, Index
 
 
 @dataclass(slots=True)
@@ -27,32 +27,27 @@ class Tokens:
     pieces: int = 0
 
 
-def _pieces_of(index: pa.Table, split: str, shard: int) -> dict[str, np.ndarray]:
-    """Return the index's pieces in one shard, sorted by row and start."""
-    chosen = index.filter(
-        pa.compute.and_(
-            pa.compute.equal(index["split"].cast(pa.string()), split), pa.compute.equal(index["shard"], shard)
-        )
-    )
-    order = np.lexsort((chosen["start"].to_numpy(), chosen["row"].to_numpy()))
-    return {name: chosen[name].to_numpy()[order] for name in chosen.schema.names if name not in NAMES}
+def _shards(manifest: Manifest, index: Index) -> Iterator[tuple[Shard, dict[str, np.ndarray]]]:
+    """Yield each shard with the index's pieces in it, sorted by row and start."""
+    shards = (shard for split in manifest.splits.values() for shard in split.shards)
+    for shard, pieces in zip(shards, index.by_shard, strict=True):
+        ordered = pieces[np.lexsort((pieces["start"], pieces["row"]))]
+        yield shard, {name: ordered[name] for name in PIECE.names or ()}
 
 
-def check_packed_rows(manifest: Manifest, folder: Path, index: pa.Table) -> Tokens:
+def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
     total = Tokens()
-    for split, facts in manifest.splits.items():
-        for number, shard in enumerate(facts.shards):
-            path = folder / shard.path
-            pieces = _pieces_of(index, split, number)
-            rows = 0
-            with open_shard(manifest, folder, shard) as batches:
-                for batch in batches:
-                    top, rows = rows, rows + batch.num_rows
-                    inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
-                    chosen = {name: values[inside] for name, values in pieces.items()}
-                    chosen["row"] = chosen["row"] - top
-                    _check_batch(batch, chosen, manifest, f"{path}: row {top}", total)
-            total.rows += rows
+    for shard, pieces in _shards(manifest, index):
+        path = folder / shard.path
+        rows = 0
+        with open_shard(manifest, folder, shard, streamed=True) as batches:
+            for batch in batches:
+                top, rows = rows, rows + batch.num_rows
+                inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
+                chosen = {name: values[inside] for name, values in pieces.items()}
+                chosen["row"] = chosen["row"] - top
+                _check_batch(batch, chosen, manifest, f"{path}: row {top}", total)
+        total.rows += rows
     return total
 
 
@@ -119,19 +114,16 @@ def _check_batch(
     total.trained += int((flat_labels != IGNORED).sum())
 
 
-def check_unpacked_rows(manifest: Manifest, folder: Path, index: pa.Table) -> Tokens:
+def check_unpacked_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
     """Check format 2.0, in which a row is a conversation."""
     total = Tokens()
-    for split, facts in manifest.splits.items():
-        for number, shard in enumerate(facts.shards):
-            path = folder / shard.path
-            with open_shard(manifest, folder, shard) as batches:
-                rows = sum(batch.num_rows for batch in batches)
-            pieces = _pieces_of(index, split, number)
-            if not np.array_equal(pieces["row"], np.arange(rows)):
-                raise DataError("bad_index", f"{path}: the index does not have one conversation per row")
-            total.pieces += rows
-            total.rows += rows
-            total.packed += int(pieces["length"].sum())
-            total.trained += int(pieces["trained"].sum())
+    for shard, pieces in _shards(manifest, index):
+        with open_shard(manifest, folder, shard, streamed=True) as batches:
+            rows = sum(batch.num_rows for batch in batches)
+        if not np.array_equal(pieces["row"], np.arange(rows)):
+            raise DataError("bad_index", f"{folder / shard.path}: the index does not have one conversation per row")
+        total.pieces += rows
+        total.rows += rows
+        total.packed += int(pieces["length"].sum())
+        total.trained += int(pieces["trained"].sum())
     return total

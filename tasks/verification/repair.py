@@ -28,7 +28,7 @@ import pyarrow as pa
 from tasks.config import path_in
 from tasks.core.errors import Busy, DataError, InputMissing, PackError
 from tasks.corpus.dataset_card import CARD, dataset_card
-from tasks.corpus.publish import files_beside, write_planned_shard
+from tasks.corpus.publish import COPIED, files_beside, write_planned_shard
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.tokenizer_files import find_tokenizer
 from tasks.recipe import Recipe
@@ -208,7 +208,7 @@ class _Origins:
             return None
         plan_folder, keys = self._plan
         if file.path not in self._shards:
-            return plan_folder / file.path if file.path in ("index.arrow", "rejects.jsonl") else None
+            return plan_folder / file.path if file.path in COPIED else None
         return self._shard(file, plan_folder, self.layout, keys)
 
     @cached_property

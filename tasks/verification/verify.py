@@ -5,14 +5,14 @@ manifest ─ its digest, its two copies
    ├ every shard ─ schema, and for each row: mask, labels, positions, ids, at least one trained token
    ├ index ─ its pieces tile every row without gap or overlap, start where positions restart, end with EOS
    └ ledger ─ conversations, tokens, and figures counted a second time
+
+Memory is bounded: the index is distributed over temporary files (partitions.py), and checked piece by piece.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import pyarrow as pa
 
 from tasks.core.errors import DataError, PackError
 from tasks.core.printable import counted
@@ -25,12 +25,9 @@ from tasks.storage.corpus_folder import (
     raise_all,
 )
 from tasks.storage.manifest import Manifest, load_manifest
-from tasks.storage.shards import open_index
 from tasks.verification.check_ledger import check_beside, check_recorded_ledger
 from tasks.verification.check_rows import check_packed_rows, check_unpacked_rows
-
-# Columns of the index that are null if a conversation was dropped; the others never are.
-PLACE = {"split", "shard", "row", "start", "first"}
+from tasks.verification.read_index import Index, read_index
 
 
 @dataclass(slots=True)
@@ -52,9 +49,16 @@ def verify(path: Path) -> Report:
     files = _check_files(path, manifest, folder)
     report.checks.append(("manifest", f"unedited, key {manifest.key[:12]}"))
     report.checks.append(("files", f"{files}: sizes and SHA-256 as recorded, no other file"))
-    index = _read_index(manifest, folder)
+    with read_index(manifest, folder) as index:
+        _check_content(path, manifest, folder, index, report)
+    return report
+
+
+def _check_content(path: Path, manifest: Manifest, folder: Path, index: Index, report: Report) -> None:
+    """Check the rows, the index, and the ledger, and add them to the report."""
     check_rows = check_packed_rows if manifest.packing_metadata.enabled else check_unpacked_rows
     tokens = check_rows(manifest, folder, index)
+    index.by_shard.close()
     held = "every invariant holds" if manifest.packing_metadata.enabled else "as many as in the index"
     report.checks.append(
         (
@@ -64,13 +68,12 @@ def verify(path: Path) -> Report:
     )
     if not tokens.rows:
         raise DataError("wrong_count", f"{path}: the corpus has no rows")
-    if tokens.pieces != len(index) - index["row"].null_count:
+    if tokens.pieces != index.placed:
         raise DataError("bad_index", f"{folder / 'index.arrow'}: refers to shards or rows that do not exist")
     report.checks.append(("index", f"{counted(tokens.pieces, 'piece')} in the rows, without gap or overlap"))
     check_beside(manifest, folder)
     check_recorded_ledger(manifest, folder, index, tokens)
     report.checks.append(("ledger", "conversations, tokens, and figures agree with a second count"))
-    return report
 
 
 def _check_files(path: Path, manifest: Manifest, folder: Path) -> str:
@@ -88,20 +91,3 @@ def _check_files(path: Path, manifest: Manifest, folder: Path) -> str:
     wrong += foreign_files(manifest, folder)
     raise_all(wrong, folder)
     return f"{counted(len(listed), 'file')}, {sum(file.bytes for file in listed):,} bytes"
-
-
-def _read_index(manifest: Manifest, folder: Path) -> pa.Table:
-    path = folder / "index.arrow"
-    with open_index(manifest, folder) as reader:
-        index = reader.read_all()
-    placed = index["row"].is_valid()
-    for name in index.schema.names:
-        valid = index[name].is_valid()
-        if name == "dropped":
-            valid = pa.compute.invert(valid)
-        if not valid.equals(placed) and (name in PLACE or name == "dropped" or index[name].null_count):
-            raise DataError("bad_index", f"{path}: {name} has null values that are not allowed")
-    for name, least in (("length", 1), ("source", 0)):
-        if len(index) and pa.compute.min(index[name]).as_py() < least:
-            raise DataError("bad_index", f"{path}: a piece has no {name}")
-    return index

@@ -14,7 +14,7 @@ from datasets import Dataset, disable_progress_bars, load_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
-from support.small_corpus import EOS, PAD, Tokens, make_recipe, pack_corpus, token_file, tokens_of
+from support.small_corpus import EOS, PAD, Tokens, make_recipe, pack_corpus, token_file, tokens_of, write_receipt
 
 from tasks.core.errors import StorageError
 from tasks.corpus import shards
@@ -104,14 +104,15 @@ def test_rows_equal_the_slow_reference(drawn: tuple[list[list[Tokens]], list[Pla
         built = Rows.room(rows + 1, length).first(rows)
         for column in COLUMNS:
             getattr(built, column).fill(77)  # what stood there before does not matter
+        columns["position"] = tokens.locate(columns)
         build_rows(columns, tokens, built, EOS, pad)
+        assert tokens_are_unchanged(parts, tokens), "the token files were written to"
     expected = reference(parts, plan, rows, length, pad)
     for column, kind in zip(COLUMNS, (np.int32, np.int8, np.int32, np.int32), strict=True):
         found = getattr(built, column)
         assert found.dtype == kind
         assert found.shape == (rows, length)
         assert found.tolist() == [row[column] for row in expected], column
-    assert tokens_are_unchanged(parts, tokens), "the mapped tokens were written to"
 
 
 def tokens_are_unchanged(parts: list[list[Tokens]], tokens: TokenFiles) -> bool:
@@ -126,10 +127,56 @@ def test_a_token_file_that_ends_early_is_named(tmp_path: Path) -> None:
     tokens = open_parts([[(list(range(3000)), True)]], tmp_path)
     columns = {field.name: np.zeros(1, field.type.to_pandas_dtype()) for field in PLAN_SCHEMA}
     columns["taken"] = np.array([3000], np.int32)
+    columns["position"] = tokens.locate(columns)
     with (tmp_path / "0.arrow").open("r+b") as file:
         file.truncate(9000)
     with pytest.raises(StorageError, match=r"0\.arrow: ends early; delete it and run again"):
         tokens.gather(columns, np.zeros(1, np.int64), np.empty(3000, np.int32))
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the record batches that are opened."""
+    numbers: list[int] = []
+
+    class Counting(pa.RecordBatchFileReader):
+        def get_batch(self, number: int) -> pa.RecordBatch:
+            numbers.append(number)
+            return super().get_batch(number)
+
+    monkeypatch.setattr(pa.ipc, "open_file", Counting)
+    return numbers
+
+
+def test_only_record_batches_with_a_piece_are_opened(tmp_path: Path, opened: list[int]) -> None:
+    path, rows = tmp_path / "0.arrow", [([~1, 2], True)] * 30
+    receipt = token_file(path, rows, batch=3) | {"batches": [3] * 10}
+    plan = [(0, 0, 0, 7, 0, 2, False), (0, 2, 0, 8, 0, 2, False), (0, 4, 0, 29, 0, 2, False)]
+    batch = as_batch(plan)
+    columns = {field: batch.column(field).to_numpy(zero_copy_only=False) for field in batch.schema.names}
+    everything = TokenFiles([path]).locate(columns)
+    assert opened[:10] == [*range(10)], "without a receipt, they are counted"
+    opened.clear()
+    write_receipt(path.with_suffix(".json"), receipt)
+    assert TokenFiles([path]).locate(columns).tolist() == everything.tolist()
+    assert opened == [2, 9]
+    # A receipt that does not describe the file is not believed.
+    for wrong in ([3] * 9, [3] * 11, [2] * 10, None):
+        write_receipt(path.with_suffix(".json"), receipt | {"batches": wrong})
+        if wrong == [2] * 10:
+            with pytest.raises(ValueError, match=r"0\.arrow: record batch 3 has 3 rows, not as recorded"):
+                TokenFiles([path]).locate(columns)
+        else:
+            assert TokenFiles([path]).locate(columns).tolist() == everything.tolist()
+
+
+def test_a_conversation_that_a_token_file_lacks(tmp_path: Path) -> None:
+    tokens = open_parts([[([~1, 2], True)]], tmp_path)
+    columns = {field.name: np.ones(1, field.type.to_pandas_dtype()) for field in PLAN_SCHEMA} | {
+        "part": np.zeros(1, int)
+    }
+    with pytest.raises(IndexError, match=r"0\.arrow: has 1 conversations, but the plan has number 1"):
+        tokens.locate(columns)
 
 
 @settings(max_examples=examples(40), deadline=None)

@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,10 +24,12 @@ from support.small_corpus import conversations, make_recipe, pack_corpus, write_
 from tasks.cli.app import value_as_json
 from tasks.cli.views import corpus_view, diff_view
 from tasks.cli.views.console import UNBOUNDED, open_console
+from tasks.inspection import diff
 from tasks.inspection.diff import Change, Difference, _entries, compare
 from tasks.inspection.manifests import Listed, Unreadable, list_manifests
 from tasks.storage.files import read_json, to_json, write_bytes
-from tasks.storage.manifest import load_manifest
+from tasks.storage.manifest import Manifest, load_manifest
+from tasks.storage.shards import open_index
 
 
 def chat(answer: str) -> dict[str, Any]:
@@ -44,11 +50,20 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     return made(tmp_path_factory.mktemp("base"), records), records
 
 
+@contextmanager
+def in_batches(size: int, manifest: Manifest, folder: Path) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Open an index as `open_index` does, in batches of another size."""
+    with open_index(manifest, folder) as reader:
+        yield (batch.slice(top, size) for batch in reader for top in range(0, batch.num_rows, size))
+
+
 @settings(deadline=None, max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     gone=st.sets(st.integers(0, 59), max_size=8),
     new=st.lists(st.integers(0, 60), max_size=6),
-    length=st.sampled_from([64, 128, 256]),
+    length=st.sampled_from([32, 128, 256]),
+    packed=st.sampled_from([{}, {"epochs": 2}, {"sources": [{"path": "chat.jsonl", "weight": 2.5}]}]),
+    batch=st.sampled_from([1, 3, 1 << 16]),
 )
 def test_added_and_removed_conversations_are_found(
     base: tuple[Path, list[Any]],
@@ -56,21 +71,29 @@ def test_added_and_removed_conversations_are_found(
     gone: set[int],
     new: list[int],
     length: int,
+    packed: dict[str, Any],
+    batch: int,
 ) -> None:
-    """Wherever they are in the file, and for other lengths too; the order of the others does not matter."""
+    """Wherever they are in the file, and for other lengths too; the order of the others does not matter.
+
+    Nor do copies, epochs, pieces, and the batches in which the index is read.
+    """
     before, records = base
     after = [record for number, record in enumerate(records) if number not in gone]
     for number, place in enumerate(sorted(new, reverse=True)):
         after.insert(min(place, len(after)), chat(f"new {number}"))
-    manifest = made(tmp_path_factory.mktemp("after"), after, sequence_length=length)
-    found = compare(before, manifest)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(diff, "open_index", partial(in_batches, batch))
+        patch.setattr(diff, "_RANGE", 7)
+        settings = {"sequence_length": length, "overlong": "split", "train_on": "all"} | packed
+        manifest = made(tmp_path_factory.mktemp("after"), after, **settings)
+        found, back = compare(before, manifest), compare(manifest, before)
     assert found.conversations.compared
     assert places(found.conversations.went) == sorted(number + 1 for number in gone)
     assert [json.dumps(after[record - 1]) for record in places(found.conversations.came)] == [
         json.dumps(record) for record in after if record not in records
     ]
     assert all("new" in one.text for one in found.conversations.came)
-    back = compare(manifest, before)
     assert (back.conversations.came, back.conversations.went) == (found.conversations.went, found.conversations.came)
 
 

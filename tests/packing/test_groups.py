@@ -348,7 +348,7 @@ def test_more_conversations_than_can_be_counted_are_refused(
         monkeypatch.setattr(module, name, 100)
     with pytest.raises(DataError, match=message) as caught:
         pack_corpus(make_recipe(tmp_path, RECORDS, **values))
-    assert caught.value.reason == "too_many_conversations"
+    assert caught.value.reason == "too_many"
 
 
 def test_pieces_count_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,8 @@ def test_the_files_that_are_damaged_are_all_that_there_are(project: Callable[[st
     for kind in KINDS:
         made = project(kind)
         assert len(load_manifest(made.published).splits["train"].shards) > 1
-        known = {*made.saved, made.folder / "run.json"}
+        # Digests of sources are damaged in test_digest_cache.py; those of new files are kept by a later run.
+        known = {*made.saved, made.folder / "run.json", *(made.root / "data" / "digests").glob("*.json")}
         found = {path for top in ("data", "manifests") for path in (made.root / top).rglob("*") if path.is_file()}
         assert {path.name for path in found - known} <= {f"{made.published.stem}.lock", ".last"}
     assert all(made.kept.values()), "the last of them has a file of each kind that a run reuses"

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import tracemalloc
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from support.profiles import examples
 
 from tasks.core.errors import StorageError
 from tasks.storage import files
-from tasks.storage.files import atomic_file, read_json, sha256_of, to_json, write_bytes
+from tasks.storage.files import atomic_file, copy_file, read_json, sha256_of, to_json, write_bytes
 
 
 class Stop(Exception):
@@ -248,6 +249,20 @@ def write_and_lose(path: Path) -> None:
         out.flush()
         [temporary] = path.parent.glob(".*.tmp")
         os.truncate(temporary, 1)
+
+
+def test_a_file_is_copied_in_chunks(tmp_path: Path) -> None:
+    data = bytes(range(256)) * 4096 * 9 + b"the rest"
+    (tmp_path / "from").write_bytes(data)
+    tracemalloc.start()
+    try:
+        facts = copy_file(tmp_path / "from", tmp_path / "to")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (tmp_path / "to").read_bytes() == data
+    assert facts == {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    assert peak < len(data) / 2
 
 
 def test_an_interrupt_right_after_the_temporary_file_is_created(

@@ -29,6 +29,7 @@ from tasks.storage.corpus_folder import reading
 from tasks.storage.files import sha256_of, to_json
 from tasks.storage.manifest import manifest_digest
 from tasks.storage.schemas import INDEX_SCHEMA, row_schema
+from tasks.verification import check_contents, partitions, read_index
 from tasks.verification.verify import verify
 
 LENGTH = 128
@@ -64,6 +65,15 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         patch.setattr(shards, "BATCH_TOKENS", 5 * LENGTH)
         patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 3000)
         return {kind: make(tmp_path_factory.mktemp(kind), **values) for kind, values in KINDS.items()}
+
+
+@pytest.fixture(autouse=True)
+def tiny_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read every index in many blocks and partitions, so that each damage is also found across their boundaries."""
+    monkeypatch.setattr(read_index, "BLOCK", 3)
+    monkeypatch.setattr(read_index, "RANGE", 5)
+    monkeypatch.setattr(check_contents, "RANGE", 5)
+    monkeypatch.setattr(partitions, "IN_MEMORY", 100)
 
 
 @dataclass

@@ -1,0 +1,197 @@
+"""Read the index of a corpus in blocks, and distribute its pieces over shards and over ranges of conversations.
+
+    index.arrow ─read_index─▶ Index      by_shard          the pieces of one shard
+                                         by_conversation   all entries of neighboring conversations, in source order
+
+An index is larger than memory, and may be in any order: a corpus is not trusted, nor is the code that wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.core.errors import DataError
+from tasks.storage.manifest import Manifest
+from tasks.storage.schemas import SAMPLE_DROP_REASONS
+from tasks.storage.shards import open_index
+from tasks.storage.splits import SPLITS
+from tasks.verification.partitions import Partitions
+
+BLOCK = 1 << 16  # entries of the index that are handled at a time
+
+RANGE = 1 << 18  # entries of a range of conversations, about
+
+# Columns of the index that are null if a conversation was dropped; the others never are.
+PLACE = {"split", "shard", "row", "start", "first"}
+
+PIECE = np.dtype(
+    [("row", "i4"), ("start", "i4"), ("length", "i4"), ("trained", "i4"), ("separator", "?"), ("closed", "?")]
+)
+
+# `split` is a number in `names_of_splits`, `dropped` one in SAMPLE_DROP_REASONS; -1 is null or unknown. `first` is -1
+# if the conversation was dropped, `turn` if the index has no such column.
+ENTRY = np.dtype(
+    [
+        ("source", "i4"), ("record", "i8"), ("turn", "i4"), ("first", "i4"), ("split", "i2"), ("length", "i4"),
+        ("trained", "i4"), ("separator", "?"), ("truncated", "?"), ("turns", "i4"), ("digest", "u8"), ("dropped", "i1"),
+    ]
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Totals:
+    """Sums over an index. Sources beyond those of the manifest count as one more source."""
+
+    trained: np.ndarray  # int64[sources + 1], tokens
+    entries: np.ndarray  # int64[sources + 1]
+    least: np.ndarray  # int64[sources + 1], the smallest record
+    most: np.ndarray  # int64[sources + 1], the largest record
+    placed: int = 0
+    separators: int = 0
+    nulls: set[str] = field(default_factory=set)  # columns with null values that are not allowed
+    too_small: set[str] = field(default_factory=set)  # columns with a value below the least allowed one
+
+
+@dataclass(slots=True)
+class Index:
+    """The entries of an index in partitions, and sums over all of them."""
+
+    entries: int
+    placed: int  # pieces in rows
+    trained: np.ndarray  # int64[sources], tokens
+    separators: int
+    by_shard: Partitions  # of PIECE; partitions are numbered over all splits of the manifest
+    by_conversation: (
+        Partitions  # of ENTRY; a conversation is in one partition, all are in the order of source and record
+    )
+
+
+def names_of_splits(manifest: Manifest) -> list[str]:
+    """Return the names of splits by their number in ENTRY."""
+    return [*SPLITS, *(name for name in manifest.splits if name not in SPLITS)]
+
+
+@contextmanager
+def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
+    """Read the index twice: check and count its columns, then distribute its entries.
+
+    Raises DataError if a column has null values or numbers that are not allowed.
+    """
+    totals = _count(manifest, folder)
+    shards = [len(split.shards) for split in manifest.splits.values()]
+    ranges = max(1, -(-int(totals.entries.sum()) // RANGE))
+    with ExitStack() as stack:
+        by_shard = stack.enter_context(Partitions(sum(shards), PIECE))
+        by_conversation = stack.enter_context(Partitions(ranges, ENTRY))
+        names = names_of_splits(manifest)
+        known, of_splits = np.full(len(names) + 1, -1), np.zeros(len(names) + 1, np.int64)  # the last is unknown
+        for split, (name, count) in enumerate(zip(manifest.splits, shards, strict=True)):
+            known[names.index(name)], of_splits[names.index(name)] = sum(shards[:split]), count
+        for block in _blocks(manifest, folder):
+            entries = _entries(block, names)
+            by_conversation.add(range_of(entries, totals, ranges), entries)
+            in_row = block.column("row").is_valid()
+            placed, split = block.filter(in_row), entries["split"][in_row.to_numpy(zero_copy_only=False)]
+            shard = _numpy(placed, "shard").astype(np.int64)
+            exists = (known[split] >= 0) & (shard >= 0) & (shard < of_splits[split])
+            pieces = np.empty(len(shard), PIECE)
+            for name in PIECE.names or ():
+                pieces[name] = _numpy(placed, name)
+            by_shard.add((known[split] + shard)[exists], pieces[exists])
+        yield Index(
+            int(totals.entries.sum()), totals.placed, totals.trained[:-1], totals.separators, by_shard, by_conversation
+        )
+
+
+def _blocks(manifest: Manifest, folder: Path) -> Iterator[pa.RecordBatch]:
+    with open_index(manifest, folder) as reader:
+        for batch in reader:
+            batch.validate()
+            for top in range(0, batch.num_rows, BLOCK):
+                yield batch.slice(top, BLOCK)
+
+
+def _count(manifest: Manifest, folder: Path) -> Totals:
+    path, sources = folder / "index.arrow", len(manifest.sources)
+    limits = np.iinfo(np.int64)
+    totals = Totals(
+        np.zeros(sources + 1, np.int64),
+        np.zeros(sources + 1, np.int64),
+        np.full(sources + 1, limits.max),
+        np.full(sources + 1, limits.min),
+    )
+    names: list[str] = []
+    for block in _blocks(manifest, folder):
+        names = block.schema.names
+        placed = block.column("row").is_valid()
+        for name in names:
+            column = block.column(name)
+            if name in PLACE:
+                right = column.is_valid().equals(placed)
+            else:
+                right = column.is_null().equals(placed) if name == "dropped" else not column.null_count
+            if not right:
+                totals.nulls.add(name)
+        for name, least in (("length", 1), ("source", 0)):
+            smallest = pc.min(block.column(name)).as_py()
+            if smallest is not None and smallest < least:
+                totals.too_small.add(name)
+        if totals.nulls or totals.too_small:
+            continue
+        totals.placed += placed.true_count
+        totals.separators += pc.sum(block.column("separator")).as_py() or 0
+        source, record = np.minimum(_numpy(block, "source"), sources), _numpy(block, "record")
+        totals.trained += np.bincount(source, _numpy(block, "trained"), sources + 1).astype(np.int64)
+        totals.entries += np.bincount(source, minlength=sources + 1)
+        heads = np.flatnonzero(np.append(True, source[1:] != source[:-1]))
+        np.minimum.at(totals.least, source[heads], np.minimum.reduceat(record, heads))
+        np.maximum.at(totals.most, source[heads], np.maximum.reduceat(record, heads))
+    for name in (name for name in names if name in totals.nulls):
+        raise DataError("bad_index", f"{path}: {name} has null values that are not allowed")
+    for name in (name for name in ("length", "source") if name in totals.too_small):
+        raise DataError("bad_index", f"{path}: a piece has no {name}")
+    return totals
+
+
+def range_of(entries: np.ndarray, totals: Totals, ranges: int) -> np.ndarray:
+    """Return the partition of each entry: ascending by source and record, and of about equal sizes.
+
+    The records of a source are nearly always numbered without gaps; otherwise sizes differ, and nothing else.
+    """
+    source = np.minimum(entries["source"], len(totals.entries) - 1)
+    before = np.cumsum(totals.entries) - totals.entries
+    # As float64, because the records of a damaged index may be any numbers. Rounding keeps the order.
+    least = totals.least.astype(np.float64)
+    each = totals.entries / np.maximum(totals.most.astype(np.float64) - least + 1, 1)
+    inside = np.minimum((entries["record"] - least[source]) * each[source], totals.entries[source])
+    place = (before[source] + inside) * (ranges / max(1, int(totals.entries.sum())))
+    return np.minimum(place.astype(np.int64), ranges - 1)
+
+
+def _entries(block: pa.RecordBatch, splits: list[str]) -> np.ndarray:
+    entries = np.empty(block.num_rows, ENTRY)
+    for name in ("source", "record", "length", "trained", "separator", "truncated", "turns", "digest"):
+        entries[name] = _numpy(block, name)
+    entries["first"] = block.column("first").fill_null(-1).to_numpy()
+    entries["turn"] = _numpy(block, "turn") if "turn" in block.schema.names else -1
+    entries["split"] = _numbers(block.column("split"), splits)
+    entries["dropped"] = _numbers(block.column("dropped"), SAMPLE_DROP_REASONS)
+    return entries
+
+
+def _numpy(block: pa.RecordBatch, name: str) -> np.ndarray:
+    found: np.ndarray = block.column(name).to_numpy(zero_copy_only=False)
+    return found
+
+
+def _numbers(names: pa.Array, known: tuple[str, ...] | list[str]) -> np.ndarray:
+    """Return the index of each name in `known`; -1 for others and for null."""
+    found: np.ndarray = pc.index_in(names.cast(pa.string()), pa.array(known, pa.string())).fill_null(-1).to_numpy()
+    return found
