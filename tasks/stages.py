@@ -99,7 +99,7 @@ class TokenizePart(Stage):
     def step(self) -> Tokenize:
         """Return the work as a value that another process can take. The encoder is chosen here, once."""
         recipe, part = self.recipe, self.recipe.parts[self.part]
-        texts = Texts(f"{recipe.texts_key} {recipe.layout.root}", recipe)
+        texts = Texts(f"{recipe.texts_key} {recipe.config.packing} {recipe.layout.root}", recipe)
         return Tokenize(texts, part, recipe.tokens_key(part), engine_check.verdict_of(recipe).engine)
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:

@@ -49,7 +49,7 @@ DEFAULTS = {
     "vocab_size": 8192,
     "template_date": "2026-01-01",
     "engine": "auto",
-    "part_size": 64 * 1024 * 1024,
+    "part_size": 4 * 1024 * 1024,
     "plan_group": 1_000_000,
     "plan_chunk": 1000,
     "max_record_bytes": 16_000_000,

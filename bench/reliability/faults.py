@@ -98,12 +98,12 @@ def finish(process: subprocess.Popen[str]) -> Done:
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    """Return all that a run wrote, by path, without the time (run.json) and the name of the latest run."""
+    """Return all that a run wrote, by path, without times (run.json, data/digests) and the name of the latest run."""
     return {
         path.relative_to(root).as_posix(): path.read_bytes()
         for folder in ("data", "manifests")
         for path in sorted((root / folder).rglob("*"))
-        if path.is_file() and path.name not in ("run.json", ".last")
+        if path.is_file() and path.name not in ("run.json", ".last") and path.parent.name != "digests"
     }
 
 

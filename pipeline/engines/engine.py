@@ -51,9 +51,9 @@ def workers_of(on: str, workers: int) -> int:
 
 
 def open_engine(on: str, workers: int) -> Engine:
-    """Open the engine that `on` names; "workers" means as many processes as `workers`. Raises UsageError."""
+    """Open the engine that `on` names; "workers" means `workers` processes, or none for one. Raises UsageError."""
     count = workers_of(on, workers)
-    if on == "here":
+    if on == "here" or (on == "workers" and count == 1):
         from pipeline.engines.here import Here
 
         return Here()

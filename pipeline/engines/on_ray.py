@@ -12,7 +12,7 @@ from pipeline.engines.engine import ATTEMPTS, PATIENCE, lost
 from tasks.core.errors import InputMissing, PackError, PartMissing
 from tasks.steps import Outcome, Step, attempt
 
-# Steps that wait at each CPU: the driver need not answer before the next one starts.
+# Steps that wait at each CPU: the driver does not have to answer before the next one starts.
 IN_FLIGHT = 4
 
 

@@ -3,8 +3,8 @@
     steps ─▶ a pipe to each worker, one step at a time ─▶ outcomes
                 └ a worker that died: another one takes its step again
 
-A process that stays learns the words of the corpus once (the encoder caches them); a fork for each step learns them
-anew. With a pipe for each worker, it is known which step a lost worker had.
+A process that stays learns the words of the corpus once (the encoder caches them); a fork for each step repeats
+that. With a pipe for each worker, it is known which step a lost worker had.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Workers:
 
     @staticmethod
     def _await(running: dict[Any, tuple[_Worker, int]]) -> None:
-        """Wait for steps that are running when another one has failed: what they finish need not be done again."""
+        """Wait for steps that are running when another one has failed: what they finish is not done again."""
         deadline, left = time.monotonic() + PATIENCE, set(running)
         while left and (ready := wait(left, max(0.0, deadline - time.monotonic()))):
             left.difference_update(ready)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import orjson
@@ -35,7 +34,7 @@ from tasks.storage.paths import Layout
 from tasks.storage.schemas import INDEX_SCHEMA, PLAN_SCHEMA
 from tasks.storage.token_files import TokenFiles
 
-ENCODER: Any = SimpleNamespace(eos_id=EOS, pad_id=PAD)
+SPECIAL = EOS, PAD
 
 
 @dataclass
@@ -161,7 +160,7 @@ def write_shards(recipe: Recipe) -> dict[tuple[str, int], list[dict[str, Any]]]:
             assert places == sorted(places), "the pieces of a shard stand by row and start"
             rows = receipt["rows_of_shards"][number]
             length = recipe.config.sequence_length
-            write_shard(folder / name, plan.get_batch(number), rows, tokens, ENCODER, length, "k")
+            write_shard(folder / name, plan.get_batch(number), rows, tokens, SPECIAL, length, "k")
             split = name.split("-")[0]
             found[split, sum(s == split for s, _ in found)] = read_stream(folder / name)
     return found

@@ -50,7 +50,7 @@ class Disordered(Workers):
 ENGINES: dict[str, Callable[[], Engine]] = {
     "here": Here,
     "two workers": lambda: Workers(2),
-    "started anew": lambda: Workers(2, multiprocessing.get_context("spawn")),
+    "spawned": lambda: Workers(2, multiprocessing.get_context("spawn")),
     "disordered": Disordered,
 }
 
@@ -65,7 +65,7 @@ def recipe_in(folder: Path, settings: dict[str, Any]) -> Recipe:
 def test_the_corpus_is_the_same_on_every_engine(tmp_path: Path, settings: dict[str, Any]) -> None:
     expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "stages", settings)))
     for name, engine in ENGINES.items():
-        if name == "started anew" and "template" not in settings:
+        if name == "spawned" and "template" not in settings:
             continue  # takes three seconds
         recipe = recipe_in(tmp_path / name, settings)
         assert len(recipe.parts) > 3

@@ -77,7 +77,7 @@ def test_an_interrupt_does_not_wait_for_steps(tmp_path: Path) -> None:
 
 
 def test_workers_leave_when_their_parent_was_killed(tmp_path: Path) -> None:
-    """Each ends its step first, which then need not be taken again."""
+    """Each ends its step first, which is then not taken again."""
     code = (
         "import sys; from pathlib import Path\n"
         "from support.steps import Slow; from pipeline.engines.workers import Workers\n"
