@@ -20,7 +20,15 @@ from tasks.corpus.publish import publish_corpus
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
 from tasks.steps import SILENT, Pack, Progress, Texts, Tokenize, check_token_files
-from tasks.storage.files import acquire_lock, digest_of, has_artifact, read_receipt, sync_folder, write_receipt
+from tasks.storage.files import (
+    acquire_lock,
+    digest_of,
+    has_artifact,
+    locked,
+    read_receipt,
+    sync_folder,
+    write_receipt,
+)
 from tasks.storage.manifest import load_manifest
 from tasks.tokenization import engine_check
 from tasks.tokenization.train_tokenizer import train_tokenizer
@@ -233,6 +241,42 @@ def run_all(target: Stage, progress: Progress = SILENT, check_content: bool = Fa
             stage.run(progress)
 
     visit(target)
+
+
+def run_share(recipe: Recipe, kind: str, number: int, of: int) -> tuple[int, int]:
+    """Run every `of`-th stage of a kind, "tokenize" or "pack", from number `number` (from 1).
+
+    For machines that share the files and do not know of each other: what all of them need, the trained tokenizer and
+    the plan, is made by the first one, while the others wait. Returns how many stages this share has, and how many of
+    them were done before. Raises Busy if a shard is asked for before all parts are tokenized.
+    """
+    plan = Plan(recipe)
+    for tokenizer in _tokenizer(recipe):
+        _run_once(tokenizer)
+    if kind == "pack":
+        missing = [stage for stage in plan.requires() if not stage.is_done()]
+        if missing:
+            raise Busy(
+                "parts_missing",
+                f"{recipe.config.name}: {len(missing):,} of {len(recipe.parts):,} parts are not tokenized yet; "
+                "run --stage tokenize for every share first",
+            )
+        _run_once(plan)
+    of_kind = TokenizePart if kind == "tokenize" else WriteShard
+    required = plan.requires() if kind == "tokenize" else Publish(recipe).requires()
+    share = [stage for stage in required if isinstance(stage, of_kind)][number - 1 :: of]
+    left = [stage for stage in share if not stage.is_done()]
+    for stage in left:
+        stage.run()
+    return len(share), len(share) - len(left)
+
+
+def _run_once(stage: Stage) -> None:
+    """Run a stage unless it is done, or wait for another machine that runs it."""
+    commit = stage.outputs()[-1]
+    with locked(commit.with_name(f".{commit.name}.lock")):
+        if not stage.is_done():
+            stage.run()
 
 
 # What an engine asks before it starts, and what exists on disk

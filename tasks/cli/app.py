@@ -2,6 +2,7 @@
 
     packcorpus init PATH…                       packcorpus check CONFIG
     packcorpus pack CONFIG                      packcorpus train [CORPUS] [OPTION…]
+    packcorpus part CONFIG --stage NAME --part I/N
     packcorpus inspect [PATH] [--row N] [--at FILE:LINE] [--search TEXT] …
     packcorpus list                             packcorpus diff BEFORE AFTER
     packcorpus verify [MANIFEST] [--rebuild]    packcorpus repair [MANIFEST]
@@ -187,6 +188,15 @@ def pack(
     check_sources: Annotated[
         bool, typer.Option("--check-sources", help="Hash every source again, also if it looks unchanged.")
     ] = False,
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="ENGINE",
+            show_default=False,
+            help="Where the work is done: here, workers, workers:N, luigi, ray://auto, or ray://HOST:PORT. "
+            "Default: workers.",
+        ),
+    ] = "",
     quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors and the manifest path.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print progress and errors as lines of JSON.")] = False,
 ) -> None:
@@ -200,7 +210,41 @@ def pack(
 
     options = [f"--sequence-length={sequence_length}"] * bool(sequence_length)
     options += [f"--workers={workers}"] * (workers is not None) + ["--check-sources"] * check_sources
+    options += [f"--on={on}"] * bool(on)
     start.pack(config, root, [*options, *["--quiet"] * quiet, *["--json"] * json_output])
+
+
+@app.command()
+def part(
+    config: ConfigArgument = None,
+    stage: Annotated[
+        str, typer.Option(metavar="tokenize|pack", show_default=False, help="tokenize: parts; pack: shards.")
+    ] = "",
+    part: Annotated[
+        str, typer.Option("--part", metavar="I/N", show_default=False, help="Which share of N, from 1/N to N/N.")
+    ] = "1/1",
+    sequence_length: Annotated[
+        str, typer.Option(metavar="N", show_default=False, help="Override the config's sequence_length.")
+    ] = "",
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Do a share of the work of `pack`, on a machine that shares the files with others.
+
+    For Slurm arrays, Kubernetes jobs, and xargs: run --stage tokenize for every share, then --stage pack for every
+    share, then `packcorpus pack`, which finds all of it done and publishes the corpus.
+    """
+    from tasks.cli.part_command import run_part
+
+    value = run_part(config or _default_config(), root, stage, part, sequence_length)
+    _show(
+        value,
+        lambda value: [
+            f"{value['stage']} {part}: {value['share']:,} of {value['all']:,}, "
+            f"{value['found_done']:,} of them done before"
+        ],
+        json_output,
+    )
 
 
 @app.command(

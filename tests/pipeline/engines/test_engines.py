@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import corpus_bytes
+from support.commands import corpus_bytes, packcorpus
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 from support.steps import Failing, pack_on, steps_of
 
@@ -136,3 +136,45 @@ def test_an_unknown_engine_is_an_error(on: str) -> None:
     with pytest.raises(UsageError, match="--on") as found:
         open_engine(on, 2)
     assert "ray://HOST:PORT" in str(found.value)
+
+
+def test_shares_of_the_work_make_the_same_corpus(tmp_path: Path) -> None:
+    """Each share is a command of its own; the tokenizer and the plan are made by the first that needs them."""
+    settings = SETTINGS["trained tokenizer, weights, epochs"]
+    expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "stages", settings)))
+    recipe = recipe_in(tmp_path / "shares", settings)
+    folder = tmp_path / "shares"
+    early = packcorpus(folder, "part", "corpus.yaml", "--stage", "pack", "--part", "1/3")
+    assert (early.returncode, early.stderr[:4]) == (75, "E716")
+    for stage, count in (("tokenize", len(recipe.parts)), ("pack", len(recipe.shard_names()))):
+        for number in (3, 1, 2):
+            words = ["part", "corpus.yaml", "--stage", stage, "--part", f"{number}/3", "--json"]
+            done = json.loads(packcorpus(folder, *words).stdout)
+            assert done["all"] == count
+            assert done["share"] == len(range(number - 1, count, 3))
+            assert done["found_done"] == 0
+            assert json.loads(packcorpus(folder, *words).stdout)["found_done"] == done["share"]
+    assert not list(folder.rglob("*.lock")), "locks are gone"
+    tokens = {path: path.stat().st_mtime_ns for path in folder.rglob("data/tokens/*/*")}
+    shards = {path: path.stat().st_mtime_ns for path in folder.rglob("data/corpora/*/*.arrow")}
+    done = packcorpus(folder, "pack", "corpus.yaml", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert corpus_bytes(folder / done.stdout.strip()) == expected
+    assert all(path.stat().st_mtime_ns == time for path, time in (tokens | shards).items()), "nothing is done twice"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--stage", "tokenise", "--part", "1/2"], "did you mean tokenize"),
+        (["--stage", "pack", "--part", "0/2"], "--part 0/2: expected I/N"),
+        (["--stage", "pack", "--part", "3/2"], "--part 3/2: expected I/N"),
+        (["--stage", "pack", "--part", "1"], "--part 1: expected I/N"),
+        (["--part", "1/2"], "--stage : expected tokenize or pack"),
+    ],
+)
+def test_a_share_that_does_not_exist_is_an_error(tmp_path: Path, words: list[str], message: str) -> None:
+    write_project(tmp_path, conversations(3))
+    done = packcorpus(tmp_path, "part", "corpus.yaml", *words)
+    assert done.returncode == 64
+    assert message in done.stderr
