@@ -9,8 +9,8 @@ source files
              └ DiagnoseTraining   likewise: short runs, one setting changed at a time
 TrainTokenizer          before TokenizePart, if the config names no tokenizer
 
-With an engine (--on workers, --on ray://…), TokenizeParts and WriteShards each stand for all tasks of their kind: one
-task, which hands the same steps to the engine.
+This is the graph of --on luigi. With an engine (--on workers, the default; --on ray://…), TokenizeParts and WriteShards
+each stand for all tasks of their kind: one task, which hands the same steps to the engine.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class _Step(luigi.Task):
     config = luigi.Parameter(description="Config of the corpus, a YAML file.")
     root = luigi.Parameter(default=".", description="Project root; data/ and manifests/ are written below it.")
     on = luigi.Parameter(
-        default="luigi",
+        default="workers",
         significant=False,
         config_path={"section": "packcorpus", "name": "on"},
-        description="Where parts and shards are made: luigi (a task for each), here, workers, workers:N, "
-        "ray://auto, or ray://HOST:PORT. The corpus is the same.",
+        description="Where parts and shards are made: workers (as many as --workers), workers:N, here (in one "
+        "process), luigi (a task for each), ray://auto, or ray://HOST:PORT. The corpus is the same.",
     )
     check_sources = luigi.BoolParameter(
         default=False,
