@@ -65,8 +65,14 @@ def cpu_by_stage(root: Path, cpu: float) -> Iterator[tuple[str, float, float]]:
     yield f"tokens, {sources / 1e6:,.1f} MB (measured during each run)", math.nan, stages["TokenizePart"]
     yield f"plan, {pieces:,} pieces", plan, stages["PlanPacking"]
     yield f"shards, {sum(shards) / 1e6:,.1f} MB", sum(shards) * cost_model.WRITTEN_BYTE, stages["WriteShard"]
-    rest = cost_model.START + tasks * cost_model.TASK + sources * cost_model.HASHED_BYTE + cost_model.COMMIT
-    yield f"start, {tasks} tasks, checksums, commit", rest, cpu - sum(stages.values())
+    rest = (
+        cost_model.START
+        + cost_model.TASK
+        + (tasks - 1) * cost_model.STEP
+        + sources * cost_model.HASHED_BYTE
+        + cost_model.COMMIT
+    )
+    yield f"start, {tasks} parts, plan, and shards, checksums, commit", rest, cpu - sum(stages.values())
 
 
 def main() -> None:

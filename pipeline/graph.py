@@ -9,8 +9,8 @@ source files
              └ DiagnoseTraining   likewise: short runs, one setting changed at a time
 TrainTokenizer          before TokenizePart, if the config names no tokenizer
 
-With an engine (--on workers, --on ray://…), TokenizeParts and WriteShards each stand for all tasks of their kind: one
-task, which hands the same steps to the engine.
+This is the graph of --on luigi. With an engine (--on workers, the default; --on ray://…), TokenizeParts and WriteShards
+each stand for all tasks of their kind: one task, which hands the same steps to the engine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -52,11 +52,11 @@ class _Step(luigi.Task):
     config = luigi.Parameter(description="Config of the corpus, a YAML file.")
     root = luigi.Parameter(default=".", description="Project root; data/ and manifests/ are written below it.")
     on = luigi.Parameter(
-        default="luigi",
+        default="workers",
         significant=False,
         config_path={"section": "packcorpus", "name": "on"},
-        description="Where parts and shards are made: luigi (a task for each), here, workers, workers:N, "
-        "ray://auto, or ray://HOST:PORT. The corpus is the same.",
+        description="Where parts and shards are made: workers (as many as --workers), workers:N, here (in one "
+        "process), luigi (a task for each), ray://auto, or ray://HOST:PORT. The corpus is the same.",
     )
     check_sources = luigi.BoolParameter(
         default=False,
@@ -156,6 +156,7 @@ class _Together(_Step):
 
     @property
     def members(self) -> Sequence[stages.TokenizePart | stages.WriteShard]:
+        """Return the stages of the current recipe. Luigi keeps this task for a later run, perhaps of other sources."""
         raise NotImplementedError
 
     @property
@@ -169,10 +170,11 @@ class _Together(_Step):
         return 0.0
 
     def work(self) -> dict[str, Any]:
-        left = [number for number, stage in enumerate(self.members) if not stage.is_done()]
+        members = self.members
+        left = [number for number, stage in enumerate(members) if not stage.is_done()]
         left.sort(key=self.size_of, reverse=True)  # as TokenizePart.priority
         with open_engine(self.on, settings.workers()) as engine:
-            for index, outcome in engine.map([self.members[number].step() for number in left]):
+            for index, outcome in engine.map([members[number].step() for number in left]):
                 events.taken(self, left[index], outcome)
         return {}
 
@@ -180,7 +182,7 @@ class _Together(_Step):
 class TokenizeParts(_Together):
     """TokenizePart for all parts."""
 
-    @cached_property
+    @property
     def members(self) -> list[stages.TokenizePart]:
         return [stages.TokenizePart(self.recipe, part) for part in range(len(self.recipe.parts))]
 
@@ -191,7 +193,7 @@ class TokenizeParts(_Together):
 class WriteShards(_Sized, _Together):
     """WriteShard for all shards."""
 
-    @cached_property
+    @property
     def members(self) -> list[stages.WriteShard]:
         return [stages.WriteShard(self.recipe, shard) for shard in range(len(self.recipe.shard_names()))]
 

@@ -3,7 +3,8 @@
     config file ─resolve─▶ Recipe(config, parts, keys, number of shards)
 
 All of it follows from the bytes of the sources and the config, so every process of a run, on any machine, builds the
-same graph. Sources are read once here (for their digests) and once more by the stage that tokenizes them.
+same graph. Sources are read here for their digests, unless an earlier run has kept them (sources/digest_cache.py), and
+once more by the steps that tokenize them.
 """
 
 from __future__ import annotations

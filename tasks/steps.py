@@ -128,6 +128,11 @@ class Pack(Step):
     special: tuple[int, int] | None
     corpus_key: str
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Send absolute paths: another process may be in another folder."""
+        paths = {name: getattr(self, name).absolute() for name in ("root", "plan_folder", "path")}
+        return vars(self) | paths
+
     @property
     def place(self) -> str:
         return self.path.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -20,6 +21,8 @@ class OnRay:
     """A connection to a cluster. Leaving the block cancels what is running, and leaves the cluster running."""
 
     def __init__(self, on: str):
+        # Its trace of the native stack, for every SIGTERM, would be in front of our message.
+        os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
         try:
             import ray
         except ImportError:

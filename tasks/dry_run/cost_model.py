@@ -3,7 +3,7 @@
 The cost of encoding depends on tokenizer and template, so it is measured on the sample, or during the run. To refit the
 constants, on an idle machine:
 
-    python bench/eta.py CONFIG               START, TASK (one worker would fork none)
+    python bench/eta.py CONFIG               START, TASK, STEP (one worker would fork none)
     python bench/eta.py CONFIG --times 10    constants per byte, token, and conversation
 
 Its last lines compare predicted and measured CPU seconds of each stage.
@@ -13,7 +13,8 @@ from __future__ import annotations
 
 START = 1.2  # interpreter, libraries and the graph
 HASHED_BYTE = 1.0e-9  # of a source, per thread: hashed once as a file and once as a part
-TASK = 0.03  # per part, plan, and shard: a fork, page faults, Luigi, syncs
+TASK = 0.03  # a fork, page faults, Luigi, syncs
+STEP = 0.007  # per part and shard, in a process that stays: two files, two lists of all parts
 WRITTEN_BYTE = 2.7e-9  # of a shard
 COMMIT = 0.1
 

@@ -6,7 +6,7 @@ import os
 
 import numpy as np
 
-from tasks.dry_run.cost_model import COMMIT, HASHED_BYTE, ROW_BYTES, START, TASK, WRITTEN_BYTE, plan_seconds
+from tasks.dry_run.cost_model import COMMIT, HASHED_BYTE, ROW_BYTES, START, STEP, TASK, WRITTEN_BYTE, plan_seconds
 from tasks.dry_run.model import Costs, Packed, SampleTokens
 from tasks.recipe import Recipe
 from tasks.sources.parts import HASH_THREADS
@@ -15,9 +15,9 @@ from tasks.sources.parts import HASH_THREADS
 INDEX_BYTES, PLAN_BYTES = 50.5, 25
 
 
-# The largest process of a run: interpreter and libraries, and the larger of: 7.5 MB each time the text of a part
-# doubles from 100 kB on, for the words that gigatoken has seen (130 MB in all at 1 MB, 157 at 13, 175 at 64), or the
-# conversations of the plan (bench/planning.py: 19 to 28 bytes each).
+# The largest process of a run: interpreter and libraries, and the larger of: 7.5 MB each time the text that a worker
+# tokenizes doubles from 100 kB on, for the words that gigatoken has seen (130 MB in all at 1 MB, 157 at 13, 175 at 64),
+# or the conversations of the plan (bench/planning.py: 19 to 28 bytes each).
 BASE_MEMORY, TEXT_MEMORY, TEXT_START, PLAN_MEMORY = 105e6, 7.5e6, 100_000, 28
 
 
@@ -48,15 +48,15 @@ def estimate_costs(
         "plan": listed * INDEX_BYTES + packed.pieces * PLAN_BYTES,
         "tokenizer": float(sum(file.stat().st_size for file in recipe.tokenizer_files.files)),
     }
-    text_bytes = min(packed.tokens["encoded"] * TOKEN_BYTES, config.part_size)
+    at_once = max(1, min(workers, cores))
+    text_bytes = packed.tokens["encoded"] * TOKEN_BYTES / at_once
     planned = max(conversations, packed.pieces / config.epochs)
     memory = BASE_MEMORY + max(TEXT_MEMORY * np.log2(1 + text_bytes / TEXT_START), PLAN_MEMORY * planned)
     encoding = sum(each.seconds * weight for each, weight in zip(sampled, weights, strict=True))
     size = sum(file.bytes for file in recipe.files)
     parts = max(len(recipe.files), size // config.part_size)
     plan = TASK + plan_seconds(max(conversations, packed.pieces), packed.tokens["encoded"], config.epochs)
-    tasks = TASK * (parts + sum(recipe.shards.values()))
-    at_once = max(1, min(workers, cores))
+    steps = STEP * (parts + sum(recipe.shards.values()))
     hashing = size * HASHED_BYTE / min(HASH_THREADS, cores, len(recipe.files))
-    seconds = START + hashing + plan + (encoding + tasks + shards * WRITTEN_BYTE) / at_once + COMMIT
+    seconds = START + hashing + plan + (encoding + steps + shards * WRITTEN_BYTE) / at_once + COMMIT
     return Costs(disk, float(memory), seconds)

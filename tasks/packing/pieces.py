@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.core.errors import DataError
-from tasks.core.int32 import as_int32, check_number
+from tasks.core.int32 import MOST, as_int32
 from tasks.recipe import Recipe
 from tasks.storage.samples import Samples
 from tasks.storage.schemas import REJECTED, drop_code
@@ -30,7 +30,7 @@ from tasks.storage.token_files import TokenColumns
 
 CHUNK = 1 << 18  # conversations or pieces processed at a time
 
-MOST_PIECES = (1 << 31) - 1  # conversations and pieces have numbers of 32 bits
+MOST_PIECES = MOST  # conversations and pieces have numbers of 32 bits
 # The contents of so many conversations are compared or ordered at once, for 20 bytes each besides the plan's.
 MOST_COMPARED = 500_000_000
 
@@ -233,7 +233,6 @@ def cut_overlong(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> Pi
         len(accepted.length) + len(owners), f"{config.name}: with overlong: {config.overlong}, a plan can number"
     )
     cut_of = np.array(owners, np.int32)
-    check_number(len(accepted.length) + len(cut_of), "conversations and pieces of split ones")
     of = whole = indexes_where((accepted.reason == 0) & ~is_long)
     if len(cut_of):
         of = np.insert(whole, np.searchsorted(whole, cut_of), len(accepted.length) + np.arange(len(cut_of)))

@@ -28,7 +28,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError, StorageError
-from tasks.core.int32 import as_int32, check_number
+from tasks.core.int32 import as_int32
 from tasks.packing import bin_packing
 from tasks.packing.filters import filter_conversations
 from tasks.packing.groups import group_pieces
@@ -143,11 +143,7 @@ def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False)
 
 
 def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
-    """Read the columns of all conversations and hold out a share of them.
-
-    Raises DataError if there are more conversations than int32 numbers.
-    """
-    check_number(tokens.edges[-1], "conversations")
+    """Read the columns of all conversations and hold out a share of them."""
     length = tokens.column("length")
     held_out = np.zeros(len(length), np.bool_)
     if validation:

@@ -181,7 +181,7 @@ def found_layouts(files: Sequence[SourceFile], sources: Sequence[Source]) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The range of a file that one task reads: bytes [start, stop), or groups of rows.
+    """The range of a file that one step reads: bytes [start, stop), or groups of rows.
 
     `sha256` is the digest of the bytes; for groups of rows, of the file's digest, start, and stop. It does not cover
     container, compression, format, and columns.

@@ -120,6 +120,19 @@ def test_figures_are_exact_if_everything_is_read(tmp_path: Path, settings: dict[
     assert found.disk["index"] == pytest.approx((corpus / "index.arrow").stat().st_size, rel=0.02, abs=5_000)
 
 
+def test_small_parts_cost_little_time_and_save_no_memory(tmp_path: Path) -> None:
+    """A worker stays for all of its parts: it forks once, and keeps the words of all."""
+    found = []
+    for part_size in (1 << 10, 1 << 30):
+        config = write_project(tmp_path, conversations(3000), part_size=part_size)
+        found.append(predicted(config, workers=1))
+    small, large = found
+    assert small.memory == large.memory
+    parts = (tmp_path / "chat.jsonl").stat().st_size / (1 << 10)
+    assert parts > 300
+    assert small.seconds - large.seconds < 0.01 * parts + 1, "a second is more than the two measured to encode"
+
+
 def test_a_tokenizer_trained_on_everything_equals_the_one_of_the_run(tmp_path: Path) -> None:
     write_project(tmp_path, conversations(300))
     config = tmp_path / "corpus.yaml"

@@ -77,7 +77,8 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
         "lora_targets": ["attention" if config.lora_targets == "all" else "all"],
         "optimizer": ["paged_adamw_8bit" if config.optimizer == "adamw_torch_fused" else "adamw_torch_fused"],
         "lora_r": [rank for rank in (config.lora_r // 2, 2 * config.lora_r) if rank],
-        "loader_workers": [0 if config.loader_workers else 2],
+        # Streamed rows are read by threads, whatever it is.
+        "loader_workers": [] if config.load == "stream" else [0 if config.loader_workers else 2],
         "pin_memory": [not config.pin_memory] if on_gpu else [],
     }
     # The other backends do not compute in fp32.
@@ -88,7 +89,7 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
         for value in values
     ]
     if now.packed:
-        trials += _repacked(now)
+        trials += _repacked(config, now)
     # The first of each factor, in order, and then the second ones.
     rank: dict[str, int] = {}
     place = {}
@@ -98,7 +99,7 @@ def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
     return sorted(trials, key=lambda trial: place[trial.name])
 
 
-def _repacked(now: InEffect) -> Iterator[Trial]:
+def _repacked(config: TrainingConfig, now: InEffect) -> Iterator[Trial]:
     """Yield rows of other lengths, with as many tokens per pass, and conversations that are not packed."""
     for length in (now.sequence_length // 2, 2 * now.sequence_length, now.sequence_length // 4):
         if length >= SHORTEST:
@@ -106,7 +107,8 @@ def _repacked(now: InEffect) -> Iterator[Trial]:
             yield Trial(
                 f"sequence_length: {length}", "sequence_length", {"micro_batch": size}, {"sequence_length": length}
             )
-    yield Trial("packing: false", "packing", {"micro_batch": "auto"}, {"packing": False})
+    load = {"load": "auto"} if config.load == "stream" else {}  # only packed rows can be streamed
+    yield Trial("packing: false", "packing", {"micro_batch": "auto", **load}, {"packing": False})
 
 
 def combined(winners: list[Trial]) -> Trial:

@@ -15,11 +15,13 @@ from support.commands import corpus_bytes, packcorpus
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 from support.steps import Failing, pack_on, steps_of
 
+from pipeline import graph
 from pipeline.engines.engine import Engine, open_engine, workers_of
 from pipeline.engines.here import Here
 from pipeline.engines.workers import Workers
 from tasks.core.errors import DataError, UsageError
 from tasks.recipe import Recipe
+from tasks.stages import Plan, TokenizePart
 from tasks.steps import Outcome, Step, run
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -101,6 +103,38 @@ def test_a_step_that_was_taken_is_not_taken_again(tmp_path: Path) -> None:
     file.unlink()
     assert run(step) == receipt
     assert file.is_file()
+
+
+def test_a_step_may_be_taken_by_a_process_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker of Ray is in a folder of its own, and --root is relative by default."""
+    expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "one", SETTINGS["plain"])))
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+
+    class Elsewhere(Here):
+        def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
+            sent = pickle.dumps(steps)
+            monkeypatch.chdir(tmp_path / "elsewhere")
+            yield from super().map(pickle.loads(sent))  # noqa: S301 - our own
+            monkeypatch.chdir(tmp_path / "other")
+
+    assert corpus_bytes(pack_on(Elsewhere(), recipe_in(Path(), SETTINGS["plain"]))) == expected
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_an_engine_makes_the_steps_of_the_sources_as_they_are_now(tmp_path: Path) -> None:
+    """Luigi keeps a task for all runs of a process, and its sources may change between them."""
+    recipe = recipe_in(tmp_path, SETTINGS["plain"])
+    task = graph.TokenizeParts(config=str(tmp_path / "corpus.yaml"), root=str(tmp_path), on="here")
+    assert [stage.outputs() for stage in task.members] == [
+        stage.outputs() for stage in Plan(recipe).requires() if isinstance(stage, TokenizePart)
+    ]
+    recipe = recipe_in(tmp_path, SETTINGS["plain"] | {"train_on": "all"})
+    graph._recipe.cache_clear()  # as PackCorpus does at the start of a run
+    assert [stage.outputs() for stage in task.members] == [
+        stage.outputs() for stage in Plan(recipe).requires() if isinstance(stage, TokenizePart)
+    ]
 
 
 def test_another_tokenizer_where_a_step_is_taken_is_an_error(tmp_path: Path) -> None:
