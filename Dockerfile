@@ -57,8 +57,9 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title=packcorpus org.opencontainers.image.version=${VERSION} \
       org.opencontainers.image.licenses=Apache-2.0
-RUN --mount=type=bind,from=source,source=/wheel,target=/wheel \
-    pip install --no-cache-dir --no-deps /wheel/*.whl \
+# Copied, not mounted: Buildah (1.28) takes a layer from its cache although the content of a mount has changed.
+COPY --from=source /wheel /opt/packcorpus/wheel
+RUN pip install --no-cache-dir --no-deps /opt/packcorpus/wheel/*.whl \
     && test "$(packcorpus --version)" = "packcorpus ${VERSION}"
 # Sources, config, data/, manifests/, and outputs/: one volume, because files are renamed within it.
 VOLUME /work
@@ -85,8 +86,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 ARG VERSION=0.1.0
 LABEL org.opencontainers.image.title=packcorpus org.opencontainers.image.version=${VERSION} \
       org.opencontainers.image.licenses=Apache-2.0
-RUN --mount=type=bind,from=source,source=/wheel,target=/wheel \
-    pip install --no-cache-dir --no-deps /wheel/*.whl \
+COPY --from=source /wheel /opt/packcorpus/wheel
+RUN pip install --no-cache-dir --no-deps /opt/packcorpus/wheel/*.whl \
     && test "$(packcorpus --version)" = "packcorpus ${VERSION}"
 VOLUME /work
 USER 1000

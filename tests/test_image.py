@@ -88,6 +88,14 @@ def test_stages_use_stages_before_them() -> None:
     assert seen >= set(TARGETS)
 
 
+def test_only_caches_are_mounted() -> None:
+    """Buildah (1.28) does not build a layer again when what is mounted has changed: the image would have old code."""
+    mounts = re.findall(
+        r"--mount=type=(\w+)", " ".join(each.arguments for stage in STAGES.values() for each in stage.instructions)
+    )
+    assert set(mounts) == {"cache"}
+
+
 def test_the_python_is_the_one_of_ci() -> None:
     assert ARGUMENTS["PYTHON"] in SpecifierSet(PROJECT["requires-python"])
     lock = (ROOT / "requirements.lock").read_text()
