@@ -18,7 +18,7 @@ IN_FLIGHT = 4
 
 
 class OnRay:
-    """A connection to a cluster. Leaving the block cancels what is running, and leaves the cluster running."""
+    """A connection to a cluster. Leaving the block ends it: Ray then stops what this run has started, and no more."""
 
     def __init__(self, on: str):
         # Its trace of the native stack, for every SIGTERM, would be in front of our message.
@@ -66,10 +66,6 @@ class OnRay:
             with suppress(Exception):
                 ray.wait(list(running), num_returns=len(running), timeout=PATIENCE)
             raise
-        finally:
-            for reference in running:
-                with suppress(Exception):
-                    ray.cancel(reference)
 
     def _outcome(self, reference: Any, step: Step) -> Outcome:
         try:
