@@ -41,7 +41,8 @@ TRAINING = ("train", "pipeline/test_train_adapter.py", "test_recipes.py")
 # one process that has loaded torch (support/command_server.py) serves them; the others take over what follows.
 FIRST = (
     "test_training.py", "test_gradients.py", "test_docs.py", "test_imports.py", "test_train_adapter.py",
-    "test_merge_command.py",
+    "test_several_machines.py", "test_options.py", "test_alarm.py", "test_whole_modules.py", "test_diagnosis.py",
+    "test_sharding.py", "test_merge_command.py",
 )  # fmt: skip
 
 # What a machine may lack: a word in the reason of a skipped test, and how to get it.

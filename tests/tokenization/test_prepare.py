@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.profiles import examples
 from support.tokenizer_kinds import BUILT, CHATML_JINJA, open_kind, read_rows
 
 from tasks.config import Config
@@ -169,7 +170,7 @@ def outcome(preparer: Preparer, record: object) -> Any:
 def test_both_ways_prepare_the_rows_of_a_table_alike(format: Format) -> None:
     ways = Counter[bool]()
 
-    @settings(FEW, max_examples=300)
+    @settings(FEW, max_examples=examples(300))
     @given(st.randoms(use_true_random=True))
     def check(random: Random) -> None:
         rows = records(random, format)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 from unittest import mock
 
@@ -24,7 +25,8 @@ from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, 
 from tasks.tokenization.frames import Filling
 
 KIND = "hf_byte_level"
-FEW = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# Every template has examples of its own.
+FEW = settings(max_examples=examples(15), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 MACRO = (
     "{% macro written(c) %}{{ c | trim }}{% endmacro %}"
     + LOOP
@@ -84,27 +86,29 @@ def written(*contents: str) -> list[dict[str, Any]]:
     return [{"role": roles[number % 2], "content": content} for number, content in enumerate(contents)]
 
 
+@lru_cache(1)  # for the examples of one test
+def template_of(name: str, turns: Any = "auto") -> JinjaTemplate:
+    return JinjaTemplate("test.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01", turns)
+
+
+ODD = st.sampled_from(["</think>", "<think>a</think>b", "secret", "\nb", " b ", "\0", "b\n\n", "<think>"])
+CONTENT = st.one_of(ordinary(KIND), hostile(KIND), ODD)
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_filled_conversations_are_what_is_rendered(name: str) -> None:
-    encoder = open_kind(KIND)
-    template = JinjaTemplate("test.jinja", TEMPLATES[name], encoder, "assistant", "2026-01-01")
-    odd = st.sampled_from(["</think>", "<think>a</think>b", "secret", "\nb", " b ", "\0", "b\n\n", "<think>"])
-    content = st.one_of(ordinary(KIND), hostile(KIND), odd)
-
-    @FEW
-    @given(st.lists(content.map(lambda text: "Q" + text) | content, min_size=2, max_size=4))
-    @example(["Q", "secret"])
-    @example(["Q", "a</think>b", "Q", "\nb"])
-    def check(contents: list[str]) -> None:
-        record = {"messages": written(*contents)}
-        filled, first = tokenize([record], encoder, template)
-        with rendering_all():
-            rendered, second = tokenize([record], encoder, template)
-        assert first["rejects"] == second["rejects"]
-        assert [row.ids.tolist() for row in filled] == [row.ids.tolist() for row in rendered]
-        assert [row.trained.tolist() for row in filled] == [row.trained.tolist() for row in rendered]
-
-    check()
+@FEW
+@given(contents=st.lists(CONTENT.map(lambda text: "Q" + text) | CONTENT, min_size=2, max_size=4))
+@example(contents=["Q", "secret"])
+@example(contents=["Q", "a</think>b", "Q", "\nb"])
+def test_filled_conversations_are_what_is_rendered(name: str, contents: list[str]) -> None:
+    encoder, template = open_kind(KIND), template_of(name)
+    record = {"messages": written(*contents)}
+    filled, first = tokenize([record], encoder, template)
+    with rendering_all():
+        rendered, second = tokenize([record], encoder, template)
+    assert first["rejects"] == second["rejects"]
+    assert [row.ids.tolist() for row in filled] == [row.ids.tolist() for row in rendered]
+    assert [row.trained.tolist() for row in filled] == [row.trained.tolist() for row in rendered]
 
 
 @st.composite
@@ -148,16 +152,10 @@ def modern(draw: st.DrawFn) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("turns", ["auto", "apart"])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_modern_conversations_are_what_is_rendered(name: str, turns: Any) -> None:
-    encoder = open_kind(KIND)
-    template = JinjaTemplate("test.jinja", TEMPLATES[name], encoder, "assistant", "2026-01-01", turns)
-
-    @FEW
-    @given(modern())
-    def check(record: dict[str, Any]) -> None:
-        compare_with_rendered(record, template)
-
-    check()
+@FEW
+@given(record=modern())
+def test_modern_conversations_are_what_is_rendered(name: str, turns: Any, record: dict[str, Any]) -> None:
+    compare_with_rendered(record, template_of(name, turns))
 
 
 def compare_with_rendered(record: dict[str, Any], template: JinjaTemplate) -> None:

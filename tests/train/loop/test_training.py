@@ -79,7 +79,7 @@ def stop(given: list[str], number: int) -> tuple[int, str]:
         for line in process.stderr:
             output += line
             if re.match(r"step \d+/", line):
-                time.sleep(random.uniform(0, 0.4))
+                time.sleep(random.uniform(0, 0.1))
                 ranks = psutil.Process(process.pid).children()
                 os.kill(ranks[-1].pid if ranks and number == signal.SIGKILL else process.pid, number)
                 break
@@ -131,12 +131,12 @@ def test_a_run_writes_adapter_tokenizer_picture_and_record(folder: Path, tmp_pat
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_resumed_run_has_the_same_losses(folder: Path, tmp_path: Path, ranks: int) -> None:
-    options = ("--max-steps", "40", "--gpus", str(ranks), "--save-every", "4")
-    options += ("--eval-every", "20", "--keep", "best")
+    options = ("--max-steps", "20", "--gpus", str(ranks), "--save-every", "4")
+    options += ("--eval-every", "10", "--keep", "best")
     options += ("--quantization", "none", "--samples", "1") if ranks == 2 else ()
     whole = run(words(folder, tmp_path / "whole", *options))
     assert whole.returncode == 0, whole.stderr
-    assert len(losses_of(tmp_path / "whole")) == 40
+    assert len(losses_of(tmp_path / "whole")) == 20
 
     given, key = words(folder, tmp_path / "stopped", *options), json.loads(manifest_of(folder).read_text())["key"]
     code, output = stop(given, signal.SIGTERM)

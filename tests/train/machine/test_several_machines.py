@@ -13,7 +13,7 @@ from support.training.tiny_training import tiny_model
 from support.training.two_nodes import Node, two_nodes
 
 LENGTH = 64
-STEPS = 30
+STEPS = 20
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 folder / name, conversations(120, seed=seed), name="mine", sequence_length=LENGTH, validation=0.1
             )
         )
-    tiny_model(adapter=False).save_pretrained(folder / "tiny")
+    tiny_model(adapter=False, num_hidden_layers=1).save_pretrained(folder / "tiny")
     return folder
 
 
