@@ -200,7 +200,7 @@ def test_shares_of_the_work_make_the_same_corpus(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--stage", "tokenise", "--part", "1/2"], "did you mean tokenize"),
+        (["--stage", "tokenze", "--part", "1/2"], "did you mean tokenize"),
         (["--stage", "pack", "--part", "0/2"], "--part 0/2: expected I/N"),
         (["--stage", "pack", "--part", "3/2"], "--part 3/2: expected I/N"),
         (["--stage", "pack", "--part", "1"], "--part 1: expected I/N"),
