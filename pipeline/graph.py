@@ -26,7 +26,7 @@ import luigi
 
 from pipeline import events, settings, training
 from pipeline.engines.engine import open_engine
-from pipeline.progress.time_left import size_of
+from pipeline.progress.time_left import sizes_of
 from pipeline.run_guard import guard
 from tasks import stages
 from tasks.config import load_config
@@ -44,6 +44,11 @@ def _recipe(config: str, root: str, sequence_length: str, check_sources: bool) -
         base = _recipe(config, root, "", check_sources)
         return replace(base, config=load_config(Path(config), sequence_length))
     return resolve(Path(config), Path(root), check_sources)
+
+
+@lru_cache(maxsize=4)
+def _part_sizes(recipe: Recipe) -> list[float]:
+    return sizes_of(recipe.parts)
 
 
 class _Step(luigi.Task):
@@ -129,7 +134,7 @@ class TokenizePart(_Step):
     @property
     def size(self) -> int:
         """Return the approximate size of the part in bytes of plain text."""
-        return round(size_of(self.recipe.parts[self.part], self.recipe.parts))
+        return round(_part_sizes(self.recipe)[self.part])
 
     @property
     def priority(self) -> int:
@@ -187,7 +192,7 @@ class TokenizeParts(_Together):
         return [stages.TokenizePart(self.recipe, part) for part in range(len(self.recipe.parts))]
 
     def size_of(self, number: int) -> float:
-        return size_of(self.recipe.parts[number], self.recipe.parts)
+        return _part_sizes(self.recipe)[number]
 
 
 class WriteShards(_Sized, _Together):

@@ -24,8 +24,8 @@ from pipeline.engines.engine import ATTEMPTS, PATIENCE, lost
 from tasks.core.errors import PackError
 from tasks.steps import Outcome, Step, attempt
 
-# Seconds that an interrupted worker has to remove its partial files.
-LEAVING = 5.0
+# Seconds that an interrupted worker has to remove its partial files; less than run_guard gives the task that waits here.
+LEAVING = 3.0
 
 
 def start_method() -> BaseContext:

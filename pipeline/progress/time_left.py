@@ -23,10 +23,15 @@ from tasks.sources.model import Part
 UNPACKED = 3.5
 
 
-def size_of(part: Part, parts: Sequence[Part]) -> float:
-    """Return the approximate work of a part in bytes of plain text; `parts` are all parts."""
+def sizes_of(parts: Sequence[Part]) -> list[float]:
+    """Return the approximate work of each part in bytes of plain text; `parts` are all parts, in order."""
+    ends = {id(part.file): part.stop for part in parts}  # the last part of a file ends with it
+    return [_size_of(part, ends[id(part.file)]) for part in parts]
+
+
+def _size_of(part: Part, end: int) -> float:
+    """`end` is that of the file, in bytes or in groups of rows."""
     file = part.file
-    end = max(other.stop for other in parts if other.file is file)  # of bytes, or of groups of rows
     packed = file.compression or container_named(file.container).is_compressed
     return file.bytes * (part.stop - part.start) / max(end, 1) * (UNPACKED if packed else 1)
 

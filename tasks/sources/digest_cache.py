@@ -1,6 +1,6 @@
 """Keep the digests of source files between runs, so that an unchanged file is not hashed again.
 
-    data/digests/NAME.json   path, size, times, inode, device ─▶ SHA-256, ranges of parts, digests of blocks
+    data/digests/NAME.json   path, size, times, inode ─▶ SHA-256, ranges of parts, digests of blocks
 
 An entry is believed only if nothing that the file system records of the file differs, and if the file was at least
 RACY_NS old when it was hashed: a change within the same tick of the clock as the hashing would leave the times as they
@@ -24,7 +24,7 @@ from tasks.sources.model import SourceFile
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
 
-VERSION = 1  # of how files are hashed and split into ranges, and of the entries
+VERSION = 2  # of how files are hashed and split into ranges, and of the entries
 
 RACY_NS = 2_000_000_000  # the coarsest clock of a file system in use ticks every two seconds
 
@@ -92,6 +92,9 @@ class DigestCache:
 
 
 def _state_of(path: Path) -> list[int]:
-    """Return size, times, inode, and device. The time of the last change cannot be set, as that of writing can."""
+    """Return size, times, and inode. The time of the last change cannot be set, as that of writing can.
+
+    Not the device: every machine that mounts a shared file system gives it another number.
+    """
     stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev]
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
