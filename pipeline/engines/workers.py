@@ -24,7 +24,7 @@ from pipeline.engines.engine import ATTEMPTS, PATIENCE, lost
 from tasks.core.errors import PackError
 from tasks.steps import Outcome, Step, attempt
 
-# Seconds that an interrupted worker has to remove its partial files; less than run_guard gives the task that waits here.
+# Seconds that an interrupted worker has to remove its partial files; run_guard gives the task that waits here more.
 LEAVING = 3.0
 
 
