@@ -8,6 +8,7 @@ Training itself is unchanged: batches, loss, gradients, and optimizer are those 
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,11 +30,17 @@ from train.model.sharding import data_parallel, is_sharded
 # Steps that fp16 may skip in a row. Each halves the scale: from 65536 to 2^-14, the smallest normal number of fp16.
 SKIPPED = 30
 
+# The project of a run in experiment trackers.
+PROJECT = "packcorpus"
+
 
 def arguments(
     config: TrainingConfig, output: str, micro_batch: int, accumulation: int, device: str, precision: str
 ) -> dict[str, Any]:
     """Return the arguments of TrainingArguments, which SFTConfig extends."""
+    if "wandb" in config.trackers:
+        # transformers gives `project` to the other trackers only. What the user has set stays.
+        os.environ.setdefault("WANDB_PROJECT", PROJECT)
     return {
         "output_dir": output,
         "per_device_train_batch_size": micro_batch,
@@ -59,7 +66,7 @@ def arguments(
         "eval_steps": config.eval_every,
         "report_to": config.trackers,
         "run_name": Path(output).name,
-        "project": "packcorpus",
+        "project": PROJECT,
         "disable_tqdm": True,
         "remove_unused_columns": False,
         "dataloader_num_workers": config.loader_workers,

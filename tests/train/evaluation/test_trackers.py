@@ -5,6 +5,7 @@ The trackers are not among the requirements: a stand-in for trackio has the func
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,10 +88,16 @@ def test_trackio_receives_every_evaluation_and_uploads_nothing(tmp_path: Path, m
         ("[tensorboard, trackio, tensorboard]", ["tensorboard", "trackio"]),
     ],
 )
-def test_one_tracker_or_several_are_named(text: str, names: list[str]) -> None:
+def test_one_tracker_or_several_are_named(text: str, names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_PROJECT", "")  # so that it is restored
+    monkeypatch.delenv("WANDB_PROJECT")
     config = load_training_config(overrides={"report_to": text})
     assert config.trackers == names
     assert arguments(config, "out", 1, 1, "cpu", False)["report_to"] == names
+    assert os.environ.get("WANDB_PROJECT") == ("packcorpus" if "wandb" in names else None)
+    monkeypatch.setenv("WANDB_PROJECT", "theirs")
+    arguments(config, "out", 1, 1, "cpu", False)
+    assert os.environ["WANDB_PROJECT"] == "theirs"
 
 
 @pytest.mark.parametrize("text", ["[]", "[none]", "comet_ml", "[trackio, all]"])
