@@ -329,6 +329,13 @@ def _on_present(task: luigi.Task) -> None:
         _reused(task.task_id, task.stage)
 
 
+def _show_reused() -> None:
+    """Say what an earlier run had tokenized, if that is a part of all: after an append, or an interruption."""
+    reused = counters.each("TokenizePart", "reused")
+    if 0 < reused.sum() < len(reused):
+        display.show(f"reused {counted(int(reused.sum()), 'part')} of {len(reused):,} that earlier runs had tokenized")
+
+
 def _reused(name: str, stage: Stage) -> None:
     """Count a stage as done by an earlier run."""
     counters.put(name, reused=1, done=1)
@@ -341,6 +348,7 @@ def _on_success(task: luigi.Task) -> None:
     if type(task).__name__ == "PackCorpus":
         display.stop()
         news = f"packed in {duration(counters.elapsed())}"
+        _show_reused()
         _finish(load_manifest(task.recipe.published), task.output().path, news)
 
 

@@ -116,7 +116,9 @@ def test_an_appended_line_retokenizes_one_part(folder: Path) -> None:
     with (folder / "chats.jsonl").open("ab") as file:
         write_chats(folder / "more.jsonl", 1, start=5000)
         file.write((folder / "more.jsonl").read_bytes())
-    manifest = pack(folder, "--config", "corpus.yaml")
+    done = luigi(folder, "--config", "corpus.yaml")
+    assert f"reused {len(before) - 1} parts of {len(before)} that earlier runs had tokenized" in done.stderr
+    manifest = folder / done.stdout.strip()
     after = token_files(folder)
     assert {path: after[path] for path in before} == before
     assert len(after) == len(before) + 1
