@@ -443,7 +443,7 @@ _ALL = [
          "a share of the parts is still running, or failed", "run packcorpus part --stage tokenize for every share"),
 
     Code("E721", "library_missing", PART, "A library is not installed.",
-         "it is part of an extra", "run make extras, or pip install it"),
+         "it is part of an extra", "install the extra that the message names, or run make extras for training"),
 
     Code("E791", "bug", BUG, "Unexpected error.",
          "a bug in packcorpus", "report it with the output of the same command under PACKCORPUS_DEBUG=1"),
