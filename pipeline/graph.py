@@ -30,8 +30,8 @@ from pipeline.progress.time_left import sizes_of
 from pipeline.run_guard import guard
 from tasks import stages
 from tasks.config import load_config
-from tasks.core.errors import StorageError
 from tasks.recipe import Recipe, resolve
+from tasks.steps import unreadable
 
 # A child that is forked after the tokenizers library has used its threads hangs forever.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -101,10 +101,7 @@ class _Step(luigi.Task):
             receipt = self.work()
             # Luigi would ask as well (check_complete_on_run), and answer with a traceback.
             if not self.complete():
-                raise StorageError(
-                    "cannot_read",
-                    f"{self.output().path}: was written and cannot be read back; check the disk, then run again",
-                )
+                raise unreadable(Path(self.output().path))
             events.finished(self, receipt)
 
     def work(self) -> dict[str, Any]:

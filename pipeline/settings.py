@@ -45,7 +45,7 @@ def workers() -> int:
 
 
 def check_workers(on: str) -> None:
-    """Raise UsageError if there is no worker, since Luigi would silently do nothing, or no engine called `on`."""
+    """Raise UsageError if --workers is below 1, with which Luigi silently does nothing, or `on` names no engine."""
     if workers() < 1:
         raise UsageError("bad_command_line", f"--workers {workers()}: must be at least 1")
     workers_of(on, workers())

@@ -19,7 +19,7 @@ from tasks.core.errors import Busy, PackError, StorageError
 from tasks.corpus.publish import publish_corpus
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
-from tasks.steps import SILENT, Pack, Progress, Texts, Tokenize, check_token_files
+from tasks.steps import SILENT, Pack, Progress, Texts, Tokenize, check_token_files, shard_receipt
 from tasks.storage.files import (
     acquire_lock,
     digest_of,
@@ -158,7 +158,7 @@ class WriteShard(Stage):
     def outputs(self) -> list[Path]:
         recipe = self.recipe
         shard = recipe.corpus_folder / recipe.shard_names()[self.shard]
-        return [shard, recipe.plan_folder / f"shard-{self.shard:05d}.json"]
+        return [shard, shard_receipt(recipe.plan_folder, self.shard)]
 
     def is_done(self, check_content: bool = False) -> bool:
         return has_artifact(*self.outputs(), checksum="sha256" if check_content else "")
@@ -253,7 +253,7 @@ def run_share(recipe: Recipe, kind: str, number: int, of: int) -> tuple[int, int
     plan = Plan(recipe)
     for tokenizer in _tokenizer(recipe):
         _run_once(tokenizer)
-    if kind == "pack":
+    if kind == "pack" and not plan.is_done():
         missing = [stage for stage in plan.requires() if not stage.is_done()]
         if missing:
             raise Busy(

@@ -55,9 +55,9 @@ class Step(ABC):
     def outputs(self) -> tuple[Path, Path]:
         """Return the file that this step writes, and its receipt, which is written last."""
 
-    def is_done(self, check_content: bool = False) -> bool:
-        """Return whether the output exists at its recorded size and, with `check_content`, has its checksum."""
-        return has_artifact(*self.outputs(), checksum="sha256" if check_content else "")
+    def is_done(self) -> bool:
+        """Return whether the output exists at its recorded size."""
+        return has_artifact(*self.outputs())
 
     @abstractmethod
     def work(self, progress: Progress) -> dict[str, Any]:
@@ -98,9 +98,8 @@ class Tokenize(Step):
         layout = self.texts.recipe.layout
         return layout.token_file(self.key), layout.token_receipt(self.key)
 
-    def is_done(self, check_content: bool = False) -> bool:
-        refused = "" if self.engine == "gigatoken" else "gigatoken"
-        return has_artifact(*self.outputs(), checksum="xxh3" if check_content else "", refused=refused)
+    def is_done(self) -> bool:
+        return has_artifact(*self.outputs(), refused="" if self.engine == "gigatoken" else "gigatoken")
 
     def work(self, progress: Progress) -> dict[str, Any]:
         recipe = _recipe_of(self.texts)
@@ -138,7 +137,7 @@ class Pack(Step):
         return self.path.name
 
     def outputs(self) -> tuple[Path, Path]:
-        return self.path, self.plan_folder / f"shard-{self.shard:05d}.json"
+        return self.path, shard_receipt(self.plan_folder, self.shard)
 
     def work(self, progress: Progress) -> dict[str, Any]:
         layout = Layout(self.root)
@@ -160,6 +159,10 @@ class Pack(Step):
         return receipt
 
 
+def shard_receipt(plan_folder: Path, shard: int) -> Path:
+    return plan_folder / f"shard-{shard:05d}.json"
+
+
 def check_token_files(layout: Layout, keys: list[str], plan_folder: Path) -> None:
     """Check that the token files which shards were written from are as they were planned.
 
@@ -174,11 +177,16 @@ def check_token_files(layout: Layout, keys: list[str], plan_folder: Path) -> Non
 # Run
 
 
-def run(step: Step, progress: Progress = SILENT) -> dict[str, Any]:
+def run(step: Step) -> dict[str, Any]:
     """Take a step, unless it was taken before, and return its receipt. Raises PackError."""
-    if step.is_done():
-        return read_receipt(step.outputs()[1])
-    return step.work(progress)
+    return read_receipt(step.outputs()[1]) if step.is_done() else step.work(SILENT)
+
+
+def unreadable(written: Path) -> StorageError:
+    """Return the error for an output that is missing after it was written."""
+    return StorageError(
+        "cannot_read", f"{written}: was written and cannot be read back; check the disk, then run again"
+    )
 
 
 @dataclass(frozen=True)
@@ -200,10 +208,7 @@ def attempt(step: Step) -> Outcome:
     try:
         receipt = run(step)
         if not step.is_done():
-            raise StorageError(
-                "cannot_read",
-                f"{step.outputs()[0]}: was written and cannot be read back; check the disk, then run again",
-            )
+            raise unreadable(step.outputs()[0])
     except Exception as error:
         return Outcome(error=to_pack_error(error))
     return Outcome(

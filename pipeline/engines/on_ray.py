@@ -39,7 +39,7 @@ class OnRay:
         except (ConnectionError, TimeoutError, OSError, ValueError, RuntimeError) as error:
             raise InputMissing(
                 "no_cluster",
-                f"--on {self._on}: no Ray cluster answers: {str(error).splitlines()[0] if str(error) else ''}",
+                f"--on {self._on}: no Ray cluster answers: {_first_line(error)}",
             ) from None
         self._attempt = ray.remote(num_cpus=1, max_retries=ATTEMPTS - 1, scheduling_strategy="SPREAD")(attempt)
         return self
@@ -72,4 +72,9 @@ class OnRay:
             found: Outcome = self._ray.get(reference)
             return found
         except self._ray.exceptions.RayError as error:
-            raise lost(step, str(error).splitlines()[0]) from None
+            raise lost(step, _first_line(error)) from None
+
+
+def _first_line(error: Exception) -> str:
+    """Return the start of what Ray says, which goes on with traces."""
+    return str(error).partition("\n")[0]

@@ -30,10 +30,10 @@ LEAVING = 3.0
 
 def start_method() -> BaseContext:
     """Return how workers are started: forked where that is safe, since they then share the encoder that is open."""
-    methods = multiprocessing.get_all_start_methods()
     if sys.platform == "linux":
         return multiprocessing.get_context("fork")
-    return multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
+    has_server = "forkserver" in multiprocessing.get_all_start_methods()
+    return multiprocessing.get_context("forkserver" if has_server else "spawn")
 
 
 class Workers:
@@ -74,10 +74,9 @@ class Workers:
                         if attempts[index] == ATTEMPTS:
                             raise lost(steps[index], worker.describe_end())
                         waiting.appendleft(index)
-                        worker = self._replace(worker)
-                    free.append(worker)
-                    if outcome is None:
+                        free.append(self._replace(worker))
                         continue
+                    free.append(worker)
                     if outcome.error:
                         raise outcome.error
                     yield index, outcome

@@ -30,7 +30,15 @@ from typing import Annotated, Any
 
 import typer
 
-from tasks.cli.options import DEFAULT_CONFIG, ConfigArgument, ConfigOption, JsonOption, ManifestArgument, RootOption
+from tasks.cli.options import (
+    DEFAULT_CONFIG,
+    ConfigArgument,
+    ConfigOption,
+    JsonOption,
+    ManifestArgument,
+    RootOption,
+    SequenceLengthOption,
+)
 from tasks.core.error_codes import DATA
 from tasks.core.error_messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
 from tasks.core.errors import InputMissing, Interrupted, UsageError
@@ -131,9 +139,7 @@ def check(
     config: Annotated[
         Path | None, typer.Option(metavar="FILE", show_default=False, help="Same as CONFIG.", hidden=True)
     ] = None,
-    sequence_length: Annotated[
-        str, typer.Option(metavar="N", show_default=False, help="Override the config's sequence_length.")
-    ] = "",
+    sequence_length: SequenceLengthOption = "",
     batch_size: Annotated[
         list[int] | None,
         typer.Option(
@@ -178,9 +184,7 @@ def check(
 @app.command()
 def pack(
     config: ConfigArgument = None,
-    sequence_length: Annotated[
-        str, typer.Option(metavar="N", show_default=False, help="Override the config's sequence_length.")
-    ] = "",
+    sequence_length: SequenceLengthOption = "",
     workers: Annotated[
         int | None, typer.Option(metavar="N", show_default=False, help="Worker processes. Default: 2.")
     ] = None,
@@ -223,9 +227,7 @@ def part(
     part: Annotated[
         str, typer.Option("--part", metavar="I/N", show_default=False, help="Which share of N, from 1/N to N/N.")
     ] = "1/1",
-    sequence_length: Annotated[
-        str, typer.Option(metavar="N", show_default=False, help="Override the config's sequence_length.")
-    ] = "",
+    sequence_length: SequenceLengthOption = "",
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:

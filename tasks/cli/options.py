@@ -36,6 +36,10 @@ RootOption = Annotated[
     ),
 ]
 
+SequenceLengthOption = Annotated[
+    str, typer.Option(metavar="N", show_default=False, help="Override the config's sequence_length.")
+]
+
 # What `init` writes and `check` and `pack` read if no config is named.
 DEFAULT_CONFIG = Path("corpus.yaml")
 

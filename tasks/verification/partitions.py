@@ -16,7 +16,7 @@ import numpy as np
 
 from tasks.core.errors import StorageError
 
-IN_MEMORY = 32 << 20  # bytes up to which there is no file
+IN_MEMORY = 32 << 20  # bytes that are kept in memory; more go to a temporary file
 
 
 class Partitions:

@@ -10,7 +10,6 @@ attention_mask is checked and then dropped: passed to a model, it disables the i
 from __future__ import annotations
 
 import operator
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,7 @@ from tasks.storage.corpus_folder import reading
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import check_row_count, read_verified
 from train.data.corpus import PACKED, Corpus, Shard, open_corpus
-from train.machine.devices import cpus, free_memory, is_wsl
+from train.machine.devices import cpus, free_memory, is_wsl, processes_here
 
 Columns = dict[str, np.ndarray]  # int32[rows, L] by name
 Counts = tuple[int, ...]  # max_id, tokens, trained tokens, conversations
@@ -87,7 +86,7 @@ class PackedDataset(torch.utils.data.Dataset):
         self.nbytes = self.rows * corpus.sequence_length * 4 * len(self._names)
         shards = corpus.splits[split]
         largest = max(shard.bytes for shard in shards)
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        processes = processes_here()
         fits = processes * (self.nbytes + largest) <= free_memory() // 2
         self.load = load if load != "auto" else "memory" if fits else "mmap"
         self.notes: tuple[str, ...] = ()

@@ -10,7 +10,6 @@ same batches over all ranks.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from train.data.dataset import column_names, copy_rows
 from train.data.shard_files import Local, ShardCache, ShardFiles, copy_from
 from train.data.shard_reader import Place, ShardReader
 from train.data.streamed_order import bounds, order, shards_of_window, share, stream_count
-from train.machine.devices import cpus
+from train.machine.devices import cpus, processes_here
 
 CACHE_BYTES = 20 * 10**9
 THREADS = 4  # that fetch and check shards: more would take processors from the training
@@ -86,7 +85,7 @@ class StreamedRows(torch.utils.data.IterableDataset):
 
     def _open_files(self, cache: Path, cache_bytes: int) -> ShardFiles:
         """Open the cache of this rank. Raises UsageError if the shards of one step may not fit into it."""
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        processes = processes_here()
         at_a_time = self._streams // self.ranks * shards_of_window(self._streams)
         sizes = [sorted((shard.bytes for shard in self.corpus.splits[name]), reverse=True) for name in self._splits]
         needed = max(sum(largest[:at_a_time]) for largest in sizes)
@@ -137,7 +136,7 @@ class StreamedRows(torch.utils.data.IterableDataset):
         split = self._splits[epoch % len(self._splits)]
         shards = self.corpus.splits[split]
         streams = order(epoch, [shard.rows for shard in shards], self._seed, self._streams)
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+        processes = processes_here()
         threads = max(1, min(THREADS, cpus() // processes))
         reader = ShardReader(self.corpus, shards, self._files, self.names, threads)
         return reader.places(share(streams, self.rank, self.ranks), self.rows_per_step // self._streams, step)

@@ -13,7 +13,6 @@ so the result of training depends on the machine only by rounding and by the ran
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -212,9 +211,7 @@ def micro_batch(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
-    memory: Memory = (
-        _GpuMemory(model) if device.type == "cuda" else _CpuMemory(int(os.environ.get("LOCAL_WORLD_SIZE", ranks)))
-    )
+    memory: Memory = _GpuMemory(model) if device.type == "cuda" else _CpuMemory(devices.processes_here(ranks))
     model.train()
     try:
         with keep_random(device):

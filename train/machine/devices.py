@@ -321,6 +321,11 @@ def cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def processes_here(unknown: int = 1) -> int:
+    """Return how many ranks share this machine; `unknown` if no launcher says so."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", unknown))
+
+
 def is_wsl() -> bool:
     """Return whether this Linux runs inside Windows (WSL)."""
     return "microsoft" in _read("/proc/version").lower()
