@@ -20,8 +20,8 @@ from tasks.dry_run.sample_tokens import count_unused_keys
 from tasks.readers.containers import container_by_extension
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
-from tasks.sources.sample import Sample
-from tasks.sources.sample_files import sample_files
+from tasks.sources.sampling.sample import Sample
+from tasks.sources.sampling.sample_files import sample_files
 from tasks.sources.source_files import find_files
 from tasks.storage.paths import Layout
 

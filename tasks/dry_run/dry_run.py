@@ -35,8 +35,8 @@ from tasks.packing.pieces import Pieces
 from tasks.packing.plan import select_pieces
 from tasks.recipe import Recipe
 from tasks.sources.model import Part
-from tasks.sources.sample import Sample
-from tasks.sources.sample_files import sample_files
+from tasks.sources.sampling.sample import Sample
+from tasks.sources.sampling.sample_files import sample_files
 from tasks.sources.source_files import find_files
 from tasks.storage.manifest import MixtureFacts
 from tasks.storage.paths import Layout

@@ -12,7 +12,7 @@ from tasks.config import Config
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.recipe import Recipe
-from tasks.sources.sample import Sample
+from tasks.sources.sampling.sample import Sample
 from tasks.storage.manifest import MixtureFacts
 
 

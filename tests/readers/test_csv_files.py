@@ -22,7 +22,7 @@ from tasks.readers.csv_files.encoding import as_utf8, check_encoding, find_encod
 from tasks.readers.csv_files.rows import Csv
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.parts import find_parts, read_part
-from tasks.sources.sample_files import sample_files
+from tasks.sources.sampling.sample_files import sample_files
 
 GERMAN = [("Größe?", "Die Straße ist 3 m breit; außerdem: „schön“."), ("Wie heißt du?", "Käthe, sagte sie.\nJa.")]
 HEADER = ("prompt", "completion")

@@ -9,7 +9,7 @@ import numpy as np
 from tasks.readers.container import Record, Window
 from tasks.readers.lines import WINDOW
 from tasks.sources.model import SourceFile
-from tasks.sources.sample import PASSED, Sample, draw_of
+from tasks.sources.sampling.sample import PASSED, Sample, draw_of
 
 
 def window_sample(file: SourceFile, budget: int, window: Window) -> Sample:

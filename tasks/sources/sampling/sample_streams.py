@@ -10,7 +10,7 @@ from tasks.readers.container import RecordReader, Run
 from tasks.readers.containers import container_named
 from tasks.readers.lines import CHUNK
 from tasks.sources.model import SourceFile
-from tasks.sources.sample import Sample, draw_of
+from tasks.sources.sampling.sample import Sample, draw_of
 
 STREAM = 128 << 20  # bytes of one file that are decompressed: half a second
 

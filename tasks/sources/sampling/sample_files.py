@@ -26,10 +26,10 @@ from tasks.core.memory_limit import bounded_table
 from tasks.readers.container import Record, RecordReader
 from tasks.readers.containers import container_named
 from tasks.sources.model import SourceFile
-from tasks.sources.sample import Sample, weighed
-from tasks.sources.sample_streams import STREAM, stream_sample
-from tasks.sources.sample_tables import table_sample
-from tasks.sources.sample_windows import window_sample
+from tasks.sources.sampling.sample import Sample, weighed
+from tasks.sources.sampling.sample_streams import STREAM, stream_sample
+from tasks.sources.sampling.sample_tables import table_sample
+from tasks.sources.sampling.sample_windows import window_sample
 
 MOST_FILES = 64  # that are read, besides one of each entry; each other file is represented by a similar one
 

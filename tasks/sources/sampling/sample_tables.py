@@ -13,7 +13,7 @@ from tasks.readers.container import Record, Table
 from tasks.readers.lines import WINDOW
 from tasks.readers.tables import rows_of
 from tasks.sources.model import SourceFile
-from tasks.sources.sample import PASSED, Sample, draw_of
+from tasks.sources.sampling.sample import PASSED, Sample, draw_of
 
 
 def table_sample(file: SourceFile, table: Table, budget: int) -> Sample:
