@@ -1,10 +1,11 @@
 """Measure the rows, lower bound, time, and memory of packing.
 
     python bench/packing.py [lengths.npy] [--conversations 10000000]
+    python bench/packing.py hard
 
 lengths.npy contains the number of tokens of each conversation; without it, a skewed sample is generated. For each usual
 sequence length, the lengths are packed as they are, and resampled to the given number of conversations (100 million
-need 1.3 GB).
+need 1.3 GB). `hard` packs lengths spread evenly over a part of a row, with and without column generation.
 """
 
 from __future__ import annotations
@@ -20,17 +21,19 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tasks.packing import bin_packing
+from tasks.packing.column_generation import rows_of
 
 
 def measure(lengths: np.ndarray, capacity: int) -> str:
     """Pack the lengths and return one line of the table."""
     clock = [time.perf_counter()]
     counts = bin_packing.histogram(lengths, capacity)
-    patterns = bin_packing.pack(counts, capacity)
+    packed = bin_packing.solve(counts, capacity)
+    patterns = packed.patterns
     clock.append(time.perf_counter())
     bin_packing.assign(lengths, patterns)
     clock.append(time.perf_counter())
-    bound, name = bin_packing.lower_bound(counts, capacity)
+    bound, name = packed.bound
     plain = sum(copies for _, copies in bin_packing.best_fit_decreasing(counts, capacity))
     plan, assign = np.diff(clock)
     above, plain_above = (100 * (rows - bound) / max(1, bound) for rows in (patterns.rows, plain))
@@ -41,11 +44,49 @@ def measure(lengths: np.ndarray, capacity: int) -> str:
     )
 
 
+HARD = [
+    (512, 100_000, 0.25, 0.5),
+    (1024, 1_000_000, 0.25, 0.5),
+    (2048, 1_000_000, 0.25, 0.5),
+    (4096, 1_000_000, 0.25, 0.5),
+    (8192, 1_000_000, 0.25, 0.5),
+    (32768, 1_000_000, 0.25, 0.5),
+    (512, 100_000, 0.15, 0.4),
+    (1024, 200_000, 0.2, 0.6),
+    (2048, 100_000, 0.2, 0.5),
+    (512, 300, 0.2, 0.5),
+]
+
+
+def measure_hard(capacity: int, count: int, low: float, high: float) -> str:
+    """Pack evenly spread lengths and return one line of the table."""
+    lengths = np.random.default_rng(0).integers(int(capacity * low) + 1, int(capacity * high) + 1, count)
+    counts = bin_packing.histogram(lengths, capacity)
+    clock = [time.process_time()]
+    searched = rows_of(bin_packing.search(counts, capacity))
+    clock.append(time.process_time())
+    patterns, (bound, _) = bin_packing.solve(counts, capacity)
+    clock.append(time.process_time())
+    simple = bin_packing.lower_bound(counts, capacity)[0]
+    above = 100 * (patterns.rows / bound - 1)
+    search, both = np.diff(clock)
+    return (
+        f"| {capacity:,} | {low:g} to {high:g} | {count:,} | {simple:,} | {searched:,} | {bound:,} | {patterns.rows:,} "
+        f"| {above:.4f} % | {search:.2f} | {both:.1f} |"
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the rows, lower bound, time, and memory of packing.")
-    parser.add_argument("lengths", nargs="?", help="a .npy file of lengths in tokens")
+    parser.add_argument("lengths", nargs="?", help="a .npy file of lengths in tokens, or: hard")
     parser.add_argument("--conversations", type=int, default=10_000_000, help="size of the resampled corpus")
     arguments = parser.parse_args()
+    if arguments.lengths == "hard":
+        print("| row | lengths, in rows | count | simple bound | search | bound | rows | above | search s | all s |")
+        print("|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|")
+        for case in HARD:
+            print(measure_hard(*case), flush=True)
+        return
     random = np.random.default_rng(0)
     drawn = 20 + np.exp(random.normal(5.3, 0.9, 25_000))
     source = (np.load(arguments.lengths) if arguments.lengths else drawn).astype(np.int32)

@@ -1,13 +1,13 @@
 """Choose which conversations share a row.
 
-    lengths ─ histogram → counts ─ pack → Patterns ─ assign → (row, start) of every conversation
-                            └─ lower_bound → the number of rows that every packing needs
+    lengths ─ histogram → counts ─ solve → Patterns ─ assign → (row, start) of every conversation
+                                     └─ the number of rows that every packing needs
 
 Packing conversations into rows is one-dimensional bin packing with integer lengths. All decisions are made on the
 histogram: the number of conversations of each length. A *pattern* is the lengths of one row and the number of rows
 with these lengths, so the work depends on the number of distinct lengths, not on the number of conversations.
 
-The algorithm is ``bottleneck-exact-fit``. Each row is opened by the longest remaining conversation. The rest of the
+The search is ``bottleneck-exact-fit``. Each row is opened by the longest remaining conversation. The rest of the
 row is filled completely, or as far as the remaining lengths allow. Among all such fills, the algorithm takes the one
 whose shortest conversation is as long as possible (then the second shortest, and so on). Short conversations are
 needed to close rows, so this saves them for the end. The pattern is repeated as often as the counts allow.
@@ -21,8 +21,12 @@ Cost: memory is O(capacity). A search step takes 0.1 µs of plain Python. The co
 0.02, 0.14, 0.7, and 1.4 million steps; 10 million log-normal lengths took 2.3 million at 4096 and as many at 131072.
 After SEARCH_STEPS (a count, not a clock, so that every machine stops at the same point) the remaining conversations
 are packed by best-fit-decreasing. If the result is above the lower bound, best-fit-decreasing also packs the whole
-histogram (5 ms at 2048) and the smaller number of rows wins. There are no floats, no random numbers, and no ties left
-to a sort, so the plan is the same on every machine.
+histogram (5 ms at 2048) and the smaller number of rows wins. The search has no floats, no random numbers, and no ties
+left to a sort, so the plan is the same on every machine.
+
+If the rows are still above the bound, column_generation.py packs better or proves a higher bound, in about 10 s at
+most. It is needed if few conversations fit in a row and they do not add up: 100,000 lengths between a quarter and half
+a row at 512 take 41,784 rows with the search alone and 39,018 with it, and no packing has fewer.
 
 Rows for 26,067 conversations with 7.2 million tokens, without those longer than a row:
 
@@ -41,10 +45,6 @@ Alternatives that were tried on the same conversations and rejected:
 * A bitset of reachable sums for every prefix of the lengths: the same rows, but 2.9 s instead of 0.3 s at 4096 with
   10 million log-normal lengths, and 11 s at 8192.
 * Searching the whole row at long capacities, without WINDOW: 30 rows in 10 million steps at 131072.
-
-Known limit: if all lengths are between a quarter and half a row, so that three rarely fit, the result is 11 % above
-the bound, as with best-fit-decreasing. The linear program over all patterns attributes 7 % of it to the packing and
-4 % to the bound (100,000 lengths at 512: 41,717 rows; 38,916; 37,500). Real conversations are nothing like this.
 """
 
 from __future__ import annotations
@@ -56,10 +56,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tasks.packing.column_generation import Row, improve, rows_of
 from tasks.packing.lower_bounds import lower_bound
 
 __all__ = [
     "ALGORITHM",
+    "Packing",
     "Patterns",
     "assign",
     "best_fit_decreasing",
@@ -69,6 +71,7 @@ __all__ = [
     "joined",
     "lower_bound",
     "pack",
+    "solve",
 ]
 
 ALGORITHM = "bottleneck-exact-fit"
@@ -82,8 +85,6 @@ SEARCH_STEPS = 10_000_000
 WINDOW = 2048
 # Conversations processed at a time: temporary arrays stay in the cache and take 25 MB.
 CHUNK = 1 << 18
-
-_Row = list[tuple[int, int]]  # (length, times) of one row, longest first
 
 
 class _Stack(NamedTuple):
@@ -117,6 +118,13 @@ class Patterns:
         return int(self.copies.sum())
 
 
+class Packing(NamedTuple):
+    """The rows of a histogram, and the number of rows that every packing needs, with the name of the bound."""
+
+    patterns: Patterns
+    bound: tuple[int, str]
+
+
 def histogram(lengths: np.ndarray, capacity: int) -> np.ndarray:
     """Count the conversations of each length.
 
@@ -137,7 +145,12 @@ def histogram(lengths: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def pack(counts: np.ndarray, capacity: int) -> Patterns:
-    """Pack a histogram into patterns, in at most as many rows as best-fit-decreasing.
+    """Pack a histogram into patterns, as `solve` does."""
+    return solve(counts, capacity).patterns
+
+
+def solve(counts: np.ndarray, capacity: int) -> Packing:
+    """Pack a histogram into patterns, in at most as many rows as best-fit-decreasing, and prove a lower bound.
 
     counts: integers, shape (capacity + 1,), as returned by `histogram`. Raises ValueError if they are not a histogram.
     """
@@ -146,13 +159,23 @@ def pack(counts: np.ndarray, capacity: int) -> Patterns:
             f"counts must hold {capacity + 1} numbers of at least 0, and start with 0; got {len(counts)} numbers, "
             f"the smallest is {min(counts, default=0)}, the first is {counts[0] if len(counts) else 'missing'}"
         )
+    bound = lower_bound(counts, capacity)
+    rows = search(counts, capacity, bound[0])
+    if rows_of(rows) > bound[0]:
+        better, proved = improve(counts, capacity, rows, bound[0], lambda left: search(left, capacity))
+        rows = better or rows
+        bound = max(bound, (proved, "linear program"), key=lambda each: each[0])
+    return Packing(_patterns(rows), bound)
+
+
+def search(counts: np.ndarray, capacity: int, enough: int = 0) -> list[tuple[Row, int]]:
+    """Pack by the search or, if that takes more than `enough` rows, by best-fit-decreasing where it takes fewer."""
     rows, left = _exact_fill(counts, capacity)
     rows += best_fit_decreasing(left, capacity)
-    total = sum(copies for _, copies in rows)
-    if total > lower_bound(counts, capacity)[0]:
-        other = best_fit_decreasing(counts, capacity)
-        if sum(copies for _, copies in other) < total:
-            rows = other
+    return rows if rows_of(rows) <= enough else min(rows, best_fit_decreasing(counts, capacity), key=rows_of)
+
+
+def _patterns(rows: list[tuple[Row, int]]) -> Patterns:
     length = np.array([length for row, _ in rows for length, _ in row], dtype=np.int32)
     times = np.array([times for row, _ in rows for _, times in row], dtype=np.int64)
     sizes = np.array([sum(times for _, times in row) for row, _ in rows], dtype=np.int64)
@@ -190,7 +213,7 @@ def counts_of(patterns: Patterns, capacity: int) -> np.ndarray:
     return counts
 
 
-def _exact_fill(counts: np.ndarray, capacity: int) -> tuple[list[tuple[_Row, int]], np.ndarray]:
+def _exact_fill(counts: np.ndarray, capacity: int) -> tuple[list[tuple[Row, int]], np.ndarray]:
     """Pack by bottleneck-exact-fit until SEARCH_STEPS are used up.
 
     Returns the rows as (row, copies), and the counts that remain unpacked.
@@ -215,7 +238,7 @@ def _exact_fill(counts: np.ndarray, capacity: int) -> tuple[list[tuple[_Row, int
             links[i], i = end, links[i]
         return end
 
-    def fill(total: int, allowed: int, row: _Row) -> bool:
+    def fill(total: int, allowed: int, row: Row) -> bool:
         """Fill `row` with exactly `total` tokens of the longest `allowed` classes.
 
         Appends (class, times) to it.
@@ -247,7 +270,7 @@ def _exact_fill(counts: np.ndarray, capacity: int) -> tuple[list[tuple[_Row, int
         needed[total] = k
         return False
 
-    rows: list[tuple[_Row, int]] = []
+    rows: list[tuple[Row, int]] = []
     last = classes - 1  # the shortest class with conversations left
     for opening in range(classes):
         while left[opening] and steps <= SEARCH_STEPS:
@@ -255,7 +278,7 @@ def _exact_fill(counts: np.ndarray, capacity: int) -> tuple[list[tuple[_Row, int
                 last -= 1
             left[opening] -= 1
             free = capacity - lengths[opening]
-            row: _Row = [(opening, 1)]
+            row: Row = [(opening, 1)]
             # Half the window stays free for the search. Its recursion depth is the number of distinct lengths in a
             # fill: 63 within WINDOW, 110 if only conversations longer than half of it are left.
             window = max(WINDOW, 16 * lengths[last])
@@ -292,7 +315,7 @@ def _exact_fill(counts: np.ndarray, capacity: int) -> tuple[list[tuple[_Row, int
     return rows, rest
 
 
-def best_fit_decreasing(counts: np.ndarray, capacity: int) -> list[tuple[_Row, int]]:
+def best_fit_decreasing(counts: np.ndarray, capacity: int) -> list[tuple[Row, int]]:
     """Pack a histogram by best-fit-decreasing; return (row, copies).
 
     Gives as many rows as placing conversations one by one. Each conversation, longest first, goes to the fullest row
@@ -326,8 +349,8 @@ def best_fit_decreasing(counts: np.ndarray, capacity: int) -> list[tuple[_Row, i
     return [(_unstack(top), copies) for free in free_sizes for top, copies in open_rows[free]]
 
 
-def _unstack(top: _Stack | None) -> _Row:
-    row: _Row = []
+def _unstack(top: _Stack | None) -> Row:
+    row: Row = []
     while top:
         row.append((top.length, top.times))
         top = top.under

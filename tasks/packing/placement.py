@@ -113,7 +113,7 @@ def _place_split(
     companions: list[Companions] | None = None,
 ) -> Placed:
     row, start = (np.empty(len(lengths) if groups.count > 1 else 0, np.int32) for _ in range(2))
-    edges, counts, rows = [0], np.zeros(config.sequence_length + 1, np.int64), 0
+    edges, counts, rows, bound = [0], np.zeros(config.sequence_length + 1, np.int64), 0, (0, "")
     for group in range(groups.count):
         members = groups.members(group)
         own = lengths[members]
@@ -128,7 +128,11 @@ def _place_split(
         edges += (rows + np.arange(1, inside + 1) * packed.rows // max(inside, 1)).tolist()
         counts += packed.counts
         rows += packed.rows
-    return Placed(row, start, np.array(edges, np.int64), {split: rows}, [_bound(rows, counts, config)])
+        bound = packed.bound
+    if groups.count > 1 and config.packing:
+        # That of all pieces together: the bounds of groups may add up to more than one plan needs.
+        bound = bin_packing.lower_bound(counts, config.sequence_length)
+    return Placed(row, start, np.array(edges, np.int64), {split: rows}, [bound if rows else (0, "")])
 
 
 class PackedGroup(NamedTuple):
@@ -138,6 +142,7 @@ class PackedGroup(NamedTuple):
     start: np.ndarray  # int32[pieces]
     rows: int
     counts: np.ndarray  # int64[sequence_length + 1], pieces of each length; zeros without packing
+    bound: tuple[int, str]  # the number of rows that every packing needs, and the name of the bound
 
 
 def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, group: int) -> PackedGroup:
@@ -150,10 +155,11 @@ def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, grou
     # Streams: 0 is train, 1 is validation, 2 and above are epochs.
     stream = (1 if split == "validation" else epoch if epoch > 1 else 0) + group * GROUP
     if not config.packing:
-        row = shuffle(len(lengths), config.seed, stream)
-        return PackedGroup(row, np.zeros(len(lengths), np.int32), len(lengths), np.zeros(capacity + 1, np.int64))
+        row, nothing = shuffle(len(lengths), config.seed, stream), np.zeros(capacity + 1, np.int64)
+        bound = len(lengths), "one conversation a row"
+        return PackedGroup(row, np.zeros(len(lengths), np.int32), len(lengths), nothing, bound)
     counts, order = bin_packing.histogram(lengths, capacity), None
-    patterns = bin_packing.pack(counts, capacity)
+    patterns, bound = bin_packing.solve(counts, capacity)
     if epoch > 1:
         order = shuffle(len(lengths), config.seed, (epoch << 10) + group * GROUP)
         patterns = _other_patterns(lengths, order, patterns, capacity)
@@ -163,17 +169,7 @@ def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, grou
     for top in range(0, len(row), bin_packing.CHUNK):
         chunk = slice(top, top + bin_packing.CHUNK)
         row[chunk] = place_of[row[chunk]]
-    return PackedGroup(row, start, patterns.rows, counts)
-
-
-def _bound(rows: int, counts: np.ndarray, config: Config) -> tuple[int, str]:
-    """Return the lower bound of a split with its name.
-
-    It is that of all pieces together. The bounds of groups may add up to more than one plan needs.
-    """
-    if not config.packing:
-        return rows, "one conversation a row"
-    return bin_packing.lower_bound(counts, config.sequence_length) if rows else (0, "")
+    return PackedGroup(row, start, patterns.rows, counts, bound)
 
 
 def _other_patterns(

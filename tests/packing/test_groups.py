@@ -151,7 +151,8 @@ def test_each_group_fills_its_own_shards_and_depends_on_nothing_else(
         own, (bound, _) = groups[split], placed.lower_bounds[number]
         if made.packing:
             counts = bin_packing.histogram(lengths[chosen], made.sequence_length)
-            assert bound == bin_packing.lower_bound(counts, made.sequence_length)[0], "the bound is that of the whole"
+            whole = bin_packing.lower_bound(counts, made.sequence_length)[0]
+            assert bound == whole if own.count > 1 else whole <= bound <= placed.rows_of_splits[split]
         for group in range(own.count):
             inside = shards_of(group, own.count, shards[split])
             members = np.flatnonzero(chosen)[own.members(group)]
@@ -223,7 +224,7 @@ def test_groups_of_one_source_need_more_rows_than_groups_of_all() -> None:
     apart = whole | {"train": Groups(2, np.repeat(np.arange(2, dtype=np.uint16), 20_000))}
     rows = [place(lengths, accepted.held_out, groups, made, shards).rows for groups in (whole, mixed, apart)]
     assert rows[1] <= 1.001 * rows[0]
-    assert rows[2] >= 1.03 * rows[0]
+    assert rows[2] >= 1.02 * rows[0]
     share = np.bincount(mixed["train"].of[:20_000]) / np.bincount(mixed["train"].of)  # type: ignore[index, arg-type]
     assert abs(share - 0.5).max() <= 0.01
 

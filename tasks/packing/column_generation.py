@@ -1,0 +1,303 @@
+"""Pack lengths that the search of bin_packing.py packs badly, and prove how few rows they need.
+
+    counts ─linear program over patterns─▶ copies of each pattern, as fractions; a lower bound
+           └─▶ whole copies are kept ─▶ linear program of the rest ─▶ … ─▶ rows
+
+The program has a column for each set of lengths that fits in a row. Its columns are generated when they are needed
+(Gilmore & Gomory, "A linear programming approach to the cutting-stock problem", Operations Research 9, 1961): a
+knapsack over the prices of the lengths finds the rows that are worth most. Prices are smoothed (Wentges, International
+Transactions in Operational Research 4, 1997), which saves two thirds of the knapsacks. Any prices prove a bound: the
+value of all conversations divided by that of the best row (Farley, Operations Research 38, 1990). It is computed in
+integers, so it holds whatever the rounding of the prices.
+
+Every machine gets the same rows: floats are only added, subtracted, multiplied, divided, and compared, one by one, as
+IEEE 754 defines it, and all limits are counts. A solver such as HiGHS adds in another order on another processor, and
+chooses other rows that are as good. That is why the simplex method is written out here.
+
+More than MOST_CLASSES different lengths are rounded up to as many classes. This leaves a few tokens in each row; the
+bound is that of the lengths themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+# A pivot updates the square of it.
+MOST_CLASSES = 512
+# Numbers that are computed in all, about 1.5 · 10⁹ a second. There are fewer for a plan that is less than 1 % above the
+# bound: 2 rows of 5,000 are not worth the 6 s that they would take.
+MOST_WORK = 15_000_000_000
+# What a search of the rest counts as: it may take a second.
+SEARCH_WORK = MOST_WORK // 128
+# The unit of integer prices, in rows.
+UNIT = 2.0**-40
+# The share of the prices that proved the best bound in those that rows are generated for. It falls in STEPS if they
+# generate nothing.
+SMOOTHING, STEP = 0.75, 0.25
+EPSILON = 1e-9
+
+Row = list[tuple[int, int]]  # (length, times), longest first
+_Pattern = tuple[tuple[int, int], ...]  # (length of a class, times), longest first
+
+
+class Improved(NamedTuple):
+    """`rows` are (row, copies), or None if they are not fewer than before; `bound` is what every packing needs."""
+
+    rows: list[tuple[Row, int]] | None
+    bound: int
+
+
+def improve(
+    counts: np.ndarray,
+    capacity: int,
+    rows: list[tuple[Row, int]],
+    bound: int,
+    search: Callable[[np.ndarray], list[tuple[Row, int]]],
+) -> Improved:
+    """Pack a histogram in fewer rows than `rows`, or prove a higher bound. `search` packs what is left at the end."""
+    left, fewest = counts.copy(), rows_of(rows)
+    work = _Work(min(MOST_WORK, MOST_WORK * 100 * (fewest - bound) // fewest))
+    classes = _Classes(counts)
+    program = _Program(classes.counts(left), capacity, map(classes.pattern, (row for row, _ in rows)), work)
+    program.solve(enough=fewest)
+    bound = max(bound, classes.bound(program, counts, capacity))
+    best, kept = None, list[tuple[Row, int]]()
+    while bound < fewest and work.left > 0 and (more := list(classes.take(program.whole(), left))):
+        kept += more
+        work.left -= SEARCH_WORK
+        rest = search(left)
+        if (total := rows_of(kept) + rows_of(rest)) < fewest:
+            best, fewest = kept + rest, total
+        if not left.any():
+            break
+        program = _Program(classes.counts(left), capacity, program.patterns, work)
+        program.solve()
+    return Improved(best, bound)
+
+
+def rows_of(rows: Iterable[tuple[Row, int]]) -> int:
+    return sum(copies for _, copies in rows)
+
+
+class _Work:
+    """How many numbers may still be computed."""
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+
+class _Classes:
+    """The lengths, or if there are too many of them, groups of neighboring ones. A class is named by its longest."""
+
+    def __init__(self, counts: np.ndarray):
+        lengths = np.flatnonzero(counts)[::-1]
+        step = np.arange(len(lengths)) * min(len(lengths), MOST_CLASSES) // len(lengths)
+        first = np.searchsorted(step, step)
+        self._of = dict(zip(lengths.tolist(), lengths[first].tolist(), strict=True))
+        self._members: dict[int, list[int]] = {}
+        for length, name in self._of.items():
+            self._members.setdefault(name, []).append(length)
+
+    def counts(self, left: np.ndarray) -> dict[int, int]:
+        """Return how many conversations each class has left, the longest first; at least one."""
+        found = {name: sum(int(left[length]) for length in lengths) for name, lengths in self._members.items()}
+        return {name: count for name, count in found.items() if count}
+
+    def pattern(self, row: Row) -> _Pattern:
+        """Return the classes of a row. Rounded up, they may not fit."""
+        times: dict[int, int] = {}
+        for length, copies in row:
+            times[self._of[length]] = times.get(self._of[length], 0) + copies
+        return tuple(times.items())
+
+    def take(self, patterns: Iterable[tuple[_Pattern, int]], left: np.ndarray) -> Iterator[tuple[Row, int]]:
+        """Take the conversations of patterns out of `left`, the longest of each class first, and yield their rows.
+
+        Patterns that need more than is left are passed over.
+        """
+        for pattern, wanted in patterns:
+            while wanted and (row := self._row(pattern, left)):
+                copies = min(wanted, *(int(left[length]) // times for length, times in row))
+                for length, times in row:
+                    left[length] -= copies * times
+                wanted -= copies
+                yield row, copies
+
+    def _row(self, pattern: _Pattern, left: np.ndarray) -> Row:
+        row: Row = []
+        for name, times in pattern:
+            for length in self._members[name]:
+                if some := min(times, int(left[length])):
+                    row.append((length, some))
+                    times -= some
+            if times:
+                return []
+        return row
+
+    def bound(self, program: _Program, counts: np.ndarray, capacity: int) -> int:
+        """Return the bound that the best prices of a program prove for the lengths themselves."""
+        if len(self._members) == len(self._of):
+            return program.bound
+        # A length is worth as much as the next shorter class, and more in proportion to what it is longer.
+        names = np.array([0, *reversed(self._members)])
+        units = np.append(0, np.floor(program.best_prices[::-1] / UNIT).astype(np.int64))
+        lengths = np.array(list(self._of))
+        above = np.searchsorted(names, lengths)
+        below = above - 1
+        rise = (units[above] - units[below]) * (lengths - names[below]) // (names[above] - names[below])
+        return _bound(units[below] + rise, lengths, counts[lengths].tolist(), capacity)[0]
+
+
+class _Program:
+    """The linear program: as few rows as possible that hold `counts` conversations of each length.
+
+    Solved by the revised simplex method with an explicit inverse of the basis. A basic column is a pattern, or None
+    with the number of a length of which there may be more places than conversations.
+    """
+
+    def __init__(self, counts: dict[int, int], capacity: int, patterns: Iterable[_Pattern], work: _Work):
+        self._capacity, self._work = capacity, work
+        self._lengths, self._counts = np.array(list(counts)), list(counts.values())
+        self._number = {length: number for number, length in enumerate(counts)}
+        times = capacity // self._lengths
+        self._basis: list[_Pattern | None] = [
+            ((length, copies),) for length, copies in zip(counts, times.tolist(), strict=True)
+        ]
+        self._inverse = np.diag(1.0 / times)
+        self._copies = np.array(self._counts) / times  # of each basic column
+        self._prices = 1.0 / times
+        self.best_prices, self.bound = self._lengths / capacity, 0
+        self.patterns: list[_Pattern] = []
+        self._known: set[_Pattern] = set()
+        # Columns as (class, times), padded with times 0.
+        self._class, self._times = np.zeros((2, 0, 1), dtype=np.int64)
+        self._add([pattern for pattern in patterns if self._fits(pattern)])
+
+    def _fits(self, pattern: _Pattern) -> bool:
+        inside = all(length in self._number for length, _ in pattern)
+        return inside and sum(length * times for length, times in pattern) <= self._capacity
+
+    def _add(self, patterns: Sequence[_Pattern]) -> None:
+        new = [pattern for pattern in dict.fromkeys(patterns) if pattern not in self._known]
+        self._known.update(new)
+        self.patterns += new
+        width = max([self._class.shape[1], *map(len, new)])
+        classes, times = np.zeros((2, len(self.patterns), width), dtype=np.int64)
+        classes[: len(self._class), : self._class.shape[1]] = self._class
+        times[: len(self._times), : self._times.shape[1]] = self._times
+        for at, pattern in enumerate(new, len(self._class)):
+            for place, (length, copies) in enumerate(pattern):
+                classes[at, place], times[at, place] = self._number[length], copies
+        self._class, self._times = classes, times
+
+    def solve(self, enough: int = 0) -> None:
+        """Solve the program, unless it takes too much work. Stop once the bound is `enough`, if given."""
+        while self._work.left > 0:
+            self._improve()
+            rows = float(sum(self._whole_and_part().values()))
+            if self.bound >= (enough or rows - 1e-6) or not self._generate():
+                return
+
+    def _improve(self) -> None:
+        """Exchange basic columns as long as a known column makes the rows fewer."""
+        size = len(self._lengths)
+        while self._work.left > 0:
+            self._work.left -= 2 * size * size + self._class.size
+            worth = np.zeros(len(self.patterns))
+            for place in range(self._class.shape[1]):
+                worth += self._prices[self._class[:, place]] * self._times[:, place]
+            best, cheapest = int(worth.argmax()) if len(worth) else -1, int(self._prices.argmin())
+            gain = worth[best] - 1.0 if len(worth) else 0.0
+            if max(gain, -self._prices[cheapest]) < EPSILON:
+                return
+            if gain >= -self._prices[cheapest]:
+                entering, change = self.patterns[best], np.zeros(size)
+                for length, times in entering:
+                    change += self._inverse[:, self._number[length]] * times
+                self._exchange(entering, change, gain)
+            else:
+                self._exchange(None, -self._inverse[:, cheapest], -self._prices[cheapest])
+
+    def _exchange(self, entering: _Pattern | None, change: np.ndarray, gain: float) -> None:
+        can_leave = change > EPSILON
+        most = np.full(len(change), np.inf)
+        most[can_leave] = self._copies[can_leave] / change[can_leave]
+        leaving = int(most.argmin())
+        self._copies = np.maximum(self._copies - most[leaving] * change, 0.0)
+        self._copies[leaving] = most[leaving]
+        row = self._inverse[leaving] / change[leaving]
+        self._prices = self._prices - gain * row
+        change[leaving] = 0.0
+        self._inverse -= change[:, None] * row[None, :]
+        self._inverse[leaving] = row
+        self._basis[leaving] = entering
+
+    def _generate(self) -> bool:
+        """Add patterns that make the rows fewer. Returns False if there are none."""
+        smoothing = SMOOTHING
+        while self._work.left > 0:
+            prices = smoothing * self.best_prices + (1.0 - smoothing) * np.maximum(self._prices, 0.0)
+            units = np.floor(prices / UNIT).astype(np.int64)
+            bound, table = _bound(units, self._lengths, self._counts, self._capacity)
+            if bound > self.bound:
+                self.bound, self.best_prices = bound, units / float(table[-1])
+            self._work.left -= len(units) * self._capacity
+            # The best row with each length, the rows that are worth most first.
+            with_it = units + table[self._capacity - self._lengths]
+            rows = [self._best_row(int(each), units, table) for each in np.argsort(-with_it, kind="stable")]
+            before = len(self.patterns)
+            self._add([row for row in rows if self._worth(row) > 1.0 + EPSILON])
+            if len(self.patterns) > before:
+                return True
+            if not smoothing:
+                return False
+            smoothing = max(0.0, smoothing - STEP)
+        return False
+
+    def _worth(self, pattern: _Pattern) -> float:
+        worth = 0.0
+        for length, times in pattern:
+            worth += float(self._prices[self._number[length]]) * times
+        return worth
+
+    def _best_row(self, first: int, units: np.ndarray, table: np.ndarray) -> _Pattern:
+        """Read the best row that has length number `first` out of a knapsack's table."""
+        times = {first: 1}
+        free = self._capacity - int(self._lengths[first])
+        while value := int(table[free]):
+            free = int(np.searchsorted(table, value))
+            rest = np.maximum(free - self._lengths, 0)
+            taken = (self._lengths <= free) & (units > 0) & (table[rest] + units == value)
+            number = int(taken.argmax())
+            times[number] = times.get(number, 0) + 1
+            free -= int(self._lengths[number])
+        self._work.left -= len(units) * (1 + len(times))
+        # More places than conversations would be empty places.
+        return tuple((int(self._lengths[number]), min(times[number], self._counts[number])) for number in sorted(times))
+
+    def _whole_and_part(self) -> dict[_Pattern, float]:
+        copies = zip(self._basis, self._copies.tolist(), strict=True)
+        return {pattern: number for pattern, number in copies if pattern is not None}
+
+    def whole(self) -> list[tuple[_Pattern, int]]:
+        """Return the whole copies of the patterns or, if there are none, one of each of those nearest to it."""
+        found = self._whole_and_part()
+        if whole := [(pattern, int(copies + 1e-6)) for pattern, copies in found.items() if copies + 1e-6 >= 1]:
+            return whole
+        nearest = sorted(found, key=lambda pattern: -found[pattern])
+        return [(pattern, 1) for pattern in nearest[: 1 + len(nearest) // 16]]
+
+
+def _bound(units: np.ndarray, lengths: np.ndarray, counts: list[int], capacity: int) -> tuple[int, np.ndarray]:
+    """Return the rows that prices prove to be needed, and the most that can be had for each number of tokens."""
+    table = np.zeros(capacity + 1, np.int64)
+    for length, price in zip(lengths.tolist(), units.tolist(), strict=True):
+        # Blocks of `length` tokens: a block can hold one more of it than the one before.
+        for start in range(length, capacity + 1, length) if price else ():
+            stop = min(start + length, capacity + 1)
+            np.maximum(table[start:stop], table[start - length : stop - length] + price, out=table[start:stop])
+    value = sum(price * count for price, count in zip(units.tolist(), counts, strict=True))
+    return -(-value // max(1, int(table[-1]))), table
