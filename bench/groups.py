@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tasks.core.seeded_order import shuffle
 from tasks.packing import bin_packing
-from tasks.packing.groups import deal, shards_of
+from tasks.packing.groups.deal import deal, shards_of
 
 PER_SHARD = 34_000  # conversations of about 1 KB in a shard
 SEED = 42

@@ -12,8 +12,11 @@ from tasks.core import startup  # before everything else
 # isort: split
 from pipeline import settings
 from pipeline.graph import (
+    DealParts,
     DiagnoseTraining,
     PackCorpus,
+    PlanGroup,
+    PlanGroups,
     PlanPacking,
     TokenizePart,
     TokenizeParts,
@@ -25,8 +28,11 @@ from pipeline.graph import (
 from pipeline.run_guard import guard
 
 __all__ = [
+    "DealParts",
     "DiagnoseTraining",
     "PackCorpus",
+    "PlanGroup",
+    "PlanGroups",
     "PlanPacking",
     "TokenizePart",
     "TokenizeParts",

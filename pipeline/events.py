@@ -40,7 +40,7 @@ from tasks.tokenization.engine_check import Verdict
 # Share of the tokens that may be lost to a policy of the user's choice before a note is printed.
 NOTEWORTHY = 0.05
 # Tasks that stand for all tasks of a kind.
-TOGETHER = {"TokenizeParts": "TokenizePart", "WriteShards": "WriteShard"}
+TOGETHER = {"TokenizeParts": "TokenizePart", "PlanGroups": "PlanGroup", "WriteShards": "WriteShard"}
 # Seconds between two messages of a task to luigid: each is a request over the network.
 STATUS_EVERY = 2.0
 
@@ -162,7 +162,8 @@ def taken(task: luigi.Task, number: int, outcome: Outcome) -> None:
             task, _tokens_so_far(*(counters.total(n, kind) for n in ("conversations", "rejected", "tokens"))), share
         )
     else:
-        _status(task, f"wrote {counted(int(counters.total('done', kind)), 'shard')}", share)
+        verb, noun = ("planned", "group") if kind == "PlanGroup" else ("wrote", "shard")
+        _status(task, f"{verb} {counted(int(counters.total('done', kind)), noun)}", share)
 
 
 def finished(task: luigi.Task, receipt: dict[str, Any]) -> None:

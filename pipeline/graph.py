@@ -8,9 +8,10 @@ source files
              ├ TrainAdapter       a process of its own
              └ DiagnoseTraining   likewise: short runs, one setting changed at a time
 TrainTokenizer          before TokenizePart, if the config names no tokenizer
+DealParts × 1, PlanGroup × G   between TokenizePart and PlanPacking, if the corpus may have several groups
 
-This is the graph of --on luigi. With an engine (--on workers, the default; --on ray://…), TokenizeParts and WriteShards
-each stand for all tasks of their kind: one task, which hands the same steps to the engine.
+This is the graph of --on luigi. With an engine (--on workers, the default; --on ray://…), TokenizeParts, PlanGroups,
+and WriteShards each stand for all tasks of their kind: one task, which hands the same steps to the engine.
 """
 
 from __future__ import annotations
@@ -139,6 +140,20 @@ class TokenizePart(_Step):
         return self.size
 
 
+class DealParts(_Sized):
+    @property
+    def stage(self) -> stages.Stage:
+        return stages.DealParts(self.recipe)
+
+
+class PlanGroup(_Sized):
+    group = luigi.IntParameter(description="Number of the group.")
+
+    @property
+    def stage(self) -> stages.Stage:
+        return stages.PlanGroup(self.recipe, self.group)
+
+
 class PlanPacking(_Sized):
     @property
     def stage(self) -> stages.Stage:
@@ -157,7 +172,7 @@ class _Together(_Step):
     """All stages of one kind, whose steps an engine takes."""
 
     @property
-    def members(self) -> Sequence[stages.TokenizePart | stages.WriteShard]:
+    def members(self) -> Sequence[stages.TokenizePart | stages.PlanGroup | stages.WriteShard]:
         """Return the stages of the current recipe. Luigi keeps this task for a later run, perhaps of other sources."""
         raise NotImplementedError
 
@@ -190,6 +205,14 @@ class TokenizeParts(_Together):
 
     def size_of(self, number: int) -> float:
         return _part_sizes(self.recipe)[number]
+
+
+class PlanGroups(_Sized, _Together):
+    """PlanGroup for all groups."""
+
+    @property
+    def members(self) -> list[stages.PlanGroup]:
+        return [stages.PlanGroup(self.recipe, group) for group in range(self.recipe.most_groups)]
 
 
 class WriteShards(_Sized, _Together):
@@ -237,11 +260,17 @@ class PackCorpus(_Sized):
 TASKS = {
     stages.TrainTokenizer: TrainTokenizer,
     stages.TokenizePart: TokenizePart,
+    stages.DealParts: DealParts,
+    stages.PlanGroup: PlanGroup,
     stages.Plan: PlanPacking,
     stages.WriteShard: WriteShard,
     stages.Publish: PackCorpus,
 }
-TOGETHER = {stages.TokenizePart: TokenizeParts, stages.WriteShard: WriteShards}
+TOGETHER = {
+    stages.TokenizePart: TokenizeParts,
+    stages.PlanGroup: PlanGroups,
+    stages.WriteShard: WriteShards,
+}
 
 
 class _Training(_Sized):

@@ -145,7 +145,8 @@ class Config(BaseModel):
         1_000_000,
         ge=1,
         description="Larger corpora are planned in groups of about this many conversations, each a mix of all sources; "
-        "512 bytes of the sources count as at most one conversation, and a group has at least one shard.",
+        "512 bytes of the sources count as at most one conversation, and a group has at least one shard. Without "
+        "effect with duplicates: drop, token_share, limits, and fractional weights, which need one plan.",
     )
     plan_chunk: int = Field(
         1000,
@@ -205,6 +206,20 @@ class Config(BaseModel):
                         "pack conversations more than once, set weighting: repeat instead of subsample"
                     )
         return self
+
+    @property
+    def view_of_all(self) -> str:
+        """Return a setting that compares the contents of all conversations, as it is written; "" if there is none."""
+        if self.duplicates == "drop":
+            return "duplicates: drop"
+        if self.weighting == "token_share":
+            return "weighting: token_share"
+        for entry, source in enumerate(self.sources):
+            if source.limit is not None:
+                return f"sources[{entry}].limit: {source.limit}"
+            if source.weight % 1:
+                return f"sources[{entry}].weight: {source.weight:g}"
+        return ""
 
     def settings(self) -> dict[str, Any]:
         """Return every setting that affects the output, in the order of the fields."""

@@ -40,10 +40,14 @@ from tasks.templates.spans import Template
 SOURCE_BYTES_PER_SHARD = 32 << 20
 
 
+# Of a corpus with one plan, whose shards read a little of everything.
 MOST_SHARDS = 256
 
 
 MOST_SHARDS_OF_EPOCHS = 768  # of all packings together
+
+
+MOST_GROUPS = 1 << 16  # numbered by 16 bits
 
 
 # So many bytes of the sources count as at most one conversation when groups are counted. It is thus known before
@@ -226,7 +230,12 @@ class Recipe:
     @cached_property
     def corpus_key(self) -> str:
         sources, entries = [self._content(file) for file in self.files], [file.entry for file in self.files]
-        return corpus_key(self.settings(), sources, entries, self.tokenizer_digest, self.template_sha256)
+        digests = self.tokenizer_digest, self.template_sha256
+        return corpus_key(self.settings(), sources, entries, *digests, self.key_version)
+
+    @property
+    def key_version(self) -> int:
+        return VERSIONS["corpus" if self.most_groups == 1 else "groups"]
 
     # Shards
 
@@ -244,24 +253,36 @@ class Recipe:
     @cached_property
     def shards(self) -> dict[str, int]:
         """Return the number of shards of each split."""
-        config, size = self.config, self._size
-        most = min(MOST_SHARDS, MOST_SHARDS_OF_EPOCHS // config.epochs)
-        several = 2 if 4 * size > SOURCE_BYTES_PER_SHARD else 1
-        train = min(most, max(several, math.ceil(size / SOURCE_BYTES_PER_SHARD)))
+        config, train = self.config, self._shards_by_size
+        if self.most_groups == 1:
+            train = min(train, MOST_SHARDS, MOST_SHARDS_OF_EPOCHS // config.epochs)
         validation = math.ceil(train * config.validation)
+        if validation:  # each group fills shards of its own
+            validation = max(validation, self.most_groups)
         return {name: validation if name == "validation" else train for name in split_names(config.epochs)}
+
+    @property
+    def _shards_by_size(self) -> int:
+        several = 2 if 4 * self._size > SOURCE_BYTES_PER_SHARD else 1
+        return max(several, math.ceil(self._size / SOURCE_BYTES_PER_SHARD))
 
     @cached_property
     def most_groups(self) -> int:
-        """Return the number of groups that a split is planned in at most; each has at least one shard.
+        """Return the number of groups that the corpus is planned in at most; each has at least one shard of a split.
 
-        If it is 1, `plan_group` and `plan_chunk` have no effect.
+        If it is 1, there is one plan, and `plan_group` and `plan_chunk` have no effect.
         """
+        if self.config.view_of_all:
+            return 1
         conversations = int(self._size) // BYTES_PER_CONVERSATION
-        return max(1, min(self.shards["train"], -(-conversations // self.config.plan_group)))
+        return max(1, min(self._shards_by_size, -(-conversations // self.config.plan_group), MOST_GROUPS))
 
     def shard_names(self) -> list[str]:
         """Return the file names of all shards, split by split; the index is the shard's number in the plan."""
+        return self._shard_names
+
+    @cached_property
+    def _shard_names(self) -> list[str]:
         return [
             f"{split}-{number:05d}-of-{count:05d}.arrow"
             for split, count in self.shards.items()

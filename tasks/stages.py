@@ -1,6 +1,7 @@
 """The stages of a corpus, each defined once: what it requires, what it writes, when it is done, and how to run it.
 
     TrainTokenizer ─▶ TokenizePart × N ─▶ Plan ─▶ WriteShard × S ─▶ Publish
+                                       └▶ DealParts ─▶ PlanGroup × G ─▶ Plan, for a corpus of several groups
 
 A stage is a small frozen value that can be sent to another process. It knows neither Luigi nor any other engine:
 Luigi's tasks (pipeline/graph.py), `run_all`, rebuild, and repair call the same methods. The last output of a stage is
@@ -10,13 +11,16 @@ its commit: it is written after all others, so a stage that was interrupted is n
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from tasks import steps
 from tasks.core.errors import Busy, PackError, StorageError
 from tasks.corpus.publish import publish_corpus
+from tasks.packing.groups.dealt import DEAL, deal_parts
+from tasks.packing.groups.join import join_groups
 from tasks.packing.plan import make_plan
 from tasks.recipe import Recipe
 from tasks.steps import SILENT, Pack, Progress, Texts, Tokenize, check_token_files, shard_receipt
@@ -24,6 +28,7 @@ from tasks.storage.files import (
     acquire_lock,
     digest_of,
     has_artifact,
+    has_listed,
     locked,
     read_receipt,
     sync_folder,
@@ -114,15 +119,78 @@ class TokenizePart(Stage):
         return self.step().work(progress)
 
 
+def _parts(recipe: Recipe) -> list[Stage]:
+    return [TokenizePart(recipe, part) for part in range(len(recipe.parts))]
+
+
+def _repairing(recipe: Recipe, work: Callable[[Recipe, Path], dict[str, Any]], progress: Progress) -> dict[str, Any]:
+    """Do work that compares the checksums of all token files; tokenize those again that were damaged since."""
+    engine_check.release_encoders()  # nothing is left to encode for this corpus; another one loads its own
+    try:
+        return work(recipe, recipe.plan_folder)
+    except StorageError:
+        damaged = [stage for stage in _parts(recipe) if not stage.is_done(check_content=True)]
+        if not damaged:
+            raise
+    for stage in damaged:
+        stage.run(progress)
+    return work(recipe, recipe.plan_folder)
+
+
 @dataclass(frozen=True)
-class Plan(Stage):
-    """Assign every conversation to a shard, a row, and an offset."""
+class DealParts(Stage):
+    """Count the conversations of all parts, so that each group knows which are its own. For several groups."""
 
     def requires(self) -> Sequence[Stage]:
-        return _tokenizer(self.recipe) + [TokenizePart(self.recipe, part) for part in range(len(self.recipe.parts))]
+        return _tokenizer(self.recipe) + _parts(self.recipe)
 
     def outputs(self) -> list[Path]:
-        names = ("plan.arrow", "index.arrow", "rejects.jsonl", "plan.json")
+        return [self.recipe.plan_folder / DEAL]
+
+    def is_done(self, check_content: bool = False) -> bool:
+        if check_content or not self.outputs()[0].is_file():
+            return False
+        return all(stage.is_done() for stage in self.requires())
+
+    def run(self, progress: Progress = SILENT) -> dict[str, Any]:
+        return _repairing(self.recipe, deal_parts, progress)
+
+
+@dataclass(frozen=True)
+class PlanGroup(Stage):
+    """Plan group number `group` by itself."""
+
+    group: int
+
+    def requires(self) -> Sequence[Stage]:
+        return [DealParts(self.recipe)]
+
+    def outputs(self) -> list[Path]:
+        return list(self.step().outputs())
+
+    def is_done(self, check_content: bool = False) -> bool:
+        return not check_content and self.step().is_done()  # as Plan
+
+    def step(self) -> steps.PlanGroup:
+        """Return the work as a value that another process can take."""
+        return steps.PlanGroup(self.recipe.layout.root, self.recipe.plan_folder, self.group)
+
+    def run(self, progress: Progress = SILENT) -> dict[str, Any]:
+        return self.step().work(progress)
+
+
+@dataclass(frozen=True)
+class Plan(Stage):
+    """Assign every conversation to a shard, a row, and an offset: in one plan, or by joining those of groups."""
+
+    def requires(self) -> Sequence[Stage]:
+        groups = self.recipe.most_groups
+        if groups == 1:
+            return _tokenizer(self.recipe) + _parts(self.recipe)
+        return [DealParts(self.recipe), *(PlanGroup(self.recipe, group) for group in range(groups))]
+
+    def outputs(self) -> list[Path]:
+        names = ("index.arrow", "rejects.jsonl", "plan.json")
         return [self.recipe.plan_folder / name for name in names]
 
     def is_done(self, check_content: bool = False) -> bool:
@@ -132,18 +200,9 @@ class Plan(Stage):
         return all(stage.is_done() for stage in self.requires())
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
-        engine_check.release_encoders()  # nothing is left to encode for this corpus; another one loads its own
-        try:
-            return make_plan(self.recipe, self.recipe.plan_folder)
-        except StorageError:
-            # Token files of an earlier run may have been damaged since; `make_plan` compares their checksums.
-            parts = [stage for stage in self.requires() if isinstance(stage, TokenizePart)]
-            damaged = [stage for stage in parts if not stage.is_done(check_content=True)]
-            if not damaged:
-                raise
-        for stage in damaged:
-            stage.run(progress)
-        return make_plan(self.recipe, self.recipe.plan_folder)
+        if self.recipe.most_groups > 1:
+            return join_groups(self.recipe, self.recipe.plan_folder)
+        return _repairing(self.recipe, make_plan, progress)
 
 
 @dataclass(frozen=True)
@@ -247,24 +306,31 @@ def run_share(recipe: Recipe, kind: str, number: int, of: int) -> tuple[int, int
     """Run every `of`-th stage of a kind, "tokenize" or "pack", from number `number` (from 1).
 
     For machines that share the files and do not know of each other: what all of them need, the trained tokenizer and
-    the plan, is made by the first one, while the others wait. Returns how many stages this share has, and how many of
-    them were done before. Raises Busy if a shard is asked for before all parts are tokenized.
+    the plan, is made by the first one, while the others wait. Groups are planned by all of them, each by the first one
+    that is free. Returns how many stages this share has, and how many of them were done before. Raises Busy if a shard
+    is asked for before all parts are tokenized.
     """
-    plan = Plan(recipe)
+    parts, plan = _parts(recipe), Plan(recipe)
     for tokenizer in _tokenizer(recipe):
         _run_once(tokenizer)
     if kind == "pack" and not plan.is_done():
-        missing = [stage for stage in plan.requires() if not stage.is_done()]
+        missing = [stage for stage in parts if not stage.is_done()]
         if missing:
             raise Busy(
                 "parts_missing",
                 f"{recipe.config.name}: {len(missing):,} of {len(recipe.parts):,} parts are not tokenized yet; "
                 "run --stage tokenize for every share first",
             )
+        if recipe.most_groups > 1:
+            _run_once(DealParts(recipe))
+        groups = [stage for stage in plan.requires() if isinstance(stage, PlanGroup)]
+        for group in dict.fromkeys([*groups[number - 1 :: of], *groups]):
+            _run_once(group)
         _run_once(plan)
-    of_kind = TokenizePart if kind == "tokenize" else WriteShard
-    required = plan.requires() if kind == "tokenize" else Publish(recipe).requires()
-    share = [stage for stage in required if isinstance(stage, of_kind)][number - 1 :: of]
+    every = parts
+    if kind == "pack":
+        every = [stage for stage in Publish(recipe).requires() if isinstance(stage, WriteShard)]
+    share = every[number - 1 :: of]
     left = [stage for stage in share if not stage.is_done()]
     for stage in left:
         stage.run()
@@ -294,7 +360,7 @@ def open_encoder(recipe: Recipe) -> engine_check.Verdict | None:
 
     A tokenizer that is still to be trained is opened by TrainTokenizer.
     """
-    if not recipe.has_tokenizer or all(stage.is_done() for stage in Plan(recipe).requires()):
+    if not recipe.has_tokenizer or all(stage.is_done() for stage in _parts(recipe)):
         return None
     engine_check.encoder_of(recipe)
     return engine_check.verdict_of(recipe)
@@ -302,8 +368,4 @@ def open_encoder(recipe: Recipe) -> engine_check.Verdict | None:
 
 def has_plan(folder: Path) -> bool:
     """Return whether `folder` holds the receipt of a plan and all files it lists, at their recorded sizes."""
-    try:
-        sizes = read_receipt(folder / "plan.json")["files"]
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
-    except (PackError, KeyError, TypeError, AttributeError, OSError):
-        return False
+    return has_listed(folder / "plan.json")

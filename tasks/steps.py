@@ -1,4 +1,4 @@
-"""The steps of a run that any process on any machine can take: one part to tokenize, one shard to write.
+"""The steps of a run that any process on any machine can take: a part to tokenize, a group to plan, a shard to write.
 
     Recipe ─stages.py─▶ Step, under 4 KB ─pickle─▶ another process ─run─▶ data, then its receipt ─▶ Outcome
 
@@ -20,10 +20,13 @@ import pyarrow as pa
 from tasks.core.error_messages import to_pack_error
 from tasks.core.errors import DataError, PackError, StorageError
 from tasks.core.process import peak_memory
-from tasks.corpus.publish import dropped, write_planned_shard
+from tasks.corpus.publish import write_planned_shard
+from tasks.packing.groups.dealt import DEAL
+from tasks.packing.groups.plan_group import files_of_group, group_receipt, plan_group
+from tasks.packing.plan import dropped
 from tasks.recipe import Recipe
 from tasks.sources.model import Part
-from tasks.storage.files import has_artifact, read_receipt, write_receipt
+from tasks.storage.files import has_artifact, has_listed, read_receipt, write_receipt
 from tasks.storage.paths import Layout
 from tasks.tokenization.engine_check import encoder_named
 from tasks.tokenization.tokenize_part import tokenize_part
@@ -113,6 +116,38 @@ class Tokenize(Step):
         return tokenize_part(
             self.part, encoder, recipe.template, recipe.config, *self.outputs(), on_batch=progress.tokenized
         )
+
+
+@dataclass(frozen=True)
+class PlanGroup(Step):
+    """Plan one group of a corpus whose parts are tokenized and dealt."""
+
+    root: Path
+    plan_folder: Path
+    group: int
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Send absolute paths: another process may be in another folder."""
+        return vars(self) | {name: getattr(self, name).absolute() for name in ("root", "plan_folder")}
+
+    @property
+    def place(self) -> str:
+        return f"group {self.group:,} of the plan"
+
+    def outputs(self) -> tuple[Path, Path]:
+        return files_of_group(self.plan_folder, self.group)["plan"], group_receipt(self.plan_folder, self.group)
+
+    def is_done(self) -> bool:
+        return has_listed(self.outputs()[1])
+
+    def work(self, progress: Progress) -> dict[str, Any]:
+        layout = Layout(self.root)
+        try:
+            return plan_group(layout, self.plan_folder, self.group)
+        except (pa.ArrowException, ValueError, IndexError):
+            parts = read_receipt(self.plan_folder / DEAL)["parts"]
+            check_token_files(layout, [key for *_, key in parts], self.plan_folder)
+            raise
 
 
 @dataclass(frozen=True)

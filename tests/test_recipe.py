@@ -148,14 +148,22 @@ def test_how_groups_are_cut_changes_the_key_of_a_corpus_that_may_have_several(
         (512 * 1_000_000 + 512, ONE_PLAN, 1),
         (8 << 20, 1, 1),
         ((8 << 20) + 1, 1, 2),
-        (1 << 40, 1_000_000, 256),
+        (1 << 40, 1_000_000, 2148),
     ],
 )
 def test_groups_are_limited_by_the_bytes_of_the_sources_and_by_shards(
     bytes_: int, plan_group: int, expected: int, tmp_path: Path
 ) -> None:
     made = recipe(tmp_path, plan_group=plan_group)
-    assert replace(made, files=(replace(made.files[0], bytes=bytes_),)).most_groups == expected
+    made = replace(made, files=(replace(made.files[0], bytes=bytes_),))
+    assert made.most_groups == expected
+    shards = -(-bytes_ // (32 << 20))
+    assert made.shards["train"] == (max(2, shards) if expected > 1 else min(256, max(shards, 1 + (bytes_ > 8 << 20))))
+    held = replace(made, config=made.config.model_copy(update={"validation": 1e-9}))
+    assert held.shards["validation"] == expected, "each group fills a shard of its own"
+    one_plan = replace(made, config=made.config.model_copy(update={"duplicates": "drop"}))
+    assert one_plan.most_groups == 1
+    assert one_plan.shards["train"] <= 256
 
 
 def test_a_plan_belongs_to_its_parts_and_names(tmp_path: Path) -> None:
@@ -361,7 +369,7 @@ def test_layout() -> None:
         (1, 0.001, (1, 1)),
         (8 << 20, 0.0, (1, 0)),
         ((8 << 20) + 1, 0.5, (2, 1)),
-        (1 << 40, 0.1, (256, 26)),
+        (1 << 40, 0.1, (32768, 3277)),
     ],
 )
 def test_shards_follow_from_the_sources(

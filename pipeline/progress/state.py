@@ -12,7 +12,13 @@ import numpy as np
 from pipeline.progress import counters, time_left
 
 # Label of each stage, and the task that it stands for.
-_ROWS = {"tokenizer": "TrainTokenizer", "tokens": "TokenizePart", "plan": "PlanPacking", "shards": "WriteShard"}
+_ROWS = {
+    "tokenizer": "TrainTokenizer",
+    "tokens": "TokenizePart",
+    "groups": "PlanGroup",
+    "plan": "PlanPacking",
+    "shards": "WriteShard",
+}
 
 
 @dataclass(frozen=True)

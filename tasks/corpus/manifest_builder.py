@@ -41,7 +41,7 @@ def build_manifest(
         "format_version": FORMAT_VERSION[config.packing],
         "name": config.name,
         "key": recipe.corpus_key,
-        "key_version": VERSIONS["corpus"],
+        "key_version": recipe.key_version,
         "texts_version": VERSIONS["texts"],
         "corpus": recipe.layout.corpus_name(config.name, recipe.corpus_key),
         "sequence_length": config.sequence_length,

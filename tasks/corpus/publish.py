@@ -14,10 +14,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.core.errors import StorageError
 from tasks.corpus.dataset_card import CARD, dataset_card
 from tasks.corpus.manifest_builder import build_manifest, publish, with_file
 from tasks.corpus.shards import write_conversations, write_shard
+from tasks.packing.groups.deal import place_of_shard
+from tasks.packing.groups.plan_group import files_of_group
+from tasks.packing.plan import dropped
 from tasks.recipe import Recipe
 from tasks.storage.arrow import to_numpy, xxh3_of
 from tasks.storage.files import copy_file, read_receipt, sha256_of, to_json, write_bytes
@@ -41,7 +43,11 @@ def write_planned_shard(
     `special` has the ids of EOS and padding; without them, the shard has format 2.0. Returns the shard's receipt.
     """
     facts = read_receipt(plan_folder / "plan.json")
-    with _open_plan(plan_folder, shard, facts["placements"][shard]) as plan:
+    name, number = "plan.arrow", shard
+    if "groups" in facts:
+        group, number = place_of_shard(shard, facts["groups"], facts["shards"])
+        name = files_of_group(plan_folder, group)["plan"].name
+    with _open_plan(plan_folder, name, number, facts["placements"][shard]) as plan:
         used = set(to_numpy(plan.column("part")).tolist())
         tokens = TokenFiles([file if number in used else None for number, file in enumerate(token_files)])
         if special is None:
@@ -50,12 +56,12 @@ def write_planned_shard(
 
 
 @contextmanager
-def _open_plan(folder: Path, shard: int, checksum: str) -> Iterator[pa.RecordBatch]:
+def _open_plan(folder: Path, name: str, number: int, checksum: str) -> Iterator[pa.RecordBatch]:
     """Open the placements of a shard. Raises StorageError, and drops the plan, if they are not as they were written."""
-    path = folder / "plan.arrow"
+    path = folder / name
     with ExitStack() as stack:
         try:
-            plan = pa.ipc.open_file(stack.enter_context(pa.memory_map(str(path)))).get_batch(shard)
+            plan = pa.ipc.open_file(stack.enter_context(pa.memory_map(str(path)))).get_batch(number)
             found = xxh3_of(plan)
         except (pa.ArrowException, OSError, IndexError):
             found = ""
@@ -69,16 +75,6 @@ def _check_plan(folder: Path, checksums: dict[str, str]) -> None:
     for name, expected in checksums.items():
         if not (folder / name).is_file() or sha256_of(folder / name) != expected:
             raise dropped(folder, folder / name, folder / "plan.json")
-
-
-def dropped(plan_folder: Path, damaged: Path, receipt: Path) -> StorageError:
-    """Remove the receipt of a damaged file and those of all shards, so that the next run makes them again.
-
-    Returns the error to raise.
-    """
-    for each in (receipt, *plan_folder.glob("shard-*.json")):
-        each.unlink(missing_ok=True)
-    return StorageError("damaged_artefact", f"{damaged}: damaged since it was written; run again to rebuild it")
 
 
 def files_beside(recipe: Recipe) -> dict[str, Path | bytes]:

@@ -215,54 +215,41 @@ def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
 # -- conversations ---------------------------------------------------------------------------------------------------
 
 
-_DIGEST = np.dtype([("digest", "u8"), ("number", "i8")])
+_PLACE = np.dtype([("digest", "u8"), ("source", "i4"), ("record", "i8")])
 
-_RANGE = 1 << 20  # conversations of a range of digests, about
+_RANGE = 1 << 20  # places of a range of digests, about
 
 
 class _Side:
-    """The packed conversations of one corpus, in source order, numbered from 0. Its index is read in batches."""
+    """The packed conversations of one corpus, by source and record. Its index is read in batches, in any order."""
 
     def __init__(self, manifest: Manifest, folder: Path):
         self.manifest = manifest
         self.folder = folder
 
-    def places(self) -> Iterator[pa.RecordBatch]:
-        """Yield the first place of each packed conversation; the index lists these first, in source order."""
-        before, last = (-1, -1), (-1, -1)  # source and record of the entry and of the place before
-        for batch in self._batches():
-            source, record = batch.column("source").to_numpy(), batch.column("record").to_numpy()
-            earlier = _shifted(source, before[0]), _shifted(record, before[1])
-            back = (source < earlier[0]) | ((source == earlier[0]) & (record < earlier[1]))
-            end = int(back.argmax()) if back.any() else len(back)  # further copies and epochs follow
-            placed = np.flatnonzero(batch.column("row").is_valid().to_numpy(zero_copy_only=False)[:end])
-            if len(placed):
-                keys = source[placed], record[placed]
-                is_first = (keys[0] != _shifted(keys[0], last[0])) | (keys[1] != _shifted(keys[1], last[1]))
-                yield batch.take(pa.array(placed[is_first]))
-                last = int(keys[0][-1]), int(keys[1][-1])
-            if end < len(back):
-                return
-            before = int(source[-1]), int(record[-1])
-
     def digests(self, ranges: int) -> Partitions:
-        """Return the digests and numbers of all packed conversations by range of digests."""
-        found, top = Partitions(ranges, _DIGEST), 0
-        for places in self.places():
-            rows = np.empty(places.num_rows, _DIGEST)
-            rows["digest"], rows["number"] = places.column("digest").to_numpy(), np.arange(top, top + len(rows))
+        """Return the places of all packed conversations by range of digests; copies of one are in the same range."""
+        found = Partitions(ranges, _PLACE)
+        for batch in self._batches():
+            placed = batch.filter(batch.column("row").is_valid())
+            rows = np.empty(placed.num_rows, _PLACE)
+            for name in _PLACE.names or ():
+                rows[name] = placed.column(name).to_numpy()
+            rows = rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]  # pieces of one are neighbors
             found.add((rows["digest"] >> np.uint64(32)).astype(np.int64) * ranges >> 32, rows)
-            top += len(rows)
         return found
 
-    def moved(self, numbers: np.ndarray, other: _Side) -> list[Moved]:
-        """Describe conversations of this side, given by number, that the other side does not have packed."""
-        rows: list[dict[str, Any]] = []
-        top = 0
-        for places in self.places() if len(numbers) else ():
-            inside = slice(*np.searchsorted(numbers, [top, top + places.num_rows]).tolist())
-            rows += places.take(pa.array(numbers[inside] - top)).to_pylist()
-            top += places.num_rows
+    def moved(self, wanted: np.ndarray, other: _Side) -> list[Moved]:
+        """Describe conversations of this side, given by place, that the other side does not have packed."""
+        found: dict[tuple[int, int], dict[str, Any]] = {}
+        keys = set(zip(wanted["source"].tolist(), wanted["record"].tolist(), strict=True))
+        records = pa.array(np.unique(wanted["record"]))
+        for batch in self._batches() if keys else ():
+            chosen = pc.and_(batch.column("row").is_valid(), pc.is_in(batch.column("record"), records))
+            for row in batch.filter(chosen).to_pylist():
+                if (key := (row["source"], row["record"])) in keys:
+                    found.setdefault(key, row)
+        rows = [found[key] for key in sorted(found)]
         reasons = other.reasons({row["digest"] for row in rows})
         texts = [""] * len(rows)
         if self.manifest.format_version == "3.0":
@@ -304,21 +291,22 @@ class _Side:
         return open_tokenizer(self.manifest, self.folder)
 
 
-def _shifted(values: np.ndarray, first: int) -> np.ndarray:
-    """Return for each value the one before it."""
-    return np.concatenate([[first], values[:-1]])
-
-
 def _missing(one: _Side, other: _Side) -> tuple[np.ndarray, np.ndarray]:
-    """Return the numbers of the conversations of each side that the other side lacks, ascending."""
-    most = max(side.manifest.ledger.conversations.packed for side in (one, other))
+    """Return the places of the conversations of each side that the other side lacks."""
+    most = max(side.manifest.ledger.pieces.packed for side in (one, other))
     ranges = max(1, -(-most // _RANGE))
-    went, came = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    went, came = [np.empty(0, _PLACE)], [np.empty(0, _PLACE)]
     with one.digests(ranges) as first, other.digests(ranges) as second:
-        for mine, theirs in zip(first, second, strict=True):
-            went.append(mine["number"][_without(mine["digest"], theirs["digest"])])
-            came.append(theirs["number"][_without(theirs["digest"], mine["digest"])])
-    return np.sort(np.concatenate(went)), np.sort(np.concatenate(came))
+        for mine, theirs in zip(map(_once, first), map(_once, second), strict=True):
+            went.append(mine[_without(mine["digest"], theirs["digest"])])
+            came.append(theirs[_without(theirs["digest"], mine["digest"])])
+    return np.concatenate(went), np.concatenate(came)
+
+
+def _once(rows: np.ndarray) -> np.ndarray:
+    """Return each place once, in source order."""
+    rows = rows[np.lexsort((rows["record"], rows["source"]))]
+    return rows[np.append(True, rows[1:] != rows[:-1])[: len(rows)]]
 
 
 def _without(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:

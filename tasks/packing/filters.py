@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from tasks.config import Config
-from tasks.packing.pieces import MOST_COMPARED, Accepted, check_count
+from tasks.packing.pieces import Accepted
 from tasks.storage.schemas import drop_code
 from tasks.storage.token_files import TokenColumns
 
@@ -28,7 +28,6 @@ def filter_conversations(accepted: Accepted, tokens: TokenColumns, config: Confi
         if most is not None:
             accepted.reason[(values > most) & (accepted.reason == 0)] = drop_code(f"max_{name}")
     if config.duplicates == "drop":
-        check_count(len(accepted.length), f"{config.name}: duplicates: drop compares", MOST_COMPARED)
         _drop_duplicates(accepted, tokens)
 
 

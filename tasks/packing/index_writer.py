@@ -33,8 +33,16 @@ _BATCH = 1 << 16
 class IndexWriter:
     """Write the index, packing by packing."""
 
-    def __init__(self, out: pa.ipc.RecordBatchStreamWriter, tokens: TokenColumns, recipe: Recipe, schema: pa.Schema):
+    def __init__(
+        self,
+        out: pa.ipc.RecordBatchStreamWriter,
+        tokens: TokenColumns,
+        recipe: Recipe,
+        shards: dict[str, range],
+        schema: pa.Schema,
+    ):
         self._out, self._tokens, self._recipe, self._schema = out, tokens, recipe, schema
+        self._shards = shards
         self._reasons = DROP_REASONS if schema is INDEX_SCHEMA else SAMPLE_DROP_REASONS
         self._sources = source_numbers(recipe)
         self._splits = split_names(recipe.config.epochs)
@@ -102,19 +110,23 @@ class IndexWriter:
 
     def _split_of(self, shard: np.ndarray, placed: Placed) -> tuple[np.ndarray, np.ndarray]:
         """Return the number of the split, int8, and of the shard within it, int32."""
-        shards = [self._recipe.shards[split] for split in placed.rows_of_splits]
-        firsts = np.cumsum([0, *shards])
+        shards = [self._shards[split] for split in placed.rows_of_splits]
+        firsts = np.cumsum([0, *map(len, shards)])
         within = np.searchsorted(firsts[1:], shard, side="right")
         numbers = np.array([self._splits.index(split) for split in placed.rows_of_splits], np.int8)
-        return numbers[within], as_int32(shard - firsts[within], "shards")
+        starts = np.array([own.start for own in shards])
+        return numbers[within], as_int32(shard - firsts[within] + starts[within], "shards")
 
 
 @contextmanager
-def index_writer(path: Path, tokens: TokenColumns, recipe: Recipe, with_turns: bool) -> Iterator[IndexWriter]:
+def index_writer(
+    path: Path, tokens: TokenColumns, recipe: Recipe, shards: dict[str, range], with_turns: bool
+) -> Iterator[IndexWriter]:
     """Open the index at `path` for writing, with a column `turn` if a conversation has several samples.
 
-    The file appears when the block ends without an error.
+    `shards` are the numbers of the shards that are filled, by split. The file appears when the block ends without an
+    error.
     """
     schema = index_schema(with_turns)
     with atomic_file(path) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as writer:
-        yield IndexWriter(writer, tokens, recipe, schema)
+        yield IndexWriter(writer, tokens, recipe, shards, schema)

@@ -1,21 +1,23 @@
 """Account for every conversation and token; an unbalanced ledger fails the run.
 
-Accepted, Pieces ─tally─▶ sums per source and split, first copies and further copies apart ─▶ figures
+Accepted, Pieces ─take_account─▶ Account: sums per source and split, first copies and further copies apart ─▶ figures
+
+The accounts of groups (groups/) add up to that of a corpus.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
 from tasks.config import Config
 from tasks.conversations.keys.unused import sum_counts
+from tasks.packing.bin_packing import ALGORITHM
 from tasks.packing.pieces import CHUNK, Accepted, Pieces, piece_counts
-from tasks.packing.placement import Placed
-from tasks.packing.rejects import Rejected
 from tasks.recipe import Recipe
 from tasks.storage.manifest import Ledger
 from tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
@@ -49,6 +51,11 @@ class Tally:
         found: np.ndarray = getattr(self, name).sum(axis=2) @ self.times
         return found
 
+    def columns(self) -> np.ndarray:
+        """Return all sums: int64[sources, 16]."""
+        sums = (self.pieces, self.places, self.trained, self.separators)
+        return np.concatenate([each.reshape(len(each), 4) for each in sums], axis=1)
+
 
 def tally(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Tally:
     """Sum up the pieces of each source, in constant memory."""
@@ -61,8 +68,13 @@ def tally(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Tally:
             group += 2 * accepted.held_out[found.conversation] + further
             for at, values in enumerate((None, found.length, pieces.trained(chunk, tokens), found.separator)):
                 sums[at] += np.bincount(group, values, minlength=sums.shape[1])
-    count, places, trained, separators = sums.astype(np.int64).reshape(4, -1, 2, 2)
-    return Tally(count, places, trained, separators, np.array([recipe.config.epochs, 1]))
+    return _tally_of(sums.astype(np.int64).reshape(4, -1, 4), recipe.config)
+
+
+def _tally_of(sums: np.ndarray, config: Config) -> Tally:
+    """Return a tally of int64[4, sources, 4]."""
+    pieces, places, trained, separators = sums.reshape(4, -1, 2, 2)
+    return Tally(pieces, places, trained, separators, np.array([config.epochs, 1]))
 
 
 @dataclass(slots=True)
@@ -79,6 +91,13 @@ class Losses:
     tokens_dropped: int = 0
     tokens_truncated: int = 0
     tokens_rejected: int = 0
+
+    def add(self, other: dict[str, Any]) -> None:
+        """Add the losses of a group, as a dict."""
+        dropped = Counter(self.dropped) + Counter(other["dropped"])
+        self.dropped = {name: dropped[name] for name in DROP_REASONS if dropped[name] or name == "too_long"}
+        for name in ("truncated", "split", "pieces", "tokens_dropped", "tokens_truncated", "tokens_rejected"):
+            setattr(self, name, getattr(self, name) + other[name])
 
 
 def count_losses(pieces: Pieces, config: Config) -> Losses:
@@ -114,11 +133,9 @@ def _conversations(samples: np.ndarray, accepted: Accepted) -> int:
     return len(np.unique(accepted.samples.first_of(samples)))
 
 
-def count_samples(pieces: Pieces, tokens: TokenColumns) -> dict[str, Any] | None:
-    """Count the samples and the prompt tokens that they repeat; None if every conversation is one sample."""
+def count_samples(pieces: Pieces, tokens: TokenColumns) -> dict[str, Any]:
+    """Count the samples and the prompt tokens that they repeat."""
     accepted = pieces.accepted
-    if not accepted.samples.several:
-        return None
     counts = np.bincount(accepted.reason, minlength=REJECTED + 1).tolist()
     dropped = zip(SAMPLE_DROP_REASONS, counts[1:], strict=False)
     return {
@@ -149,26 +166,89 @@ def repeated_prompt_tokens(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
     return repeated
 
 
-def make_ledger(
-    receipts: list[dict[str, Any]],
-    pieces: Pieces,
-    sums: Tally,
-    lost: Losses,
-    rejects: list[Rejected],
-    places: int,
-    samples: dict[str, Any] | None = None,
-) -> Ledger:
-    """Build the manifest's ledger.
+@dataclass(slots=True)
+class Account:
+    """What became of the conversations and tokens of a corpus or of a group."""
+
+    tally: Tally
+    lost: Losses
+    # int64[sources, 4]: conversations without a trained token in a row, their tokens; conversations of a pass over the
+    # training split, and their copies
+    of_sources: np.ndarray
+    packed: int  # conversations
+    samples: dict[str, Any] | None  # None if every conversation is one sample
+
+    @classmethod
+    def empty(cls, recipe: Recipe) -> Account:
+        """Return an account to which those of groups are added."""
+        sources = len(recipe.files)
+        tally = _tally_of(np.zeros((4, sources, 4), np.int64), recipe.config)
+        return cls(tally, Losses({"too_long": 0}), np.zeros((sources, 4), np.int64), 0, None)
+
+    @property
+    def in_train(self) -> int:
+        """Return the conversations of the training split."""
+        return int(self.of_sources[:, 2].sum())
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the account of a group, without the sources that it has nothing of."""
+        columns = np.concatenate([self.tally.columns(), self.of_sources], axis=1)
+        own = np.flatnonzero(columns.any(axis=1))
+        return {
+            "sources": own.tolist(),
+            "sums": columns[own].tolist(),
+            "lost": asdict(self.lost),
+            "packed": self.packed,
+            "samples": self.samples,
+        }
+
+    def add(self, group: dict[str, Any], config: Config) -> None:
+        """Add the account of a group, from `to_json`."""
+        own, columns = group["sources"], self.tally.columns()
+        sums = np.array(group["sums"], np.int64).reshape(len(own), 20)
+        columns[own] += sums[:, :16]
+        self.tally = _tally_of(columns.reshape(-1, 4, 4).swapaxes(0, 1), config)
+        self.of_sources[own] += sums[:, 16:]
+        self.lost.add(group["lost"])
+        self.packed += group["packed"]
+        if group["samples"]:
+            self.samples = _added(self.samples or {}, group["samples"])
+
+
+def _added(samples: dict[str, Any], group: dict[str, Any]) -> dict[str, Any]:
+    dropped = Counter(samples.get("dropped", {})) + Counter(group["dropped"])
+    counts = {name: samples.get(name, 0) + value for name, value in group.items() if name != "dropped"}
+    return counts | {"dropped": {name: dropped[name] for name in SAMPLE_DROP_REASONS if dropped[name]}}
+
+
+def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, lost: Losses) -> Account:
+    """Count what is packed, and what `lost` does not have of what is not."""
+    accepted, edges, left = pieces.accepted, _source_edges(recipe, pieces.accepted), pieces.accepted.left()
+    of_sources = np.zeros((len(recipe.files), 4), np.int64)
+    for number in range(len(recipe.files)):
+        inside = slice(edges[number], edges[number + 1])
+        late = np.flatnonzero(accepted.reason[inside] == REJECTED) + edges[number]
+        chosen = left[inside] & ~accepted.held_out[inside]
+        count = int(np.count_nonzero(chosen))
+        copies = count if pieces.copies is None else int(pieces.copies[inside][chosen].sum(dtype=np.int64))
+        of_sources[number] = _conversations(late, accepted), int(accepted.encoded(late).sum()), count, copies
+    samples = count_samples(pieces, tokens) if accepted.samples.several else None
+    return Account(tally(pieces, tokens, recipe), lost, of_sources, int(np.count_nonzero(left)), samples)
+
+
+def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], places: int) -> Ledger:
+    """Build the manifest's ledger. `receipts` are those of the token files, `rejected` conversations by reason.
 
     `places` is rows × sequence_length, or 0 without packing. Raises DataError if it does not balance.
     """
+    sums, lost, samples = account.tally, account.lost, account.samples
     packed = sums.total("places")
     repeated = packed - sums.total("separators") - (sums.once("places") - sums.once("separators"))
     values = {
         "conversations": {
             "read": sum(receipt["conversations"] for receipt in receipts),
-            "packed": int(np.count_nonzero(pieces.accepted.left())),
-            "rejected": dict(sorted(Counter(reject.reason for reject in rejects).items())),
+            "packed": account.packed,
+            "rejected": dict(sorted(rejected.items())),
             "dropped": lost.dropped,
             "truncated": lost.truncated,
             "split": lost.split,
@@ -191,19 +271,17 @@ def make_ledger(
     return ledger
 
 
-def packing_metadata(config: Config, sums: Tally, placed: list[Placed], algorithm: str) -> dict[str, Any]:
+def packing_metadata(config: Config, sums: Tally, rows: int, bounds: Sequence[tuple[int, str]]) -> dict[str, Any]:
     """Compute how full the rows are, and compare their number with the lower bound.
 
-    The figures are summed over the splits.
+    `bounds` are those of all splits, with their names.
     """
-    rows = sum(block.rows for block in placed)
-    bounds = [bound for block in placed for bound in block.lower_bounds]
     bound = sum(rows for rows, _ in bounds)
     places = rows * config.sequence_length
     per_row = round(sums.total("pieces") / rows, 4)
     return {
         "enabled": config.packing,
-        "algorithm": algorithm,
+        "algorithm": ALGORITHM if config.packing else "one conversation a row",
         "rows": rows,
         "lower_bound_rows": bound,
         "lower_bound": ", ".join(sorted({name for _, name in bounds if name})),
@@ -214,17 +292,15 @@ def packing_metadata(config: Config, sums: Tally, placed: list[Placed], algorith
     }
 
 
-def source_facts(recipe: Recipe, receipts: list[dict[str, Any]], pieces: Pieces, sums: Tally) -> list[dict[str, Any]]:
+def source_facts(recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account) -> list[dict[str, Any]]:
     """Summarize what each source file contributed."""
-    accepted, numbers = pieces.accepted, source_numbers(recipe)
-    trained, edges = sums.of_sources("trained"), _source_edges(recipe, accepted)
-    found = []
-    for index, file in enumerate(recipe.files):
-        own = [receipt for receipt, number in zip(receipts, numbers, strict=True) if number == index]
-        late = np.flatnonzero(accepted.reason[edges[index] : edges[index + 1]] == REJECTED) + edges[index]
-        read = sum(receipt["conversations"] for receipt in own)
-        taken = sum(receipt["accepted"] for receipt in own) - _conversations(late, accepted)
-        tokens = sum(receipt["tokens"] for receipt in own) - int(accepted.encoded(late).sum())
+    trained, found = account.tally.of_sources("trained").tolist(), []
+    given = np.zeros((len(recipe.files), 3), np.int64)
+    for receipt, number in zip(receipts, source_numbers(recipe), strict=True):
+        given[number] += [receipt[name] for name in ("conversations", "accepted", "tokens")]
+    for index, (file, own) in enumerate(zip(recipe.files, given.tolist(), strict=True)):
+        read, accepted, tokens = own
+        late, late_tokens = account.of_sources[index, :2].tolist()
         found.append(
             {
                 "path": file.name,
@@ -233,16 +309,16 @@ def source_facts(recipe: Recipe, receipts: list[dict[str, Any]], pieces: Pieces,
                 "bytes": file.bytes,
                 "sha256": file.sha256,
                 "conversations": read,
-                "accepted": taken,
-                "rejected": read - taken,
-                "tokens": tokens,
-                "trained_tokens": int(trained[index]),
+                "accepted": accepted - late,
+                "rejected": read - accepted + late,
+                "tokens": tokens - late_tokens,
+                "trained_tokens": trained[index],
             }
         )
     return found
 
 
-def unused_keys(recipe: Recipe, receipts: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+def unused_keys(recipe: Recipe, receipts: Sequence[dict[str, Any]]) -> dict[str, dict[str, int]]:
     """Return how often each unused key occurred, by source, for sources that have some.
 
     The receipts of an earlier version do not count them.
@@ -253,20 +329,19 @@ def unused_keys(recipe: Recipe, receipts: list[dict[str, Any]]) -> dict[str, dic
     return {name: counts for name, own in parts.items() if (counts := sum_counts(own))}
 
 
-def mixture_facts(recipe: Recipe, pieces: Pieces, sums: Tally) -> list[dict[str, Any]]:
+def mixture_facts(recipe: Recipe, account: Account) -> list[dict[str, Any]]:
     """Summarize what each entry of `sources` contributes to a pass over `train`."""
-    accepted, edges, left = pieces.accepted, _source_edges(recipe, pieces.accepted), pieces.accepted.left()
     facts: list[dict[str, Any]] = [
         {"path": source.path, "weight": source.weight, "limit": source.limit}
         | dict.fromkeys(("conversations", "copies", "tokens", "trained_tokens"), 0)
         for source in recipe.config.sources
     ]
+    sums = account.tally
     for number, file in enumerate(recipe.files):
-        inside = slice(edges[number], edges[number + 1])
-        chosen = left[inside] & ~accepted.held_out[inside]
-        fact, count = facts[file.entry], int(np.count_nonzero(chosen))
+        fact = facts[file.entry]
+        count, copies = account.of_sources[number, 2:].tolist()
         fact["conversations"] += count
-        fact["copies"] += count if pieces.copies is None else int(pieces.copies[inside][chosen].sum(dtype=np.int64))
+        fact["copies"] += copies
         fact["tokens"] += int(sums.places[number, 0].sum())
         fact["trained_tokens"] += int(sums.trained[number, 0].sum())
     for name in ("tokens", "trained_tokens"):

@@ -19,7 +19,7 @@ from tasks.config import Config
 from tasks.core.errors import DataError, UsageError
 from tasks.core.int32 import MOST, as_int32
 from tasks.core.seeded_order import order_of_contents
-from tasks.packing.pieces import MOST_COMPARED, Pieces, check_count
+from tasks.packing.pieces import Pieces
 from tasks.packing.placement import hold_out_at_least_one
 from tasks.recipe import Recipe
 from tasks.storage.schemas import drop_code
@@ -37,8 +37,11 @@ def mix(pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> Pieces:
     config, accepted = recipe.config, pieces.accepted
     if not is_mixed(config):
         return pieces
-    what = "weighting: token_share orders" if config.weighting == "token_share" else "weights and limits order"
-    check_count(len(accepted.length), f"{config.name}: {what}", MOST_COMPARED)
+    if not config.view_of_all:  # whole weights: no order is needed, nor what other conversations there are
+        weights = np.array([int(config.sources[part.file.entry].weight) for part in recipe.parts], np.uint16)
+        copies = np.repeat(weights, np.diff(accepted.edges))
+        copies[accepted.held_out] = 1
+        return _copied(pieces, copies)
     orders = _orders(pieces, tokens, recipe)
     # A limit may have left all conversations in one split.
     hold_out_at_least_one(accepted.held_out, accepted.reason == 0, lambda: tokens.column("digest"), config.validation)

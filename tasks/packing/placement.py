@@ -1,6 +1,6 @@
-"""Assign each piece a row and a start, separately for each group of each split (groups.py).
+"""Assign each piece a row and a start, separately for each split of the corpus or of a group (groups/).
 
-    pieces of a group ─pack─▶ rows ─shuffle─▶ (row, start) ─▶ the shards of the group
+    pieces of a split ─pack─▶ rows ─shuffle─▶ (row, start) ─▶ the shards of the split
 
     all pieces ─place─▶ train, validation        pieces of the training split ─repack─▶ train_epoch_2, …
 
@@ -22,7 +22,6 @@ import numpy as np
 from tasks.config import Config
 from tasks.core.seeded_order import GROUP, shuffle
 from tasks.packing import bin_packing
-from tasks.packing.groups import ONE_GROUP, Groups, shards_of
 from tasks.packing.row_companions import Companions
 from tasks.storage.splits import SPLITS
 
@@ -36,6 +35,7 @@ class Placed:
     edges: np.ndarray  # int64[shards + 1], rows before each shard
     rows_of_splits: dict[str, int]
     lower_bounds: list[tuple[int, str]]  # per split: rows, and the name of the bound
+    counts: list[np.ndarray]  # per split: int64[sequence_length + 1], pieces of each length; zeros without packing
 
     @property
     def rows(self) -> int:
@@ -46,22 +46,20 @@ class Placed:
         return np.searchsorted(self.edges[1:], self.row[chosen], side="right")
 
 
-def place(
-    lengths: np.ndarray, held_out: np.ndarray, groups: dict[str, Groups], config: Config, shards: dict[str, int]
-) -> Placed:
-    """Pack each group of each split and distribute its rows, in seeded order, over its shards.
+def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dict[str, int], group: int = 0) -> Placed:
+    """Pack each split and distribute its rows, in seeded order, over its shards.
 
-    `lengths` are int32[pieces].
+    `lengths` are int32[pieces]. The order of rows depends on the number of the group.
     """
     if not held_out.any():
-        train = _place_split("train", lengths, groups["train"], config, shards["train"])
-        nothing = _place_split("validation", lengths[:0], ONE_GROUP, config, shards["validation"])
+        train = _place_split("train", lengths, config, shards["train"], group)
+        nothing = _place_split("validation", lengths[:0], config, shards["validation"], group)
         return _joined([train, nothing], train.row, train.start)
     row, start = np.empty(len(lengths), np.int32), np.empty(len(lengths), np.int32)
     placed: list[Placed] = []
     for number, split in enumerate(SPLITS):
         chosen = held_out == bool(number)
-        own = _place_split(split, lengths[chosen], groups[split], config, shards[split])
+        own = _place_split(split, lengths[chosen], config, shards[split], group)
         own.row += placed[0].rows if placed else 0
         row[chosen], start[chosen] = own.row, own.start
         placed.append(own)
@@ -71,24 +69,17 @@ def place(
 def repack(
     lengths: np.ndarray,
     of: np.ndarray,
-    groups: Groups,
-    companions: list[Companions],
+    companions: Companions,
     config: Config,
     epoch: int,
     split: str,
     shards: int,
+    group: int = 0,
 ) -> Placed:
-    """Pack the pieces of the training split (Pieces.of) again, for epoch 2 or later. `companions` are by group."""
-    return _place_split(split, lengths, groups, config, shards, epoch, of, companions)
-
-
-def remember(companions: list[Companions], placed: Placed, of: np.ndarray, groups: Groups, shards: int) -> None:
-    """Add the rows of one more packing of the training split to the companions of each group."""
-    for group, own in enumerate(companions):
-        inside, members = shards_of(group, groups.count, shards), groups.members(group)
-        first, last = placed.edges[inside.start], placed.edges[inside.stop]
-        row = placed.row[members]
-        own.remember(row - np.int32(first) if first else row, of[members], int(last - first))
+    """Pack the pieces of the training split (Pieces.of) again, for epoch 2 or later."""
+    packed = pack_group(lengths, config, split, epoch, group)
+    companions.separate(packed.row, packed.start, of, lengths, packed.rows)
+    return _placed(packed, split, shards)
 
 
 def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
@@ -99,44 +90,26 @@ def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
         np.concatenate([first.edges, first.rows + second.edges[1:]]),
         first.rows_of_splits | second.rows_of_splits,
         first.lower_bounds + second.lower_bounds,
+        first.counts + second.counts,
     )
 
 
-def _place_split(
-    split: str,
-    lengths: np.ndarray,
-    groups: Groups,
-    config: Config,
-    shards: int,
-    epoch: int = 1,
-    of: np.ndarray | None = None,
-    companions: list[Companions] | None = None,
-) -> Placed:
-    row, start = (np.empty(len(lengths) if groups.count > 1 else 0, np.int32) for _ in range(2))
-    edges, counts, rows, bound = [0], np.zeros(config.sequence_length + 1, np.int64), 0, (0, "")
-    for group in range(groups.count):
-        members = groups.members(group)
-        own = lengths[members]
-        packed = pack_group(own, config, split, epoch, group)
-        if companions is not None and of is not None:
-            companions[group].separate(packed.row, packed.start, of[members], own, packed.rows)
-        if groups.count == 1:
-            row, start = packed.row, packed.start
-        else:
-            row[members], start[members] = packed.row + np.int32(rows), packed.start
-        inside = len(shards_of(group, groups.count, shards))
-        edges += (rows + np.arange(1, inside + 1) * packed.rows // max(inside, 1)).tolist()
-        counts += packed.counts
-        rows += packed.rows
-        bound = packed.bound
-    if groups.count > 1 and config.packing:
-        # That of all pieces together: the bounds of groups may add up to more than one plan needs.
-        bound = bin_packing.lower_bound(counts, config.sequence_length)
-    return Placed(row, start, np.array(edges, np.int64), {split: rows}, [bound if rows else (0, "")])
+def _place_split(split: str, lengths: np.ndarray, config: Config, shards: int, group: int) -> Placed:
+    return _placed(pack_group(lengths, config, split, 1, group), split, shards)
+
+
+def _placed(packed: PackedGroup, split: str, shards: int) -> Placed:
+    edges = np.arange(shards + 1) * packed.rows // max(shards, 1)
+    bound = packed.bound if packed.rows else (0, "")
+    return Placed(packed.row, packed.start, edges, {split: packed.rows}, [bound], [packed.counts])
+
+
+# The bound without packing.
+ALONE = "one conversation a row"
 
 
 class PackedGroup(NamedTuple):
-    """The rows of one group, numbered from 0."""
+    """The rows of one split of a group or of the corpus, numbered from 0."""
 
     row: np.ndarray  # int32[pieces]
     start: np.ndarray  # int32[pieces]
@@ -156,7 +129,7 @@ def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, grou
     stream = (1 if split == "validation" else epoch if epoch > 1 else 0) + group * GROUP
     if not config.packing:
         row, nothing = shuffle(len(lengths), config.seed, stream), np.zeros(capacity + 1, np.int64)
-        bound = len(lengths), "one conversation a row"
+        bound = len(lengths), ALONE
         return PackedGroup(row, np.zeros(len(lengths), np.int32), len(lengths), nothing, bound)
     counts, order = bin_packing.histogram(lengths, capacity), None
     patterns, bound = bin_packing.solve(counts, capacity)
@@ -170,6 +143,16 @@ def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, grou
         chunk = slice(top, top + bin_packing.CHUNK)
         row[chunk] = place_of[row[chunk]]
     return PackedGroup(row, start, patterns.rows, counts, bound)
+
+
+def bound_of(rows: int, counts: np.ndarray, config: Config) -> tuple[int, str]:
+    """Return the lower bound of all groups of a split with its name; `counts` are its pieces of each length.
+
+    The bounds of groups may add up to more than one plan needs.
+    """
+    if not config.packing:
+        return rows, ALONE
+    return bin_packing.lower_bound(counts, config.sequence_length) if rows else (0, "")
 
 
 def _other_patterns(

@@ -3,7 +3,8 @@
     columns ─filters─▶ ─overlong policy─▶ pieces ─limits, weights─▶ ─pack each split─▶ rows ─shuffle─▶ shards
                 └──────────────┴─────────────────────────┴─▶ rejected, dropped, truncated: counted
 
-Packing decisions depend on lengths only. All files are written to one folder, the receipt last:
+Packing decisions depend on lengths only. This is the plan of a corpus that is not planned in groups (groups/). All
+files are written to one folder, the receipt last:
 
     plan.arrow      IPC file; record batch s holds the pieces of shard s, by row and start (PLAN_SCHEMA)
     index.arrow     the place of every accepted conversation
@@ -11,15 +12,14 @@ Packing decisions depend on lengths only. All files are written to one folder, t
     plan.json       ledger, sources, packing figures: the receipt
 
 Memory: a constant plus 20 bytes per conversation, regardless of the number of token files and shards; up to 45 if
-conversations are held out, weighted, deduplicated, or repacked for further epochs; 2 more if there are several groups
-(bench/planning.py).
+conversations are held out, weighted, deduplicated, or repacked for further epochs (bench/planning.py).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,22 +31,20 @@ from tasks.core.errors import DataError, StorageError
 from tasks.core.int32 import as_int32
 from tasks.packing import bin_packing
 from tasks.packing.filters import filter_conversations
-from tasks.packing.groups import group_pieces
 from tasks.packing.index_writer import index_writer
 from tasks.packing.ledger import (
-    Losses,
+    Account,
     count_losses,
-    count_samples,
     make_ledger,
     mixture_facts,
     packing_metadata,
     source_facts,
-    tally,
+    take_account,
     unused_keys,
 )
 from tasks.packing.mixture import mix
-from tasks.packing.pieces import CHUNK, Accepted, Pieces, check_count, cut_overlong
-from tasks.packing.placement import Placed, hold_out_at_least_one, place, remember, repack
+from tasks.packing.pieces import CHUNK, MOST_COMPARED, Accepted, Pieces, check_count, cut_overlong
+from tasks.packing.placement import Placed, hold_out_at_least_one, place, repack
 from tasks.packing.rejects import Rejected, check_rejects, first_of_each, write_rejects
 from tasks.packing.row_companions import Companions
 from tasks.recipe import Recipe
@@ -71,52 +69,84 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     Raises DataError if too many conversations are rejected, if none is left to train on, or if one is too long and
     `overlong` is error. Raises StorageError if the checksum of a token file does not match its receipt.
     """
-    config = recipe.config
-    keys = [recipe.tokens_key(part) for part in recipe.parts]
-    receipts = [read_receipt(recipe.layout.token_receipt(key)) for key in keys]
-    files = [recipe.layout.token_file(key) for key in keys]
+    receipts = [read_receipt(recipe.layout.token_receipt(recipe.tokens_key(part))) for part in recipe.parts]
+    files = token_files(recipe)
     for file, receipt in zip(files, receipts, strict=True):
-        if digest_of(file, "xxh3") != receipt["xxh3"]:
-            raise StorageError("damaged_artefact", f"{file}: damaged (checksum mismatch); delete it and run again")
-    bases = _record_bases(recipe.parts, receipts)
+        check_token_file(file, receipt)
+    bases = record_bases(recipe.parts, receipts)
     tokens = TokenColumns(files, bases)
     pieces = select_pieces(tokens, recipe)
-    accepted = pieces.accepted
-    rejects = _rejects(receipts, bases, accepted, tokens, recipe)
-    write_rejects(folder / "rejects.jsonl", rejects, recipe)
+    late = late_rejects(pieces.accepted, tokens, recipe)
+    early = early_rejects(receipts, bases)
+    rejects = sorted([*early, *late], key=lambda reject: (reject.part, reject.record))
+    with atomic_file(folder / "rejects.jsonl") as out:
+        write_rejects(out, rejects, recipe)
+    rejected = Counter(reject.reason for reject in rejects)
     read = sum(receipt["conversations"] for receipt in receipts)
-    cut_off = int(np.count_nonzero(accepted.outcomes() == REJECTED))
-    check_rejects(rejects, cut_off, read, recipe, folder / "rejects.jsonl")
+    check_rejects(rejected, len(late), read, recipe, folder / "rejects.jsonl")
     pieces = mix(pieces, tokens, recipe)
-    lost = count_losses(pieces, config)
-    _check_left(pieces, lost, read, rejects, recipe, folder / "rejects.jsonl")
-    sums = tally(pieces, tokens, recipe)
-    placed, checksums = _write_blocks(folder, pieces, tokens, recipe)
-    places = sum(block.rows for block in placed) * config.sequence_length if config.packing else 0
-    receipt = {
-        "ledger": make_ledger(
-            receipts, pieces, sums, lost, rejects, places, count_samples(pieces, tokens)
-        ).model_dump(),
-        "packing_metadata": packing_metadata(
-            config, sums, placed, bin_packing.ALGORITHM if config.packing else "one conversation a row"
-        ),
-        "sources": source_facts(recipe, receipts, pieces, sums),
-        "mixture": mixture_facts(recipe, pieces, sums),
+    account = take_account(pieces, tokens, recipe, count_losses(pieces, recipe.config))
+    check_left(account, read, rejected, recipe, folder / "rejects.jsonl")
+    shards = {split: range(count) for split, count in recipe.shards.items()}
+    blocks = write_blocks(folder / "plan.arrow", folder / "index.arrow", pieces, tokens, recipe, shards)
+    facts = plan_facts(recipe, receipts, account, rejected, blocks)
+    facts["files"] = {name: (folder / name).stat().st_size for name in PLAN_FILES}
+    # A repair whose sources are gone finds the plan of a corpus by these checksums, and knows that it is complete.
+    facts["sha256"] = {name: sha256_of(folder / name) for name in PLAN_FILES}
+    return seal_plan(facts, recipe, folder)
+
+
+def token_files(recipe: Recipe) -> list[Path]:
+    return [recipe.layout.token_file(recipe.tokens_key(part)) for part in recipe.parts]
+
+
+def check_token_file(file: Path, receipt: dict[str, Any]) -> None:
+    if digest_of(file, "xxh3") != receipt["xxh3"]:
+        raise StorageError("damaged_artefact", f"{file}: damaged (checksum mismatch); delete it and run again")
+
+
+def dropped(plan_folder: Path, damaged: Path, receipt: Path) -> StorageError:
+    """Remove the receipt of a damaged file and those of all groups and shards, so that the next run makes them again.
+
+    Returns the error to raise.
+    """
+    for each in (receipt, *plan_folder.glob("group-*.json"), *plan_folder.glob("shard-*.json")):
+        each.unlink(missing_ok=True)
+    return StorageError("damaged_artefact", f"{damaged}: damaged since it was written; run again to rebuild it")
+
+
+def plan_facts(
+    recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], blocks: Blocks
+) -> dict[str, Any]:
+    """Return what the manifest and the shards need to know of a plan.
+
+    `receipts` are those of the token files. Raises DataError if the ledger does not balance.
+    """
+    config = recipe.config
+    rows_of_shards = [rows for own in blocks.rows.values() for rows in own]
+    rows = sum(rows_of_shards)
+    places = rows * config.sequence_length if config.packing else 0
+    return {
+        "ledger": make_ledger(receipts, account, rejected, places).model_dump(),
+        "packing_metadata": packing_metadata(config, account.tally, rows, blocks.bounds),
+        "sources": source_facts(recipe, receipts, account),
+        "mixture": mixture_facts(recipe, account),
         "noticed": noticed_in(receipts)
         | ({"unused_keys": unused} if (unused := unused_keys(recipe, receipts)) else {}),
-        "rows_of_shards": np.concatenate([np.diff(block.edges) for block in placed]).tolist(),
-        "placements": checksums,
+        "rows_of_shards": rows_of_shards,
+        "placements": [checksum for own in blocks.checksums.values() for checksum in own],
     }
-    receipt["files"] = {name: (folder / name).stat().st_size for name in PLAN_FILES}
-    # A repair whose sources are gone finds the plan of a corpus by these checksums, and knows that it is complete.
-    receipt["sha256"] = {name: sha256_of(folder / name) for name in PLAN_FILES}
-    receipt |= {"name": config.name, "corpus": recipe.corpus_key}
-    receipt["token_files"] = keys
-    write_receipt(folder / "plan.json", receipt)
-    return receipt
 
 
-def _record_bases(parts: tuple[Part, ...], receipts: list[dict[str, Any]]) -> list[int]:
+def seal_plan(facts: dict[str, Any], recipe: Recipe, folder: Path) -> dict[str, Any]:
+    """Commit a plan, and return its receipt."""
+    facts |= {"name": recipe.config.name, "corpus": recipe.corpus_key}
+    facts["token_files"] = [recipe.tokens_key(part) for part in recipe.parts]
+    write_receipt(folder / "plan.json", facts)
+    return facts
+
+
+def record_bases(parts: Sequence[Part], receipts: Sequence[dict[str, Any]]) -> list[int]:
     """Return the number of the first record of each part within its file."""
     bases = [0] * len(parts)
     for index in range(1, len(parts)):
@@ -128,11 +158,13 @@ def _record_bases(parts: tuple[Part, ...], receipts: list[dict[str, Any]]) -> li
 def select_pieces(tokens: TokenColumns, recipe: Recipe, is_sample: bool = False) -> Pieces:
     """Hold out, filter, and cut conversations: everything before the mixture.
 
-    The dry run calls this for its sample, for which no content is moved to give each split at least one. Raises
-    DataError if a conversation is too long and `overlong` is error.
+    A sample is that of the dry run, or a group: no content is moved to give each split at least one. Raises DataError
+    if a conversation is too long and `overlong` is error.
     """
     config = recipe.config
     check_count(tokens.edges[-1], f"{config.name}: a plan can number")
+    if config.view_of_all:
+        check_count(tokens.edges[-1], f"{config.name}: {config.view_of_all} compares", MOST_COMPARED)
     accepted = read_columns(tokens, config.validation)
     filter_conversations(accepted, tokens, config)
     pieces = cut_overlong(accepted, tokens, recipe)
@@ -161,98 +193,109 @@ def read_columns(tokens: TokenColumns, validation: float) -> Accepted:
     )
 
 
-def _rejects(
-    receipts: list[dict[str, Any]], bases: list[int], accepted: Accepted, tokens: TokenColumns, recipe: Recipe
-) -> list[Rejected]:
-    """List all rejects in source order.
+def early_rejects(receipts: Sequence[dict[str, Any]], bases: Sequence[int]) -> Iterator[Rejected]:
+    """Yield what was rejected when it was tokenized, in source order."""
+    for part, receipt in enumerate(receipts):
+        for record, code, text in receipt["rejects"]:
+            yield Rejected(part, bases[part] + record, code, text)
 
-    These are the rejects of every part and the conversations that cutting left without a trained token.
-    """
-    config = recipe.config
+
+def late_rejects(accepted: Accepted, tokens: TokenColumns, recipe: Recipe) -> list[Rejected]:
+    """List the conversations that cutting left without a trained token, in source order."""
+    config, found = recipe.config, list[Rejected]()
     message = (
         f"no trained token is left within {config.sequence_length:,} tokens (overlong: {config.overlong}); "
         "increase sequence_length to keep it"
     )
-    found = [
-        Rejected(part, bases[part] + record, code, text)
-        for part, receipt in enumerate(receipts)
-        for record, code, text in receipt["rejects"]
-    ]
     late = np.flatnonzero(accepted.samples.only_first(accepted.reason == REJECTED))
     parts = accepted.part(late)
     for part in np.unique(parts).tolist():
         first, last = int(accepted.edges[part]), int(accepted.edges[part + 1])
         records = tokens.column("record", first, last)[late[parts == part] - first]
         found += [Rejected(part, record, "no_trained_tokens", message) for record in records.tolist()]
-    return sorted(found, key=lambda reject: (reject.part, reject.record))
+    return found
 
 
-def _check_left(
-    pieces: Pieces, lost: Losses, read: int, rejects: list[Rejected], recipe: Recipe, rejects_file: Path
-) -> None:
+def check_left(account: Account, read: int, rejected: dict[str, int], recipe: Recipe, rejects_file: Path) -> None:
     """Raise DataError if no conversation is left to train on.
 
     The error lists what removed the conversations, and the first reject of each reason.
     """
-    config, accepted = recipe.config, pieces.accepted
-    if ((accepted.reason == 0) & ~accepted.held_out).any():
+    config = recipe.config
+    if account.in_train:
         return
-    held_out = int(np.count_nonzero(accepted.left()))
-    counts = [f"{read:,} read", f"{len(rejects):,} rejected"]
-    for reason, count in lost.dropped.items():
+    counts = [f"{read:,} read", f"{sum(rejected.values()):,} rejected"]
+    for reason, count in account.lost.dropped.items():
         setting = getattr(config, reason, None)
         label = f"longer than {config.sequence_length:,} tokens" if reason == "too_long" else reason
         counts.append(
             f"{count:,} dropped as {label}" if setting is None else f"{count:,} dropped by {reason}: {setting}"
         )
-    counts += [f"{held_out:,} held out"] * (held_out > 0)
-    reasons = Counter(reject.reason for reject in rejects)
+    counts += [f"{account.packed:,} held out"] * (account.packed > 0)
     lines = [f"{config.name}: no conversation is left to pack: {', '.join(counts)}"]
-    lines += first_of_each(rejects_file, reasons) if reasons else []
+    lines += first_of_each(rejects_file, rejected) if rejected else []
     raise DataError("nothing_to_pack", "\n".join(lines))
 
 
-def _write_blocks(folder: Path, pieces: Pieces, tokens: TokenColumns, recipe: Recipe) -> tuple[list[Placed], list[str]]:
-    """Place the pieces once per epoch and write plan.arrow and index.arrow.
+@dataclass(slots=True)
+class Blocks:
+    """What was planned: all packings of the training split, and the held-out split."""
 
-    Returns the rows and lower bounds of each packing, whose columns over the pieces are empty, and the checksum of each
-    shard's placements.
+    rows: dict[str, list[int]]  # of each shard, by split
+    checksums: dict[str, list[str]]  # of the placements of each shard
+    bounds: list[tuple[int, str]]  # of the rows of each split, with their names
+    counts: np.ndarray  # int64[2, sequence_length + 1], pieces of each length in the first packing of each split
+
+
+def write_blocks(
+    plan_file: Path,
+    index_file: Path,
+    pieces: Pieces,
+    tokens: TokenColumns,
+    recipe: Recipe,
+    shards: dict[str, range],
+    group: int | None = None,
+) -> Blocks:
+    """Place the pieces once per epoch, and write a plan and an index.
+
+    `shards` are those to fill, by split. The index of a group has the columns of samples, whether it has any or not.
     """
-    config, done = recipe.config, []
-    checksums: list[str] = []
+    config, sizes, number = recipe.config, {split: len(own) for split, own in shards.items()}, group or 0
+    blocks = Blocks({}, {}, [], np.zeros((2, config.sequence_length + 1), np.int64))
+    with_turns = group is not None or pieces.accepted.samples.several
     with (
-        atomic_file(folder / "plan.arrow") as out,
+        atomic_file(plan_file) as out,
         pa.ipc.new_file(pa.PythonFile(out, "w"), PLAN_SCHEMA) as plan,
-        index_writer(folder / "index.arrow", tokens, recipe, pieces.accepted.samples.several) as index,
+        index_writer(index_file, tokens, recipe, shards, with_turns) as index,
     ):
-        held_out = pieces.held_out()
-        groups = group_pieces(pieces, held_out, config, recipe.shards, recipe.most_groups)
-        companions = [Companions() for _ in range(groups["train"].count)]
+        held_out, companions = pieces.held_out(), Companions()
         for epoch in range(1, config.epochs + 1):
             split = "train" if epoch == 1 else f"{TRAIN_EPOCH_PREFIX}{epoch}"
             if epoch == 1:
-                placed = place(pieces.lengths(), held_out, groups, config, recipe.shards)
+                placed = place(pieces.lengths(), held_out, config, sizes, number)
+                blocks.counts[:] = placed.counts
             else:
-                placed = repack(
-                    pieces.lengths(), pieces.of, groups["train"], companions, config, epoch, split, recipe.shards[split]
-                )
-            checksums += _write_plan(plan, pieces, placed)
+                placed = repack(pieces.lengths(), pieces.of, companions, config, epoch, split, sizes[split], number)
+            blocks.bounds += placed.lower_bounds
+            checksums, rows = list(_write_plan(plan, pieces, tokens, placed)), np.diff(placed.edges).tolist()
+            for own in placed.rows_of_splits:
+                blocks.rows[own], rows = rows[: sizes[own]], rows[sizes[own] :]
+                blocks.checksums[own], checksums = checksums[: sizes[own]], checksums[sizes[own] :]
             index.write(pieces, placed, with_dropped=epoch == 1)
             if config.epochs > 1:
                 if epoch == 1:
                     in_train = ~held_out
                     pieces = replace(pieces, of=pieces.of[in_train])
                     placed = replace(placed, row=placed.row[in_train])
-                remember(companions, placed, pieces.of, groups["train"], recipe.shards[split])
-            # The columns over the pieces are not needed any more.
-            done.append(replace(placed, row=placed.row[:0], start=placed.start[:0]))
-            del placed
-    return done, checksums
+                companions.remember(placed.row, pieces.of, placed.rows_of_splits[split])
+            del placed  # its columns are not needed any more
+    return blocks
 
 
-def _write_plan(plan: pa.ipc.RecordBatchFileWriter, pieces: Pieces, placed: Placed) -> Iterator[str]:
+def _write_plan(
+    plan: pa.ipc.RecordBatchFileWriter, pieces: Pieces, tokens: TokenColumns, placed: Placed
+) -> Iterator[str]:
     """Write one record batch per shard and yield its checksum, sorting about SORTED_AT_ONCE pieces at a time."""
-    accepted = pieces.accepted
     shards = len(placed.edges) - 1
     step = max(1, int(shards * SORTED_AT_ONCE // max(1, len(pieces))))
     for first in range(0, shards, step):
@@ -265,12 +308,12 @@ def _write_plan(plan: pa.ipc.RecordBatchFileWriter, pieces: Pieces, placed: Plac
         for low, high in pairwise(edges):
             inside = slice(*np.searchsorted(row, [low, high]).tolist())
             of = pieces.columns(chosen[inside])
-            part = accepted.part(of.conversation)
+            part, conversation = tokens.rows_of(of.conversation)
             columns = [
                 as_int32(row[inside] - low, "rows of a shard"),
                 placed.start[chosen[inside]],
                 as_int32(part, "parts"),
-                as_int32(of.conversation - accepted.edges[part], "conversations of a part"),
+                as_int32(conversation, "conversations of a part"),
                 of.first,
                 of.taken,
                 of.closed,

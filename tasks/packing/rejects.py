@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections.abc import Iterable
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -13,7 +14,7 @@ from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError
 from tasks.readers.containers import container_named
 from tasks.recipe import Recipe
-from tasks.storage.files import write_bytes
+from tasks.storage.files import HashingWriter
 
 REPORTED = 20  # rejects included in an error that is printed as JSON
 
@@ -27,39 +28,36 @@ class Rejected(NamedTuple):
     message: str
 
 
-def write_rejects(path: Path, rejects: list[Rejected], recipe: Recipe) -> None:
+def write_rejects(out: HashingWriter, rejects: Iterable[Rejected], recipe: Recipe) -> None:
     """Write one JSON object per line: source, line, code, reason, and message.
 
     Files that are not numbered by lines have `record` in place of `line`.
     """
-    lines = []
     for reject in rejects:
         file = recipe.parts[reject.part].file
         unit = container_named(file.container).numbered_by
-        line = {"source": file.name, unit: reject.record + 1, **_explanation(reject)}
-        lines.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
-    write_bytes(path, b"".join(lines))
+        explanation = {"code": CODES[reject.reason].code, "reason": reject.reason, "message": reject.message}
+        line = {"source": file.name, unit: reject.record + 1, **explanation}
+        out.write(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 
-def check_rejects(rejects: list[Rejected], cut_off: int, read: int, recipe: Recipe, path: Path) -> None:
+def check_rejects(counts: dict[str, int], cut_off: int, read: int, recipe: Recipe, path: Path) -> None:
     """Raise DataError if more conversations were rejected than max_rejects allows.
 
-    The error shows the first reject of each reason. `cut_off` of the rejects have no trained token left within a row.
-    `path` is the rejects.jsonl written before.
+    `counts` are by reason. The error shows the first reject of each. `cut_off` of the rejects have no trained token
+    left within a row. `path` is the rejects.jsonl written before.
     """
-    limit = recipe.config.max_rejects
+    limit, rejected = recipe.config.max_rejects, sum(counts.values())
     # Compare the quotient: 0.29 * 100 is less than 29 in floating point.
-    if not rejects or len(rejects) / read <= limit:
+    if not rejected or rejected / read <= limit:
         return
-    first = [{"place": _place(reject, recipe), **_explanation(reject)} for reject in rejects[:REPORTED]]
-    shown = first_of_each(path, Counter(reject.reason for reject in rejects))
     raise DataError(
         "too_many_rejects",
-        f"{len(rejects):,} of {read:,} conversations were rejected ({100 * len(rejects) / read:.2f} %), max_rejects "
-        f"allows {100 * limit:.2f} %{_template(rejects, recipe)}\n"
-        + "\n".join(shown)
-        + f"\nall are listed in {path}\n{suggest_settings(len(rejects), cut_off, read)}",
-        rejects=first,
+        f"{rejected:,} of {read:,} conversations were rejected ({100 * rejected / read:.2f} %), max_rejects "
+        f"allows {100 * limit:.2f} %{_template(counts, recipe)}\n"
+        + "\n".join(first_of_each(path, counts))
+        + f"\nall are listed in {path}\n{suggest_settings(rejected, cut_off, read)}",
+        rejects=_first(path),
         all_rejects=str(path),
     )
 
@@ -80,12 +78,17 @@ def suggest_settings(rejected: float, cut_off: float, read: float) -> str:
     )
 
 
-def _explanation(reject: Rejected) -> dict[str, str]:
-    return {"code": CODES[reject.reason].code, "reason": reject.reason, "message": reject.message}
+def _first(path: Path) -> list[dict[str, str]]:
+    """Return the first lines of a rejects.jsonl, as they are in an error that is printed as JSON."""
+    with path.open("rb") as lines:
+        found = [orjson.loads(line) for line in islice(lines, REPORTED)]
+    return [
+        {"place": _place(reject)} | {name: reject[name] for name in ("code", "reason", "message")} for reject in found
+    ]
 
 
-def _place(reject: Rejected, recipe: Recipe) -> str:
-    return f"{recipe.parts[reject.part].file.name}:{reject.record + 1}"
+def _place(reject: dict[str, Any]) -> str:
+    return f"{reject['source']}:{reject.get('line', reject.get('record'))}"
 
 
 def first_of_each(path: Path, counts: dict[str, int]) -> list[str]:
@@ -98,17 +101,16 @@ def first_of_each(path: Path, counts: dict[str, int]) -> list[str]:
         for line in lines:
             reject = orjson.loads(line)
             if reject["reason"] not in firsts:
-                place = f"{reject['source']}:{reject.get('line', reject.get('record'))}"
-                firsts[reject["reason"]] = f"{place} {reject['message']}"
+                firsts[reject["reason"]] = f"{_place(reject)} {reject['message']}"
             if len(firsts) == len(counts):
                 break
     return [f"  {CODES[reason].code} {reason}, {counts[reason]:,}: {first}" for reason, first in sorted(firsts.items())]
 
 
-def _template(rejects: list[Rejected], recipe: Recipe) -> str:
+def _template(counts: dict[str, int], recipe: Recipe) -> str:
     """Name the template if it refused a conversation.
 
     Messages of rejects do not name the template, because they are the same for any name.
     """
-    refused = any(reject.reason.startswith("template_") for reject in rejects)
+    refused = any(reason.startswith("template_") for reason in counts)
     return f"; the template is {recipe.config.template}" if refused else ""

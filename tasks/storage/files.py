@@ -292,3 +292,12 @@ def has_artifact(file: Path, receipt: Path, *, checksum: str = "", refused: str 
         )
     except (StorageError, KeyError, TypeError, OSError):
         return False
+
+
+def has_listed(receipt: Path) -> bool:
+    """Return whether a receipt exists, and all `files` that it lists, next to it and at their recorded sizes."""
+    try:
+        sizes = read_receipt(receipt)["files"]
+        return all((receipt.parent / name).stat().st_size == size for name, size in sizes.items())
+    except (StorageError, KeyError, TypeError, AttributeError, OSError):
+        return False

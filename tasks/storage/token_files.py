@@ -21,10 +21,10 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -152,6 +152,50 @@ def _rows_of_batches(path: Path, reader: pa.RecordBatchFileReader) -> list[int]:
     return [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
 
 
+class TokenFile:
+    """Some rows of a token file: only the record batches that hold them are opened."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        source = self._stack.enter_context(pa.memory_map(str(self._path)))
+        self._reader = self._stack.enter_context(pa.ipc.open_file(source))
+        self._edges = offsets_of(_rows_of_batches(self._path, self._reader)).tolist()
+        self._batch: tuple[int, pa.RecordBatch] | None = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._batch = None
+        self._stack.close()
+
+    @property
+    def rows(self) -> int:
+        return int(self._edges[-1])
+
+    def batches(self, first: int, last: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows [first, last) in slices of record batches. Raises IndexError if there are fewer rows."""
+        while first < last:
+            number = bisect_right(self._edges, first) - 1
+            top, batch = self._edges[number], self._open(number)
+            if batch.num_rows != self._edges[number + 1] - top:
+                raise ValueError(f"{self._path}: record batch {number} has {batch.num_rows:,} rows, not as recorded")
+            yield batch.slice(first - top, last - first)
+            first = self._edges[number + 1]
+
+    def record(self, row: int) -> int:
+        number = bisect_right(self._edges, row) - 1
+        return int(self._open(number).column("record")[row - self._edges[number]].as_py())
+
+    def _open(self, number: int) -> pa.RecordBatch:
+        if self._batch is None or self._batch[0] != number:
+            if number + 1 >= len(self._edges):
+                raise IndexError(f"{self._path}: has {self.rows:,} conversations")
+            self._batch = number, self._reader.get_batch(number)
+        return self._batch[1]
+
+
 class TokenColumns:
     """Columns of the token files of all parts, by number of the conversation over all parts.
 
@@ -191,6 +235,12 @@ class TokenColumns:
         """Return the tokens of a conversation, int32[length]: ids of trained tokens, ~id of others."""
         part = bisect_right(self.edges, conversation) - 1
         return self._open(part).tokens(0, conversation - self.edges[part])
+
+    def rows_of(self, conversations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the part of each conversation, and its row in the token file of the part: int64."""
+        edges = np.array(self.edges)
+        part = np.searchsorted(edges, conversations, side="right") - 1
+        return part, conversations - edges[part]
 
     def _open(self, part: int) -> TokenFiles:
         if part != self._part:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
-from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.small_corpus import OneSecond, conversations, make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
 from tasks.config import Config
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, StorageError
 from tasks.inspection.diff import compare
 from tasks.inspection.sources import corpora_of
-from tasks.packing import bin_packing, filters, mixture
 from tasks.packing import pieces as pieces_module
-from tasks.packing.groups import ONE_GROUP, Groups, deal, group_pieces, shards_of
-from tasks.packing.pieces import Accepted, Pieces
-from tasks.packing.placement import pack_group, place, remember, repack
-from tasks.packing.row_companions import Companions
+from tasks.packing import plan as plan_module
+from tasks.packing.groups.deal import deal, groups_of, place_of_shard, runs_of, shards_of
+from tasks.packing.groups.plan_group import files_of_group
+from tasks.packing.placement import pack_group
 from tasks.recipe import Recipe, resolve
 from tasks.sources.model import Source
+from tasks.stages import Publish, run_all
+from tasks.storage.files import read_receipt
 from tasks.storage.keys import ONE_PLAN
 from tasks.storage.manifest import Manifest, load_manifest
 from tasks.verification.rebuild import rebuild
@@ -71,161 +72,59 @@ def test_chunks_are_dealt_by_the_seed_and_the_same_for_ever() -> None:
     )
 
 
-@st.composite
-def grouped(draw: st.DrawFn) -> tuple[Pieces, np.ndarray, np.ndarray, Config, dict[str, int], int]:
-    """Pieces with further copies and cut conversations, their lengths, and what groups depend on."""
-    count, validation = draw(st.integers(1, 60)), draw(st.booleans())
-    held_out = np.array([validation and draw(st.booleans()) for _ in range(count)], bool)
-    copies = np.array(draw(st.lists(st.integers(0, 3), min_size=count, max_size=count)), np.uint16)
-    copies[held_out] = copies[held_out].clip(max=1)
-    cut = draw(st.lists(st.integers(0, count - 1), max_size=4))
-    cut_of = np.sort(np.array(cut, np.int32))
-    # A cut conversation has as many pieces as it has cuts; the others are one piece.
-    whole = np.setdiff1d(np.arange(count), cut_of)
-    owner = np.concatenate([whole, cut_of])
-    number = np.concatenate([whole, count + np.arange(len(cut_of))])
-    order = np.lexsort((number, owner))
-    passes = [number[order][copies[owner[order]] > n] for n in range(3)]
-    accepted = Accepted(
-        np.array([0, count]), np.full(count, 9, np.int32), np.zeros(count, bool), held_out, np.zeros(count, np.uint8)
-    )
-    cuts = np.array([[0, 4, 1, 1]] * len(cut_of), np.int32).reshape(-1, 4)
-    found = Pieces(accepted, np.concatenate(passes).astype(np.int32), len(passes[0]), cut_of, cuts, copies)
-    lengths = np.array(draw(st.lists(st.integers(1, 16), min_size=len(found), max_size=len(found))), np.int32)
-    shards = {"train": draw(st.integers(1, 9)), "validation": draw(st.integers(1, 3))}
-    made = config(
-        sequence_length=16, plan_group=draw(st.integers(1, 30)), plan_chunk=draw(st.integers(1, 9)), seed=5,
-        packing=draw(st.booleans()),
-    )  # fmt: skip
-    return found, found.held_out(), lengths, made, shards, draw(st.integers(1, 9))
-
-
 @settings(max_examples=examples(300), deadline=None)
-@given(grouped())
-def test_groups_part_the_pieces_of_each_split(
-    case: tuple[Pieces, np.ndarray, np.ndarray, Config, dict[str, int], int],
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=8), st.integers(1, 9), st.integers(1, 30), st.integers(1, 9))
+def test_the_runs_of_groups_are_the_corpus_wherever_parts_end(
+    parts: list[int], chunk: int, size: int, most: int
 ) -> None:
-    pieces, held_out, _, made, shards, most = case
-    found = group_pieces(pieces, held_out, made, shards, most)
-    for split, chosen in (("train", ~held_out), ("validation", held_out)):
-        groups, count = found[split], int(chosen.sum())
-        assert 1 <= groups.count <= max(1, min(most, shards[split], -(-count // made.plan_group)))
-        if groups.count == 1:
-            assert groups.of is None
-            continue
-        assert groups.of is not None
-        assert len(groups.of) == count
-        members = [groups.members(group) for group in range(groups.count)]
-        assert all(len(own) for own in members), "a group without pieces"
-        assert sorted(np.concatenate(members).tolist()) == list(range(count))
-        conversation = pieces.conversations(np.flatnonzero(chosen))
-        assert all((own[:-1] < own[1:]).all() for own in members), "the pieces of a group are in the order of all"
-        together: dict[int, set[int]] = {}
-        for own, group in zip(conversation.tolist(), groups.of.tolist(), strict=True):
-            together.setdefault(own, set()).add(group)
-        assert all(len(own) == 1 for own in together.values()), "copies of a conversation are in two groups"
-        if not len(pieces.cut_of):
-            firsts = groups.of[: int((~held_out if split == "train" else held_out)[: pieces.once].sum())]
-            inside = [firsts[top : top + made.plan_chunk] for top in range(0, len(firsts), made.plan_chunk)]
-            assert all(len(set(chunk.tolist())) == 1 for chunk in inside), "a chunk is divided"
+    edges, count = np.array([0, *accumulate(parts)]), sum(parts)
+    groups = groups_of(count, count, size, chunk, most)
+    assert 1 <= groups <= most
+    assert groups == 1 or (groups - 1) * size < count
+    owner = np.full(count, -1)
+    for group in range(groups):
+        runs = runs_of(group, groups, np.array([0, count]), chunk, most, 3)
+        whole = [number for _, first, last in runs for number in range(first, last)]
+        found = []
+        for part, first, last in runs_of(group, groups, edges, chunk, most, 3):
+            assert 0 <= first < last <= parts[part]
+            found += range(edges[part] + first, edges[part] + last)
+        assert found == sorted(found) == whole, "the group depends on where parts end"
+        assert (owner[found] == -1).all()
+        owner[found] = group
+        assert found or not count
+    assert (owner >= 0).all()
+    for top in range(0, count, chunk):
+        assert len(set(owner[top : top + chunk].tolist())) == 1, "a chunk is divided"
 
 
-# -- placing -----------------------------------------------------------------------------------------------------------
-
-
-@settings(max_examples=examples(200), deadline=None)
-@given(grouped())
-def test_each_group_fills_its_own_shards_and_depends_on_nothing_else(
-    case: tuple[Pieces, np.ndarray, np.ndarray, Config, dict[str, int], int],
-) -> None:
-    pieces, held_out, lengths, made, shards, most = case
-    groups = group_pieces(pieces, held_out, made, shards, most)
-    placed = place(lengths, held_out, groups, made, shards)
-    assert placed.row.dtype == placed.start.dtype == np.int32
-    assert len(placed.edges) == sum(shards.values()) + 1
-    assert placed.rows == placed.edges[-1] == len(set(placed.row.tolist()))
-    shard = placed.shard(slice(None))
-    assert ((shard >= shards["train"]) == held_out).all()
-    first = 0
-    for number, (split, chosen) in enumerate((("train", ~held_out), ("validation", held_out))):
-        own, (bound, _) = groups[split], placed.lower_bounds[number]
-        if made.packing:
-            counts = bin_packing.histogram(lengths[chosen], made.sequence_length)
-            whole = bin_packing.lower_bound(counts, made.sequence_length)[0]
-            assert bound == whole if own.count > 1 else whole <= bound <= placed.rows_of_splits[split]
-        for group in range(own.count):
-            inside = shards_of(group, own.count, shards[split])
-            members = np.flatnonzero(chosen)[own.members(group)]
-            assert set(shard[members].tolist()) <= {first + number for number in inside}
-            edges = placed.edges[first + inside.start : first + inside.stop + 1]
-            assert np.diff(edges).max() - np.diff(edges).min() <= 1, "its rows are dealt evenly"
-            alone = pack_group(lengths[members], made, split, 1, group)
-            assert alone.rows == edges[-1] - edges[0]
-            assert (alone.row + edges[0] == placed.row[members]).all()
-            assert (alone.start == placed.start[members]).all()
-        first += shards[split]
-
-
-@settings(max_examples=examples(100), deadline=None)
-@given(grouped())
-def test_an_epoch_keeps_the_groups(
-    case: tuple[Pieces, np.ndarray, np.ndarray, Config, dict[str, int], int],
-) -> None:
-    pieces, held_out, lengths, made, shards, most = case
-    made = made.model_copy(update={"packing": True})
-    groups, of, own = group_pieces(pieces, held_out, made, shards, most), pieces.of[~held_out], lengths[~held_out]
-    placed = place(lengths, held_out, groups, made, shards)
-    placed = replace(placed, row=placed.row[~held_out], start=placed.start[~held_out])
-    train = groups["train"]
-    companions = [Companions() for _ in range(train.count)]
-    remember(companions, placed, of, train, shards["train"])
-    again = repack(own, of, train, companions, made, 2, "train_epoch_2", shards["train"])
-    assert again.edges.tolist() == placed.edges[: shards["train"] + 1].tolist(), "as many rows in every shard"
-    for group in range(train.count):
-        members = np.arange(len(of))[train.members(group)]
-        for row in set(again.row[members].tolist()):
-            assert np.isin(np.flatnonzero(again.row == row), members).all(), "a row of two groups"
-
-
-def test_who_shared_a_row_is_parted_in_each_group() -> None:
-    """Of 12 conversations a group, each pair could share a row again in every epoch."""
-    lengths, of = np.full(48, 8, np.int32), np.arange(48, dtype=np.int32)
-    groups, made = Groups(4, np.repeat(np.arange(4, dtype=np.uint16), 12)), config(sequence_length=16)
-    companions = [Companions() for _ in range(4)]
-    placed = place(
-        lengths, np.zeros(48, bool), {"train": groups, "validation": ONE_GROUP}, made, {"train": 4, "validation": 0}
-    )
-    seen: set[tuple[int, ...]] = set()
-    for epoch in range(2, 6):
-        pairs = {tuple(np.flatnonzero(placed.row == row).tolist()) for row in range(24)}
-        assert not pairs & seen
-        seen |= pairs
-        remember(companions, placed, of, groups, 4)
-        placed = repack(lengths, of, groups, companions, made, epoch, f"train_epoch_{epoch}", 4)
-    assert len(seen) == 4 * 24
+@given(st.integers(1, 12), st.lists(st.integers(0, 30), min_size=1, max_size=4))
+def test_every_shard_is_the_next_one_of_its_group(groups: int, counts: list[int]) -> None:
+    shards = {str(split): count for split, count in enumerate(counts)}
+    of_groups: dict[int, list[int]] = {}
+    found = [place_of_shard(number, groups, shards) for number in range(sum(counts))]
+    for group, number in found:
+        of_groups.setdefault(group, []).append(number)
+    assert all(numbers == list(range(len(numbers))) for numbers in of_groups.values())
+    wanted = [group for count in counts for group in range(groups) for _ in shards_of(group, groups, count)]
+    assert [group for group, _ in found] == wanted
+    with pytest.raises(IndexError):
+        place_of_shard(sum(counts), groups, shards)
 
 
 def test_groups_of_one_source_need_more_rows_than_groups_of_all() -> None:
     """One source is all between a quarter and half of a row, the other is short: apart, the first leaves gaps."""
     source = np.random.default_rng(0)
     lengths = np.concatenate([source.integers(30, 60, 20_000), source.integers(4, 16, 20_000)]).astype(np.int32)
-    made, shards = config(sequence_length=120, plan_group=20_000, plan_chunk=100), {"train": 2, "validation": 0}
-    accepted = Accepted(
-        np.array([0, len(lengths)]), lengths, np.zeros(len(lengths), bool), np.zeros(len(lengths), bool),
-        np.zeros(len(lengths), np.uint8),
-    )  # fmt: skip
-    pieces = Pieces(
-        accepted, np.arange(len(lengths), dtype=np.int32), len(lengths), np.empty(0, np.int32),
-        np.empty((0, 4), np.int32),
-    )  # fmt: skip
-    mixed = group_pieces(pieces, accepted.held_out, made, shards, 2)
-    assert mixed["train"].count == 2
-    whole = {"train": Groups(), "validation": Groups()}
-    apart = whole | {"train": Groups(2, np.repeat(np.arange(2, dtype=np.uint16), 20_000))}
-    rows = [place(lengths, accepted.held_out, groups, made, shards).rows for groups in (whole, mixed, apart)]
-    assert rows[1] <= 1.001 * rows[0]
-    assert rows[2] >= 1.02 * rows[0]
-    share = np.bincount(mixed["train"].of[:20_000]) / np.bincount(mixed["train"].of)  # type: ignore[index, arg-type]
+    mixed = np.repeat(deal(400, 2, 2, 42, 0), 100)
+
+    def rows(of: np.ndarray) -> int:
+        return sum(pack_group(lengths[of == g], config(sequence_length=120), "train", 1, g).rows for g in range(2))
+
+    whole, apart = rows(np.zeros(40_000, int)), rows(np.repeat([0, 1], 20_000))
+    assert rows(mixed) <= 1.001 * whole
+    assert apart >= 1.02 * whole
+    share = np.bincount(mixed[:20_000]) / np.bincount(mixed)
     assert abs(share - 0.5).max() <= 0.01
 
 
@@ -233,8 +132,8 @@ def test_groups_of_one_source_need_more_rows_than_groups_of_all() -> None:
 
 RECORDS = conversations(240, longest=30)
 SETTINGS: dict[str, Any] = {
-    "sequence_length": 64, "validation": 0.3, "epochs": 2, "overlong": "split", "duplicates": "drop",
-    "sources": [{"path": "chat.jsonl", "weight": 1.5}], "plan_chunk": 7,
+    "sequence_length": 64, "validation": 0.3, "epochs": 2, "overlong": "split", "min_turns": 2,
+    "sources": [{"path": "chat.jsonl", "weight": 2}], "plan_chunk": 7,
 }  # fmt: skip
 
 
@@ -252,20 +151,10 @@ def packed(folder: Path, **changes: Any) -> tuple[Recipe, Manifest, Path]:
 
 
 @pytest.mark.usefixtures("small_groups")
-@pytest.mark.parametrize("plan_group", [1000, 350, 135])
-def test_a_corpus_of_groups_holds_all_that_any_other_does(
-    plan_group: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    counts: list[int] = []
-
-    def counting(*given: Any) -> dict[str, Groups]:
-        found = group_pieces(*given)
-        counts.append(found["train"].count)
-        return found
-
-    monkeypatch.setattr("tasks.packing.plan.group_pieces", counting)
+@pytest.mark.parametrize("plan_group", [1000, 350, 115])
+def test_a_corpus_of_groups_holds_all_that_any_other_does(plan_group: int, tmp_path: Path) -> None:
     recipe, manifest, published = packed(tmp_path / "a", plan_group=plan_group)
-    assert counts[0] == {1000: 1, 350: 2, 135: 5}[plan_group]
+    assert read_receipt(recipe.plan_folder / "plan.json").get("groups", 1) == {1000: 1, 350: 2, 115: 5}[plan_group]
     verify(published)
     assert rebuild(published)
     # Same bytes for any part size.
@@ -289,6 +178,48 @@ def test_a_corpus_of_groups_holds_all_that_any_other_does(
     assert manifest.ledger.tokens.model_dump() == single.ledger.tokens.model_dump() | {
         "padding": single.ledger.tokens.padding + padding
     }
+
+
+@pytest.mark.usefixtures("small_groups")
+def test_the_samples_of_a_conversation_are_in_one_group(tmp_path: Path) -> None:
+    """Chunks of three samples, of conversations of up to two: most of their edges are within one."""
+    settings = {"turns": "apart", "plan_group": 135, "plan_chunk": 3, "sources": [{"path": "chat.jsonl"}]}
+    recipe, manifest, published = packed(tmp_path / "a", **settings)
+    assert read_receipt(recipe.plan_folder / "plan.json")["groups"] > 2
+    assert manifest.ledger.samples
+    verify(published)
+    _, _, again = packed(tmp_path / "b", **settings, part_size=2000)
+    assert again.read_bytes() == published.read_bytes()
+    _, single, _ = packed(tmp_path / "c", **settings | {"plan_group": 10_000})
+    assert manifest.ledger.samples == single.ledger.samples
+
+
+@pytest.mark.usefixtures("small_groups")
+def test_a_split_that_stays_empty_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"1e-09 holds out none of 240 .*, or set plan_group to 240") as found:
+        pack_corpus(make_recipe(tmp_path, RECORDS, plan_group=100, validation=1e-9))
+    assert found.value.reason == "nothing_held_out"
+
+
+@pytest.mark.usefixtures("small_groups")
+def test_a_damaged_file_of_a_group_is_found_and_made_again(tmp_path: Path) -> None:
+    """Found where it is read: by the plan that joins the groups, and by the shards of the group."""
+    recipe, _, published = packed(tmp_path, plan_group=135)
+    whole = published.read_bytes()
+    for name in ("index", "rejects", "plan"):
+        published.unlink()
+        for receipt in recipe.plan_folder.glob("shard-*.json"):
+            receipt.unlink()
+        if name != "plan":
+            (recipe.plan_folder / "plan.json").unlink()
+        file = files_of_group(recipe.plan_folder, 1)[name]
+        size = file.stat().st_size
+        file.write_bytes(b"x" * size)
+        if size:
+            with pytest.raises(StorageError, match=f"{file.name}: damaged since it was written; run again"):
+                run_all(Publish(recipe), OneSecond())
+        run_all(Publish(recipe), OneSecond())
+        assert published.read_bytes() == whole
 
 
 @pytest.mark.usefixtures("small_groups")
@@ -329,26 +260,38 @@ def test_the_corpora_of_a_config_are_found_whether_or_not_they_are_groups(
 
 
 @pytest.mark.parametrize(
-    ("modules", "name", "values", "message"),
+    ("module", "name", "values", "message"),
     [
-        ([pieces_module], "MOST_PIECES", {}, r"small: a plan can number at most 100 conversations, but there are "),
+        (pieces_module, "MOST_PIECES", {}, r"small: a plan can number at most 100 conversations, but there are "),
         (
-            [filters],
+            plan_module,
             "MOST_COMPARED",
             {"duplicates": "drop"},
-            r"duplicates: drop compares at most 100 .* 240; .*, or remove the setting",
+            r"small: duplicates: drop compares at most 100 .* 240; .*, or remove the setting",
         ),
-        ([mixture], "MOST_COMPARED", {"sources": [{"path": "chat.jsonl", "limit": 5}]}, "weights and limits order at "),
-        ([mixture], "MOST_COMPARED", {"weighting": "token_share"}, "weighting: token_share orders at most 100"),
+        (
+            plan_module,
+            "MOST_COMPARED",
+            {"sources": [{"path": "chat.jsonl", "limit": 5}]},
+            r"0\].limit: 5 compares",
+        ),
+        (
+            plan_module,
+            "MOST_COMPARED",
+            {"sources": [{"path": "chat.jsonl", "weight": 2.5}]},
+            r"0\].weight: 2.5 comp",
+        ),
+        (plan_module, "MOST_COMPARED", {"weighting": "token_share"}, "weighting: token_share compares at most 100"),
     ],
 )
 def test_more_conversations_than_can_be_counted_are_refused(
-    modules: list[Any], name: str, values: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    module: Any, name: str, values: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in modules:
-        monkeypatch.setattr(module, name, 100)
+    monkeypatch.setattr(module, name, 100)
+    made = make_recipe(tmp_path, RECORDS, plan_group=10, **values)
+    assert made.most_groups == 1
     with pytest.raises(DataError, match=message) as caught:
-        pack_corpus(make_recipe(tmp_path, RECORDS, **values))
+        pack_corpus(made)
     assert caught.value.reason == "too_many"
 
 

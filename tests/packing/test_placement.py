@@ -11,13 +11,10 @@ from hypothesis import strategies as st
 from support.profiles import examples
 
 from tasks.config import Config
-from tasks.packing.groups import ONE_GROUP
 from tasks.packing.placement import Placed, hold_out_at_least_one, place, repack
 from tasks.packing.row_companions import Companions
 from tasks.sources.model import Source
 from tasks.storage.splits import SPLITS
-
-WHOLE = {"train": ONE_GROUP, "validation": ONE_GROUP}
 
 Stands = list[tuple[int, int, int]]  # shard, row within it, start
 
@@ -27,7 +24,7 @@ def config(**values: Any) -> Config:
 
 
 def placed_of(lengths: list[int], held_out: list[bool], settings: Config, shards: dict[str, int]) -> Placed:
-    return place(np.array(lengths, np.int32), np.array(held_out, bool), WHOLE, settings, shards)
+    return place(np.array(lengths, np.int32), np.array(held_out, bool), settings, shards)
 
 
 def stands_of(placed: Placed) -> Stands:
@@ -115,12 +112,12 @@ def sets_of(placed: Placed, of: np.ndarray) -> Counter[frozenset[int]]:
 def test_an_epoch_has_all_pieces_in_as_many_rows_and_parts_who_can_be_parted(lengths: list[int], seed: int) -> None:
     settings, shards = config(sequence_length=24, seed=seed), {"train": 2, "validation": 0}
     sizes, of = np.array(lengths, np.int32), np.arange(len(lengths), dtype=np.int32)
-    first = place(sizes, np.zeros(len(lengths), bool), WHOLE, settings, shards)
+    first = place(sizes, np.zeros(len(lengths), bool), settings, shards)
     companions = Companions()
     companions.remember(first.row, of, first.rows)
-    second = repack(sizes, of, ONE_GROUP, [companions], settings, 2, "train_epoch_2", 2)
+    second = repack(sizes, of, companions, settings, 2, "train_epoch_2", 2)
     splits, bounds = {"train": second.rows, "validation": 0}, [*second.lower_bounds, (0, "")]
-    as_first = Placed(second.row, second.start, second.edges, splits, bounds)
+    as_first = Placed(second.row, second.start, second.edges, splits, bounds, second.counts)
     check(as_first, lengths, [False] * len(lengths), settings, shards)
     assert second.rows == first.rows, "training has as many steps in every pass"
     for pieces in sets_of(first, of).keys() & sets_of(second, of).keys():
@@ -132,11 +129,11 @@ def test_real_lengths_meet_again_in_next_to_no_row() -> None:
     lengths = (20 + np.exp(np.random.default_rng(0).normal(4.6, 0.6, 3000))).astype(np.int32).clip(max=512)
     of = np.arange(len(lengths), dtype=np.int32)
     settings, companions, seen = config(sequence_length=512), Companions(), Counter[frozenset[int]]()
-    placed = place(lengths, np.zeros(len(of), bool), WHOLE, settings, {"train": 1, "validation": 0})
+    placed = place(lengths, np.zeros(len(of), bool), settings, {"train": 1, "validation": 0})
     for epoch in range(2, 6):
         companions.remember(placed.row, of, placed.rows)
         seen |= sets_of(placed, of)
-        placed = repack(lengths, of, ONE_GROUP, [companions], settings, epoch, f"train_epoch_{epoch}", 1)
+        placed = repack(lengths, of, companions, settings, epoch, f"train_epoch_{epoch}", 1)
         found = sets_of(placed, of)
         assert len(found.keys() & seen.keys()) <= 0.05 * len(found)
 

@@ -14,24 +14,26 @@ from support.small_corpus import OneSecond
 from pipeline.engines.engine import Engine
 from tasks.core.errors import DataError
 from tasks.recipe import Recipe
-from tasks.stages import Plan, Publish, TokenizePart, TrainTokenizer, WriteShard
+from tasks.stages import DealParts, Plan, PlanGroup, Publish, TokenizePart, TrainTokenizer, WriteShard
 from tasks.steps import Progress, Step
 from tasks.storage.files import write_receipt
 
 
 def steps_of(recipe: Recipe) -> list[Step]:
     """All steps of a corpus, in order."""
-    found = [stage for of in (Plan(recipe), Publish(recipe)) for stage in of.requires()]
-    return [stage.step() for stage in found if isinstance(stage, (TokenizePart, WriteShard))]
+    found = [stage for of in (DealParts(recipe), Plan(recipe), Publish(recipe)) for stage in of.requires()]
+    return [stage.step() for stage in dict.fromkeys(found) if isinstance(stage, (TokenizePart, PlanGroup, WriteShard))]
 
 
 def pack_on(engine: Engine, recipe: Recipe) -> Path:
     """Run every stage as the tasks of Luigi do with an engine; return the published manifest."""
-    for stage in Plan(recipe).requires():
+    for stage in DealParts(recipe).requires():
         if isinstance(stage, TrainTokenizer):
             stage.run()
-    for of in (Plan(recipe), Publish(recipe)):
-        steps = [stage.step() for stage in of.requires() if isinstance(stage, (TokenizePart, WriteShard))]
+    for of in (DealParts(recipe), Plan(recipe), Publish(recipe)):
+        if isinstance(of, DealParts) and recipe.most_groups == 1:
+            continue
+        steps = [stage.step() for stage in of.requires() if isinstance(stage, (TokenizePart, PlanGroup, WriteShard))]
         assert sorted(index for index, _ in engine.map(steps)) == list(range(len(steps)))
         of.run(OneSecond())
     return recipe.published

@@ -12,22 +12,24 @@ from typing import Any
 
 import pytest
 from support.commands import corpus_bytes, packcorpus
-from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
+from support.small_corpus import OneSecond, conversations, make_recipe, pack_corpus, write_project
 from support.steps import Failing, pack_on, steps_of
 
 from pipeline import graph
 from pipeline.engines.engine import Engine, open_engine, workers_of
 from pipeline.engines.here import Here
 from pipeline.engines.workers import Workers
+from tasks import recipe as recipe_module
 from tasks.core.errors import DataError, UsageError
 from tasks.recipe import Recipe
-from tasks.stages import Plan, TokenizePart
+from tasks.stages import Plan, Publish, TokenizePart, run_all, run_share
 from tasks.steps import Outcome, Step, run
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"part_size": 2048},
     "trained tokenizer, weights, epochs": {"part_size": 2048, "tokenizer": None, "vocab_size": 400, "epochs": 2},
     "format 2.0": {"part_size": 2048, "packing": False},
+    "groups": {"part_size": 2048, "plan_group": 40, "plan_chunk": 3, "validation": 0.2},
     "jinja": {"part_size": 2048, "template": "template.jinja"},
 }
 JINJA = (
@@ -64,7 +66,11 @@ def recipe_in(folder: Path, settings: dict[str, Any]) -> Recipe:
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_the_corpus_is_the_same_on_every_engine(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_the_corpus_is_the_same_on_every_engine(
+    tmp_path: Path, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
+    monkeypatch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
     expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "stages", settings)))
     for name, engine in ENGINES.items():
         if name == "spawned" and "template" not in settings:
@@ -73,6 +79,13 @@ def test_the_corpus_is_the_same_on_every_engine(tmp_path: Path, settings: dict[s
         assert len(recipe.parts) > 3
         with engine() as opened:
             assert corpus_bytes(pack_on(opened, recipe)) == expected, name
+    if "plan_group" in settings:
+        recipe = recipe_in(tmp_path / "shares", settings)
+        assert recipe.most_groups > 3
+        done = [run_share(recipe, stage, number, 3) for stage in ("tokenize", "pack") for number in (3, 1, 2)]
+        assert all(found == 0 for _, found in done)
+        run_all(Publish(recipe), OneSecond())
+        assert corpus_bytes(recipe.published) == expected
 
 
 def test_a_step_is_small_however_many_sources_there_are(tmp_path: Path) -> None:

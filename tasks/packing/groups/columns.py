@@ -1,0 +1,82 @@
+"""Read the columns of the conversations of a group from the token files, once, into memory.
+
+    runs of a group ─whole conversations─▶ record, digest, turns, turn, trained, separator, length
+
+Of a token file only the record batches that hold a run are opened. A group of a million conversations takes 33 MB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.packing.groups.deal import Run
+from tasks.storage.arrow import to_numpy
+from tasks.storage.token_files import TokenColumns, TokenFile
+
+
+class GroupColumns(TokenColumns):
+    """Columns of the conversations of a group, by their number within the group.
+
+    A run begins with the first conversation that begins in it, and ends with the last one that does: the samples of a
+    conversation stay together. What TokenColumns calls a part is a run here.
+    """
+
+    def __init__(self, paths: Sequence[Path], bases: Sequence[int], runs: Sequence[Run]):
+        """Read `runs` of token files. `bases` has the number of the first record of each part within its source."""
+        self._paths = paths
+        self._columns: dict[str, np.ndarray] = {}
+        self.runs: list[Run] = []
+        found: dict[str, list[np.ndarray]] = {name: [np.empty(0, kind)] for name, kind in self.TYPES.items()}
+        with ExitStack() as opened:
+            part, file = -1, None
+            for run in runs:
+                if run.part != part:
+                    opened.close()
+                    part, file = run.part, opened.enter_context(TokenFile(paths[run.part]))
+                assert file is not None
+                own = Run(part, _begin(file, run.first), _begin(file, run.last))
+                if own.first == own.last:
+                    continue
+                self.runs.append(own)
+                for batch in file.batches(own.first, own.last):
+                    for name, kind in self.TYPES.items():
+                        values: np.ndarray = _column(batch, name).astype(kind)  # a copy
+                        found[name].append(values + bases[part] if name == "record" else values)
+        for name in self.TYPES:
+            self._columns[name] = np.concatenate(found.pop(name))
+        self.edges = [0, *accumulate(run.last - run.first for run in self.runs)]
+
+    def column(self, name: str, first: int = 0, last: int | None = None) -> np.ndarray:
+        return self._columns[name][first:last].copy()
+
+    def tokens(self, conversation: int) -> np.ndarray:
+        run, row = self.rows_of(np.array([conversation]))
+        with TokenFile(self._paths[int(run[0])]) as file:
+            [batch] = file.batches(int(row[0]), int(row[0]) + 1)
+            return to_numpy(batch.column("tokens")[0].values).copy()
+
+    def rows_of(self, conversations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        number = np.searchsorted(self.edges, conversations, side="right") - 1
+        runs = np.array(self.runs, np.int64).reshape(-1, 3)[number]
+        return runs[:, 0], runs[:, 1] + conversations - np.array(self.edges)[number]
+
+
+def _column(batch: pa.RecordBatch, name: str) -> np.ndarray:
+    if name == "length":
+        return np.diff(to_numpy(batch.column("tokens").offsets))
+    return to_numpy(batch.column(name))
+
+
+def _begin(file: TokenFile, row: int) -> int:
+    """Return the first row from `row` on with which a conversation begins; samples of it have its record."""
+    if 0 < row < file.rows:
+        before = file.record(row - 1)
+        while row < file.rows and file.record(row) == before:
+            row += 1
+    return row
