@@ -6,7 +6,8 @@
 Every command runs in a fork of its own, which leaves through the interpreter's usual shutdown: no state remains. The
 modules that install hooks on import (`pipeline`, `tasks.cli.app`) are imported by the fork, as by the real command.
 
-One argument names what to import: `tasks` for luigi and packcorpus, `train` for python -m train (torch takes seconds).
+One argument names what to import: `tasks` for luigi and packcorpus, `train` for python -m train (torch takes seconds)
+and for a luigi whose training is to be a fork, too (support/forked_training.py).
 """
 
 from __future__ import annotations
@@ -33,7 +34,17 @@ LIBRARIES = {
         "rich.progress",
         "typer",
     ),
-    "train": ("matplotlib.figure", "peft", "torch.distributed.launcher.api", "transformers.models.llama"),
+    "train": (
+        "luigi",
+        "luigi.cmdline",
+        "matplotlib.backends.backend_svg",
+        "matplotlib.pyplot",
+        "peft.tuners.lora.bnb",
+        "torch.distributed.launcher.api",
+        "transformers.conversion_mapping",
+        "transformers.integrations.bitsandbytes",
+        "transformers.models.llama.modeling_llama",
+    ),
 }
 HOOKED = ("tasks.cli.app", "train.__main__")
 
@@ -45,6 +56,25 @@ def preload(package: str) -> None:
     for found in pkgutil.walk_packages(sys.modules[package].__path__, f"{package}."):
         if found.name not in HOOKED:
             importlib.import_module(found.name)
+    if package == "train":
+        warm()
+
+
+def warm() -> None:
+    """Do once what libraries do at their first call, and then keep: tables of models, fonts, patterns."""
+    from io import BytesIO
+
+    from matplotlib.figure import Figure
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    from train.loop.record import versions
+
+    versions()
+    get_checkpoint_conversion_mapping("llama")
+    figure = Figure(layout="constrained")
+    figure.subplots().plot([1, 2], label="a")
+    figure.legend()
+    figure.savefig(BytesIO(), format="svg")
 
 
 def next_request() -> dict[str, Any]:
@@ -53,6 +83,7 @@ def next_request() -> dict[str, Any]:
         request: dict[str, Any] = json.loads(line)
         child = os.fork()
         if not child:
+            os.setpgid(0, 0)  # so that a test can send a signal to the command and all its processes
             return request
         print(child, flush=True)
         _, status = os.waitpid(child, 0)
@@ -77,6 +108,10 @@ def run(words: list[str]) -> None:
     """Run luigi, packcorpus, or python with these arguments."""
     program, *words = words
     if os.path.basename(program) == "luigi":
+        if "torch" in sys.modules:
+            import forked_training
+
+            forked_training.install()
         sys.argv = [program, *words]
         sys.path[0] = os.path.dirname(program)
         from luigi.cmdline import luigi_run

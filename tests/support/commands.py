@@ -57,8 +57,12 @@ def command(folder: Path, *words: str, **environment: str) -> Done:
 
 
 def in_fork_with_torch(folder: Path, *words: str, **environment: str) -> Done:
-    """Run `python WORDS` in a fork of a process that has loaded torch and all modules of `train`."""
-    return _server("train").run(folder, (sys.executable, *words), _environment(environment))
+    """Run `python WORDS` or `luigi WORDS` in a fork of a process that has loaded torch and all modules of `train`."""
+    return _server("train").run(folder, _with_program(words), _environment(environment))
+
+
+def _with_program(words: tuple[str, ...]) -> tuple[str, ...]:
+    return words if words[0] == str(BIN / "luigi") else (sys.executable, *words)
 
 
 class Started(NamedTuple):
@@ -70,15 +74,17 @@ class Started(NamedTuple):
 
 
 @contextmanager
-def started(folder: Path, *words: str, **environment: str) -> Iterator[Started]:
-    """Start `python WORDS` in a fork of a process that has loaded torch; it must be waited for."""
-    server = _server("train")
+def started(folder: Path, *words: str, package: str = "train", **environment: str) -> Iterator[Started]:
+    """Start `python WORDS` or `luigi WORDS` in a fork of the process that has loaded `package`; it must be waited for.
+
+    It is the leader of a process group. With `train`, which loads torch, the training of a `luigi` is a fork, too.
+    """
+    server = _server(package)
     with tempfile.TemporaryDirectory() as name:
         pipe = Path(name) / "stderr"
         os.mkfifo(pipe)
-        words = (sys.executable, *words)
         try:
-            pid = server.start(folder, words, _environment(environment), os.devnull, str(pipe))
+            pid = server.start(folder, _with_program(words), _environment(environment), os.devnull, str(pipe))
             with pipe.open() as stderr:
                 yield Started(pid, stderr, server.wait)
         except BaseException:
@@ -101,6 +107,7 @@ class _Server:
 
     def __init__(self, package: str) -> None:
         self._changes: dict[str, str] = {}
+        self._command = 0  # the process group of the command that runs
         if package == "train":  # a fork has no threads of its parent, and cannot use a GPU that its parent has seen
             self._changes = {
                 "OMP_NUM_THREADS": "1",
@@ -124,11 +131,13 @@ class _Server:
         request = {"words": words, "folder": str(folder), "environment": environment | self._changes}
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request | {"stdout": stdout, "stderr": stderr}).encode() + b"\n")
-        return self._answer()
+        self._command = self._answer()
+        return self._command
 
     def wait(self) -> int:
         """Wait for the command that was started; return its exit code."""
-        return self._answer()
+        code, self._command = self._answer(), 0
+        return code
 
     def _answer(self) -> int:
         assert self._process.stdout is not None
@@ -139,8 +148,9 @@ class _Server:
 
     def stop(self) -> None:
         _server.cache_clear()
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        for group in filter(None, (self._process.pid, self._command)):
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
         self._process.wait()
 
 

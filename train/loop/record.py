@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from statistics import fmean
@@ -55,6 +56,7 @@ def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+@cache  # reading them takes as long as a few steps of a small model
 def versions() -> dict[str, str]:
     """Return the versions of the libraries that affect training."""
     return {name: metadata.version(name) for name in LIBRARIES}

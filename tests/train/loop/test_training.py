@@ -51,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def save_model(path: Path, vocab_size: int = VOCABULARY, positions: int = LENGTH) -> None:
     torch.manual_seed(1)
     config = LlamaConfig(
-        vocab_size=vocab_size, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=vocab_size, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=positions, initializer_range=0.1,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(path)

@@ -1,16 +1,29 @@
-"""A rank that fails reports its error itself: torch's launcher adds no lines of its own."""
+"""A rank that fails reports its error itself: torch's launcher adds no lines of its own, and a user's files none."""
 
 from __future__ import annotations
 
 import logging
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.commands import ROOT
 
 from train.machine.launch import RankFailed, launch
 from train.machine.signals import LAUNCHED
+
+
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Restore what the launcher changes in its process."""
+    monkeypatch.setenv(LAUNCHED, "")
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    logging.disable(logging.NOTSET)
 
 
 def test_a_rank_that_fails_is_reported_by_itself_alone(
@@ -20,14 +33,22 @@ def test_a_rank_that_fails_is_reported_by_itself_alone(
     python.write_text('#!/bin/sh\nif [ $RANK = 0 ]; then echo "E617 error: …" >&2; exit 65; fi\nexec sleep 60\n')
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setenv(LAUNCHED, "")  # restored afterwards
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        with pytest.raises(RankFailed) as caught:
-            launch(2, [])
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-        logging.disable(logging.NOTSET)
+    with pytest.raises(RankFailed) as caught:
+        launch(2, [])
     assert (caught.value.exit_code, str(caught.value)) == (65, "")
     assert capfd.readouterr().err == "E617 error: …\n"
+
+
+def test_ranks_ignore_modules_of_the_user_with_our_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A rank, which is a new process, reports the unknown option: exit code 64, not 3 of these files."""
+    for name in ("train", "tasks", "pipeline"):
+        (tmp_path / f"{name}.py").write_text("import os\nprint('a module of the user', flush=True)\nos._exit(3)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    with pytest.raises(RankFailed) as caught:
+        launch(2, ["--manifest", "none", "--no-such-option"])
+    output = capfd.readouterr()
+    assert (caught.value.exit_code, output.out) == (64, "")
+    assert "--no-such-option" in output.err

@@ -15,6 +15,8 @@ from support.training.architectures import ARCHITECTURES, build
 from support.training.loaded_model import adapter, batch_of, load, save_base
 from support.training.tiny_training import gradients, largest_difference, tiny_model
 from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+from torch._inductor import cpu_vec_isa
 from torch.nn.parallel import DistributedDataParallel
 
 from train.config import TrainingConfig
@@ -246,9 +248,12 @@ def test_a_compiler_that_fails_is_not_used(base: Path, monkeypatch: pytest.Monke
 
 
 @needs_compiler
-def test_compiled_layers_give_the_same_loss(base: Path) -> None:
-    # Compiling 4-bit layers and adapters on all of them takes a minute.
-    quick = {"quantization": "none", "lora_targets": "attention", "lora_dropout": 0.0}
+def test_compiled_layers_give_the_same_loss(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Compiling 4-bit layers and adapters on all of them takes a minute; vector instructions, of which torch first
+    # compiles a test each, and other processes that load torch take half a minute where nothing is cached.
+    monkeypatch.setattr(inductor_config, "compile_threads", 1)
+    monkeypatch.setattr(cpu_vec_isa, "valid_vec_isa_list", list)
+    quick = {"quantization": "none", "lora_targets": ["q_proj"], "lora_dropout": 0.0}
     model, batch = load(base, **quick), batch_of(0)
     names = list(model.state_dict())
     expected = gradients(model, **batch)
