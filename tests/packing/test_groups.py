@@ -250,6 +250,7 @@ def packed(folder: Path, **changes: Any) -> tuple[Recipe, Manifest, Path]:
     return recipe, load_manifest(published), published
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_groups")
 @pytest.mark.parametrize("plan_group", [1000, 350, 135])
 def test_a_corpus_of_groups_holds_all_that_any_other_does(

@@ -95,6 +95,7 @@ ODD = st.sampled_from(["</think>", "<think>a</think>b", "secret", "\nb", " b ", 
 CONTENT = st.one_of(ordinary(KIND), hostile(KIND), ODD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
 @FEW
 @given(contents=st.lists(CONTENT.map(lambda text: "Q" + text) | CONTENT, min_size=2, max_size=4))
