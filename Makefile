@@ -10,8 +10,9 @@ BIN := .venv/bin
 TORCH := $(patsubst torch==%,%,$(shell grep ^torch== constraints.txt))
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
-# One thread per process: the workers use all cores. More than 8 of them could need more memory than there is.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+# One thread per process: the workers use all cores. More than 8 of them could need more memory than there is. The tests
+# start hundreds of processes: without bytecode files, each would compile the sources again.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help setup extras corpus train diagnose doctor inspect report quick test check docs bench faults mutants bad-inputs fuzz lock schemas sample clean

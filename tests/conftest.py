@@ -11,7 +11,10 @@ Both draw the same ones each time; --hypothesis-profile=fresh, as in `make fuzz`
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import signal
+import tempfile
 from collections import Counter
 from pathlib import Path
 
@@ -56,6 +59,14 @@ NEEDS = {
 # A script ignores SIGINT in its background jobs, and so would all commands that the tests start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# The tests write very many small files. In memory that takes a twentieth of the system's time, and no wait for a disk.
+# A container often has 64 MB there, which is too little.
+MEMORY = Path("/dev/shm")  # noqa: S108 - used as a folder of temporary files
+if "TMPDIR" not in os.environ and MEMORY.is_dir() and shutil.disk_usage(MEMORY).free >= 6 << 30:
+    os.environ["TMPDIR"] = str(MEMORY)  # for the commands that the tests start, too
+    tempfile.tempdir = None
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -150,6 +150,7 @@ def packed(folder: Path, **changes: Any) -> tuple[Recipe, Manifest, Path]:
     return recipe, load_manifest(published), published
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small_groups")
 @pytest.mark.parametrize("plan_group", [1000, 350, 115])
 def test_a_corpus_of_groups_holds_all_that_any_other_does(plan_group: int, tmp_path: Path) -> None:

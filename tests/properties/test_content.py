@@ -4,7 +4,7 @@
         └─▶ the same conversations, saying x in every field ──────────────────────────────────▶ rows
 
 The control tokens of a row are those of the row that says x, at the places of the template's spans; labels are those
-of the spans; and the text comes back. There are at least 5,000 conversations for each tokenizer and for each template;
+of the spans; and the text comes back. There are at least 2,000 conversations for each tokenizer and for each template;
 `make fuzz` checks 10,000 for each of the two together.
 """
 
@@ -44,7 +44,7 @@ JINJA = {
 TEMPLATES = (*BUILT_IN, *JINJA)
 BATCH = 25
 # For each tokenizer with each template, of which there are 8 and 13.
-EXAMPLES, CONVERSATIONS = 5, 125
+EXAMPLES, CONVERSATIONS = 2, 125
 
 
 @cache

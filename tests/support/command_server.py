@@ -5,6 +5,7 @@
 
 Every command runs in a fork of its own, which leaves through the interpreter's usual shutdown: no state remains. The
 modules that install hooks on import (`pipeline`, `tasks.cli.app`) are imported by the fork, as by the real command.
+Where packcorpus replaces itself by luigi, another fork takes its place.
 
 One argument names what to import: `tasks` for luigi and packcorpus, `train` for python -m train (torch takes seconds)
 and for a luigi whose training is to be a fork, too (support/forked_training.py).
@@ -21,7 +22,8 @@ import pkgutil
 import runpy
 import signal
 import sys
-from typing import Any
+import tempfile
+from typing import Any, NoReturn
 
 LIBRARIES = {
     "tasks": (
@@ -87,8 +89,37 @@ def next_request() -> dict[str, Any]:
             return request
         print(child, flush=True)
         _, status = os.waitpid(child, 0)
+        if changes := _taken():
+            request |= changes
+            child = os.fork()
+            if not child:
+                return request
+            _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
     sys.exit()
+
+
+# What a command is replaced by: the words and the environment that it would give to os.execv.
+SUCCESSOR = tempfile.TemporaryFile()  # noqa: SIM115 - for as long as the server runs
+execv = os.execv
+
+
+def hand_over(path: str, words: list[str]) -> NoReturn:
+    """Stand in for os.execv in packcorpus: a new interpreter would take a second to import what this one has."""
+    if words[1:4] != ["-P", "-m", "luigi"]:
+        execv(path, words)
+    words = [os.path.join(os.path.dirname(sys.executable), "luigi"), *words[4:]]
+    SUCCESSOR.write(json.dumps({"words": words, "environment": dict(os.environ)}).encode())
+    SUCCESSOR.flush()
+    os._exit(0)
+
+
+def _taken() -> dict[str, Any]:
+    SUCCESSOR.seek(0)
+    found = SUCCESSOR.read()
+    SUCCESSOR.seek(0)
+    SUCCESSOR.truncate()
+    return json.loads(found) if found else {}
 
 
 def become(request: dict[str, Any]) -> None:
@@ -96,8 +127,8 @@ def become(request: dict[str, Any]) -> None:
     os.chdir(request["folder"])
     for number, path, flags in (
         (0, os.devnull, os.O_RDONLY),
-        (1, request["stdout"], os.O_WRONLY),
-        (2, request["stderr"], os.O_WRONLY),
+        (1, request["stdout"], os.O_WRONLY | os.O_APPEND),
+        (2, request["stderr"], os.O_WRONLY | os.O_APPEND),
     ):
         file = os.open(path, flags)
         os.dup2(file, number)
@@ -122,6 +153,7 @@ def run(words: list[str]) -> None:
         sys.path[0] = os.path.dirname(program)
         from tasks.cli import app
 
+        os.execv = hand_over  # type: ignore[assignment]
         sys.exit(app.main())
     if words[0] == "-c":
         sys.argv = ["-c", *words[2:]]

@@ -267,23 +267,20 @@ def test_every_control_string_in_every_field_is_text(template: str, kind: str) -
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("template", BUILT_IN)
-def test_rows_are_what_the_spans_say(template: str, kind: str) -> None:
+@settings(FEW, max_examples=examples(5))
+@given(data=st.data(), train_on=st.sampled_from(TRAIN_ON))
+def test_rows_are_what_the_spans_say(template: str, kind: str, data: st.DataObject, train_on: TrainOn) -> None:
     encoder = open_kind(kind)
-
-    @FEW
-    @given(st.lists(records(hostile(kind)), min_size=1, max_size=4), st.sampled_from(TRAIN_ON))
-    def check(given_records: list[dict[str, Any]], train_on: TrainOn) -> None:
-        rows, receipt = tokenize(given_records, encoder, template, train_on)
-        assert {code for _, code, _ in receipt["rejects"]} <= {"no_trained_tokens"}
-        assert len({row.record for row in rows}) + len(receipt["rejects"]) == len(given_records)
-        for record, of_record in groupby(rows, key=lambda row: row.record):
-            conversation = read_record(given_records[record], "messages")
-            bound = BuiltIn(template, encoder, train_on)
-            samples = bound.samples(conversation, trained_turns(conversation, train_on))
-            for row, sample in zip(of_record, samples, strict=True):
-                check_row(row, sample.spans, encoder)
-
-    check()
+    given_records = data.draw(st.lists(records(hostile(kind)), min_size=1, max_size=4))
+    rows, receipt = tokenize(given_records, encoder, template, train_on)
+    assert {code for _, code, _ in receipt["rejects"]} <= {"no_trained_tokens"}
+    assert len({row.record for row in rows}) + len(receipt["rejects"]) == len(given_records)
+    for record, of_record in groupby(rows, key=lambda row: row.record):
+        conversation = read_record(given_records[record], "messages")
+        bound = BuiltIn(template, encoder, train_on)
+        samples = bound.samples(conversation, trained_turns(conversation, train_on))
+        for row, sample in zip(of_record, samples, strict=True):
+            check_row(row, sample.spans, encoder)
 
 
 # What a template puts between a prompt and the answer that is asked for.

@@ -129,7 +129,7 @@ def test_both_ways_write_the_same_token_file(format: Format, tmp_path: Path, mon
     monkeypatch.setattr("os.fsync", lambda _: None)
     seen = Counter[str]()
 
-    @settings(FEW, max_examples=300)
+    @settings(FEW, max_examples=150)
     @given(st.randoms(use_true_random=True))
     def check(random: Random) -> None:
         content = lines(random, format)

@@ -31,6 +31,7 @@ class Node:
         words = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus=1", *options]
         environment = os.environ | {
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_health_check_period_ms": "500",  # a node is lost after 5 checks that fail
             "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
         }
         with log.open("wb") as out:

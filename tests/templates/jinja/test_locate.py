@@ -79,7 +79,7 @@ def conversations(draw: st.DrawFn) -> list[dict[str, Any]]:
     return messages
 
 
-@pytest.mark.parametrize("turns", ["auto", "apart"])
+@pytest.mark.parametrize("turns", ["auto", pytest.param("apart", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", MODERN)
 def test_ids_equal_those_of_the_tokenizer_up_to_each_trained_turn(name: str, turns: Turns) -> None:
     source, library, encoder = MODERN[name], reference(KIND), open_kind(KIND)

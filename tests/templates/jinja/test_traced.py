@@ -86,7 +86,7 @@ def written(*contents: str) -> list[dict[str, Any]]:
     return [{"role": roles[number % 2], "content": content} for number, content in enumerate(contents)]
 
 
-@lru_cache(1)  # for the examples of one test
+@lru_cache(2)  # for the examples of one test
 def template_of(name: str, turns: Any = "auto") -> JinjaTemplate:
     return JinjaTemplate("test.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01", turns)
 
@@ -95,6 +95,7 @@ ODD = st.sampled_from(["</think>", "<think>a</think>b", "secret", "\nb", " b ", 
 CONTENT = st.one_of(ordinary(KIND), hostile(KIND), ODD)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TEMPLATES)
 @FEW
 @given(contents=st.lists(CONTENT.map(lambda text: "Q" + text) | CONTENT, min_size=2, max_size=4))
@@ -150,10 +151,9 @@ def modern(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("turns", ["auto", "apart"])
 @pytest.mark.parametrize("name", TEMPLATES)
-@FEW
-@given(record=modern())
+@settings(FEW, max_examples=examples(20))
+@given(turns=st.sampled_from(["auto", "apart"]), record=modern())
 def test_modern_conversations_are_what_is_rendered(name: str, turns: Any, record: dict[str, Any]) -> None:
     compare_with_rendered(record, template_of(name, turns))
 
