@@ -17,19 +17,19 @@ from typing import Any
 
 from tasks.core.errors import Busy, PackError, StorageError
 from tasks.corpus.publish import publish_corpus
-from tasks.packing.plan import make_plan
+from tasks.packing.plan import PLAN_FILES, make_plan
 from tasks.recipe import Recipe
-from tasks.steps import SILENT, Pack, Progress, Texts, Tokenize, check_token_files, shard_receipt
+from tasks.steps import SILENT, Pack, Progress, Texts, Tokenize, check_token_files, fetch_plan, shard_receipt
 from tasks.storage.files import (
     acquire_lock,
     digest_of,
-    has_artifact,
     locked,
     read_receipt,
     sync_folder,
     write_receipt,
 )
 from tasks.storage.manifest import load_manifest
+from tasks.stores.mirror import LOCAL, Mirror, mirror_of
 from tasks.tokenization import engine_check
 from tasks.tokenization.train_tokenizer import train_tokenizer
 
@@ -81,8 +81,9 @@ class TrainTokenizer(Stage):
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         recipe, config = self.recipe, self.recipe.config
         model, receipt = self.outputs()
-        facts = train_tokenizer(recipe.parts, config.template, config.vocab_size, config.max_record_bytes, model)
-        write_receipt(receipt, facts)
+        with mirror_of(recipe.layout.root).writing(model, receipt) as (model, receipt):
+            facts = train_tokenizer(recipe.parts, config.template, config.vocab_size, config.max_record_bytes, model)
+            write_receipt(receipt, facts)
         # Checked here once, and not by each of the processes that will encode.
         return asdict(engine_check.verdict_of(recipe))
 
@@ -101,8 +102,8 @@ class TokenizePart(Stage):
         return [self.recipe.layout.token_file(key), self.recipe.layout.token_receipt(key)]
 
     def is_done(self, check_content: bool = False) -> bool:
-        refused = "gigatoken" if engine_check.refused(self.recipe) else ""
-        return has_artifact(*self.outputs(), checksum="xxh3" if check_content else "", refused=refused)
+        refused, mirror = "gigatoken" if engine_check.refused(self.recipe) else "", mirror_of(self.recipe.layout.root)
+        return mirror.has(*self.outputs(), checksum="xxh3" if check_content else "", refused=refused)
 
     def step(self) -> Tokenize:
         """Return the work as a value that another process can take. The encoder is chosen here, once."""
@@ -127,12 +128,20 @@ class Plan(Stage):
 
     def is_done(self, check_content: bool = False) -> bool:
         # The figures in plan.json have no checksum, and planning is cheap: a check of the content trusts no plan.
-        if check_content or not has_plan(self.recipe.plan_folder):
+        if check_content or not has_plan(self.recipe.plan_folder, mirror_of(self.recipe.layout.root)):
             return False
         return all(stage.is_done() for stage in self.requires())
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         engine_check.release_encoders()  # nothing is left to encode for this corpus; another one loads its own
+        mirror = mirror_of(self.recipe.layout.root)
+        for stage in self.requires():
+            mirror.fetch((stage.outputs()[0], stage.outputs()[1]))
+        receipt = self._plan(progress)
+        mirror.push(self.outputs())
+        return receipt
+
+    def _plan(self, progress: Progress) -> dict[str, Any]:
         try:
             return make_plan(self.recipe, self.recipe.plan_folder)
         except StorageError:
@@ -161,7 +170,8 @@ class WriteShard(Stage):
         return [shard, shard_receipt(recipe.plan_folder, self.shard)]
 
     def is_done(self, check_content: bool = False) -> bool:
-        return has_artifact(*self.outputs(), checksum="sha256" if check_content else "")
+        mirror = mirror_of(self.recipe.layout.root)
+        return mirror.has(*self.outputs(), checksum="sha256" if check_content else "")
 
     def step(self) -> Pack:
         """Return the work as a value that another process can take."""
@@ -191,6 +201,7 @@ class Publish(Stage):
         A corpus whose texts were written by another version (keys.VERSIONS["texts"]) is done, too.
         """
         own, published = self.outputs()
+        mirror = refresh(self.recipe)
         if not published.is_file():
             return False
         try:
@@ -200,7 +211,7 @@ class Publish(Stage):
             # A run that was killed may have left the manifest in a folder that was not synced yet.
             sync_folder(published.parent)
             return all(
-                (folder / file.path).stat().st_size == file.bytes
+                mirror.has_size(folder / file.path, file.bytes)
                 and (not check_content or digest_of(folder / file.path, "sha256") == file.sha256)
                 for file in manifest.listed()
             )
@@ -209,7 +220,7 @@ class Publish(Stage):
 
     def prepare(self) -> None:
         """Drop the receipts of shards that are damaged or whose plan is. A new run has none yet, and hashes nothing."""
-        is_planned = has_plan(self.recipe.plan_folder)
+        is_planned = has_plan(self.recipe.plan_folder, mirror_of(self.recipe.layout.root))
         for stage in self.requires():
             receipt = stage.outputs()[-1]
             if not isinstance(stage, WriteShard) or not receipt.is_file():
@@ -219,11 +230,32 @@ class Publish(Stage):
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         recipe = self.recipe
+        mirror = mirror_of(recipe.layout.root)
         check_token_files(recipe.layout, [recipe.tokens_key(part) for part in recipe.parts], recipe.plan_folder)
-        receipts = [read_receipt(stage.outputs()[-1]) for stage in self.requires() if isinstance(stage, WriteShard)]
+        fetch_plan(mirror, recipe.plan_folder, PLAN_FILES)
+        written = [stage.outputs()[-1] for stage in self.requires() if isinstance(stage, WriteShard)]
+        for receipt in written:
+            mirror.fetch_file(receipt)
+        receipts = [read_receipt(receipt) for receipt in written]
         encoded = {"encoder": asdict(engine_check.verdict_of(self.recipe))}
         publish_corpus(self.recipe, receipts, progress.run_record() | encoded)
-        return {"manifest": str(self.recipe.published)}
+        own, published = self.outputs()
+        beside = [own.parent / file.path for file in load_manifest(own).files]
+        mirror.commit([*beside, own.with_name("run.json")], (own, published))
+        return {"manifest": mirror.shown(published)}
+
+
+def refresh(recipe: Recipe) -> Mirror:
+    """Learn what the root holds of a corpus, if it is in a bucket, and return its mirror."""
+    mirror, publish, plan = mirror_of(recipe.layout.root), Publish(recipe), Plan(recipe)
+    if mirror is not LOCAL:
+        made = [stage.outputs() for of in (plan, publish) for stage in of.requires()]
+        artifacts = {(found[0], found[1]): None for found in made if len(found) == 2}
+        own, published = publish.outputs()
+        mirror.refresh(list(artifacts), recipe.plan_folder, (own, published))
+        if (key := recipe.tokenizer_key) and recipe.layout.tokenizer_receipt(key).is_file():
+            mirror.fetch((recipe.layout.tokenizer(key), recipe.layout.tokenizer_receipt(key)))
+    return mirror
 
 
 def run_all(target: Stage, progress: Progress = SILENT, check_content: bool = False) -> None:
@@ -251,6 +283,7 @@ def run_share(recipe: Recipe, kind: str, number: int, of: int) -> tuple[int, int
     them were done before. Raises Busy if a shard is asked for before all parts are tokenized.
     """
     plan = Plan(recipe)
+    refresh(recipe)
     for tokenizer in _tokenizer(recipe):
         _run_once(tokenizer)
     if kind == "pack" and not plan.is_done():
@@ -300,10 +333,11 @@ def open_encoder(recipe: Recipe) -> engine_check.Verdict | None:
     return engine_check.verdict_of(recipe)
 
 
-def has_plan(folder: Path) -> bool:
+def has_plan(folder: Path, mirror: Mirror = LOCAL) -> bool:
     """Return whether `folder` holds the receipt of a plan and all files it lists, at their recorded sizes."""
     try:
         sizes = read_receipt(folder / "plan.json")["files"]
-        return all((folder / name).stat().st_size == size for name, size in sizes.items())
+        # Of a bucket, there is no receipt here without the files there.
+        return mirror is not LOCAL or all((folder / name).stat().st_size == size for name, size in sizes.items())
     except (PackError, KeyError, TypeError, AttributeError, OSError):
         return False

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -23,8 +24,11 @@ from tasks.core.process import peak_memory
 from tasks.corpus.publish import dropped, write_planned_shard
 from tasks.recipe import Recipe
 from tasks.sources.model import Part
+from tasks.sources.remote import with_copy
 from tasks.storage.files import has_artifact, read_receipt, write_receipt
 from tasks.storage.paths import Layout
+from tasks.stores.mirror import LOCAL, Mirror, mirror_of
+from tasks.stores.scratch import scratch_of, url_of
 from tasks.tokenization.engine_check import encoder_named
 from tasks.tokenization.tokenize_part import tokenize_part
 
@@ -57,7 +61,7 @@ class Step(ABC):
 
     def is_done(self) -> bool:
         """Return whether the output exists at its recorded size."""
-        return has_artifact(*self.outputs())
+        return LOCAL.is_stored(*self.outputs())
 
     @abstractmethod
     def work(self, progress: Progress) -> dict[str, Any]:
@@ -99,10 +103,14 @@ class Tokenize(Step):
         return layout.token_file(self.key), layout.token_receipt(self.key)
 
     def is_done(self) -> bool:
-        return has_artifact(*self.outputs(), refused="" if self.engine == "gigatoken" else "gigatoken")
+        refused = "" if self.engine == "gigatoken" else "gigatoken"
+        return mirror_of(self.texts.recipe.layout.root).is_stored(*self.outputs(), refused=refused)
 
     def work(self, progress: Progress) -> dict[str, Any]:
         recipe = _recipe_of(self.texts)
+        layout, mirror = recipe.layout, mirror_of(recipe.layout.root)
+        if recipe.tokenizer_key:
+            mirror.fetch((layout.tokenizer(recipe.tokenizer_key), layout.tokenizer_receipt(recipe.tokenizer_key)))
         if recipe.tokens_key(self.part) != self.key:
             raise DataError(
                 "input_changed",
@@ -110,9 +118,9 @@ class Tokenize(Step):
                 "where the run was started; use the same files and the same version everywhere",
             )
         encoder = encoder_named(self.engine, recipe.encoder)
-        return tokenize_part(
-            self.part, encoder, recipe.template, recipe.config, *self.outputs(), on_batch=progress.tokenized
-        )
+        part = with_copy(self.part, layout.remote())
+        with mirror.writing(*self.outputs()) as outputs:
+            return tokenize_part(part, encoder, recipe.template, recipe.config, *outputs, on_batch=progress.tokenized)
 
 
 @dataclass(frozen=True)
@@ -128,9 +136,16 @@ class Pack(Step):
     corpus_key: str
 
     def __getstate__(self) -> dict[str, Any]:
-        """Send absolute paths: another process may be in another folder."""
+        """Send absolute paths: another process may be in another folder. Of a bucket, it has a folder of its own."""
         paths = {name: getattr(self, name).absolute() for name in ("root", "plan_folder", "path")}
-        return vars(self) | paths
+        return vars(self) | paths | {"url": url_of(self.root)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        sent, url = state["root"], state.pop("url")
+        if url:
+            own = scratch_of(url)
+            state |= {name: own / state[name].relative_to(sent) for name in ("root", "plan_folder", "path")}
+        vars(self).update(state)
 
     @property
     def place(self) -> str:
@@ -139,24 +154,39 @@ class Pack(Step):
     def outputs(self) -> tuple[Path, Path]:
         return self.path, shard_receipt(self.plan_folder, self.shard)
 
+    def is_done(self) -> bool:
+        return mirror_of(self.root).is_stored(*self.outputs())
+
     def work(self, progress: Progress) -> dict[str, Any]:
-        layout = Layout(self.root)
-        keys = read_receipt(self.plan_folder / "plan.json")["token_files"]
-        try:
-            receipt = write_planned_shard(
-                self.path,
-                self.shard,
-                self.plan_folder,
-                [layout.token_file(key) for key in keys],
-                self.special,
-                self.length,
-                self.corpus_key,
-            )
-        except (pa.ArrowException, ValueError, IndexError):
-            check_token_files(layout, keys, self.plan_folder)
-            raise
-        write_receipt(self.outputs()[1], receipt)
+        layout, mirror = Layout(self.root), mirror_of(self.root)
+        keys = fetch_plan(mirror, self.plan_folder, ["plan.arrow"])["token_files"]
+        receipts = {layout.token_file(key): layout.token_receipt(key) for key in keys}
+        with mirror.writing(*self.outputs(), keep=False) as (path, receipt_file):
+            try:
+                receipt = write_planned_shard(
+                    path,
+                    self.shard,
+                    self.plan_folder,
+                    list(receipts),
+                    self.special,
+                    self.length,
+                    self.corpus_key,
+                    fetch=lambda file: mirror.fetch((file, receipts[file])),
+                )
+            except (pa.ArrowException, ValueError, IndexError):
+                check_token_files(layout, keys, self.plan_folder)
+                raise
+            write_receipt(receipt_file, receipt)
         return receipt
+
+
+def fetch_plan(mirror: Mirror, folder: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Make sure that files of a plan can be read locally, and return its receipt."""
+    mirror.fetch_file(folder / "plan.json")
+    receipt = read_receipt(folder / "plan.json")
+    for name in names:
+        mirror.fetch_file(folder / name, receipt["files"][name], receipt["sha256"][name])
+    return receipt
 
 
 def shard_receipt(plan_folder: Path, shard: int) -> Path:

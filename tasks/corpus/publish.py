@@ -7,7 +7,7 @@ manifests/<name>-<key12>.json  the same bytes as manifest.json: the commit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,14 +35,17 @@ def write_planned_shard(
     special: tuple[int, int] | None,
     length: int,
     key: str,
+    fetch: Callable[[Path], None] = lambda file: None,
 ) -> dict[str, Any]:
-    """Write shard number `shard` of a plan from the token files the plan refers to.
+    """Write shard number `shard` of a plan from the token files the plan refers to; `fetch` makes them readable.
 
     `special` has the ids of EOS and padding; without them, the shard has format 2.0. Returns the shard's receipt.
     """
     facts = read_receipt(plan_folder / "plan.json")
     with _open_plan(plan_folder, shard, facts["placements"][shard]) as plan:
         used = set(to_numpy(plan.column("part")).tolist())
+        for number in used:
+            fetch(token_files[number])
         tokens = TokenFiles([file if number in used else None for number, file in enumerate(token_files)])
         if special is None:
             return write_conversations(path, plan, tokens, length, key)
