@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.core.errors import Busy, PackError, StorageError
+from tasks.core.errors import Busy, DataError, PackError, StorageError
 from tasks.corpus.publish import publish_corpus
 from tasks.packing.plan import PLAN_FILES, make_plan
 from tasks.recipe import Recipe
@@ -137,7 +137,11 @@ class Plan(Stage):
         mirror = mirror_of(self.recipe.layout.root)
         for stage in self.requires():
             mirror.fetch((stage.outputs()[0], stage.outputs()[1]))
-        receipt = self._plan(progress)
+        try:
+            receipt = self._plan(progress)
+        except DataError:  # it may name the list of rejects
+            mirror.push(path for path in self.outputs() if path.name == "rejects.jsonl" and path.is_file())
+            raise
         mirror.push(self.outputs())
         return receipt
 

@@ -28,7 +28,7 @@ def as_text(error: PackError) -> str:
     """Return the code and the message, then cause and fix. An interrupt is not an error, so it is one line."""
     code = CODES[error.reason]
     rank = f"rank {error.facts['rank']}: " if "rank" in error.facts else ""
-    message = rank + printable(from_here(str(error)))
+    message = rank + printable(from_here(with_urls(str(error))))
     if isinstance(error, Interrupted):
         return f"{code.code} {message}"
     return f"{code.code} error: {message}\n  cause: {code.cause}; fix: {code.fix}"

@@ -34,6 +34,7 @@ class Forked:
         # A session of its own: Ctrl-C ends this process, which closes the pipe, which ends the helper.
         self._process = subprocess.Popen(  # noqa: S603 - this Python, and words that no shell sees
             [sys.executable, "-P", "-m", "tasks.stores.forked", self.url, str(theirs[0]), str(ours[1])],
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},  # the same version of this package
             pass_fds=(theirs[0], ours[1]),
             start_new_session=True,
             stdin=subprocess.DEVNULL,
