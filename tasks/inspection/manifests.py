@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.core.suggest import suggest
-from tasks.stores.mirror import Remote, mirror_of, remote_with
+from tasks.stores.scratch import scratch_with, url_of
 
 if TYPE_CHECKING:
     from tasks.storage.manifest import Manifest
@@ -54,8 +54,7 @@ def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Pat
         if latest is None:
             raise InputMissing(
                 "manifest_missing",
-                f"{mirror_of(root).shown(manifests_of(root))}/ has no manifests; make one with: packcorpus pack "
-                "CONFIG, or name one elsewhere",
+                f"{manifests_of(root)}/ has no manifests; make one with: packcorpus pack CONFIG, or name one elsewhere",
             )
         return latest
     if os.path.isfile(path):
@@ -87,6 +86,10 @@ def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Pat
 
 def _fetched(path: Path | None, root: Path) -> Path | None:
     """Return the path of a manifest; fetch it, or all of the root, if these are in a bucket. Raises PackError."""
+    if not (url_of(root) or (path and scratch_with(path))):
+        return path
+    from tasks.stores.mirror import Remote, mirror_of, remote_with
+
     if path and (remote := remote_with(path)):
         path = path if path.suffix == ".json" else path / "manifest.json"
         remote.fetch_manifest(path)
@@ -101,10 +104,10 @@ def find_damaged(path: Path | None, root: Path = HERE) -> Path:
     Raises UsageError if it is in a bucket.
     """
     for place in (path, root):
-        if place and (remote := remote_with(place / "manifest.json")):
+        if place and (folder := scratch_with(place / "manifest.json")):
             raise UsageError(
                 "url_not_supported",
-                f"{remote.url}: a corpus in a bucket is repaired by a run: delete the damaged objects, then run: "
+                f"{url_of(folder)}: a corpus in a bucket is repaired by a run: delete the damaged objects, then run: "
                 "packcorpus pack CONFIG --root URL",
             )
     if path is None:
