@@ -7,7 +7,6 @@ Luigi's events, stage, TaskProgress, finished ─┬─▶ counters ─▶ displ
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
@@ -33,8 +32,10 @@ from tasks.packing.rejects import first_of_each
 from tasks.recipe import Recipe
 from tasks.stages import Stage, TokenizePart
 from tasks.steps import Outcome, Progress
-from tasks.storage.corpus_folder import default_report_path, remember_manifest
+from tasks.storage.corpus_folder import default_report_path, find_listed, listed_file, remember_manifest
+from tasks.storage.files import read_receipt
 from tasks.storage.manifest import Manifest, load_manifest
+from tasks.stores.mirror import mirror_of
 from tasks.tokenization.engine_check import Verdict
 
 # Share of the tokens that may be lost to a policy of the user's choice before a note is printed.
@@ -228,8 +229,10 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         "dropped": sum(conversations.dropped.values()),
     }
     rows, kept = counted(packing.rows, "row"), counted(tokens.packed, "token")
+    root = Path(path).parent.parent
+    folder, shown = root / manifest.corpus, mirror_of(root).shown(Path(path))
     facts = {
-        "manifest": path,
+        "manifest": shown,
         "rows": packing.rows,
         "fill": packing.packing_efficiency,
         "read": conversations.read,
@@ -240,9 +243,9 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         f"{counted(conversations.read, 'conversation')}: " + ", ".join(f"{n:,} {end}" for end, n in ends.items())
     )
     if ends["rejected"]:
-        listed = os.path.join(os.path.dirname(path), os.pardir, manifest.corpus, "rejects.jsonl")
+        listed = find_listed(folder, "rejects.jsonl", listed_file(manifest, folder, "rejects.jsonl").bytes)
         display.show(f"all rejects are in {manifest.corpus}/rejects.jsonl; the first of each reason:")
-        for line in first_of_each(Path(listed), conversations.rejected):
+        for line in first_of_each(listed, conversations.rejected):
             display.show(line)
     if further := [f"{count:,} {reason}" for reason, count in conversations.dropped.items() if reason != "too_long"]:
         display.show(f"dropped by filters, limits and weights: {', '.join(further)}")
@@ -254,14 +257,14 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         display.show("keys that are not used, and how often they occurred:")
         for line in (*unused, *flag_hints(manifest.unused_keys)):
             display.show(line)
-    _print_mixture(manifest, Path(path).parent.parent / manifest.corpus)
+    _print_mixture(manifest, folder)
     for line in _overlong(manifest):
         display.show(line)
     share = tokens.rejected / max(1, tokens.encoded + tokens.rejected)
     if share > NOTEWORTHY:
         display.show(f"note: {100 * share:.1f} % of all tokens were in conversations that were rejected")
-    remember_manifest(Path(path).parent.parent, Path(path).name)
-    print(path, flush=True)
+    remember_manifest(root, Path(path).name)
+    print(shown, flush=True)
 
 
 def _overlong(manifest: Manifest) -> Iterator[str]:
@@ -341,7 +344,7 @@ def _reused(name: str, stage: Stage) -> None:
     """Count a stage as done by an earlier run."""
     counters.put(name, reused=1, done=1)
     if isinstance(stage, TokenizePart):
-        counters.put(name, tokens_found=stage.outputs()[0].stat().st_size / 4)
+        counters.put(name, tokens_found=read_receipt(stage.outputs()[1])["bytes"] / 4)
 
 
 @luigi.Task.event_handler(luigi.Event.SUCCESS)

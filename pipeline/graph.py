@@ -33,6 +33,7 @@ from tasks import stages
 from tasks.config import load_config
 from tasks.recipe import Recipe, resolve
 from tasks.steps import unreadable
+from tasks.stores.scratch import root_of
 
 # A child that is forked after the tokenizers library has used its threads hangs forever.
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -44,7 +45,7 @@ def _recipe(config: str, root: str, sequence_length: str, check_sources: bool) -
     if sequence_length:
         base = _recipe(config, root, "", check_sources)
         return replace(base, config=load_config(Path(config), sequence_length))
-    return resolve(Path(config), Path(root), check_sources)
+    return resolve(Path(config), root_of(root), check_sources)
 
 
 @lru_cache(maxsize=4)
@@ -56,7 +57,10 @@ class _Step(luigi.Task):
     """A task of one corpus. `config` and `root` are relative to the working directory."""
 
     config = luigi.Parameter(description="Config of the corpus, a YAML file.")
-    root = luigi.Parameter(default=".", description="Project root; data/ and manifests/ are written below it.")
+    root = luigi.Parameter(
+        default=".",
+        description="Project root, a folder or the URL of one in a bucket; data/ and manifests/ are below it.",
+    )
     on = luigi.Parameter(
         default="workers",
         significant=False,
@@ -193,6 +197,8 @@ class _Together(_Step):
         with open_engine(self.on, settings.workers()) as engine:
             for index, outcome in engine.map([members[number].step() for number in left]):
                 events.taken(self, left[index], outcome)
+        if not self.complete():
+            stages.refresh(self.recipe)  # they were taken by machines that have scratch folders of their own
         return {}
 
 

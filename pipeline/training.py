@@ -22,6 +22,7 @@ from pipeline.progress import counters
 from tasks.core.error_codes import EXITS
 from tasks.core.error_messages import JSON
 from tasks.core.errors import Interrupted, PackError
+from tasks.stores.scratch import root_of, url_of
 
 
 class TrainingFailed(PackError):
@@ -39,7 +40,8 @@ def command(verb: str, manifest: str, root: str, settings: str, options: str) ->
     """
     config = ("--config", settings) if settings else ()
     named = (verb,) if verb else ()
-    where = ("--manifest", manifest, "--root", root)
+    # A checkpoint is not written to a bucket, but to the working directory.
+    where = ("--manifest", manifest, "--root", "." if url_of(root_of(root)) else root)
     return (sys.executable, "-P", "-m", "train", *named, *where, *config, *shlex.split(options))
 
 

@@ -31,6 +31,7 @@ from tasks.storage.files import has_artifact
 from tasks.storage.keys import ONE_PLAN, VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
 from tasks.storage.splits import split_names
+from tasks.stores.scratch import scratch_of, url_of
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
 from tasks.templates.spans import Template
@@ -72,7 +73,13 @@ class Recipe:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what is cached: another process opens its own encoder."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)} | {"url": url_of(self.layout.root)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Use the scratch folder of this machine, if the root is in a bucket."""
+        if url := state.pop("url"):
+            state["layout"] = Layout(scratch_of(url))
+        vars(self).update(state)
 
     def without_sources(self) -> Recipe:
         """Return what turns records into tokens, for another process: a few KB, however many sources there are."""

@@ -17,17 +17,27 @@ from pathlib import Path
 from typing import Any
 
 from tasks import steps
-from tasks.core.errors import Busy, PackError, StorageError
+from tasks.core.errors import Busy, DataError, PackError, StorageError
 from tasks.corpus.publish import publish_corpus
 from tasks.packing.groups.dealt import DEAL, deal_parts
 from tasks.packing.groups.join import join_groups
-from tasks.packing.plan import make_plan
+from tasks.packing.plan import PLAN_FILES, make_plan
 from tasks.recipe import Recipe
-from tasks.steps import SILENT, Pack, Progress, Texts, Tokenize, check_token_files, shard_receipt
+from tasks.steps import (
+    SILENT,
+    Pack,
+    Progress,
+    Texts,
+    Tokenize,
+    check_token_files,
+    fetch_group,
+    fetch_parts,
+    fetch_plan,
+    shard_receipt,
+)
 from tasks.storage.files import (
     acquire_lock,
     digest_of,
-    has_artifact,
     has_listed,
     locked,
     read_receipt,
@@ -35,6 +45,7 @@ from tasks.storage.files import (
     write_receipt,
 )
 from tasks.storage.manifest import load_manifest
+from tasks.stores.mirror import LOCAL, Mirror, mirror_of
 from tasks.tokenization import engine_check
 from tasks.tokenization.train_tokenizer import train_tokenizer
 
@@ -86,8 +97,9 @@ class TrainTokenizer(Stage):
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         recipe, config = self.recipe, self.recipe.config
         model, receipt = self.outputs()
-        facts = train_tokenizer(recipe.parts, config.template, config.vocab_size, config.max_record_bytes, model)
-        write_receipt(receipt, facts)
+        with mirror_of(recipe.layout.root).writing(model, receipt) as (model, receipt):
+            facts = train_tokenizer(recipe.parts, config.template, config.vocab_size, config.max_record_bytes, model)
+            write_receipt(receipt, facts)
         # Checked here once, and not by each of the processes that will encode.
         return asdict(engine_check.verdict_of(recipe))
 
@@ -106,8 +118,8 @@ class TokenizePart(Stage):
         return [self.recipe.layout.token_file(key), self.recipe.layout.token_receipt(key)]
 
     def is_done(self, check_content: bool = False) -> bool:
-        refused = "gigatoken" if engine_check.refused(self.recipe) else ""
-        return has_artifact(*self.outputs(), checksum="xxh3" if check_content else "", refused=refused)
+        refused, mirror = "gigatoken" if engine_check.refused(self.recipe) else "", mirror_of(self.recipe.layout.root)
+        return mirror.has(*self.outputs(), checksum="xxh3" if check_content else "", refused=refused)
 
     def step(self) -> Tokenize:
         """Return the work as a value that another process can take. The encoder is chosen here, once."""
@@ -121,6 +133,10 @@ class TokenizePart(Stage):
 
 def _parts(recipe: Recipe) -> list[Stage]:
     return [TokenizePart(recipe, part) for part in range(len(recipe.parts))]
+
+
+def _token_keys(recipe: Recipe) -> list[str]:
+    return [recipe.tokens_key(part) for part in recipe.parts]
 
 
 def _repairing(recipe: Recipe, work: Callable[[Recipe, Path], dict[str, Any]], progress: Progress) -> dict[str, Any]:
@@ -153,7 +169,11 @@ class DealParts(Stage):
         return all(stage.is_done() for stage in self.requires())
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
-        return _repairing(self.recipe, deal_parts, progress)
+        mirror = mirror_of(self.recipe.layout.root)
+        fetch_parts(mirror, self.recipe.layout, _token_keys(self.recipe))
+        receipt = _repairing(self.recipe, deal_parts, progress)
+        mirror.push(self.outputs())
+        return receipt
 
 
 @dataclass(frozen=True)
@@ -195,14 +215,26 @@ class Plan(Stage):
 
     def is_done(self, check_content: bool = False) -> bool:
         # The figures in plan.json have no checksum, and planning is cheap: a check of the content trusts no plan.
-        if check_content or not has_plan(self.recipe.plan_folder):
+        if check_content or not has_plan(self.recipe.plan_folder, mirror_of(self.recipe.layout.root)):
             return False
         return all(stage.is_done() for stage in self.requires())
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
-        if self.recipe.most_groups > 1:
-            return join_groups(self.recipe, self.recipe.plan_folder)
-        return _repairing(self.recipe, make_plan, progress)
+        recipe, mirror, plan = self.recipe, mirror_of(self.recipe.layout.root), self.recipe.plan_folder
+        try:
+            if recipe.most_groups > 1:
+                for group in range(recipe.most_groups):
+                    fetch_group(mirror, plan, group)
+                receipt = join_groups(recipe, plan)
+                mirror.push(self.outputs())
+            else:
+                fetch_parts(mirror, recipe.layout, _token_keys(recipe))
+                receipt = _repairing(recipe, make_plan, progress)
+                mirror.push(plan / name for name in (*PLAN_FILES, "plan.json"))
+        except DataError:  # it may name the list of rejects
+            mirror.push(path for path in self.outputs() if path.name == "rejects.jsonl" and path.is_file())
+            raise
+        return receipt
 
 
 @dataclass(frozen=True)
@@ -220,7 +252,8 @@ class WriteShard(Stage):
         return [shard, shard_receipt(recipe.plan_folder, self.shard)]
 
     def is_done(self, check_content: bool = False) -> bool:
-        return has_artifact(*self.outputs(), checksum="sha256" if check_content else "")
+        mirror = mirror_of(self.recipe.layout.root)
+        return mirror.has(*self.outputs(), checksum="sha256" if check_content else "")
 
     def step(self) -> Pack:
         """Return the work as a value that another process can take."""
@@ -250,6 +283,7 @@ class Publish(Stage):
         A corpus whose texts were written by another version (keys.VERSIONS["texts"]) is done, too.
         """
         own, published = self.outputs()
+        mirror = refresh(self.recipe)
         if not published.is_file():
             return False
         try:
@@ -259,7 +293,7 @@ class Publish(Stage):
             # A run that was killed may have left the manifest in a folder that was not synced yet.
             sync_folder(published.parent)
             return all(
-                (folder / file.path).stat().st_size == file.bytes
+                mirror.has_size(folder / file.path, file.bytes)
                 and (not check_content or digest_of(folder / file.path, "sha256") == file.sha256)
                 for file in manifest.listed()
             )
@@ -268,7 +302,7 @@ class Publish(Stage):
 
     def prepare(self) -> None:
         """Drop the receipts of shards that are damaged or whose plan is. A new run has none yet, and hashes nothing."""
-        is_planned = has_plan(self.recipe.plan_folder)
+        is_planned = has_plan(self.recipe.plan_folder, mirror_of(self.recipe.layout.root))
         for stage in self.requires():
             receipt = stage.outputs()[-1]
             if not isinstance(stage, WriteShard) or not receipt.is_file():
@@ -278,11 +312,32 @@ class Publish(Stage):
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         recipe = self.recipe
-        check_token_files(recipe.layout, [recipe.tokens_key(part) for part in recipe.parts], recipe.plan_folder)
-        receipts = [read_receipt(stage.outputs()[-1]) for stage in self.requires() if isinstance(stage, WriteShard)]
+        mirror = mirror_of(recipe.layout.root)
+        check_token_files(recipe.layout, _token_keys(recipe), recipe.plan_folder)
+        fetch_plan(mirror, recipe.plan_folder)
+        written = [stage.outputs()[-1] for stage in self.requires() if isinstance(stage, WriteShard)]
+        for receipt in written:
+            mirror.fetch_file(receipt)
+        receipts = [read_receipt(receipt) for receipt in written]
         encoded = {"encoder": asdict(engine_check.verdict_of(self.recipe))}
         publish_corpus(self.recipe, receipts, progress.run_record() | encoded)
-        return {"manifest": str(self.recipe.published)}
+        own, published = self.outputs()
+        beside = [own.parent / file.path for file in load_manifest(own).files]
+        mirror.commit([*beside, own.with_name("run.json")], (own, published))
+        return {"manifest": mirror.shown(published)}
+
+
+def refresh(recipe: Recipe) -> Mirror:
+    """Learn what the root holds of a corpus, if it is in a bucket, and return its mirror."""
+    mirror, publish = mirror_of(recipe.layout.root), Publish(recipe)
+    if mirror is not LOCAL:
+        made = [stage.outputs() for stage in (*_parts(recipe), *publish.requires())]
+        artifacts = {(found[0], found[1]): None for found in made}
+        own, published = publish.outputs()
+        mirror.refresh(list(artifacts), recipe.plan_folder, (own, published))
+        if (key := recipe.tokenizer_key) and recipe.layout.tokenizer_receipt(key).is_file():
+            mirror.fetch((recipe.layout.tokenizer(key), recipe.layout.tokenizer_receipt(key)))
+    return mirror
 
 
 def run_all(target: Stage, progress: Progress = SILENT, check_content: bool = False) -> None:
@@ -311,6 +366,7 @@ def run_share(recipe: Recipe, kind: str, number: int, of: int) -> tuple[int, int
     is asked for before all parts are tokenized.
     """
     parts, plan = _parts(recipe), Plan(recipe)
+    refresh(recipe)
     for tokenizer in _tokenizer(recipe):
         _run_once(tokenizer)
     if kind == "pack" and not plan.is_done():
@@ -366,6 +422,8 @@ def open_encoder(recipe: Recipe) -> engine_check.Verdict | None:
     return engine_check.verdict_of(recipe)
 
 
-def has_plan(folder: Path) -> bool:
+def has_plan(folder: Path, mirror: Mirror = LOCAL) -> bool:
     """Return whether `folder` holds the receipt of a plan and all files it lists, at their recorded sizes."""
-    return has_listed(folder / "plan.json")
+    receipt = folder / "plan.json"
+    # Of a bucket, there is no receipt here without the files there.
+    return has_listed(receipt) if mirror is LOCAL else receipt.is_file()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -20,14 +21,17 @@ import pyarrow as pa
 from tasks.core.error_messages import to_pack_error
 from tasks.core.errors import DataError, PackError, StorageError
 from tasks.core.process import peak_memory
-from tasks.corpus.publish import write_planned_shard
+from tasks.corpus.publish import placements_of, write_planned_shard
 from tasks.packing.groups.dealt import DEAL
 from tasks.packing.groups.plan_group import files_of_group, group_receipt, plan_group
 from tasks.packing.plan import dropped
 from tasks.recipe import Recipe
 from tasks.sources.model import Part
-from tasks.storage.files import has_artifact, has_listed, read_receipt, write_receipt
+from tasks.sources.remote import with_copy
+from tasks.storage.files import has_artifact, read_receipt, write_receipt
 from tasks.storage.paths import Layout
+from tasks.stores.mirror import LOCAL, Mirror, mirror_of
+from tasks.stores.scratch import scratch_of, url_of
 from tasks.tokenization.engine_check import encoder_named
 from tasks.tokenization.tokenize_part import tokenize_part
 
@@ -60,7 +64,7 @@ class Step(ABC):
 
     def is_done(self) -> bool:
         """Return whether the output exists at its recorded size."""
-        return has_artifact(*self.outputs())
+        return LOCAL.is_stored(*self.outputs())
 
     @abstractmethod
     def work(self, progress: Progress) -> dict[str, Any]:
@@ -102,10 +106,14 @@ class Tokenize(Step):
         return layout.token_file(self.key), layout.token_receipt(self.key)
 
     def is_done(self) -> bool:
-        return has_artifact(*self.outputs(), refused="" if self.engine == "gigatoken" else "gigatoken")
+        refused = "" if self.engine == "gigatoken" else "gigatoken"
+        return mirror_of(self.texts.recipe.layout.root).is_stored(*self.outputs(), refused=refused)
 
     def work(self, progress: Progress) -> dict[str, Any]:
         recipe = _recipe_of(self.texts)
+        layout, mirror = recipe.layout, mirror_of(recipe.layout.root)
+        if recipe.tokenizer_key:
+            mirror.fetch((layout.tokenizer(recipe.tokenizer_key), layout.tokenizer_receipt(recipe.tokenizer_key)))
         if recipe.tokens_key(self.part) != self.key:
             raise DataError(
                 "input_changed",
@@ -113,22 +121,37 @@ class Tokenize(Step):
                 "where the run was started; use the same files and the same version everywhere",
             )
         encoder = encoder_named(self.engine, recipe.encoder)
-        return tokenize_part(
-            self.part, encoder, recipe.template, recipe.config, *self.outputs(), on_batch=progress.tokenized
-        )
+        part = with_copy(self.part, layout.remote())
+        with mirror.writing(*self.outputs()) as outputs:
+            return tokenize_part(part, encoder, recipe.template, recipe.config, *outputs, on_batch=progress.tokenized)
 
 
 @dataclass(frozen=True)
-class PlanGroup(Step):
-    """Plan one group of a corpus whose parts are tokenized and dealt."""
+class OfPlan(Step):
+    """A step that reads the plan of a corpus, or writes a part of it."""
 
     root: Path
     plan_folder: Path
-    group: int
 
     def __getstate__(self) -> dict[str, Any]:
-        """Send absolute paths: another process may be in another folder."""
-        return vars(self) | {name: getattr(self, name).absolute() for name in ("root", "plan_folder")}
+        """Send absolute paths: another process may be in another folder. Of a bucket, it has a folder of its own."""
+        paths = {name: path.absolute() for name, path in vars(self).items() if isinstance(path, Path)}
+        return vars(self) | paths | {"url": url_of(self.root)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        sent, url = state["root"], state.pop("url")
+        if url:
+            own = scratch_of(url)
+            paths = {name: path for name, path in state.items() if isinstance(path, Path)}
+            state |= {name: own / path.relative_to(sent) for name, path in paths.items()}
+        vars(self).update(state)
+
+
+@dataclass(frozen=True)
+class PlanGroup(OfPlan):
+    """Plan one group of a corpus whose parts are tokenized and dealt."""
+
+    group: int
 
     @property
     def place(self) -> str:
@@ -138,34 +161,31 @@ class PlanGroup(Step):
         return files_of_group(self.plan_folder, self.group)["plan"], group_receipt(self.plan_folder, self.group)
 
     def is_done(self) -> bool:
-        return has_listed(self.outputs()[1])
+        return mirror_of(self.root).has_listed(self.outputs()[1])
 
     def work(self, progress: Progress) -> dict[str, Any]:
-        layout = Layout(self.root)
+        layout, mirror, receipt_file = Layout(self.root), mirror_of(self.root), self.outputs()[1]
+        mirror.fetch_file(self.plan_folder / DEAL)
+        keys = [key for *_, key in read_receipt(self.plan_folder / DEAL)["parts"]]
+        fetch_parts(mirror, layout, keys)
         try:
-            return plan_group(layout, self.plan_folder, self.group)
+            receipt = plan_group(layout, self.plan_folder, self.group)
         except (pa.ArrowException, ValueError, IndexError):
-            parts = read_receipt(self.plan_folder / DEAL)["parts"]
-            check_token_files(layout, [key for *_, key in parts], self.plan_folder)
+            check_token_files(layout, keys, self.plan_folder)
             raise
+        mirror.push([*(self.plan_folder / name for name in receipt["files"]), receipt_file])
+        return receipt
 
 
 @dataclass(frozen=True)
-class Pack(Step):
+class Pack(OfPlan):
     """Write one shard of a plan. `special` has the ids of EOS and padding, or is None for format 2.0."""
 
-    root: Path
-    plan_folder: Path
     path: Path
     shard: int
     length: int
     special: tuple[int, int] | None
     corpus_key: str
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Send absolute paths: another process may be in another folder."""
-        paths = {name: getattr(self, name).absolute() for name in ("root", "plan_folder", "path")}
-        return vars(self) | paths
 
     @property
     def place(self) -> str:
@@ -174,24 +194,51 @@ class Pack(Step):
     def outputs(self) -> tuple[Path, Path]:
         return self.path, shard_receipt(self.plan_folder, self.shard)
 
+    def is_done(self) -> bool:
+        return mirror_of(self.root).is_stored(*self.outputs())
+
     def work(self, progress: Progress) -> dict[str, Any]:
-        layout = Layout(self.root)
-        keys = read_receipt(self.plan_folder / "plan.json")["token_files"]
-        try:
-            receipt = write_planned_shard(
-                self.path,
-                self.shard,
-                self.plan_folder,
-                [layout.token_file(key) for key in keys],
-                self.special,
-                self.length,
-                self.corpus_key,
-            )
-        except (pa.ArrowException, ValueError, IndexError):
-            check_token_files(layout, keys, self.plan_folder)
-            raise
-        write_receipt(self.outputs()[1], receipt)
+        layout, mirror = Layout(self.root), mirror_of(self.root)
+        facts = fetch_plan(mirror, self.plan_folder, self.shard)
+        receipts = {layout.token_file(key): layout.token_receipt(key) for key in facts["token_files"]}
+        with mirror.writing(*self.outputs(), keep=False) as (path, receipt_file):
+            try:
+                receipt = write_planned_shard(
+                    path,
+                    self.shard,
+                    self.plan_folder,
+                    list(receipts),
+                    self.special,
+                    self.length,
+                    self.corpus_key,
+                    fetch=lambda file: mirror.fetch((file, receipts[file])),
+                )
+            except (pa.ArrowException, ValueError, IndexError):
+                check_token_files(layout, facts["token_files"], self.plan_folder)
+                raise
+            write_receipt(receipt_file, receipt)
         return receipt
+
+
+def fetch_parts(mirror: Mirror, layout: Layout, keys: Sequence[str]) -> None:
+    """Make sure that the token files of parts can be read locally."""
+    mirror.fetch(*((layout.token_file(key), layout.token_receipt(key)) for key in keys))
+
+
+def fetch_group(mirror: Mirror, folder: Path, group: int) -> None:
+    """Make sure that the files of a group that was planned can be read locally, and its receipt."""
+    mirror.fetch_file(receipt := group_receipt(folder, group))
+    for name, size in read_receipt(receipt)["files"].items():
+        mirror.fetch_file(folder / name, size)
+
+
+def fetch_plan(mirror: Mirror, folder: Path, shard: int | None = None) -> dict[str, Any]:
+    """Make sure that a plan can be read locally, or the placements of a shard; return its receipt."""
+    mirror.fetch_file(folder / "plan.json")
+    receipt = read_receipt(folder / "plan.json")
+    for name in receipt["files"] if shard is None else [placements_of(shard, receipt)[0]]:
+        mirror.fetch_file(folder / name, receipt["files"][name], receipt["sha256"][name])
+    return receipt
 
 
 def shard_receipt(plan_folder: Path, shard: int) -> Path:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, NoReturn, get_args, get_origin
 
 from tasks.core.errors import UsageError
+from tasks.stores.scratch import local_path_of, root_of
+from tasks.stores.urls import check_url, is_url
 from train.config import DEFAULT, TrainingConfig, load_training_config
 
 if TYPE_CHECKING:
@@ -28,15 +30,19 @@ def settings_parser(prog: str, description: str) -> Parser:
     ours = Parser(prog=prog, description=description, allow_abbrev=False)
     ours.add_argument(
         "--manifest",
-        type=Path,
+        type=local_path_of,
         required=True,
-        help="a manifest (file, name, or key), a corpus folder, or a folder of shards",
+        help="a manifest (file, URL, name, or key), a corpus folder, or a folder of shards",
     )
     ours.add_argument(
         "--config", type=Path, metavar="FILE", default=DEFAULT, help="YAML file of settings (default: train/qlora.yaml)"
     )
     ours.add_argument(
-        "--root", type=Path, metavar="FOLDER", default=Path(), help="folder that contains data/ (default: this folder)"
+        "--root",
+        type=_local_root,
+        metavar="FOLDER",
+        default=Path(),
+        help="folder that contains data/ (default: this folder)",
     )
     ours.add_argument("--where", action="store_true", help="print the path of the run's record and exit")
     ours.add_argument("--debug", action="store_true", help="print a traceback if an error occurs")
@@ -48,6 +54,15 @@ def settings_parser(prog: str, description: str) -> Parser:
             text += f" (default: {default})"
         settings.add_argument(f"--{name.replace('_', '-')}", dest=f"set_{name}", metavar=_values(field), help=text)
     return ours
+
+
+def _local_root(text: str) -> Path:
+    """Return the folder of the outputs. Raises UsageError for a URL: a checkpoint is not written to a bucket."""
+    if is_url(text) and check_url(text) != "file":
+        raise UsageError(
+            "url_not_supported", f"--root {text}: training writes to a folder; name one, and the URL of the manifest"
+        )
+    return root_of(text)
 
 
 def config_of(options: argparse.Namespace) -> TrainingConfig:

@@ -50,6 +50,7 @@ from tasks.inspection.manifests import (
     find_manifest,
     list_manifests,
 )
+from tasks.stores.scratch import local_path_of
 
 app = typer.Typer(
     help="Pack conversations into training rows; inspect, verify, and train on the result.",
@@ -275,7 +276,8 @@ def inspect(
         typer.Argument(
             metavar="PATH",
             show_default=False,
-            help="A manifest (file, name, or key), corpus folder, shard, source file, or config. "
+            parser=local_path_of,
+            help="A manifest (file, URL, name, or key), corpus folder, shard, source file, or config. "
             "Default: the corpus of the latest run.",
             autocompletion=complete_file,
         ),
@@ -332,14 +334,19 @@ def diff(
         typer.Argument(
             metavar="BEFORE",
             show_default=False,
-            help="A manifest (file, name, or key) or a corpus folder.",
+            parser=local_path_of,
+            help="A manifest (file, URL, name, or key) or a corpus folder.",
             autocompletion=complete_manifest,
         ),
     ],
     after: Annotated[
         Path,
         typer.Argument(
-            metavar="AFTER", show_default=False, help="The one to compare it with.", autocompletion=complete_manifest
+            metavar="AFTER",
+            show_default=False,
+            parser=local_path_of,
+            help="The one to compare it with.",
+            autocompletion=complete_manifest,
         ),
     ],
     root: RootOption = Path(),

@@ -9,13 +9,15 @@ import typer
 
 from tasks.core.error_messages import JSON
 from tasks.inspection.manifests import complete_manifest
+from tasks.stores.scratch import local_path_of, root_of
 
 ManifestArgument = Annotated[
     Path | None,
     typer.Argument(
         metavar="MANIFEST",
         show_default=False,
-        help="A manifest (file, name, or key) or a corpus folder. Default: the corpus of the latest run.",
+        parser=local_path_of,
+        help="A manifest (file, URL, name, or key) or a corpus folder. Default: the corpus of the latest run.",
         autocompletion=complete_manifest,
     ),
 ]
@@ -32,7 +34,9 @@ RootOption = Annotated[
     typer.Option(
         metavar="FOLDER",
         show_default=False,
-        help="The project's root, with data/ and manifests/. Default: the working directory.",
+        parser=root_of,
+        help="The project's root, with data/ and manifests/: a folder, or a URL in a bucket. Default: the working "
+        "directory.",
     ),
 ]
 

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from tasks.core.error_messages import JSON
 from tasks.inspection.manifests import find_manifest
+from tasks.stores.scratch import local_path_of, root_of, url_of
 
 # Commands of `python -m train` besides training. A corpus of such a name is named by --manifest.
 COMMANDS = ("doctor", "merge")
@@ -25,7 +26,8 @@ COMMANDS = ("doctor", "merge")
 
 def pack(config: Path, root: Path, options: list[str]) -> NoReturn:
     """Pack the corpus of a config."""
-    _run("luigi", "--module", "pipeline", "PackCorpus", "--config", str(config), "--root", str(root), *options)
+    words = ["--config", str(config), "--root", url_of(root) or str(root)]
+    _run("luigi", "--module", "pipeline", "PackCorpus", *words, *options)
 
 
 def train(arguments: list[str]) -> NoReturn:
@@ -41,8 +43,12 @@ def train(arguments: list[str]) -> NoReturn:
     named = {word.partition("=")[0] for word in words}
     verb = [words.pop(0)] if words[:1] == ["diagnose"] else []
     if words[:1] not in ([command] for command in COMMANDS) and not named & {"--manifest", "--help", "-h"}:
-        corpus = Path(words.pop(0)) if words and not words[0].startswith("-") else None
-        words = ["--manifest", str(_find_corpus(corpus, _root_of(words))), *words]
+        corpus = local_path_of(words.pop(0)) if words and not words[0].startswith("-") else None
+        root = _root_of(words)
+        words = ["--manifest", str(_find_corpus(corpus, root)), *words]
+        if url_of(root):  # that of the corpus: what the training writes is local
+            at = next(number for number, word in enumerate(words) if word.partition("=")[0] == "--root")
+            del words[at : at + 1 + ("=" not in words[at])]
     _run("train", *verb, *words)
 
 
@@ -51,7 +57,7 @@ def _root_of(words: list[str]) -> Path:
     for number, word in enumerate(words):
         name, _, value = word.partition("=")
         if name == "--root":
-            return Path(value or "".join(words[number + 1 : number + 2]))
+            return root_of(value or "".join(words[number + 1 : number + 2]))
     return Path()
 
 

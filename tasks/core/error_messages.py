@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from tasks.core.error_codes import CODES
 from tasks.core.errors import Bug, Interrupted, PackError, StorageError
-from tasks.core.printable import from_here, printable
+from tasks.core.printable import from_here, printable, with_urls
 
 # Set to 1, they act like --json and --debug, also for the luigi command, which lacks these options.
 JSON, DEBUG = "PACKCORPUS_JSON", "PACKCORPUS_DEBUG"
@@ -28,7 +28,7 @@ def as_text(error: PackError) -> str:
     """Return the code and the message, then cause and fix. An interrupt is not an error, so it is one line."""
     code = CODES[error.reason]
     rank = f"rank {error.facts['rank']}: " if "rank" in error.facts else ""
-    message = rank + printable(from_here(str(error)))
+    message = rank + printable(from_here(with_urls(str(error))))
     if isinstance(error, Interrupted):
         return f"{code.code} {message}"
     return f"{code.code} error: {message}\n  cause: {code.cause}; fix: {code.fix}"
@@ -40,7 +40,7 @@ def as_json(error: PackError) -> str:
     values = {
         "code": code.code,
         "reason": code.reason,
-        "message": str(error),
+        "message": with_urls(str(error)),
         "cause": code.cause,
         "fix": code.fix,
         "exit_code": error.exit_code,

@@ -28,8 +28,24 @@ def escaped(char: str) -> str:
     return char.encode("unicode_escape").decode()
 
 
+_shown_as: dict[str, str] = {}
+
+
+def show_as(folder: str, name: str) -> None:
+    """Show paths below a folder from now on as if they were below `name`, a URL."""
+    _shown_as[f"{folder}/"] = f"{name}/"
+
+
+def with_urls(text: str) -> str:
+    """Return `text` with each path below a folder of `show_as` as a URL."""
+    for folder, name in _shown_as.items():
+        text = text.replace(folder, name)
+    return text
+
+
 def printable(text: str) -> str:
     """`text` with every character escaped that a terminal would obey, hide or reorder; newlines stay."""
+    text = with_urls(text)
     if text.isprintable() and MARKS.isdisjoint(text):
         return text
     return "".join(char if is_plain(char) else escaped(char) for char in text)

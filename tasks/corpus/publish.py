@@ -7,7 +7,7 @@ manifests/<name>-<key12>.json  the same bytes as manifest.json: the commit
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -37,22 +37,30 @@ def write_planned_shard(
     special: tuple[int, int] | None,
     length: int,
     key: str,
+    fetch: Callable[[Path], None] = lambda file: None,
 ) -> dict[str, Any]:
-    """Write shard number `shard` of a plan from the token files the plan refers to.
+    """Write shard number `shard` of a plan from the token files the plan refers to; `fetch` makes them readable.
 
     `special` has the ids of EOS and padding; without them, the shard has format 2.0. Returns the shard's receipt.
     """
     facts = read_receipt(plan_folder / "plan.json")
-    name, number = "plan.arrow", shard
-    if "groups" in facts:
-        group, number = place_of_shard(shard, facts["groups"], facts["shards"])
-        name = files_of_group(plan_folder, group)["plan"].name
+    name, number = placements_of(shard, facts)
     with _open_plan(plan_folder, name, number, facts["placements"][shard]) as plan:
         used = set(to_numpy(plan.column("part")).tolist())
+        for number in used:
+            fetch(token_files[number])
         tokens = TokenFiles([file if number in used else None for number, file in enumerate(token_files)])
         if special is None:
             return write_conversations(path, plan, tokens, length, key)
         return write_shard(path, plan, facts["rows_of_shards"][shard], tokens, special, length, key)
+
+
+def placements_of(shard: int, facts: dict[str, Any]) -> tuple[str, int]:
+    """Return the file of a plan that has the placements of a shard, and the number of its batch."""
+    if "groups" not in facts:
+        return "plan.arrow", shard
+    group, number = place_of_shard(shard, facts["groups"], facts["shards"])
+    return files_of_group(Path(), group)["plan"].name, number
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from tasks.core.errors import DataError, InputMissing, PackError, UsageError
 from tasks.core.suggest import suggest
-from tasks.stores.urls import refuse_url
+from tasks.stores.scratch import scratch_with, url_of
 
 if TYPE_CHECKING:
     from tasks.storage.manifest import Manifest
@@ -48,6 +48,7 @@ def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Pat
 
     Without a path it is the manifest of the latest run.
     """
+    path = _fetched(path, root)
     if path is None:
         latest = latest_manifest(root)
         if latest is None:
@@ -56,7 +57,6 @@ def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Pat
                 f"{manifests_of(root)}/ has no manifests; make one with: packcorpus pack CONFIG, or name one elsewhere",
             )
         return latest
-    refuse_url(path)
     if os.path.isfile(path):
         return path
     if os.path.isfile(path / "manifest.json"):
@@ -84,11 +84,34 @@ def find_file(path: Path | None, root: Path = HERE, wanted: str = "file") -> Pat
     raise InputMissing("manifest_missing", message)
 
 
+def _fetched(path: Path | None, root: Path) -> Path | None:
+    """Return the path of a manifest; fetch it, or all of the root, if these are in a bucket. Raises PackError."""
+    if not (url_of(root) or (path and scratch_with(path))):
+        return path
+    from tasks.stores.mirror import Remote, mirror_of, remote_with
+
+    if path and (remote := remote_with(path)):
+        path = path if path.suffix == ".json" else path / "manifest.json"
+        remote.fetch_manifest(path)
+    elif isinstance(mirror := mirror_of(root), Remote):
+        mirror.fetch_manifests()
+    return path
+
+
 def find_damaged(path: Path | None, root: Path = HERE) -> Path:
-    """Return the manifest or corpus folder that `path` names, which may be damaged or missing in part."""
+    """Return the manifest or corpus folder that `path` names, which may be damaged or missing in part.
+
+    Raises UsageError if it is in a bucket.
+    """
+    for place in (path, root):
+        if place and (folder := scratch_with(place / "manifest.json")):
+            raise UsageError(
+                "url_not_supported",
+                f"{url_of(folder)}: a corpus in a bucket is repaired by a run: delete the damaged objects, then run: "
+                "packcorpus pack CONFIG --root URL",
+            )
     if path is None:
         return find_file(None, root)
-    refuse_url(path)
     if os.path.isfile(path):
         _check_kind(path, root)
         return path
@@ -245,6 +268,7 @@ class Listing:
 
 def list_manifests(root: Path = HERE) -> Listing:
     """List the manifests in manifests/."""
+    _fetched(None, root)
     return Listing([_listed(path) for path in sorted(manifests_of(root).glob("*.json"))])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from glob import has_magic
@@ -21,7 +22,9 @@ from tasks.core.errors import DataError, InputMissing, PackError
 from tasks.core.notes import noted
 from tasks.readers.containers import container_by_extension
 from tasks.sources.listed_names import check_extensions, saved_files
+from tasks.sources.model import Part
 from tasks.stores.copies import Object, fetch_copies
+from tasks.stores.receive import changed
 from tasks.stores.store import Facts, Reading, open_store
 from tasks.stores.urls import Dataset, hub_name, split_dataset, split_url
 
@@ -120,6 +123,20 @@ def find_remote(url: str, copies: Path, revision: str = "") -> list[Located]:
     where = split_url(url)
     listing = _Listing(open_store(f"{where.scheme}://{where.bucket}"), where.key)
     return _copied(listing.store, listing.find(), copies)
+
+
+def with_copy(part: Part, copies: Path) -> Part:
+    """Return a part with the path of the copy of its file on this machine; a missing one is fetched.
+
+    Raises DataError if the object has changed, and what a store raises.
+    """
+    file = part.file
+    if not file.arrived or file.path.is_file():
+        return part
+    [found] = find_remote(file.name, copies, file.revision)
+    if found.sha256 != file.arrived:
+        raise changed(file.name)
+    return replace(part, file=replace(file, path=found.path, mtime_ns=found.path.stat().st_mtime_ns))
 
 
 def dataset_named(path: str) -> Dataset | None:

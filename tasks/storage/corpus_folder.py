@@ -7,17 +7,37 @@ manifest ─wrong_files, foreign_files─▶ an error per file that differs ─r
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 import pyarrow as pa
 
 from tasks.core.errors import DataError, InputMissing, PackError, StorageError
 from tasks.storage.files import sha256_of, write_bytes
 from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest, repair_hint, without_repair_hint
+
+
+class Remote(Protocol):
+    """What the files of a corpus folder are copies of; see stores/mirror.py."""
+
+    def fetch_listed(self, folder: Path, name: str, size: int) -> None:
+        """Make sure that a file of the folder can be read. Raises PackError, also if it is damaged."""
+
+    def names(self, folder: Path) -> set[str]:
+        """Return the names of all files, relative to the folder."""
+
+
+_remote_with: Callable[[Path], Remote | None] = lambda path: None  # noqa: E731 - replaced below
+
+
+def find_remotes_with(find: Callable[[Path], Remote | None]) -> None:
+    """Set what gives the store that a path stands for: this package knows none."""
+    global _remote_with
+    _remote_with = find
 
 
 def corpus_folder(manifest: Manifest, path: Path) -> Path:
@@ -103,8 +123,11 @@ def last_manifest(root: Path) -> Path | None:
 
 
 def default_report_path(folder: Path) -> Path:
-    """Return the default path of the report: next to the corpus folder, which contains listed files only."""
-    return folder.with_name(f"{folder.name}.html")
+    """Return the default path of the report: next to the corpus folder, which contains listed files only.
+
+    For a corpus in a bucket, it is in the working directory.
+    """
+    return Path(f"{folder.name}.html") if _remote_with(folder) else folder.with_name(f"{folder.name}.html")
 
 
 def check_copies(path: Path, folder: Path) -> None:
@@ -144,6 +167,8 @@ def find_listed(folder: Path, name: str, size: int) -> Path:
         raise DataError(
             "link_in_corpus", f"{where}: is a symbolic link; a corpus must contain its files; {repair_hint(folder)}"
         )
+    if remote := _remote_with(where):
+        remote.fetch_listed(folder, name, size)
     if not os.path.isfile(where):
         raise InputMissing("file_missing", f"{where}: is missing; {repair_hint(folder)}")
     found = where.stat().st_size
@@ -209,6 +234,8 @@ def foreign_files(manifest: Manifest, folder: Path) -> list[PackError]:
     # A linked folder of listed files is reported for these.
     known = {path.as_posix() for file in listed for path in (file, *file.parents)} | UNLISTED
     found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
+    if remote := _remote_with(folder):
+        found = remote.names(folder)
     return [
         DataError("foreign_file", f"{folder / name}: does not belong to this corpus; move it elsewhere")
         for name in sorted(found - known)

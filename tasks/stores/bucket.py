@@ -212,6 +212,11 @@ def _aws_config(environment: Mapping[str, str]) -> dict[str, str]:
     return config
 
 
+def is_forked() -> bool:
+    """Return whether this process was forked from one that has used a bucket, so that it cannot use one itself."""
+    return _process not in (0, os.getpid())
+
+
 def _obstore() -> Any:
     """Import obstore. Raises PartMissing if it is not installed."""
     global _process
@@ -224,7 +229,7 @@ def _obstore() -> Any:
             "library_missing", "obstore is not installed, which reads buckets: pip install 'packcorpus[remote]'"
         ) from None
     _process = _process or os.getpid()
-    if _process != os.getpid():
+    if is_forked():
         raise Bug("bug", "a store was used before the process was forked; open it in each process by itself")
     return obstore
 

@@ -85,6 +85,10 @@ def open_store(where: str | Path) -> Store:
         return Folder(Path(local_path(where)))
     if scheme == "hf":
         raise UsageError("url_not_supported", f"{where}: is read-only, a source; use a bucket or a folder")
-    from tasks.stores.bucket import open_bucket
+    from tasks.stores.bucket import is_forked, open_bucket
 
+    if is_forked():
+        from tasks.stores.forked import open_forked
+
+        return open_forked(where)
     return open_bucket(where)

@@ -23,6 +23,8 @@ from tasks.storage.keys import FORMAT_VERSION
 from tasks.storage.manifest import Manifest, load_manifest, lost_hint, read_values
 from tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
 from tasks.storage.splits import SPLITS
+from tasks.stores.mirror import remote_with
+from tasks.stores.scratch import local_path_of
 
 SHARD_NAME = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.arrow")
 KEY = re.compile(r"[0-9a-f]{64}")
@@ -66,13 +68,15 @@ class Corpus:
 def open_corpus(path: Path | str, allow_unisolated: bool = False, root: Path = HERE) -> Corpus:
     """Open a corpus by its manifest or by the metadata of its shards.
 
-    A name or a key is looked up in the manifests/ of `root`. Every shard's schema is checked here; checksums are
-    checked later, by `shards.read_verified`.
+    A URL may name the manifest; a name or a key is looked up in the manifests/ of `root`. The schema of every shard is
+    checked here, in a bucket that of the first one; checksums are checked later, by `shards.read_verified`.
 
     Raises InputMissing, UsageError, DataError, or StorageError, which name the file and its fault. Packed rows without
     position_ids are an error unless `allow_unisolated`.
     """
-    path = Path(path)
+    path = local_path_of(path)
+    if remote_with(path):
+        path = find_manifest(path, root)  # fetches it
     inside = path / "manifest.json"
     if not path.is_file() and not inside.is_file() and not any(path.glob("*.arrow")):
         path = by_name(str(path), root) or path
@@ -120,6 +124,8 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
     splits = {name: [Shard(**shard.model_dump()) for shard in split.shards] for name, split in manifest.splits.items()}
     wanted, lacking = shard_schema(manifest), False
     for shard in (shard for shards in splits.values() for shard in shards):
+        if remote_with(folder) and shard != splits["train"][0]:
+            continue  # in a bucket; its digest is checked when it is read
         where = find_listed(folder, shard.path, shard.bytes)
         # Keep the comparison in this block: a damaged column name may not be UTF-8 and is decoded only when read.
         with reading(where, folder), pa.memory_map(str(where)) as file:

@@ -19,6 +19,7 @@ from typing import Protocol
 from tasks.core.errors import Busy, InputMissing, StorageError
 from tasks.storage.files import acquire_lock
 from tasks.storage.manifest import repair_hint
+from tasks.stores.mirror import remote_with
 
 LOCK = "cache.lock"
 
@@ -93,9 +94,12 @@ class ShardCache:
 
 
 def copy_from(folder: Path) -> Callable[[str, Path], None]:
-    """Return a `copy` for shards of a folder, for example of a network file system."""
+    """Return a `copy` for shards of a folder, for example of a network file system, or of a bucket it stands for."""
 
     def copy(name: str, to: Path) -> None:
+        if remote := remote_with(folder / name):
+            remote.copy(folder / name, to)
+            return
         if not (folder / name).is_file():
             raise InputMissing("file_missing", f"{folder / name}: is missing; {repair_hint(folder)}")
         shutil.copyfile(folder / name, to)

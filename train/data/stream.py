@@ -18,6 +18,8 @@ import torch
 
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import counted
+from tasks.stores.mirror import remote_with
+from tasks.stores.scratch import home
 from train.config import STREAM_VERSION
 from train.data.corpus import PACKED, Corpus, open_corpus
 from train.data.dataset import column_names, copy_rows
@@ -27,6 +29,7 @@ from train.data.streamed_order import bounds, order, shards_of_window, share, st
 from train.machine.devices import cpus, processes_here
 
 CACHE_BYTES = 20 * 10**9
+CACHE = "shards"  # the default cache of a corpus in a bucket, beside the scratch folders
 THREADS = 4  # that fetch and check shards: more would take processors from the training
 
 Row = dict[str, torch.Tensor]
@@ -42,7 +45,7 @@ class StreamedRows(torch.utils.data.IterableDataset):
     A row is as in PackedDataset. Step k of all ranks together has the same rows for every number of ranks up to 64 that
     divides `rows_per_step`; the last step of an epoch has the rows that are left, and no row occurs twice. The shards
     are mapped where they are, or copied to `cache`, a folder for at most `cache_bytes` of all processes of this machine
-    (LOCAL_WORLD_SIZE).
+    (LOCAL_WORLD_SIZE). Those of a bucket are always copied.
 
     splits   the packings of the corpus, all with the same number of rows; each epoch reads the next
 
@@ -81,6 +84,8 @@ class StreamedRows(torch.utils.data.IterableDataset):
         self._epoch = self._step = 0
         cuts = bounds(self.rows, ranks)
         self._rows_of_rank = cuts[rank + 1] - cuts[rank]
+        if cache is None and remote_with(corpus.folder):
+            cache = home() / CACHE
         self._files = self._open_files(Path(cache), cache_bytes) if cache else Local(corpus.folder)
 
     def _open_files(self, cache: Path, cache_bytes: int) -> ShardFiles:

@@ -17,6 +17,7 @@ import torch
 
 from tasks.core.printable import counted
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
+from tasks.stores.mirror import remote_with
 from train.config import TrainingConfig
 from train.data.corpus import PACKED, Corpus
 from train.data.dataset import PackedDataset, Passes
@@ -104,7 +105,8 @@ class StreamedFeed(PackedFeed):
         self.notes = []
         if config.loader_workers:
             self.notes.append("loader_workers: has no effect with load: stream, where threads read ahead")
-        where = f"copied to {config.cache}" if config.cache else "mapped"
+        remote = remote_with(corpus.folder)
+        where = f"copied to {config.cache}" if config.cache else "copied from the bucket" if remote else "mapped"
         self.described = (
             f"{counted(self.rows, 'row')} of {corpus.sequence_length:,}, {100 * full:.2f} % full, streamed from "
             f"{counted(len(shards), 'shard')}, {where}"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
+from support import remote
 from support.damage.kinds import flip
 from support.packed_rows import LENGTH, random_rows, shards_of, write_rows
 from support.small_corpus import conversations, make_recipe, pack_corpus
@@ -21,6 +22,8 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from tasks import recipe
 from tasks.core.errors import Busy, DataError, InputMissing, PackError, StorageError, UsageError
 from tasks.corpus import shards
+from tasks.stores.scratch import SCRATCH
+from tasks.stores.store import open_store
 from train.data import stream as module
 from train.data.corpus import Corpus, open_corpus
 from train.data.dataset import PackedDataset
@@ -326,3 +329,30 @@ def test_processes_of_a_machine_share_the_cache(
     assert rows._files.limit == size
     monkeypatch.setattr(module, "THREADS", 1)
     assert list(rows)
+
+
+# -- from a bucket -----------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_streamed_from_a_bucket(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote.needs_remote()
+    remote.use(monkeypatch, remote.s3())
+    monkeypatch.setenv(SCRATCH, str(tmp_path))
+    root, store = made.parent.parent, open_store(url := f"s3://{remote.new_bucket()}/root")
+    for key, _ in open_store(root).list():
+        if key.startswith(("data/corpora/", "manifests/")):
+            store.put(key, root / key)
+    corpus = open_corpus(f"{url}/manifests/{made.name}")
+    assert len(list(corpus.folder.glob("train-*"))) == 1, "the first shard alone is fetched before it is needed"
+    local, rows = StreamedRows(open_corpus(made), 8), StreamedRows(corpus, 8)
+    assert names_of(rows) == names_of(local)
+    assert not list((tmp_path / "shards").rglob("*.arrow")), "no shard is kept"
+    assert len(list(corpus.folder.glob("train-*"))) == 1
+    assert sorted(names_of(PackedDataset(corpus, "train"))) == sorted(names_of(local))
+    name = corpus.splits["train"][1].path
+    (corpus.folder / name).unlink()
+    content = bytearray(store.get(f"{corpus.manifest.corpus}/{name}"))  # type: ignore[union-attr]
+    content[-100] ^= 1
+    store.put(f"{corpus.manifest.corpus}/{name}", bytes(content))  # type: ignore[union-attr]
+    with pytest.raises(PackError, match=f"{name}: "):
+        list(StreamedRows(corpus, 8))

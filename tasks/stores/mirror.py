@@ -1,0 +1,409 @@
+"""Keep a root in a bucket and its scratch folder alike, so that every step reads and writes local files.
+
+    bucket ─refresh─▶ receipts, manifests ─▶ scratch folder ─fetch─▶ the files that a step reads, checked
+    step ─writing─▶ .staged/ ─▶ bucket: the data, then the receipt ─▶ scratch folder
+    corpus ─commit─▶ its files, then the manifest, which never replaces another one
+
+The key of an object is its path below the root. A receipt in the scratch folder says that the bucket has what it
+describes: it arrives there from the bucket, or after it was put there. `refresh` drops those for which that has
+changed. A local root is its own scratch folder: there, the same methods do what a local file system does by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from tasks.core.errors import Busy, InputMissing, PackError, StorageError
+from tasks.core.printable import show_as
+from tasks.storage import corpus_folder
+from tasks.storage.files import digest_of, has_artifact, has_listed, locked, make_folder, read_receipt, write_bytes
+from tasks.storage.manifest import load_manifest
+from tasks.stores.scratch import scratch_with, url_of
+from tasks.stores.store import Facts, Store, open_store
+from tasks.stores.threads import run_all
+
+SCRATCH_BYTES = 20 << 30  # of a scratch folder, after a run; what one run needs may be more
+
+SEVERAL = 4  # folders next to each other that are listed one by one
+
+REQUESTS = 16  # small objects that are fetched at once
+
+STAGED = ".staged"  # the folder of what is being written; a folder in it for each writer
+
+YOUNG = 3600.0  # seconds for which a file that was used is kept, whatever the size of the folder: it may be in use
+
+Artifact = tuple[Path, Path]
+"""A file, and its receipt, which has its size and its digest."""
+
+
+class Mirror:
+    """A local root: nothing has to be fetched or sent."""
+
+    def refresh(self, artifacts: Sequence[Artifact], plan: Path, manifests: Artifact) -> None:
+        """Learn what the root holds of a corpus: its artifacts, its plan, and its manifest, in its two places."""
+
+    def has(self, file: Path, receipt: Path, *, checksum: str = "", refused: str = "") -> bool:
+        """Return whether the root has a file as its receipt describes it; see has_artifact."""
+        return has_artifact(file, receipt, checksum=checksum, refused=refused)
+
+    def is_stored(self, file: Path, receipt: Path, refused: str = "") -> bool:
+        """Return the same, asked of the bucket: for a step, whose process knows nothing of the run."""
+        return self.has(file, receipt, refused=refused)
+
+    def has_listed(self, receipt: Path) -> bool:
+        """Return whether the root has a receipt and the `files` that it lists, next to it. For a step, as is_stored."""
+        return has_listed(receipt)
+
+    def has_size(self, file: Path, size: int) -> bool:
+        """Return whether the root has a file of this size. Raises OSError if a local one is missing."""
+        return file.stat().st_size == size
+
+    @contextmanager
+    def writing(self, file: Path, receipt: Path, keep: bool = True) -> Iterator[Artifact]:
+        """Give the paths to write a file and its receipt to. They are complete when the block ends.
+
+        Without `keep`, no step reads the file.
+        """
+        yield file, receipt
+
+    def push(self, files: Iterable[Path]) -> None:
+        """Send files, in their order."""
+
+    def commit(self, files: Iterable[Path], manifests: Artifact) -> None:
+        """Send the files of a corpus, then its manifest. Raises Busy if there is another one."""
+
+    def fetch(self, *artifacts: Artifact) -> None:
+        """Make sure that files and their receipts can be read locally. Raises PackError."""
+
+    def fetch_file(self, file: Path, size: int = -1, sha256: str = "", xxh3: str = "") -> None:
+        """Make sure that a file without a receipt can be read locally. Raises PackError."""
+
+    def shown(self, path: Path) -> str:
+        """Return how messages name a file: by its path, or by the URL of its object."""
+        return str(path)
+
+
+class Remote(Mirror):
+    """A root in a bucket; `root` is its scratch folder on this machine."""
+
+    def __init__(self, root: Path, url: str):
+        self.root, self.url = root, url
+        show_as(str(root), url)
+        self._listed: dict[str, Facts] = {}  # by the last `refresh`, and what was put since
+
+    @property
+    def store(self) -> Store:
+        return _open(self.url, os.getpid())
+
+    def key(self, path: Path) -> str:
+        return path.absolute().relative_to(self.root).as_posix()
+
+    def shown(self, path: Path) -> str:
+        return f"{self.url}/{self.key(path)}"
+
+    # What there is
+
+    def refresh(self, artifacts: Sequence[Artifact], plan: Path, manifests: Artifact) -> None:
+        commit = plan / "plan.json"
+        self._list([*(file.parent for file, _ in artifacts), plan, manifests[0].parent], manifests[1])
+        receipts = [receipt for _, receipt in artifacts]
+        # Of groups, only how they were dealt: what was planned of each is asked when it is needed.
+        self._pull([*dict.fromkeys([*receipts, commit, plan / "deal.json"])], again=False)
+        self._pull(manifests, again=True)
+        for file, receipt in artifacts:
+            if receipt.is_file() and not self._is_whole({file: _value(receipt, "bytes")}):
+                receipt.unlink()
+        if commit.is_file():
+            sizes = _value(commit, "files") or {"": None}
+            if not self._is_whole({plan / name: size for name, size in sizes.items()}):
+                commit.unlink()
+        self._remove_abandoned()
+
+    def _list(self, folders: Iterable[Path], file: Path) -> None:
+        """List what is below folders, and a file; several folders of token files by the one above them."""
+        below = dict.fromkeys(folders)
+        above = [folder.parent for folder in below]
+        for parent in dict.fromkeys(parent for parent in above if above.count(parent) > SEVERAL):
+            below = {folder: None for folder in below if folder.parent != parent} | {parent: None}
+        facts = self.store.head(self.key(file))
+        self._listed = {self.key(file): facts} if facts else {}
+        for folder in below:
+            self._listed |= self.store.list(self.key(folder))
+
+    def _pull(self, paths: Sequence[Path], again: bool) -> None:
+        """Fetch small objects that are listed and not here, or `again`; remove those here that are not listed."""
+        wanted = []
+        for path in paths:
+            facts = self._listed.get(self.key(path))
+            if facts is None:
+                path.unlink(missing_ok=True)
+            elif again or not (path.is_file() and path.stat().st_size == facts.size):
+                wanted.append(path)
+
+        def pull(path: Path) -> None:
+            if not again and path.suffix == ".json":
+                # Data whose receipt was dropped here may be damaged.
+                for data in self._data_of(path):
+                    data.unlink(missing_ok=True)
+            write_bytes(path, self.store.get(self.key(path)))
+
+        run_all(pull, wanted, REQUESTS, lambda: None)
+
+    @staticmethod
+    def _data_of(receipt: Path) -> list[Path]:
+        if receipt.name == "plan.json":
+            return [path for path in receipt.parent.glob("*") if path.suffix != ".json"]
+        return [receipt.with_suffix(".arrow")]
+
+    def _is_whole(self, sizes: dict[Path, Any]) -> bool:
+        return all(self._listed.get(self.key(path), Facts(-1, "")).size == size for path, size in sizes.items())
+
+    def has(self, file: Path, receipt: Path, *, checksum: str = "", refused: str = "") -> bool:
+        if file.is_file():
+            return has_artifact(file, receipt, checksum=checksum, refused=refused)
+        return (
+            receipt.is_file() and bool(found := _values(receipt)) and not (refused and found.get("engine") == refused)
+        )
+
+    def is_stored(self, file: Path, receipt: Path, refused: str = "") -> bool:
+        if not self._has_current(receipt):
+            return False
+        found, data = _values(receipt), self.store.head(self.key(file))
+        return bool(data and data.size == found.get("bytes") and not (refused and found.get("engine") == refused))
+
+    def _has_current(self, receipt: Path) -> bool:
+        """Return whether the bucket has a receipt, which then is here, too."""
+        if (facts := self.store.head(self.key(receipt))) is None:
+            return False
+        if not (receipt.is_file() and receipt.stat().st_size == facts.size):
+            write_bytes(receipt, self.store.get(self.key(receipt)))
+        return True
+
+    def has_listed(self, receipt: Path) -> bool:
+        if not self._has_current(receipt):
+            return False
+        found = {receipt.parent / name: size for name, size in _values(receipt).get("files", {"": -1}).items()}
+        heads = {file: self.store.head(self.key(file)) for file in found}
+        return all(facts and facts.size == found[file] for file, facts in heads.items())
+
+    def has_size(self, file: Path, size: int) -> bool:
+        return self._is_whole({file: size})
+
+    # What is written
+
+    @contextmanager
+    def writing(self, file: Path, receipt: Path, keep: bool = True) -> Iterator[Artifact]:
+        own = self.root / STAGED / f"{os.getpid()}-{secrets.token_hex(4)}"
+        staged = own / self.key(file), own / self.key(receipt)
+        try:
+            yield staged
+            for path, target in zip(staged, (file, receipt), strict=True):
+                self._put(path, self.key(target))
+            for path, target in zip(staged, (file, receipt), strict=True):
+                if keep or target == receipt:
+                    make_folder(target.parent)
+                    os.replace(path, target)
+                else:
+                    target.unlink(missing_ok=True)
+        finally:
+            shutil.rmtree(own, ignore_errors=True)
+
+    def push(self, files: Iterable[Path]) -> None:
+        for path in files:
+            self._put(path, self.key(path))
+
+    def _put(self, path: Path, key: str) -> None:
+        size = path.stat().st_size
+        self.store.put(key, path)
+        self._listed[key] = Facts(size, "")
+
+    def commit(self, files: Iterable[Path], manifests: Artifact) -> None:
+        contents = [path.read_bytes() for path in manifests]
+        try:
+            for path, content in zip(manifests, contents, strict=True):  # before any file is replaced
+                if self.store.head(self.key(path)) and self.store.get(self.key(path)) != content:
+                    raise self._other(path)
+            self.push(files)
+            for path, content in zip(manifests, contents, strict=True):
+                if not self.store.put(self.key(path), content, absent=True) and (
+                    self.store.get(self.key(path)) != content
+                ):
+                    raise self._other(path)
+                self._listed[self.key(path)] = Facts(len(content), "")
+        except PackError:
+            for path in manifests:  # what is not published is not shown as such
+                path.unlink(missing_ok=True)
+            raise
+        self.trim()
+
+    def _other(self, path: Path) -> Busy:
+        return Busy(
+            "busy",
+            f"{self.shown(path)}: another run has published another manifest for this corpus, which is kept; inspect "
+            "it, and delete it to publish this one",
+        )
+
+    # What is read
+
+    def fetch(self, *artifacts: Artifact) -> None:
+        for file, receipt in artifacts:
+            if not receipt.is_file():
+                self.fetch_file(receipt)
+            found = read_receipt(receipt)
+            try:
+                self.fetch_file(file, found["bytes"], found.get("sha256", ""), found.get("xxh3", ""))
+            except _Damaged:
+                # As `publish.dropped` does with local files: the next run makes it again.
+                self.store.delete(self.key(receipt))
+                receipt.unlink(missing_ok=True)
+                raise
+
+    def fetch_file(self, file: Path, size: int = -1, sha256: str = "", xxh3: str = "") -> None:
+        if file.is_file() and size in (-1, file.stat().st_size):
+            with suppress(OSError):
+                os.utime(file)  # as used: `trim` drops the oldest
+            return
+        with locked(file.with_name(f".{file.name}.lock")):
+            if file.is_file() and size in (-1, file.stat().st_size):
+                return
+            key = self.key(file)
+            facts = self.store.head(key)
+            if facts is None:
+                raise self._missing(file)
+            found = self.store.fetch(key, file, facts)
+            differs = size not in (-1, facts.size) or sha256 not in ("", found)
+            if differs or (xxh3 and digest_of(file, "xxh3") != xxh3):
+                file.unlink()
+                raise _Damaged(
+                    "damaged_artefact",
+                    f"{self.shown(file)}: damaged: it is not what was recorded; pack the corpus again to rebuild it",
+                )
+
+    def fetch_manifest(self, path: Path) -> None:
+        """Fetch a manifest of the bucket, its other copy, and the record of the run, or remove them if they are gone.
+
+        Raises InputMissing if it does not exist, or what the store raises.
+        """
+        name = path.stem if path.parent == self.root / "manifests" else ""
+        if path.name == "manifest.json" and path.parent.parent == self.root / "data" / "corpora":
+            name = path.parent.name
+        corpus = self.root / "data" / "corpora" / name if name else path.parent
+        own, published = corpus / "manifest.json", self.root / "manifests" / f"{name}.json"
+        for each in (own, corpus / "run.json", *[published] * bool(name)):
+            if facts := self.store.head(self.key(each)):
+                self._listed[self.key(each)] = facts
+        self._pull([own, corpus / "run.json", *[published] * bool(name)], again=True)
+        if not path.is_file():
+            raise self._missing(path)
+
+    def fetch_manifests(self) -> None:
+        """Fetch all manifests of the bucket, and remove those that it does not have."""
+        folder = self.root / "manifests"
+        names = [key for key, _ in self.store.list(self.key(folder)) if key.count("/") == 1 and key.endswith(".json")]
+        for path in folder.glob("*.json"):
+            if self.key(path) not in names:
+                path.unlink()
+        run_all(lambda key: self.fetch_manifest(self.root / key), names, REQUESTS, lambda: None)
+
+    def fetch_listed(self, folder: Path, name: str, size: int) -> None:
+        """Fetch a file of a corpus folder whose manifest is here. Raises PackError, also if its SHA-256 is another."""
+        recorded = {file.path: file.sha256 for file in load_manifest(folder / "manifest.json").listed()}
+        self.fetch_file(folder / name, size, recorded.get(name, ""))
+
+    def copy(self, file: Path, target: Path) -> None:
+        """Fetch the object of a file to a path elsewhere. Raises PackError."""
+        facts = self.store.head(self.key(file))
+        if facts is None:
+            raise self._missing(file)
+        self.store.fetch(self.key(file), target, facts)
+
+    def _missing(self, file: Path) -> InputMissing:
+        return InputMissing("object_missing", f"{self.shown(file)}: does not exist")
+
+    def names(self, folder: Path) -> set[str]:
+        """Return the names of the objects below a folder, relative to it."""
+        prefix = self.key(folder)
+        return {key[len(prefix) :].lstrip("/") for key, _ in self.store.list(prefix)}
+
+    # What is dropped
+
+    def trim(self, most: int = SCRATCH_BYTES, young: float = YOUNG) -> None:
+        """Delete the files that were not used for longest until the folder has at most `most` bytes.
+
+        They are in the bucket, or are copies of sources. Receipts and manifests stay.
+        """
+        found = []
+        for path in (self.root / "data").rglob("*"):
+            with suppress(OSError):
+                if path.is_file() and path.suffix not in (".json", ".lock"):
+                    stat = path.stat()
+                    found.append((stat.st_mtime, stat.st_size, path))
+        size, now = sum(size for _, size, _ in found), time.time()
+        for used, each, path in sorted(found):
+            if size <= most or used > now - young:
+                return
+            with suppress(OSError):
+                path.unlink()
+                size -= each
+
+    def _remove_abandoned(self) -> None:
+        """Remove what writers that were killed have left."""
+        for folder in (self.root / STAGED).glob("*-*"):
+            with suppress(OSError, ValueError):
+                try:
+                    os.kill(int(folder.name.partition("-")[0]), 0)
+                except ProcessLookupError:
+                    shutil.rmtree(folder)
+
+
+class _Damaged(StorageError):
+    """An object is not what its receipt records."""
+
+
+LOCAL = Mirror()
+
+corpus_folder.find_remotes_with(lambda path: remote_with(path))
+
+
+@lru_cache(maxsize=16)
+def _remote(root: Path, url: str) -> Remote:
+    return Remote(root, url)
+
+
+def mirror_of(root: Path) -> Mirror:
+    """Return the mirror of a root; for a local one, LOCAL."""
+    url = url_of(root)
+    return _remote(root, url) if url else LOCAL
+
+
+def remote_with(path: Path) -> Remote | None:
+    """Return the mirror of the bucket that a path in a scratch folder stands for."""
+    root = scratch_with(path)
+    url = url_of(root) if root else ""
+    return _remote(root, url) if root and url else None
+
+
+@lru_cache(maxsize=16)
+def _open(url: str, process: int) -> Store:
+    """Open a store once in each process: after a fork, another kind is needed."""
+    return open_store(url)
+
+
+def _values(receipt: Path) -> dict[str, Any]:
+    """Return the values of a receipt, or none if it is damaged."""
+    try:
+        return read_receipt(receipt)
+    except StorageError:
+        return {}
+
+
+def _value(receipt: Path, name: str) -> Any:
+    return _values(receipt).get(name)

@@ -1,0 +1,317 @@
+"""A root in a bucket: the same corpus as in a folder, whoever makes it, and what is left when that ends early."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.commands import packcorpus
+from support.remote import SECRET, environment, failing_store, needs_remote, new_bucket, s3, use
+from support.small_corpus import conversations, pack_corpus, write_project
+from support.steps import pack_on
+
+from pipeline.engines.here import Here
+from pipeline.engines.workers import Workers
+from tasks.core.error_messages import as_text
+from tasks.core.errors import Busy, PackError, StorageError
+from tasks.recipe import Recipe, resolve
+from tasks.stages import Plan, Publish, TokenizePart, refresh, run_share
+from tasks.steps import Outcome, Step, _recipe_of, run
+from tasks.storage.files import read_receipt
+from tasks.storage.paths import Layout
+from tasks.stores import mirror
+from tasks.stores.bucket import open_bucket
+from tasks.stores.mirror import Remote, mirror_of
+from tasks.stores.scratch import SCRATCH, local_path_of, root_of, url_of
+from tasks.stores.store import open_store
+
+needs_remote()
+
+Tree = dict[str, bytes]
+SETTINGS = {"part_size": 4096, "tokenizer": None, "vocab_size": 400, "epochs": 2}
+
+
+def own_scratch(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Be another machine: one with an empty scratch folder."""
+    monkeypatch.setenv(SCRATCH, str(folder))
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a root in a bucket that is empty."""
+    use(monkeypatch, s3())
+    own_scratch(monkeypatch, tmp_path / "scratch")
+    return f"s3://{new_bucket()}/some/where"
+
+
+def recipe_of(tmp_path: Path, root: str | Path) -> Recipe:
+    config = write_project(tmp_path / "project", conversations(120), **SETTINGS)
+    return resolve(config, root_of(root))
+
+
+def is_output(key: str) -> bool:
+    """Whether two runs write the same bytes to a file, and both to a bucket and a folder."""
+    ours = key.startswith(("data/tokenizers/", "data/tokens/", "data/plans/", "data/corpora/", "manifests/"))
+    return ours and not key.endswith(("run.json", ".lock", ".last"))
+
+
+def tree_of(root: str | Path) -> Tree:
+    """All outputs below a root."""
+    store = open_store(root)
+    keys = [key for key, _ in store.list()]
+    if not isinstance(root, Path):
+        assert all(is_output(key) or key.endswith("run.json") for key in keys), "nothing else is in the bucket"
+    return {key: store.get(key) for key in keys if is_output(key)}
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    """The outputs of the same corpus in a folder."""
+    folder = tmp_path_factory.mktemp("expected")
+    pack_corpus(recipe_of(folder, folder / "root"))
+    return tree_of(folder / "root")
+
+
+# -- whoever makes it ----------------------------------------------------------------------------------------------
+
+
+def by_stages(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
+    pack_corpus(recipe)
+
+
+def here(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
+    pack_on(Here(), recipe)
+
+
+def in_forks(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
+    refresh(recipe)  # the process has used the store, and its forks need a helper
+    with Workers(2) as engine:
+        pack_on(engine, recipe)
+
+
+def on_other_machines(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
+    """As on Ray: each step arrives in a process that has a scratch folder of its own."""
+
+    class Elsewhere(Here):
+        def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
+            for index, step in enumerate(steps):
+                sent = pickle.dumps(step)
+                assert len(sent) < 4096
+                with pytest.MonkeyPatch.context() as patch:
+                    own_scratch(patch, recipe.layout.root.parent / f"machine-{index}")
+                    _recipe_of.cache_clear()  # another process
+                    arrived = pickle.loads(sent)  # noqa: S301 - our own
+                    assert not arrived.is_done()
+                    yield from ((index, outcome) for _, outcome in super().map([arrived]))
+                    assert arrived.is_done()
+                    run(arrived)
+
+    pack_on(Elsewhere(), recipe)
+
+
+def in_shares(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
+    """As `packcorpus part` on three machines."""
+    url = url_of(recipe.layout.root)
+    for stage in ("tokenize", "pack"):
+        for number in (3, 1, 2):
+            elsewhere()
+            share, done = run_share(replace(recipe, layout=Layout(root_of(url))), stage, number, 3)
+            assert (share > 0 or stage == "pack", done) == (True, 0)
+    elsewhere()
+    last = replace(recipe, layout=Layout(root_of(url)))
+    assert not Publish(last).is_done()
+    assert all(stage.is_done() for stage in Publish(last).requires()), "the last one finds all of it done"
+    pack_corpus(last)
+
+
+@pytest.mark.parametrize("way", [by_stages, here, in_forks, on_other_machines, in_shares], ids=lambda way: way.__name__)
+def test_a_bucket_gets_what_a_folder_gets(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree, way: Callable[..., None]
+) -> None:
+    recipe = recipe_of(tmp_path, root)
+    machines = iter(range(100))
+    way(recipe, lambda: own_scratch(monkeypatch, tmp_path / f"machine-{next(machines)}"))
+    assert tree_of(root) == expected
+    own_scratch(monkeypatch, tmp_path / "another")
+    assert Publish(recipe_of(tmp_path, root)).is_done(), "on a machine that has nothing of it, too"
+    assert not list(tmp_path.rglob(".staged/*")), "nothing is left"
+
+
+def test_the_commands_take_urls(tmp_path: Path, root: str, expected: Tree) -> None:
+    write_project(tmp_path / "project", conversations(120), **SETTINGS)
+    values = environment(s3())
+
+    def command(*words: str, scratch: str = "looks") -> str:
+        done = packcorpus(tmp_path / "project", *words, PACKCORPUS_SCRATCH=str(tmp_path / scratch), **values)
+        assert done.returncode == 0, done.stderr
+        assert SECRET not in done.stdout + done.stderr
+        return done.stdout
+
+    url = command("pack", "corpus.yaml", "--root", root, "--workers", "2", "--quiet", scratch="run").strip()
+    assert tree_of(root) == expected
+    [name] = [key for key in expected if key.startswith("manifests/")]
+    assert url == f"{root}/{name}"
+    assert command("pack", "corpus.yaml", "--root", root, "--quiet").strip() == url
+    corpus = f"{root}/data/corpora/{Path(name).stem}"
+
+    def fetched() -> set[str]:
+        return {path.name for path in (tmp_path / "looks").rglob("data/corpora/**/*.arrow")}
+
+    assert "row 0 of" in command("inspect", url, "--row", "0")
+    assert fetched() == {"index.arrow", "train-00000-of-00001.arrow"}, "and no other shard"
+    assert "all 5 checks passed" in command("verify", corpus)
+    assert f"{root}/" in command("verify", url)
+    assert "same sources" in command("diff", url, "small", "--root", root)
+    assert (tmp_path / "project" / command("report", url).strip()).is_file()
+    assert json.loads(command("list", "--root", root, "--json"))["manifests"][0]["name"] == "small"
+    assert not (tmp_path / "project" / "s3:").exists()
+
+
+# -- what ends early, and what was damaged -----------------------------------------------------------------------
+
+
+def test_a_run_that_ended_between_data_and_receipt_is_continued(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree
+) -> None:
+    recipe = recipe_of(tmp_path, root)
+    put, receipts, stops = Remote._put, 0, 0
+
+    def stop(self: Remote, path: Path, key: str) -> None:
+        nonlocal receipts
+        receipts += key.endswith(".json")
+        if receipts == 3:
+            raise KeyboardInterrupt
+        put(self, path, key)
+
+    monkeypatch.setattr(Remote, "_put", stop)
+    while stops < 20:
+        try:
+            pack_corpus(recipe)
+            break
+        except KeyboardInterrupt:
+            stops, receipts = stops + 1, 0
+            assert not Publish(recipe).is_done()
+    assert stops > 2
+    assert tree_of(root) == expected
+
+
+def test_what_the_bucket_has_lost_is_made_again(tmp_path: Path, root: str, expected: Tree) -> None:
+    recipe = recipe_of(tmp_path, root)
+    pack_corpus(recipe)
+    store = open_store(root)
+    for lost in ("plan.arrow|of-00001.arrow", "tokens/.*json|plans/", "tokens/.*arrow|plan.json", "of-00001.arrow", ""):
+        for key in expected:
+            if re.search(lost, key) or key.startswith("manifests/"):
+                store.delete(key)
+        assert not Publish(recipe).is_done()
+        pack_corpus(recipe)
+        assert tree_of(root) == expected, lost
+    store.delete(next(key for key in expected if key.endswith("of-00001.arrow")))
+    assert not Publish(recipe).is_done(), "also if only a shard is gone"
+
+
+def test_a_damaged_object_is_found_when_it_is_fetched(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree
+) -> None:
+    recipe = recipe_of(tmp_path, root)
+    for stage in Plan(recipe).requires():
+        stage.run()
+    step = next(stage for stage in Plan(recipe).requires() if isinstance(stage, TokenizePart))
+    file = step.outputs()[0]
+    store, key = open_store(root), file.relative_to(recipe.layout.root).as_posix()
+    content = bytearray(store.get(key))
+    content[-100] ^= 1
+    store.put(key, bytes(content))
+    own_scratch(monkeypatch, tmp_path / "another")
+    other = recipe_of(tmp_path, root)
+    with pytest.raises(StorageError, match="is not what was recorded") as found:
+        pack_corpus(other)
+    assert f"{root}/{key}" in str(found.value)
+    assert found.value.code == "E703"
+    pack_corpus(other)
+    assert tree_of(root) == expected
+
+
+def test_another_manifest_is_never_replaced(tmp_path: Path, root: str, expected: Tree) -> None:
+    recipe = recipe_of(tmp_path, root)
+    pack_corpus(recipe)
+    store, [key] = open_store(root), [key for key in expected if key.startswith("manifests/")]
+    store.put(key, b"{}")
+    card = next(key for key in expected if key.endswith("README.md"))
+    store.put(card, b"of the other run")
+    for _ in range(2):
+        with pytest.raises(Busy, match="another manifest") as found:
+            pack_corpus(recipe)
+        assert found.value.exit_code == 75
+        assert (store.get(key), store.get(card)) == (b"{}", b"of the other run"), "nothing is replaced"
+        assert not recipe.published.exists()
+    store.delete(key)
+    pack_corpus(recipe)
+    assert tree_of(root) == expected
+
+
+@pytest.mark.parametrize(("mode", "code"), [("403", "E687"), ("429", "E689"), ("503", "E689"), ("500", "E690")])
+def test_errors_of_the_store_end_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, code: str) -> None:
+    own_scratch(monkeypatch, tmp_path / "scratch")
+    with failing_store() as (address, _):
+        use(monkeypatch, address)
+        monkeypatch.setattr(mirror, "open_store", lambda url: open_bucket(url, retries=0))
+        recipe = recipe_of(tmp_path, f"s3://bucket/{mode}/x")
+        for ask in (Publish(recipe).is_done, lambda: pack_corpus(recipe), lambda: refresh(recipe)):
+            with pytest.raises(PackError) as found:
+                ask()
+            assert found.value.code == code
+            assert SECRET not in as_text(found.value)
+            assert f"s3://bucket/{mode}/x/" in as_text(found.value)
+            assert str(tmp_path) not in as_text(found.value)
+    assert not [path for path in tmp_path.rglob("scratch/**/data/[tpc]*/**") if path.suffix == ".json"]
+
+
+# -- the scratch folder ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "below"),
+    [
+        ("s3://b/x/y/manifests/mix-01.json", "manifests/mix-01.json"),
+        ("s3://b/x/y/data/corpora/mix-01/manifest.json", "data/corpora/mix-01/manifest.json"),
+        ("s3://b/x/y/data/corpora/mix-01/", "data/corpora/mix-01"),
+        ("s3://b/x/y/manifest.json", "manifest.json"),
+        ("s3://b/x/y/", ""),
+    ],
+)
+def test_a_url_of_an_object_is_a_path_in_the_scratch_folder_of_its_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, below: str
+) -> None:
+    own_scratch(monkeypatch, tmp_path)
+    folder = root_of("s3://b/x/y")
+    assert local_path_of(text) == folder / below
+    assert url_of(folder) == "s3://b/x/y"
+    found = mirror_of(folder)
+    assert isinstance(found, Remote)
+    assert found.shown(folder / "manifests" / "a.json") == "s3://b/x/y/manifests/a.json"
+    assert url_of(tmp_path / "elsewhere") == ""
+
+
+def test_the_scratch_folder_is_bounded(tmp_path: Path, root: str, expected: Tree) -> None:
+    recipe = recipe_of(tmp_path, root)
+    pack_corpus(recipe)
+    folder = recipe.layout.root
+    assert not list(folder.rglob("train*.arrow")), "a shard that is in the bucket is not kept"
+    remote = mirror_of(folder)
+    assert isinstance(remote, Remote)
+    remote.trim(most=0)
+    assert list(folder.rglob("tokens/*/*.arrow")), "what was used a moment ago may be in use"
+    remote.trim(most=0, young=0)
+    left = {path.suffix for path in folder.joinpath("data").rglob("*") if path.is_file()}
+    assert left <= {".json", ".lock"}
+    assert Publish(recipe).is_done()
+    assert read_receipt(recipe.plan_folder / "plan.json")
+    open_store(root).delete(next(key for key in expected if key.startswith("manifests/")))
+    pack_corpus(recipe)
+    assert tree_of(root) == expected
