@@ -75,17 +75,16 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
 
 
 def _lengths(index: pa.Table) -> np.ndarray:
-    """Return the tokens of the first copy of each sample, int64; the index lists these first, in source order."""
+    """Return the tokens of the first copy of each sample, int64, in source order; the index may be in any order."""
     source, record, turn = index["source"].to_numpy(), index["record"].to_numpy(), _turns(index)
     first, length = index["first"].fill_null(0).to_numpy(), index["length"].to_numpy().astype(np.int64)
-    another = (source[1:] != source[:-1]) | (record[1:] != record[:-1])
-    back = (source[1:] < source[:-1]) | ((source[1:] == source[:-1]) & (record[1:] < record[:-1]))
-    back |= ~another & (turn[1:] < turn[:-1])
-    another |= turn[1:] != turn[:-1]
-    back |= ~another & (first[1:] <= first[:-1])
-    end = int(back.argmax()) + 1 if back.any() else len(length)
-    starts = np.concatenate([[0], np.flatnonzero(another[: end - 1]) + 1])
-    return np.add.reduceat(length[:end], starts) if len(length) else length
+    order = np.lexsort((first, turn, record, source))
+    columns = [values[order] for values in (source, record, turn, first)]
+    of_sample, of_piece = (
+        np.logical_or.reduce([values[1:] != values[:-1] for values in own]) for own in (columns[:3], columns)
+    )
+    length = length[order] * np.append(True, of_piece)[: len(order)]  # further copies count as 0
+    return np.add.reduceat(length, np.flatnonzero(np.append(True, of_sample))) if len(length) else length
 
 
 def _turns(index: pa.Table) -> np.ndarray:

@@ -2,7 +2,7 @@
 
     block, block, …  ─add─▶  temporary file: each block, sorted by partition  ─read─▶  all rows of one partition
 
-Memory is bounded by one block and one partition, however many rows there are.
+Memory is bounded by one block and one partition, and 4 bytes for each block and partition: 60 MB with a billion rows.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from tasks.core.errors import StorageError
 
 IN_MEMORY = 32 << 20  # bytes that are kept in memory; more go to a temporary file
+BLOCK = 16 << 20  # bytes that are sorted at a time; each block has a few bytes for every partition
 
 
 class Partitions:
@@ -25,8 +26,11 @@ class Partitions:
     def __init__(self, count: int, kind: np.dtype):
         self.count, self._kind = count, kind
         self._file = tempfile.SpooledTemporaryFile(IN_MEMORY)  # noqa: SIM115 - closed by __exit__
-        self._edges: list[np.ndarray] = []  # of each block: int64[count + 1], rows of the file before each partition
+        # Of each block in the file: rows before it, and int32[count + 1], rows of the block before each partition.
+        self._edges: list[tuple[int, np.ndarray]] = []
         self._rows = 0
+        self._waiting: list[tuple[np.ndarray, np.ndarray]] = []
+        self._bytes = 0  # that wait
 
     def __enter__(self) -> Self:
         return self
@@ -38,26 +42,40 @@ class Partitions:
         """Remove the file, and forget all rows."""
         self._file.close()
         self._edges.clear()
+        self._waiting.clear()
 
     def add(self, numbers: np.ndarray, rows: np.ndarray) -> None:
         """Append rows, each to the partition of its number. Raises StorageError if the disk is full."""
-        if not len(rows):
+        if len(rows):
+            self._waiting.append((numbers, rows))
+            self._bytes += rows.nbytes
+        if self._bytes >= BLOCK:
+            self._write()
+
+    def _write(self) -> None:
+        """Write what waits as one block: a partition then is a few long pieces of the file, not many short ones."""
+        if not self._waiting:
             return
+        numbers, rows = (np.concatenate(each) for each in zip(*self._waiting, strict=True))
+        self._waiting.clear()
+        self._bytes = 0
         order = np.argsort(numbers, kind="stable")
-        self._edges.append(self._rows + np.searchsorted(numbers[order], np.arange(self.count + 1)))
+        edges = np.searchsorted(numbers[order], np.arange(self.count + 1)).astype(np.int32)
+        self._edges.append((self._rows, edges))
         with _scratch():
             self._file.write(rows[order].tobytes())
         self._rows += len(rows)
 
     def read(self, number: int) -> np.ndarray:
         """Return all rows of a partition."""
+        self._write()
         size = self._kind.itemsize
         pieces = [np.empty(0, self._kind)]
         with _scratch():
-            for edges in self._edges:
+            for before, edges in self._edges:
                 first, last = edges[number : number + 2].tolist()
                 if first < last:
-                    self._file.seek(first * size)
+                    self._file.seek((before + first) * size)
                     pieces.append(np.frombuffer(self._file.read((last - first) * size), self._kind))
         return np.concatenate(pieces)
 

@@ -25,8 +25,10 @@ from tasks.packing.groups.deal import deal, groups_of, place_of_shard, runs_of, 
 from tasks.packing.groups.plan_group import files_of_group
 from tasks.packing.placement import pack_group
 from tasks.recipe import Recipe, resolve
+from tasks.report.figures import read_figures
 from tasks.sources.model import Source
 from tasks.stages import Publish, run_all
+from tasks.storage.corpus_folder import corpus_folder
 from tasks.storage.files import read_receipt
 from tasks.storage.keys import ONE_PLAN
 from tasks.storage.manifest import Manifest, load_manifest
@@ -172,6 +174,12 @@ def test_a_corpus_of_groups_holds_all_that_any_other_does(plan_group: int, tmp_p
     # As many conversations and tokens as without groups; the same bound.
     _, single, one = packed(tmp_path / "c", plan_group=10_000)
     assert not any((difference := compare(one, published)).conversations.went + difference.conversations.came)
+    lengths = [
+        read_figures(load_manifest(path), corpus_folder(load_manifest(path), path)).lengths.tolist()
+        for path in (one, published)
+    ]
+    assert lengths[0] == lengths[1]
+    assert len(lengths[0]) == 240
     mine, theirs = manifest.packing_metadata, single.packing_metadata
     assert (mine.lower_bound_rows, mine.lower_bound) == (theirs.lower_bound_rows, theirs.lower_bound)
     assert theirs.rows <= mine.rows <= 1.05 * theirs.rows

@@ -35,6 +35,7 @@ def test_a_partition_has_its_rows_in_the_order_in_which_they_came(
     rows = [[(number % count, place, flag) for place, (number, flag) in enumerate(block)] for block in blocks]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(partitions, "IN_MEMORY", 20)
+        patch.setattr(partitions, "BLOCK", 40)
         with Partitions(count, ROW) as parts:
             for block in rows:
                 numbers = np.array([number for number, *_ in block], np.int64)
@@ -47,6 +48,7 @@ def test_a_partition_has_its_rows_in_the_order_in_which_they_came(
 def test_memory_is_that_of_a_block_and_a_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partitions, "IN_MEMORY", 1 << 10)
     block, numbers = np.zeros(4096, PIECE), np.arange(4096) % 64
+    monkeypatch.setattr(partitions, "BLOCK", block.nbytes)
     tracemalloc.start()
     try:
         with Partitions(64, PIECE) as parts:
@@ -57,6 +59,12 @@ def test_memory_is_that_of_a_block_and_a_partition(monkeypatch: pytest.MonkeyPat
     finally:
         tracemalloc.stop()
     assert sizes == [4096] * 64
+    monkeypatch.setattr(partitions, "BLOCK", 16 * block.nbytes)
+    with Partitions(64, PIECE) as parts:
+        for _ in range(64):
+            parts.add(numbers, block)
+        assert len(parts.read(0)) == 4096
+        assert len(parts._edges) == 4, "what is kept for each partition is kept for each block that was added"
     assert peak < 64 * block.nbytes / 8
 
 
@@ -65,6 +73,7 @@ def test_a_full_disk_is_reported_with_its_folder(monkeypatch: pytest.MonkeyPatch
         def write(self, data: Any) -> int:
             raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr(partitions, "BLOCK", 1)
     monkeypatch.setattr(tempfile, "SpooledTemporaryFile", Full)
     with Partitions(1, ROW) as parts, pytest.raises(StorageError, match=r"No space left on device; set TMPDIR"):
         parts.add(np.zeros(1, np.int64), np.zeros(1, ROW))
