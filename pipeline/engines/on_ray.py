@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -15,6 +16,8 @@ from tasks.steps import Outcome, Step, attempt
 
 # Steps that wait at each CPU: the driver does not have to answer before the next one starts.
 IN_FLIGHT = 4
+# Seconds after which the cluster is asked again how many CPUs it has: nodes come and go.
+REFRESH = 2.0
 
 
 class OnRay:
@@ -29,10 +32,12 @@ class OnRay:
             raise PartMissing(
                 "library_missing", f"--on {on}: Ray is not installed; run: pip install 'packcorpus[ray]'"
             ) from None
-        self._ray, self._on = ray, on
+        self._ray: Any = ray
+        self._on = on
+        self._cpus, self._asked = 1, -REFRESH
 
     def __enter__(self) -> Self:
-        ray: Any = self._ray
+        ray = self._ray
         address = "auto" if self._on == "ray://auto" else self._on
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
@@ -52,8 +57,7 @@ class OnRay:
         running: dict[Any, int] = {}
         try:
             while waiting or running:
-                room = IN_FLIGHT * max(1, int(ray.cluster_resources().get("CPU", 1)))
-                while waiting and len(running) < room:
+                while waiting and len(running) < IN_FLIGHT * self._cpus_now():
                     index = waiting.popleft()
                     running[self._attempt.remote(steps[index])] = index
                 for reference in ray.wait(list(running), num_returns=1)[0]:
@@ -66,6 +70,12 @@ class OnRay:
             with suppress(Exception):
                 ray.wait(list(running), num_returns=len(running), timeout=PATIENCE)
             raise
+
+    def _cpus_now(self) -> int:
+        if time.monotonic() - self._asked >= REFRESH:
+            self._cpus = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+            self._asked = time.monotonic()
+        return self._cpus
 
     def _outcome(self, reference: Any, step: Step) -> Outcome:
         try:
