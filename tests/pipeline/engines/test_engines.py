@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
+import mmap
 import multiprocessing
 import os
 import pickle
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,8 @@ from support.steps import Failing, pack_on, steps_of
 from pipeline import graph
 from pipeline.engines.engine import Engine, lost, open_engine, workers_of
 from pipeline.engines.here import Here
-from pipeline.engines.workers import Workers
+from pipeline.engines.workers import Workers, start_method
+from tasks.core import memory_limit
 from tasks.core.errors import DataError, StorageError, UsageError
 from tasks.recipe import Recipe, resolve
 from tasks.stages import Plan, TokenizePart
@@ -173,6 +177,37 @@ def test_every_step_may_be_taken_twice_at_the_same_moment(tmp_path: Path) -> Non
     expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "stages", SETTINGS["plain"])))
     assert corpus_bytes(pack_on(Twins(), recipe_in(tmp_path / "twins", SETTINGS["plain"]))) == expected
     assert not list((tmp_path / "twins").rglob(".*.tmp"))
+
+
+def test_a_system_without_calls_of_linux_makes_the_same_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As macOS: no /proc, advice, or preadv, a call of its own to sync, and workers that are not forked."""
+    expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "linux", SETTINGS["jinja"])))
+    synced: list[int] = []
+    opened, read_bytes = open, Path.read_bytes
+
+    def without(path: Any) -> Any:
+        if str(path).startswith("/proc/"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return path
+
+    monkeypatch.setattr("builtins.open", lambda path, *rest, **more: opened(without(path), *rest, **more))
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read_bytes(without(path)))
+    monkeypatch.setattr(memory_limit, "_STATM", tmp_path / "statm")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    for module, name in ((os, "posix_fadvise"), (os, "preadv"), (os, "sched_getaffinity"), (mmap, "MADV_DONTNEED")):
+        monkeypatch.delattr(module, name)
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda handle, call: synced.append(call))
+    monkeypatch.setattr(os, "fsync", lambda handle: pytest.fail("this leaves bytes in the disk's cache"))
+
+    with Here() as engine:
+        manifest = pack_on(engine, recipe_in(tmp_path / "other", SETTINGS["jinja"]))
+    assert corpus_bytes(manifest) == expected
+    assert set(synced) == {51}
+    verify(manifest)
+    assert start_method().get_start_method() == "forkserver"
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    assert start_method().get_start_method() == "spawn"
 
 
 def test_two_drivers_with_different_engines_publish_the_same_corpus(tmp_path: Path) -> None:
