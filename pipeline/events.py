@@ -120,7 +120,10 @@ def proven(verdict: Verdict | None) -> None:
 
 
 class TaskProgress(Progress):
-    """What a stage reports while its task runs: into the counters, and to luigid."""
+    """What a stage reports while its task runs, into the counters and to luigid: of parts, with --on luigi only.
+
+    A step that an engine takes reports when it has ended (`taken`).
+    """
 
     def __init__(self, task: luigi.Task):
         self._task = task

@@ -5,6 +5,10 @@
     Ctrl-C, SIGTERM ─┬─▶ parent  KeyboardInterrupt: partial files are removed, Luigi ends its children, one message
                      └─▶ child   SystemExit: partial files are removed, no message; nothing if its work has ended
 
+With an engine, the tasks of a corpus are a chain: one child at a time, and the workers of the engine are its children.
+Several children at once, of which each may fail or hold the lock of Luigi's queue, exist only with --on luigi, and if a
+program builds several corpora.
+
 Ctrl-C reaches every process of a terminal at the same moment, whatever it is doing, and often several times. The first
 one counts. In a few places an exception that a signal raises would be lost: in the hooks of a fork and where Luigi's
 scheduler drops it, so there the signal waits; and in destructors, so there it is sent again a moment later.
@@ -170,8 +174,8 @@ class RunGuard:
             elif str(failed) not in self.reported:
                 self.reported.add(str(failed))
                 checksum = float(crc32(str(failed).encode()))
-                # A full disk refuses every worker, each another file: the first message is enough. The same holds for
-                # a source that changed and has many parts.
+                # With --on luigi, a full disk refuses every worker, each another file: the first message is enough. The
+                # same holds for a source that changed and has many parts.
                 is_full_disk = counters.of_run("exit_code") == failed.exit_code == StorageError.exit_code
                 repeats = is_full_disk or checksum == counters.of_run("last_error")
                 counters.put(exit_code=failed.exit_code, last_error=checksum)
