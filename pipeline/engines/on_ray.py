@@ -13,11 +13,14 @@ from typing import Any, Self
 from pipeline.engines.engine import ATTEMPTS, PATIENCE, lost
 from tasks.core.errors import InputMissing, PackError, PartMissing
 from tasks.steps import Outcome, Step, attempt
+from tasks.storage.files import remove_abandoned
 
 # Steps that wait at each CPU: the driver does not have to answer before the next one starts.
 IN_FLIGHT = 4
 # Seconds after which the cluster is asked again how many CPUs it has: nodes come and go.
 REFRESH = 2.0
+# Seconds in which Ray ends the steps of a driver that has left.
+LEAVING = 2.0
 
 
 class OnRay:
@@ -35,6 +38,8 @@ class OnRay:
         self._ray: Any = ray
         self._on = on
         self._cpus, self._asked = 1, -REFRESH
+        self._running: dict[Any, int] = {}  # numbers in `_steps`
+        self._steps: Sequence[Step] = ()
 
     def __enter__(self) -> Self:
         ray = self._ray
@@ -51,10 +56,20 @@ class OnRay:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._ray.shutdown()
+        # Ray kills the steps that it ends, so they cannot remove what they were writing.
+        deadline = time.monotonic() + (LEAVING if self._running else 0.0)
+        while True:
+            for index in self._running.values():
+                for path in self._steps[index].outputs():
+                    remove_abandoned(path)
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(0.1)
 
     def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
         ray, waiting = self._ray, deque(range(len(steps)))
-        running: dict[Any, int] = {}
+        self._steps, self._running = steps, {}
+        running = self._running
         try:
             while waiting or running:
                 while waiting and len(running) < IN_FLIGHT * self._cpus_now():

@@ -76,7 +76,7 @@ def atomic_file(path: Path, algorithm: str = "sha256", *, absent: bool = False) 
     """
     with _writing(path):
         make_folder(path.parent)
-        _remove_abandoned(path)
+        remove_abandoned(path)
         # The name is chosen before the file exists: an interrupt may arrive at once.
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
@@ -196,7 +196,8 @@ def _is_locked(file: IO[bytes]) -> bool:
     return True
 
 
-def _remove_abandoned(path: Path) -> None:
+def remove_abandoned(path: Path) -> None:
+    """Remove the temporary files of `path` that no living process is writing."""
     for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         # Open for writing: NFS asks for that before it locks a file.
         with suppress(OSError), old.open("r+b") as file:
