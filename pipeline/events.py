@@ -40,8 +40,6 @@ from tasks.tokenization.engine_check import Verdict
 
 # Share of the tokens that may be lost to a policy of the user's choice before a note is printed.
 NOTEWORTHY = 0.05
-# Tasks that stand for all tasks of a kind.
-TOGETHER = {"TokenizeParts": "TokenizePart", "PlanGroups": "PlanGroup", "WriteShards": "WriteShard"}
 # Seconds between two messages of a task to luigid: each is a request over the network.
 STATUS_EVERY = 2.0
 
@@ -50,6 +48,7 @@ class _Sent:
     """What was already reported in this run."""
 
     def __init__(self) -> None:
+        self.run = -1
         self.notes: set[str] = set()
         self.status_at = 0.0
 
@@ -63,16 +62,18 @@ class _Sent:
 _sent = _Sent()
 
 
-def begin() -> None:
-    """Start a run: forget an earlier one of this process. A task that checks for a corpus starts none."""
-    if guard.in_task():
-        return
+def begin() -> bool:
+    """Start a run, and forget an earlier one of this process; return False if this one has started."""
+    if _sent.run == guard.run:
+        return False
+    _sent.run = guard.run
     display.stop()
     display.begin()
     show_notes_with(display.show)
     guard.begin()
     counters.begin()
     _sent.notes.clear()
+    return True
 
 
 # Reports of tasks
@@ -120,7 +121,10 @@ def proven(verdict: Verdict | None) -> None:
 
 
 class TaskProgress(Progress):
-    """What a stage reports while its task runs: into the counters, and to luigid."""
+    """What a stage reports while its task runs, into the counters and to luigid: of parts, with --on luigi only.
+
+    A step that an engine takes reports when it has ended (`taken`).
+    """
 
     def __init__(self, task: luigi.Task):
         self._task = task
@@ -141,11 +145,16 @@ def _tokens_so_far(conversations: float, rejected: float, tokens: float) -> str:
     return f"{counted(int(conversations), 'conversation')}, {tokens / 1e6:,.2f} M tokens{lost}"
 
 
+def was_found(task: luigi.Task, number: int) -> bool:
+    """Return whether a step of a task that stands for all of a kind was done when the run started."""
+    return counters.of_task(f"{task.of} {number}", "reused") > 0
+
+
 def taken(task: luigi.Task, number: int, outcome: Outcome) -> None:
-    """Count a step that an engine has taken for one of the tasks in TOGETHER."""
-    name = f"{TOGETHER[type(task).__name__]} {number}"
+    """Count a step that an engine has taken for a task that stands for all of a kind."""
+    kind = task.of
     counters.put(
-        name,
+        f"{kind} {number}",
         started=time.time() - outcome.seconds,
         seconds=outcome.seconds,
         cpu=outcome.cpu,
@@ -156,7 +165,6 @@ def taken(task: luigi.Task, number: int, outcome: Outcome) -> None:
         share=1,
         done=1,
     )
-    kind = TOGETHER[type(task).__name__]
     share = float(counters.each(kind, "done").mean())
     if kind == "TokenizePart":
         _status(
@@ -306,14 +314,14 @@ def _print_mixture(manifest: Manifest, folder: Path) -> None:
 
 @luigi.Task.event_handler(luigi.Event.DEPENDENCY_DISCOVERED)
 def _on_discovered(task: luigi.Task, dependency: luigi.Task) -> None:
-    kind = type(dependency).__name__
-    if kind in (*counters.STAGES, *TOGETHER) and _sent.first("display started"):
+    kind, of = type(dependency).__name__, getattr(dependency, "of", "")
+    if (of or kind) in counters.STAGES and _sent.first("display started"):
         counters.put(copies=dependency.recipe.copies)
         display.start(dependency.recipe.config.name, workers_of(dependency.on, workers()))
-    if kind in TOGETHER:
+    if of:
         for number, part in enumerate(dependency.members):
-            name = f"{TOGETHER[kind]} {number}"
-            if counters.register(name, TOGETHER[kind]):
+            name = f"{of} {number}"
+            if counters.register(name, of):
                 counters.put(name, size=dependency.size_of(number))
                 if part.is_done():
                     _reused(name, part)

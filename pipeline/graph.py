@@ -87,8 +87,8 @@ class _Step(luigi.Task):
         required = self.stage.requires()
         if self.on == "luigi":
             return [self._task_of(stage) for stage in required]
-        kinds = dict.fromkeys(type(stage) for stage in required)
-        single = [self._task_of(stage) for stage in required if type(stage) not in TOGETHER]
+        kinds = dict.fromkeys(type(stage).__name__ for stage in required)
+        single = [self._task_of(stage) for stage in required if type(stage).__name__ not in TOGETHER]
         return single + [self.clone(TOGETHER[kind]) for kind in kinds if kind in TOGETHER]
 
     def _task_of(self, stage: stages.Stage) -> luigi.Task:
@@ -105,12 +105,16 @@ class _Step(luigi.Task):
         with events.stage(self):
             receipt = self.work()
             # Luigi would ask as well (check_complete_on_run), and answer with a traceback.
-            if not self.complete():
+            if not self.is_written():
                 raise unreadable(Path(self.output().path))
             events.finished(self, receipt)
 
     def work(self) -> dict[str, Any]:
         return self.stage.run(events.TaskProgress(self))
+
+    def is_written(self) -> bool:
+        """Return whether the work has left what it should."""
+        return self.complete()
 
 
 class _Sized(_Step):
@@ -173,7 +177,9 @@ class WriteShard(_Sized):
 
 
 class _Together(_Step):
-    """All stages of one kind, whose steps an engine takes."""
+    """All stages of one kind, `of`, whose steps an engine takes."""
+
+    of = ""
 
     @property
     def members(self) -> Sequence[stages.TokenizePart | stages.PlanGroup | stages.WriteShard]:
@@ -190,9 +196,12 @@ class _Together(_Step):
     def size_of(self, number: int) -> float:
         return 0.0
 
+    def is_written(self) -> bool:
+        return True  # the engine has looked at each
+
     def work(self) -> dict[str, Any]:
         members = self.members
-        left = [number for number, stage in enumerate(members) if not stage.is_done()]
+        left = [number for number in range(len(members)) if not events.was_found(self, number)]
         left.sort(key=self.size_of, reverse=True)  # as TokenizePart.priority
         with open_engine(self.on, settings.workers()) as engine:
             for index, outcome in engine.map([members[number].step() for number in left]):
@@ -205,6 +214,8 @@ class _Together(_Step):
 class TokenizeParts(_Together):
     """TokenizePart for all parts."""
 
+    of = "TokenizePart"
+
     @property
     def members(self) -> list[stages.TokenizePart]:
         return [stages.TokenizePart(self.recipe, part) for part in range(len(self.recipe.parts))]
@@ -216,6 +227,8 @@ class TokenizeParts(_Together):
 class PlanGroups(_Sized, _Together):
     """PlanGroup for all groups."""
 
+    of = "PlanGroup"
+
     @property
     def members(self) -> list[stages.PlanGroup]:
         return [stages.PlanGroup(self.recipe, group) for group in range(self.recipe.most_groups)]
@@ -224,13 +237,15 @@ class PlanGroups(_Sized, _Together):
 class WriteShards(_Sized, _Together):
     """WriteShard for all shards."""
 
+    of = "WriteShard"
+
     @property
     def members(self) -> list[stages.WriteShard]:
         return [stages.WriteShard(self.recipe, shard) for shard in range(len(self.recipe.shard_names()))]
 
 
 class PackCorpus(_Sized):
-    _prepared = _running = False
+    _prepared = -1  # the number of the run
 
     @property
     def stage(self) -> stages.Stage:
@@ -239,28 +254,21 @@ class PackCorpus(_Sized):
     def requires(self) -> list[luigi.Task]:
         with guard.reporting():
             stages.claim(self.recipe)
-            if not self._prepared:  # once, before the workers are forked
+            if self._prepared != guard.run:  # once, before the workers are forked
                 self.stage.prepare()
-                self._prepared = True
+                self._prepared = guard.run
             events.announce(self.recipe)
             events.proven(stages.open_encoder(self.recipe))
             return super().requires()
 
     def complete(self) -> bool:
-        if not self._running:
-            # Luigi asks once before it runs anything: the sources may have changed since this process read them. A task
-            # that checks for a corpus reads them no more: a fork of a process that has used a store cannot use it.
-            if not guard.in_task():
-                _recipe.cache_clear()
-            self._prepared = False
-            events.begin()
+        # Luigi asks several times in a run. Before the first time, the sources may have changed since they were read.
+        # A fork for a task reads them no more: if its parent has used a store, it cannot use it.
+        if events.begin():
+            _recipe.cache_clear()
         with guard.reporting():
             settings.check_workers(self.on)
             return super().complete()
-
-    def work(self) -> dict[str, Any]:
-        self._running = True
-        return super().work()
 
 
 TASKS = {
@@ -272,11 +280,7 @@ TASKS = {
     stages.WriteShard: WriteShard,
     stages.Publish: PackCorpus,
 }
-TOGETHER = {
-    stages.TokenizePart: TokenizeParts,
-    stages.PlanGroup: PlanGroups,
-    stages.WriteShard: WriteShards,
-}
+TOGETHER = {task.of: task for task in (TokenizeParts, PlanGroups, WriteShards)}
 
 
 class _Training(_Sized):

@@ -5,6 +5,10 @@
     Ctrl-C, SIGTERM ─┬─▶ parent  KeyboardInterrupt: partial files are removed, Luigi ends its children, one message
                      └─▶ child   SystemExit: partial files are removed, no message; nothing if its work has ended
 
+With an engine, the tasks of a corpus are a chain: one child at a time, and the workers of the engine are its children.
+Several children at once, of which each may fail or hold the lock of Luigi's queue, exist only with --on luigi, and if a
+program builds several corpora.
+
 Ctrl-C reaches every process of a terminal at the same moment, whatever it is doing, and often several times. The first
 one counts. In a few places an exception that a signal raises would be lost: in the hooks of a fork and where Luigi's
 scheduler drops it, so there the signal waits; and in destructors, so there it is sent again a moment later.
@@ -32,7 +36,7 @@ import luigi
 import luigi.retcodes
 from luigi.cmdline_parser import CmdlineParser
 from luigi.scheduler import Scheduler
-from luigi.worker import TaskProcess
+from luigi.worker import TaskProcess, Worker
 
 from pipeline.command_line_errors import as_pack_error, with_pack_errors
 from pipeline.progress import counters, display
@@ -51,6 +55,11 @@ class RunGuard:
 
     patched                                | why                                             | upstream
     ---------------------------------------|-------------------------------------------------|-------------------------
+    Worker.__enter__ (luigi.worker)        | nothing says that a run of Luigi starts: one    | no event
+                                           | process may make several (`run`)                |
+    TaskProcess._Popen (luigi.worker)      | starts a task as Python starts a process by    | no setting
+                                           | default. Only a fork shares the counters; from |
+                                           | 3.14, and on macOS, the default is another one |
     TaskProcess.terminate (luigi.worker)   | waits without limit, one child after another,   | spotify/luigi#1191 added
                                            | and may kill a task that saves a checkpoint     | no deadline
                                            | (`may_be_killed`)                               |
@@ -77,6 +86,7 @@ class RunGuard:
     """
 
     def __init__(self) -> None:
+        self.run = 0  # the number of runs that this process has started
         self.patience = 5.0  # seconds for a child to remove its partial files
         self.is_child = False
         self.is_leaving = False  # signals no longer change anything
@@ -95,6 +105,8 @@ class RunGuard:
         """Patch Luigi and Python; see the table. After all imports: our fork hook is then the first before a fork."""
         if self._undo:
             return
+        self._replace(Worker, "__enter__", self._counting_runs(Worker.__enter__))
+        self._replace(TaskProcess, "_Popen", staticmethod(multiprocessing.get_context("fork").Process._Popen))
         self._replace(TaskProcess, "terminate", lambda process: self._terminate(process))
         self._replace(Scheduler, "_update_task_history", self._undisturbed(Scheduler._update_task_history))
         self._replace(CmdlineParser, "_build_parser", staticmethod(with_pack_errors(CmdlineParser._build_parser)))
@@ -125,9 +137,10 @@ class RunGuard:
                 signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
     def _replace(self, owner: Any, name: str, value: object) -> None:
-        previous = vars(owner)[name] if isinstance(owner, type) else getattr(owner, name)
+        inherits = isinstance(owner, type) and name not in vars(owner)
+        previous = vars(owner).get(name) if isinstance(owner, type) else getattr(owner, name)
         setattr(owner, name, value)
-        self._undo.append(lambda: setattr(owner, name, previous))
+        self._undo.append(lambda: delattr(owner, name) if inherits else setattr(owner, name, previous))
 
     def begin(self) -> None:
         """Start a run: this process is the parent of whatever it forks from now on."""
@@ -139,10 +152,13 @@ class RunGuard:
                 if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):  # not a program's own
                     signal.signal(number, self._on_signal)
 
-    @staticmethod
-    def in_task() -> bool:
-        """Return whether this process was forked by Luigi for a task."""
-        return isinstance(multiprocessing.current_process(), TaskProcess)
+    def _counting_runs(self, enter: Callable[[Worker], Worker]) -> Callable[[Worker], Worker]:
+        @wraps(enter)
+        def start(worker: Worker) -> Worker:
+            self.run += 1
+            return enter(worker)
+
+        return start
 
     # Errors: each is reported once
 
@@ -158,8 +174,8 @@ class RunGuard:
             elif str(failed) not in self.reported:
                 self.reported.add(str(failed))
                 checksum = float(crc32(str(failed).encode()))
-                # A full disk refuses every worker, each another file: the first message is enough. The same holds for
-                # a source that changed and has many parts.
+                # With --on luigi, a full disk refuses every worker, each another file: the first message is enough. The
+                # same holds for a source that changed and has many parts.
                 is_full_disk = counters.of_run("exit_code") == failed.exit_code == StorageError.exit_code
                 repeats = is_full_disk or checksum == counters.of_run("last_error")
                 counters.put(exit_code=failed.exit_code, last_error=checksum)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -12,9 +13,14 @@ from typing import Any, Self
 from pipeline.engines.engine import ATTEMPTS, PATIENCE, lost
 from tasks.core.errors import InputMissing, PackError, PartMissing
 from tasks.steps import Outcome, Step, attempt
+from tasks.storage.files import remove_abandoned
 
 # Steps that wait at each CPU: the driver does not have to answer before the next one starts.
 IN_FLIGHT = 4
+# Seconds after which the cluster is asked again how many CPUs it has: nodes come and go.
+REFRESH = 2.0
+# Seconds in which Ray ends the steps of a driver that has left.
+LEAVING = 2.0
 
 
 class OnRay:
@@ -29,10 +35,14 @@ class OnRay:
             raise PartMissing(
                 "library_missing", f"--on {on}: Ray is not installed; run: pip install 'packcorpus[ray]'"
             ) from None
-        self._ray, self._on = ray, on
+        self._ray: Any = ray
+        self._on = on
+        self._cpus, self._asked = 1, -REFRESH
+        self._running: dict[Any, int] = {}  # numbers in `_steps`
+        self._steps: Sequence[Step] = ()
 
     def __enter__(self) -> Self:
-        ray: Any = self._ray
+        ray = self._ray
         address = "auto" if self._on == "ray://auto" else self._on
         try:
             ray.init(address=address, log_to_driver=False, logging_level="ERROR", configure_logging=False)
@@ -46,14 +56,23 @@ class OnRay:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._ray.shutdown()
+        # Ray kills the steps that it ends, so they cannot remove what they were writing.
+        deadline = time.monotonic() + (LEAVING if self._running else 0.0)
+        while True:
+            for index in self._running.values():
+                for path in self._steps[index].outputs():
+                    remove_abandoned(path)
+            if time.monotonic() >= deadline:
+                return
+            time.sleep(0.1)
 
     def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
         ray, waiting = self._ray, deque(range(len(steps)))
-        running: dict[Any, int] = {}
+        self._steps, self._running = steps, {}
+        running = self._running
         try:
             while waiting or running:
-                room = IN_FLIGHT * max(1, int(ray.cluster_resources().get("CPU", 1)))
-                while waiting and len(running) < room:
+                while waiting and len(running) < IN_FLIGHT * self._cpus_now():
                     index = waiting.popleft()
                     running[self._attempt.remote(steps[index])] = index
                 for reference in ray.wait(list(running), num_returns=1)[0]:
@@ -66,6 +85,12 @@ class OnRay:
             with suppress(Exception):
                 ray.wait(list(running), num_returns=len(running), timeout=PATIENCE)
             raise
+
+    def _cpus_now(self) -> int:
+        if time.monotonic() - self._asked >= REFRESH:
+            self._cpus = max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+            self._asked = time.monotonic()
+        return self._cpus
 
     def _outcome(self, reference: Any, step: Step) -> Outcome:
         try:

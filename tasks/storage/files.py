@@ -76,7 +76,7 @@ def atomic_file(path: Path, algorithm: str = "sha256", *, absent: bool = False) 
     """
     with _writing(path):
         make_folder(path.parent)
-        _remove_abandoned(path)
+        remove_abandoned(path)
         # The name is chosen before the file exists: an interrupt may arrive at once.
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
         try:
@@ -88,7 +88,7 @@ def atomic_file(path: Path, algorithm: str = "sha256", *, absent: bool = False) 
                 if arrived != writer.size:
                     raise OSError(f"{writer.size:,} bytes were written, but the file has {arrived:,}")
                 os.fchmod(handle, 0o644)
-                os.fsync(handle)
+                _sync(handle)
                 if absent:  # unlike a rename, a link does not replace a file that another writer has just made
                     os.link(temporary, path)
                     os.unlink(temporary)
@@ -196,9 +196,11 @@ def _is_locked(file: IO[bytes]) -> bool:
     return True
 
 
-def _remove_abandoned(path: Path) -> None:
+def remove_abandoned(path: Path) -> None:
+    """Remove the temporary files of `path` that no living process is writing."""
     for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
-        with suppress(OSError), old.open("rb") as file:
+        # Open for writing: NFS asks for that before it locks a file.
+        with suppress(OSError), old.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             old.unlink()
 
@@ -207,9 +209,18 @@ def sync_folder(folder: Path) -> None:
     with _writing(folder):
         handle = os.open(folder, os.O_RDONLY)
         try:
-            os.fsync(handle)
+            _sync(handle)
         finally:
             os.close(handle)
+
+
+def _sync(handle: int) -> None:
+    """Wait until a file or folder is on the disk. On macOS, fsync leaves it in the disk's cache."""
+    if hasattr(fcntl, "F_FULLFSYNC"):
+        with suppress(OSError):  # not every file system has it
+            fcntl.fcntl(handle, fcntl.F_FULLFSYNC)
+            return
+    os.fsync(handle)
 
 
 def write_bytes(path: Path, data: bytes) -> dict[str, Any]:

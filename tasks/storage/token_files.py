@@ -102,7 +102,7 @@ class TokenFiles:
             with path.open("rb", buffering=0) as file:
                 handle = file.fileno()
                 for offset, end, position in zip(offsets.tolist(), ends.tolist(), positions.tolist(), strict=True):
-                    if os.preadv(handle, (room[offset:end],), position) < end - offset:
+                    if _read(handle, room[offset:end], position) < end - offset:
                         raise StorageError("damaged_artefact", f"{path}: ends early; delete it and run again")
 
     def _by_part(self, plan: dict[str, np.ndarray]) -> Iterator[tuple[int, np.ndarray]]:
@@ -246,3 +246,12 @@ class TokenColumns:
         if part != self._part:
             self._part, self._file = part, TokenFiles([self._paths[part]])
         return self._file
+
+
+def _read(handle: int, room: memoryview, position: int) -> int:
+    """Read bytes of a file from `position` into `room` and return how many there were."""
+    if hasattr(os, "preadv"):
+        return os.preadv(handle, (room,), position)
+    data = os.pread(handle, len(room), position)
+    room[: len(data)] = data
+    return len(data)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import orjson
 import pytest
-from support.commands import BIN, Done, command, process, write_chats
+from support.commands import BIN, Done, command, corpus_bytes, process, write_chats
 
 CONFIG = "name: a\nsources: [chats.jsonl]\nvocab_size: 300\nsequence_length: 64\n"
 
@@ -37,3 +39,31 @@ def test_errors_and_environment_are_those_of_a_process(tmp_path: Path) -> None:
         tool, *rest = words
         forked, started = (run(tmp_path, str(BIN / tool), *rest, **environment) for run in (command, process))
         assert (forked.returncode, forked.stdout, forked.stderr) == (started.returncode, started.stdout, started.stderr)
+
+
+# As on macOS, and from Python 3.14: by default a process is not a fork.
+STARTED = """
+import multiprocessing, sys
+multiprocessing.set_start_method("METHOD")
+from pipeline.engines import workers
+workers.start_method = multiprocessing.get_context
+from luigi.cmdline import luigi_run
+luigi_run(sys.argv[1:])
+"""
+
+
+def test_a_corpus_is_the_same_however_processes_start(tmp_path: Path) -> None:
+    found = []
+    for method, on in (("fork", "workers"), ("spawn", "workers"), ("forkserver", "luigi")):
+        folder = tmp_path / method
+        folder.mkdir()
+        write_chats(folder / "chats.jsonl", 60)
+        (folder / "corpus.yaml").write_text(CONFIG + "part_size: 4000\n")
+        words = ["--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", "2", "--on", on]
+        done = process(folder, sys.executable, "-c", STARTED.replace("METHOD", method), *words)
+        assert done.returncode == 0, done.stderr
+        manifest = folder / done.stdout.strip()
+        found.append(corpus_bytes(manifest))
+        record = orjson.loads((folder / orjson.loads(manifest.read_bytes())["corpus"] / "run.json").read_bytes())
+        assert record["conversations"] == 60, "figures of all processes arrive"
+    assert found[0] == found[1] == found[2]

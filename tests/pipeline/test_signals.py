@@ -131,12 +131,12 @@ def test_an_interrupt_that_python_drops_at_a_fork_is_sent_again(capfd: pytest.Ca
     assert capfd.readouterr().err == ""
 
 
-def test_a_child_that_checks_for_a_corpus_stays_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_checks_for_a_corpus_stays_a_child(tmp_path: Path) -> None:
     """As Luigi asks before it trains."""
     (tmp_path / "corpus.yaml").write_text("name: some\nsources: [a.jsonl]\n")
     write_chats(tmp_path / "a.jsonl", 3)
+    events.begin()
     counters.put(rows=5)
-    monkeypatch.setattr(guard, "in_task", lambda: True)
 
     def work() -> None:
         assert not PackCorpus(config=str(tmp_path / "corpus.yaml"), root=str(tmp_path)).complete()
@@ -398,12 +398,13 @@ import logging, signal, sys
 import luigi, luigi.retcodes
 from luigi.cmdline_parser import CmdlineParser
 from luigi.scheduler import Scheduler
-from luigi.worker import TaskProcess
+from luigi.worker import TaskProcess, Worker
 
 def patched():
     codes = luigi.retcodes.retcode()
     return [
-        TaskProcess.terminate, Scheduler._update_task_history, CmdlineParser._build_parser, sys.excepthook,
+        Worker.__enter__, TaskProcess._Popen, TaskProcess.terminate, Scheduler._update_task_history,
+        CmdlineParser._build_parser, sys.excepthook,
         sys.unraisablehook, logging.getLogger("luigi-interface").filters[:], signal.getsignal(signal.SIGINT),
         signal.getsignal(signal.SIGTERM), *(type(getattr(codes, name)) for name, _ in codes.get_params()),
         *(set(handlers) for handlers in luigi.Task._event_callbacks.get(luigi.Task, {}).values()),

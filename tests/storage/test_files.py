@@ -189,7 +189,7 @@ def test_a_temporary_file_removed_before_it_is_locked(tmp_path: Path, monkeypatc
     def after_another_cleans_up(file: Any, how: int) -> None:
         if how == fcntl.LOCK_EX and left:
             left.pop()
-            files._remove_abandoned(path)
+            files.remove_abandoned(path)
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", after_another_cleans_up)

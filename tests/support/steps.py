@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -16,7 +17,7 @@ from tasks.core.errors import DataError
 from tasks.recipe import Recipe
 from tasks.stages import DealParts, Plan, PlanGroup, Publish, TokenizePart, TrainTokenizer, WriteShard
 from tasks.steps import Progress, Step
-from tasks.storage.files import write_receipt
+from tasks.storage.files import atomic_file, write_receipt
 
 
 def steps_of(recipe: Recipe) -> list[Step]:
@@ -101,3 +102,30 @@ class Slow(Marked):
     def do(self) -> None:
         (self.folder / f"{self.number}.pid").write_text(str(os.getpid()))
         time.sleep(self.seconds)
+
+
+@dataclass(frozen=True)
+class Writing(Marked):
+    """Takes some seconds in the middle of writing its output."""
+
+    seconds: float
+
+    def work(self, progress: Progress) -> dict[str, Any]:
+        with (self.folder / str(self.number)).open("ab") as file:
+            file.write(b"x")
+        with atomic_file(self.outputs()[0]) as out:
+            out.write(b"1")
+            out.flush()
+            time.sleep(self.seconds)
+        write_receipt(self.outputs()[1], {"bytes": 1, "tokens": self.number})
+        return {"tokens": self.number}
+
+
+@dataclass(frozen=True)
+class DiskFull(Marked):
+    """Finds the disk of its worker full."""
+
+    def do(self) -> None:
+        with atomic_file(self.outputs()[0]) as out:
+            out.write(b"1")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
+import mmap
 import multiprocessing
+import os
 import pickle
 import random
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,14 +21,17 @@ from support.small_corpus import OneSecond, conversations, make_recipe, pack_cor
 from support.steps import Failing, pack_on, steps_of
 
 from pipeline import graph
-from pipeline.engines.engine import Engine, open_engine, workers_of
+from pipeline.engines.engine import Engine, lost, open_engine, workers_of
 from pipeline.engines.here import Here
-from pipeline.engines.workers import Workers
+from pipeline.engines.workers import Workers, start_method
 from tasks import recipe as recipe_module
-from tasks.core.errors import DataError, UsageError
-from tasks.recipe import Recipe
+from tasks.core import memory_limit
+from tasks.core.errors import DataError, StorageError, UsageError
+from tasks.recipe import Recipe, resolve
 from tasks.stages import Plan, Publish, TokenizePart, run_all, run_share
-from tasks.steps import Outcome, Step, run
+from tasks.steps import SILENT, Outcome, Step, run
+from tasks.storage.files import HashingWriter
+from tasks.verification.verify import verify
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain": {"part_size": 2048},
@@ -94,8 +102,6 @@ def test_a_step_is_small_however_many_sources_there_are(tmp_path: Path) -> None:
         (tmp_path / f"more-{number:03}.jsonl").write_text(json.dumps({"text": f"Number {number}."}) + "\n")
     values = json.dumps({"name": "many", "sources": ["*.jsonl"], "tokenizer": "tiny.model", "part_size": 1024})
     config.write_text(values)
-    from tasks.recipe import resolve
-
     recipe = resolve(config, tmp_path)
     assert len(recipe.parts) > 200
     assert len(pickle.dumps(recipe)) > 40_000
@@ -158,6 +164,118 @@ def test_another_tokenizer_where_a_step_is_taken_is_an_error(tmp_path: Path) -> 
     with Workers(1, multiprocessing.get_context("spawn")) as engine, pytest.raises(DataError) as found:
         list(engine.map(steps))
     assert found.value.code == "E321"
+
+
+def test_every_step_may_be_taken_twice_at_the_same_moment(tmp_path: Path) -> None:
+    """By two drivers on machines that cannot see each other's locks, or by a worker that was given up too early."""
+    fork = multiprocessing.get_context("fork")
+
+    class Twins(Here):
+        def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
+            start = fork.Barrier(2)
+
+            def take() -> None:
+                for step in steps:
+                    start.wait(60)
+                    step.work(SILENT)  # also if the other one has just finished it
+
+            both = [fork.Process(target=take) for _ in range(2)]
+            for process in both:
+                process.start()
+            for process in both:
+                process.join()
+            assert [process.exitcode for process in both] == [0, 0]
+            yield from super().map(steps)
+
+    expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "stages", SETTINGS["plain"])))
+    assert corpus_bytes(pack_on(Twins(), recipe_in(tmp_path / "twins", SETTINGS["plain"]))) == expected
+    assert not list((tmp_path / "twins").rglob(".*.tmp"))
+
+
+def test_a_system_without_calls_of_linux_makes_the_same_corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As macOS: no /proc, advice, or preadv, a call of its own to sync, and workers that are not forked."""
+    expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "linux", SETTINGS["jinja"])))
+    synced: list[int] = []
+    opened, read_bytes = open, Path.read_bytes
+
+    def without(path: Any) -> Any:
+        if str(path).startswith("/proc/"):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        return path
+
+    monkeypatch.setattr("builtins.open", lambda path, *rest, **more: opened(without(path), *rest, **more))
+    monkeypatch.setattr(Path, "read_bytes", lambda path: read_bytes(without(path)))
+    monkeypatch.setattr(memory_limit, "_STATM", tmp_path / "statm")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    for module, name in ((os, "posix_fadvise"), (os, "preadv"), (os, "sched_getaffinity"), (mmap, "MADV_DONTNEED")):
+        monkeypatch.delattr(module, name)
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", lambda handle, call: synced.append(call))
+    monkeypatch.setattr(os, "fsync", lambda handle: pytest.fail("this leaves bytes in the disk's cache"))
+
+    with Here() as engine:
+        manifest = pack_on(engine, recipe_in(tmp_path / "other", SETTINGS["jinja"]))
+    assert corpus_bytes(manifest) == expected
+    assert set(synced) == {51}
+    verify(manifest)
+    assert start_method().get_start_method() == "forkserver"
+    monkeypatch.setattr(multiprocessing, "get_all_start_methods", lambda: ["spawn"])
+    assert start_method().get_start_method() == "spawn"
+
+
+def test_two_drivers_with_different_engines_publish_the_same_corpus(tmp_path: Path) -> None:
+    """On two machines: without the lock that refuses a second run on the same one."""
+    expected = corpus_bytes(pack_corpus(recipe_in(tmp_path / "stages", SETTINGS["plain"])))
+    recipe_in(tmp_path / "both", SETTINGS["plain"])
+    fork = multiprocessing.get_context("fork")
+    start = fork.Barrier(2)
+
+    def drive(engine: Callable[[], Engine]) -> None:
+        recipe = resolve(tmp_path / "both" / "corpus.yaml", tmp_path / "both")
+        start.wait(60)
+        with engine() as opened:
+            pack_on(opened, recipe)
+
+    drivers = [fork.Process(target=drive, args=(engine,)) for engine in (Here, lambda: Workers(2))]
+    for driver in drivers:
+        driver.start()
+    for driver in drivers:
+        driver.join()
+    assert [driver.exitcode for driver in drivers] == [0, 0]
+    [manifest] = (tmp_path / "both" / "manifests").glob("*.json")
+    assert corpus_bytes(manifest) == expected
+    verify(manifest)
+
+
+@pytest.mark.parametrize("engine", [Here, lambda: Workers(2)], ids=["here", "workers"])
+def test_a_full_disk_is_one_clear_error(
+    tmp_path: Path, engine: Callable[[], Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_in(tmp_path, SETTINGS["plain"])
+    steps = steps_of(recipe)[:5]
+    write = HashingWriter.write
+
+    def full(file: HashingWriter, data: Any) -> int:
+        if file.size > 500:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data)
+
+    monkeypatch.setattr(HashingWriter, "write", full)  # also in workers, which are forked
+    message = r"/data/tokens/.*\.arrow: cannot be written: No space left on device$"
+    with engine() as opened, pytest.raises(StorageError, match=message) as found:
+        list(opened.map(steps))
+    assert (found.value.code, found.value.exit_code) == ("E702", 74)
+    assert not list(tmp_path.rglob("data/tokens/*/*.arrow"))
+    assert not list(tmp_path.rglob("data/tokens/*/*.json"))
+    assert not list(tmp_path.rglob(".*.tmp"))
+
+
+def test_a_lost_step_is_named_by_file_and_bytes(tmp_path: Path) -> None:
+    recipe = recipe_in(tmp_path, SETTINGS["plain"])
+    first, second, *_ = recipe.parts
+    error = lost(steps_of(recipe)[1], "it was killed by signal 9")
+    place = f"chat.jsonl, from {first.stop:,} to {second.stop:,}"
+    assert str(error) == f"{place}: its worker was lost 4 times: it was killed by signal 9"
 
 
 @pytest.mark.parametrize("engine", [Here, lambda: Workers(2)], ids=["here", "workers"])

@@ -1,105 +1,153 @@
-"""Ray: the same corpus on two nodes, and a node that is lost in the middle of the run."""
+"""Ray: the same corpus on two nodes, each error once, and steps, nodes, and drivers that are lost in the middle."""
 
 from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.commands import ROOT, corpus_bytes
-from support.small_corpus import conversations, make_recipe, pack_corpus
-from support.steps import Failing, Slow, pack_on
+from support.commands import BIN, corpus_bytes, luigi, write_chats
+from support.ray_cluster import Cluster, cluster_in
+from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
+from support.steps import DiskFull, Dying, Failing, Slow, pack_on
 
 from pipeline.engines.on_ray import OnRay
-from tasks.core.errors import DataError, InputMissing
+from tasks.core.errors import Busy, DataError, InputMissing, StorageError
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; run: pip install 'packcorpus[ray]'")
 
-LIMIT = 60.0  # seconds for a node to start
-
-
-class Node:
-    """A node of a cluster on this machine, in a process group of its own."""
-
-    def __init__(self, log: Path, *options: str):
-        words = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus=1", *options]
-        environment = os.environ | {
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_health_check_period_ms": "500",  # a node is lost after 5 checks that fail
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
-        }
-        with log.open("wb") as out:
-            self.process = subprocess.Popen(
-                [*words, "--object-store-memory=80000000"], stdout=out, stderr=out, env=environment,
-                stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
-
-    def kill(self) -> None:
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+CONFIG = "name: some\nsources: [a.jsonl]\ntokenizer: tiny.model\nsequence_length: 128\n"
+# Refuses reasoning, for which it has no place.
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 @pytest.fixture(scope="module")
-def second_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    """The second node of a cluster of two."""
-    folder, port = tmp_path_factory.mktemp("ray"), free_port()
-    options = ["--include-dashboard=false", f"--ray-client-server-port={free_port()}", f"--port={port}"]
-    head = Node(folder / "head.log", "--head", *options)
-    second = None
-    try:
-        address, deadline = f"127.0.0.1:{port}", time.monotonic() + LIMIT
-        while "GCS" not in (folder / "head.log").read_text() and "started" not in (folder / "head.log").read_text():
-            assert head.process.poll() is None, (folder / "head.log").read_text()
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-        second = Node(folder / "second.log", f"--address={address}")
-        os.environ["RAY_ADDRESS"] = address  # of this cluster, also if others run on this machine
-        with OnRay("ray://auto"):
-            while len([node for node in ray.nodes() if node["Alive"]]) < 2:
-                assert time.monotonic() < deadline, (folder / "second.log").read_text()
-                time.sleep(0.2)
-        yield second
-    finally:
-        os.environ.pop("RAY_ADDRESS", None)
-        for node in (head, second):
-            if node:
-                node.kill()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """One cluster for all tests. The last one kills its second node."""
+    with cluster_in(tmp_path_factory.mktemp("ray")) as found:
+        yield found
 
 
-def test_two_nodes_make_the_same_corpus(tmp_path: Path, second_node: Node) -> None:
+def test_two_nodes_make_the_same_corpus(tmp_path: Path, cluster: Cluster) -> None:
     settings = {"part_size": 2048, "tokenizer": None, "vocab_size": 400}
     expected = corpus_bytes(pack_corpus(make_recipe(tmp_path / "stages", conversations(80), **settings)))
     with OnRay("ray://auto") as engine:
+        assert len([node for node in ray.nodes() if node["Alive"]]) == 2
         assert corpus_bytes(pack_on(engine, make_recipe(tmp_path / "ray", conversations(80), **settings))) == expected
 
 
-def test_an_error_on_a_node_arrives_whole(tmp_path: Path, second_node: Node) -> None:
-    with OnRay("ray://auto") as engine, pytest.raises(DataError) as found:
-        list(engine.map([Failing(tmp_path, number, fails=number == 2) for number in range(20)]))
-    assert (found.value.code, str(found.value), found.value.facts) == ("E310", "chat.jsonl:3: is bad", {"line": 3})
+def test_an_error_on_a_node_arrives_whole(tmp_path: Path, cluster: Cluster) -> None:
+    with OnRay("ray://auto") as engine:
+        with pytest.raises(DataError) as found:
+            list(engine.map([Failing(tmp_path, number, fails=number == 2) for number in range(20)]))
+        assert (found.value.code, str(found.value)) == ("E310", "chat.jsonl:3: is bad")
+        assert found.value.facts == {"line": 3}
+        message = r"/99\.out: cannot be written: No space left on device$"
+        with pytest.raises(StorageError, match=message):
+            list(engine.map([DiskFull(tmp_path, 99)]))
+        assert not list(tmp_path.glob(".*"))
 
 
-def test_a_lost_node_costs_only_what_it_was_doing(tmp_path: Path, second_node: Node) -> None:
+def test_a_step_that_loses_every_worker_is_named(tmp_path: Path, cluster: Cluster) -> None:
+    steps = [Dying(tmp_path, number, deaths=99 if number == 1 else 0) for number in range(3)]
+    with (
+        OnRay("ray://auto") as engine,
+        pytest.raises(Busy, match=r"chat\.jsonl:2: its worker was lost 4 times") as found,
+    ):
+        list(engine.map(steps))
+    assert found.value.code == "E714"
+    assert [step.attempts for step in steps] == [1, 4, 1]
+
+
+def test_a_bad_record_on_a_node_is_reported_as_it_is_here(tmp_path: Path, cluster: Cluster) -> None:
+    records = conversations(60)
+    records[40]["messages"][-1]["reasoning_content"] = "It has none."
+    done = {}
+    for on in ("here", "ray://auto"):
+        folder = tmp_path / on.partition(":")[0]
+        write_project(folder, records, part_size=1024, template="template.jinja")
+        (folder / "template.jinja").write_text(TEMPLATE)
+        done[on] = luigi(folder, "--config", "corpus.yaml", "--on", on, "--quiet")
+    assert done["here"].returncode == done["ray://auto"].returncode == 65
+    assert "chat.jsonl:41: template template.jinja: messages[" in done["here"].stderr
+    assert done["ray://auto"].stderr == done["here"].stderr
+    assert done["ray://auto"].stderr.count("error:") == 1
+
+
+def started(folder: Path) -> subprocess.Popen[str]:
+    """A run on the cluster that has tokenized some parts more than before."""
+    before = len(receipts(folder))
+    words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--on", "ray://auto"]
+    run = subprocess.Popen(words, cwd=folder, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    deadline = time.monotonic() + 120
+    while len(receipts(folder)) < before + 2:
+        assert run.poll() is None, run.communicate()
+        assert time.monotonic() < deadline, "no part is done"
+        time.sleep(0.02)
+    return run
+
+
+def receipts(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.glob("data/tokens/*/*.json")}
+
+
+def temporary(folder: Path) -> list[Path]:
+    return list(folder.rglob("data/**/.*.tmp"))
+
+
+def test_drivers_that_are_interrupted_killed_and_refused(tmp_path: Path, cluster: Cluster) -> None:
+    """What is done counts for the next driver, whatever its engine; the cluster stays."""
+    for name in ("one", "other"):
+        write_project(tmp_path / name, ())
+        write_chats(tmp_path / name / "a.jsonl", 24_000)
+        (tmp_path / name / "corpus.yaml").write_text(CONFIG + "part_size: 300000\n")
+    folder = tmp_path / "one"
+
+    run = started(folder)
+    os.killpg(run.pid, signal.SIGINT)
+    _, errors = run.communicate(timeout=60)
+    assert (run.returncode, errors.splitlines()[-1]) == (75, "E713 interrupted; run the same command again to resume")
+    deadline = time.monotonic() + 20  # Ray ends the steps of a driver that has left
+    while temporary(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not temporary(folder)
+    interrupted = receipts(folder)
+
+    run = started(folder)
+    refused = luigi(folder, "--config", "corpus.yaml", "--on", "here")
+    assert refused.returncode == 75
+    assert refused.stderr.startswith("E711 error: ")
+    os.killpg(run.pid, signal.SIGKILL)
+    run.communicate()
+    killed = receipts(folder)
+    assert interrupted.items() <= killed.items()
+
+    done = luigi(folder, "--config", "corpus.yaml", "--on", "ray://auto")
+    assert done.returncode == 0, done.stderr
+    assert killed.items() <= receipts(folder).items()
+    assert not temporary(folder)
+    again = luigi(folder, "--config", "corpus.yaml", "--on", "here")
+    assert "nothing to do" in again.stderr
+    expected = luigi(tmp_path / "other", "--config", "corpus.yaml", "--on", "here")
+    manifest = expected.stdout.strip()
+    assert corpus_bytes(folder / manifest) == corpus_bytes(tmp_path / "other" / manifest)
+
+
+def test_a_lost_node_costs_only_what_it_was_doing(tmp_path: Path, cluster: Cluster) -> None:
     steps = [Slow(tmp_path, number, 0.5) for number in range(12)]
     with OnRay("ray://auto") as engine:
         found = {}
         for index, outcome in engine.map(steps):
             found[index] = outcome.tokens
             if len(found) == 3:
-                second_node.kill()
+                cluster.second.kill()
     assert found == {number: number for number in range(12)}
     assert sum(step.attempts for step in steps) <= 13, "one step per CPU of the node, again"
 

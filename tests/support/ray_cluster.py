@@ -1,0 +1,81 @@
+"""A Ray cluster of two nodes on this machine, each with one CPU and in a process group of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from support.commands import ROOT
+
+LIMIT = 60.0  # seconds for a node to start
+SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_health_check_period_ms": "500"}  # a node is lost after 5 checks
+
+
+class Node:
+    def __init__(self, log: Path, *options: str):
+        words = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus=1", *options]
+        paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+        with log.open("wb") as out:  # not a pipe: the daemons keep it open
+            self.process = subprocess.Popen(
+                [*words, "--object-store-memory=80000000"], stdout=out, stderr=out, stdin=subprocess.DEVNULL,
+                env=os.environ | paths | SETTINGS, start_new_session=True,
+            )  # fmt: skip
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Cluster:
+    """Two nodes, `head` and `second`; `address` is that of the first one."""
+
+    def __init__(self, folder: Path, port: int):
+        self.address = f"127.0.0.1:{port}"
+        options = ["--include-dashboard=false", f"--ray-client-server-port={free_port()}", f"--port={port}"]
+        self.head, self.log = Node(folder / "head.log", "--head", *options), folder / "head.log"
+        self._folder = folder
+
+    def wait(self) -> None:
+        """Add the second node once the first one answers, and wait for it."""
+        deadline = time.monotonic() + LIMIT
+        while "started" not in self.log.read_text():
+            assert self.head.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        self.log = self._folder / "second.log"
+        self.second = Node(self.log, f"--address={self.address}")
+        while "started" not in self.log.read_text():
+            assert time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        for node in (self.head, getattr(self, "second", None)):
+            if node:
+                node.kill()
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@contextmanager
+def cluster_in(folder: Path) -> Iterator[Cluster]:
+    """Start a cluster that `ray://auto` finds, also if others run on this machine."""
+    cluster = Cluster(folder, free_port())
+    try:
+        cluster.wait()
+        os.environ["RAY_ADDRESS"] = cluster.address
+        yield cluster
+    finally:
+        os.environ.pop("RAY_ADDRESS", None)
+        cluster.kill()
