@@ -54,6 +54,9 @@ OF_YOUR_MODEL = "make sure that it is the tokenizer of your model"
 # Control tokens by which a tokenizer is recognized as made for a template.
 TYPICAL = {name: markers[:2] for name, markers in MARKERS.items() if not markers[0].startswith("<tool")}
 
+# Mistral's templates from version 7 on write system messages with it, which version 3 does not.
+LATER_MISTRAL = "[SYSTEM_PROMPT]"
+
 
 @dataclass
 class Draft:
@@ -216,7 +219,10 @@ def _has_chat_template(files: TokenizerFiles) -> bool:
 def _built_in(encoder: Encoder) -> tuple[str, str]:
     for name, markers in TYPICAL.items():
         if all(map(encoder.is_token, markers)):
-            return name, f"the tokenizer has its control tokens {' '.join(markers)}"
+            note = f"the tokenizer has its control tokens {' '.join(markers)}"
+            if name == "mistral" and encoder.is_token(LATER_MISTRAL):
+                note += f", but {LATER_MISTRAL} is of later versions: use the model's own template, a .jinja file"
+            return name, note
     return "alpaca", "the tokenizer has no control tokens of a chat template, and this one needs only text"
 
 

@@ -17,6 +17,7 @@ from support.commands import BIN, command, pack
 from support.profiles import examples
 from support.small_corpus import conversations
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
+from tokenizers import AddedToken, Tokenizer
 
 from tasks.config import Config, load_config
 from tasks.core.errors import DataError, PackError, UsageError
@@ -331,6 +332,25 @@ def test_outputs_are_refused_as_sources(here: Path) -> None:
 
 
 # -- tokenizer and template -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", [[], ["[SYSTEM_PROMPT]"]])
+def test_a_tokenizer_of_a_later_mistral_is_named(here: Path, more: list[str]) -> None:
+    write(here / "chats" / "a.jsonl", ALPACA)
+    folder = here / "chats" / "model"
+    shutil.copytree(kind_path("hf_byte_level"), folder)
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    model = json.loads(tokenizer.to_str())
+    for token in model["added_tokens"]:  # none of another template
+        token["content"] = token["content"].replace("im_", "x_").replace("header", "x").replace("|", "!")
+    tokenizer = Tokenizer.from_str(json.dumps(model))
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in ["[INST]", "[/INST]", "</s>", *more]])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    _, config, text = draft(here, "chats/a.jsonl")
+    assert config.template == "mistral"
+    said = " ".join(text.replace("#", " ").split())
+    assert ("[SYSTEM_PROMPT] is of later versions: use the model's own template" in said) == bool(more)
 
 
 def test_the_nearest_tokenizer_is_found_and_its_template(here: Path) -> None:

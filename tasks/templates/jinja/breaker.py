@@ -37,12 +37,16 @@ _LIKE_ESCAPE = re.compile(r"\\u[0-9a-f]{4}|^[\\u0-9a-f]{2,12}$")
 _OUR_KEYS = {"role", "content", "name", "tool_calls", "tool_call_id", "id", "type", "function", "arguments"}
 _ROLES = {"system", "user", "assistant", "tool"}
 
+# Texts of so many characters are remembered, and so many of them.
+_SHORT, _MOST_KNOWN = 64, 1 << 14
+
 
 class Breaker:
     """Break control strings of a tokenizer in conversations for a template with this source."""
 
     def __init__(self, encoder: Encoder, source: str):
         self._encoder, self._source = encoder, source
+        self._known: dict[tuple[str, str], str] = {}
 
     def broken(self, messages: Any, tools: Any) -> tuple[Any, Any, str]:
         """Return messages and tools with broken control strings, and the private character.
@@ -120,6 +124,17 @@ class Breaker:
         return value
 
     def _break_text(self, text: str, breaker: str) -> str:
+        """Return a text with broken control strings. Schemas of tools have the same short ones many times."""
+        if len(text) > _SHORT:
+            return self._broken_text(text, breaker)
+        known = self._known.get((text, breaker))
+        if known is None:
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            known = self._known[text, breaker] = self._broken_text(text, breaker)
+        return known
+
+    def _broken_text(self, text: str, breaker: str) -> str:
         core = text.strip()
         if not core:
             return text

@@ -19,8 +19,11 @@ from jinja2 import Environment, Template, nodes, pass_eval_context
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
+from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from tasks.templates.jinja.memo import Memo, macros_of_arguments
 
 Range = tuple[int, int]
 
@@ -70,17 +73,33 @@ class Generation(Extension):
 
 _OF_DICTS = frozenset(dir(dict))
 
+# Attributes that need no check.
+_READS = {
+    dict: frozenset(["get", "items", "keys", "values"]),
+    str: frozenset(["split", "strip", "lstrip", "rstrip", "startswith", "endswith", "replace"]),
+    LoopContext: frozenset(["index", "index0", "first", "last", "previtem", "nextitem", "length"]),
+}
+_NOTHING: frozenset[str] = frozenset()
+
+_BuiltInMethod = type("".strip)
+
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with shortcuts to what templates read most: keys of dicts, and methods."""
+    """Jinja's sandbox, with shortcuts to what templates use most: keys of dicts, namespaces, methods, and macros."""
 
     def __init__(self, *args: Any, **settings: Any):
         super().__init__(*args, **settings)
         self._is_safe: dict[tuple[type, str], bool] = {}
+        self.memo = Memo()
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute in obj and attribute not in _OF_DICTS:
+        kind = type(obj)
+        if attribute in _READS.get(kind, _NOTHING):
+            return getattr(obj, attribute)
+        if kind is dict and attribute in obj and attribute not in _OF_DICTS:
             return obj[attribute]  # as Jinja does after it has caught an AttributeError
+        if kind is _SafeNamespace and attribute in (values := _values(obj)):
+            return values[attribute]
         return super().getattr(obj, attribute)
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -88,6 +107,23 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         if key not in self._is_safe:
             self._is_safe[key] = super().is_safe_attribute(obj, attr, value)
         return self._is_safe[key]
+
+    def call(*given: Any, **named: Any) -> Any:  # so that f(context=…) works
+        """Call macros, methods, and `namespace` as Jinja does after it has found them to be ordinary ones."""
+        self, context, obj, *args = given
+        kind = type(obj)
+        if kind is not Macro and kind is not _BuiltInMethod and obj is not _SafeNamespace:
+            return ImmutableSandboxedEnvironment.call(self, context, obj, *args, **named)
+        named.pop("_block_vars", None)
+        named.pop("_loop_vars", None)
+        try:
+            if kind is not Macro:
+                return obj(*args, **named)
+            if obj.name in self.memo.macros:
+                return self.memo.of(obj.name, obj, args, named)
+            return obj(context.eval_ctx, *args, **named)
+        except StopIteration:
+            return ImmutableSandboxedEnvironment.call(self, context, _raise_stop)
 
 
 class _SafeNamespace(Namespace):
@@ -105,6 +141,15 @@ class _SafeNamespace(Namespace):
         Namespace.__setitem__(self, name, value)
 
 
+def _values(namespace: Namespace) -> dict[str, Any]:
+    found: dict[str, Any] = object.__getattribute__(namespace, "_Namespace__attrs")
+    return found
+
+
+def _raise_stop() -> NoReturn:
+    raise StopIteration
+
+
 class _SafeDict:
     """The function `dict` without the attributes of Python's type."""
 
@@ -116,7 +161,7 @@ class _SafeDict:
 
 
 def _refuse_private(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
+    if isinstance(name, str) and name[:1] == "_":
         raise SecurityError(f"a namespace must not have the attribute {name!r}")
 
 
@@ -134,7 +179,8 @@ def to_json(
 def chat_environment(today: datetime) -> Environment:
     """Return the environment of chat templates, whose date is `today`."""
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, LoopControlExtension])
-    environment.filters["tojson"] = to_json
+    memo = environment.memo
+    environment.filters["tojson"] = lambda *args, **named: memo.of("|tojson", to_json, args, named)
     environment.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": today.strftime,
@@ -162,6 +208,13 @@ class ChatTemplate:
         self._is_random = "random" in source or "lipsum" in source  # a filter and a function of Jinja
         self._render = environment.rendered  # type: ignore[attr-defined]
         self._constants = dict(constants)
+        self._memo: Memo = environment.memo  # type: ignore[attr-defined]
+        if not self._is_random:
+            self._memo.macros = macros_of_arguments(environment, source, constants)
+
+    def start(self, messages: list[Any], tools: Any) -> None:
+        """Remember what macros write of a conversation that is rendered several times, until the next one starts."""
+        self._memo.start(messages, tools)
 
     def render(self, messages: list[Any], tools: Any, prompt: bool, marks: bool = False) -> tuple[str, list[Range]]:
         """Return the rendered text and its `{% generation %}` ranges. `prompt` adds the generation prompt."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from tasks.core.printable import shown
@@ -71,7 +72,7 @@ def locate(
     for k in trained:
         prompt = render(list(messages[:k]), True)
         alone = whole if k + 1 == len(messages) else render(list(messages[: k + 1]), False)
-        base = "" if alone.startswith(prompt) else render(list(messages[:k]), False)
+        base = partial(render, list(messages[:k]), False)
         plain = plain and alone.startswith(prompt)
         answer = _until(eos, answer_of(k, messages[k], prompt, base, alone, ends))
         pairs.append((k, prompt, answer))
@@ -82,7 +83,7 @@ def locate(
             return [Located(whole, [place for place in found if place], None, plain)]
         if turns == "together":
             k, prompt, answer = pairs[different]
-            raise NotLocated(k, _difference(whole, prompt + answer))
+            raise NotLocated(k, f"{_difference(whole, prompt + answer)}, once more turns follow; set turns: auto")
     return [
         Located(prompt + answer, [(len(prompt), len(prompt) + len(answer))], k, plain) for k, prompt, answer in pairs
     ]
@@ -105,10 +106,10 @@ def prefix_ranges(render: Render, messages: Sequence[Any], whole: str, turns: Se
     return ranges
 
 
-def answer_of(turn: int, message: Any, prompt: str, base: str, alone: str, ends: re.Pattern[str]) -> str:
+def answer_of(turn: int, message: Any, prompt: str, base: Callable[[], str], alone: str, ends: re.Pattern[str]) -> str:
     """Return what the model writes after `prompt`, from the rendering `alone` that ends with this turn.
 
-    `base` is the prompt without the generation prompt. White space after the last control token is not part of the
+    `base` renders the prompt without the generation prompt. White space after the last control token is not part of the
     answer. Raises NotLocated.
     """
     if alone.startswith(prompt):
@@ -128,7 +129,9 @@ def _until(eos: str, answer: str) -> str:
     return answer[: stop + len(eos)] if stop >= 0 and answer[:stop].strip() else answer
 
 
-def _after_other_text(message: Any, prompt: str, base: str, alone: str, ends: re.Pattern[str]) -> str | None:
+def _after_other_text(
+    message: Any, prompt: str, base: Callable[[], str], alone: str, ends: re.Pattern[str]
+) -> str | None:
     """Return the answer of a turn whose rendering does not start with its prompt; None if it cannot be determined."""
     same = _common(prompt, alone)
     rest, written = prompt[same:], alone[same:]
@@ -148,7 +151,8 @@ def _after_other_text(message: Any, prompt: str, base: str, alone: str, ends: re
         # The prompt opens the reasoning, and the template leaves it out of the turn. The model writes it all the same.
         close = "[/THINK]" if opened["mistral"] else "<|END_THINKING|>" if opened["cohere"] else f"</{opened['tag']}>"
         return f"{reasoning}\n{close}\n\n{written.lstrip()}"
-    header = prompt.removeprefix(base) if base and prompt.startswith(base) else ""
+    before = base()
+    header = prompt.removeprefix(before) if before and prompt.startswith(before) else ""
     if header == rest and not ends.sub("", rest).strip() and _starts_with_content(message, written):
         return written  # the turn continues the one before it, without the header that the prompt has
     # An earlier message is written differently if it is the last one: then the answer follows the generation prompt,

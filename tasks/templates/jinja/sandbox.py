@@ -84,13 +84,15 @@ class Rendering(NamedTuple):
     """A rendered conversation.
 
     `marks` are the ranges of its {% generation %} blocks. `lost` is a turn that could not be located, and why; then
-    there are no samples. `unusual` is the result of a `Trace`, if one was asked for.
+    there are no samples. `unprompted`: the template has no prompt for the first message, so that no model writes it,
+    and it was not located. `unusual` is the result of a `Trace`, if one was asked for.
     """
 
     text: str
     marks: list[Range]
     samples: list[Located]
     lost: tuple[int, str] | None
+    unprompted: bool
     unusual: list[list[Any]] | None = None
 
 
@@ -187,10 +189,11 @@ class Renderer:
         try:
             for number in range(len(requests)):
                 try:
-                    text, marks, samples, lost, unusual = self._reply(
+                    text, marks, samples, lost, unprompted, unusual = self._reply(
                         "rendering one conversation", requests if not number else ()
                     )
-                    answer = Rendering(text, marks, [Located(*sample) for sample in samples], lost, unusual)
+                    found = [Located(*sample) for sample in samples]
+                    answer = Rendering(text, marks, found, lost, unprompted, unusual)
                 except Reject as reject:
                     answer = reject.with_traceback(None)
                 left -= 1
@@ -338,6 +341,7 @@ def _serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: d
                 value = _rendering(_Tracing(tracing[0], trace, spaced == "spaced"), pattern, eos, *requests[-1])
                 value = (*value, trace.result() if tracing[1] else None)
             else:
+                template.start(*requests[-1][:2])
                 value = (*_rendering(template, pattern, eos, *requests[-1]), None)
             reply = orjson.dumps(["done", value])
         except _Problem as problem:
@@ -383,7 +387,8 @@ def _compile(source: str, constants: Mapping[str, Any], today: datetime) -> Chat
     return template
 
 
-NO_PROMPT = "; it writes no prompt before messages[0]: set train: false in that message, or remove it"
+# The first message alone is trained on.
+NO_PROMPT = "; it writes no prompt before messages[0], the only turn to train on: add a message of the user before it"
 
 
 def _rendering(
@@ -417,11 +422,27 @@ def _rendering(
         return render(messages, prompt)[0]
 
     whole, marks = render(messages, False, marked)
+    is_first = method != "others" and len(turns) > 1 and turns[0] == 0
+    unprompted = is_first and not _is_prompted(text_of, messages, ends)
+    turns = turns[unprompted:]
     try:
         if method == "others":
             samples = [Located(whole, prefix_ranges(text_of, messages, whole, turns), None)]
         else:
             samples = locate(text_of, messages, whole, turns, method, ends, eos)
     except NotLocated as lost:
-        return whole, marks, [], (lost.turn, lost.problem)
-    return whole, marks, [tuple(sample) for sample in samples], None
+        return whole, marks, [], (lost.turn, lost.problem), unprompted
+    return whole, marks, [tuple(sample) for sample in samples], None, unprompted
+
+
+def _is_prompted(render: Callable[[list[Any], bool], str], messages: list[Any], ends: re.Pattern[str]) -> bool:
+    """Return whether the first message of a conversation continues the prompt that a template writes without any."""
+    try:
+        locate(render, messages, "", [0], "apart", ends)
+    except NotLocated:
+        return False
+    except _Problem as problem:
+        if problem.args[0] in ("refused", "failed"):
+            return False
+        raise
+    return True

@@ -138,6 +138,7 @@ class JinjaTemplate(Template):
         if job.method == "auto" and not self._is_read_alike(rendering, breaker):
             job = job._replace(method="apart")
             rendering = yield job
+        turns, trained = _prompted(rendering, turns, trained)
         if rendering.lost:
             yield from self._require_own_controls(self._controls_of(rendering, breaker), job, conversation)
         marked = None if self._all else self._marked_turns(rendering, conversation, trained)
@@ -172,8 +173,11 @@ class JinjaTemplate(Template):
         if self._known_controls.get(alike) == found:
             return
         messages, tools, breaker = self._broken(conversation, self._neutral.of)
-        neutral = yield job._replace(messages=messages, tools=tools)
-        expected = self._controls_of(neutral, breaker)
+        if (messages, tools) == (job.messages, job.tools):  # no text has what a control string consists of
+            expected = found
+        else:
+            neutral = yield job._replace(messages=messages, tools=tools)
+            expected = self._controls_of(neutral, breaker)
         if len(self._known_controls) < MOST_KNOWN:
             self._known_controls.setdefault(alike, expected)
         # A template may make one sample of these texts and several of neutral ones.
@@ -234,11 +238,12 @@ class JinjaTemplate(Template):
             rendering, strips = self._traced(broken, turns, "apart")
         if rendering.lost or rendering.unusual is None or heads is None:
             return None
+        turns, trained = _prompted(rendering, turns, trained)
         marked = self._marked_turns(rendering, conversation, trained)
         found = self._samples_of(rendering, conversation, turns, marked, breaker, added)
         *tests, formats = rendering.unusual
         reads = self._reasoning_form is not ReasoningForm.NONE or self.adjust.drop_reasoning
-        inline = reads or not all(sample.plain for sample in rendering.samples)
+        inline = reads or rendering.unprompted or not all(sample.plain for sample in rendering.samples)
         return Outline(found, Unusual(tests, edges, strips, inline), formats)
 
     def _traced(self, broken: _Broken, turns: list[int], method: Turns) -> tuple[Rendering, bool]:
@@ -445,6 +450,11 @@ class JinjaTemplate(Template):
             string = written if written in controls else written.strip()
             if len(string) > 1 or text[stop : stop + 2] != breaker * 2:
                 yield (start, stop), string, start + written.index(string)
+
+
+def _prompted(rendering: Rendering, turns: list[int], trained: Sequence[bool]) -> tuple[list[int], Sequence[bool]]:
+    """Return the turns that models write, and flags of them: one without a prompt is context, such as a greeting."""
+    return (turns[1:], [False, *trained[1:]]) if rendering.unprompted else (turns, trained)
 
 
 def _is_in(value: str, answer: str) -> bool:

@@ -453,15 +453,29 @@ def test_a_conversation_that_a_template_cannot_write_is_rejected(source: str, co
     assert problem in message
 
 
-def test_a_first_turn_without_a_prompt_is_named_and_the_fix_works() -> None:
-    template = jinja("{% if messages[0].role == 'system' %}{% endif %}" + CHATML_JINJA, "hf_byte_level")
+@pytest.mark.parametrize("turns", ["auto", "together", "apart"])
+@pytest.mark.parametrize(
+    "source",
+    ["{% if messages[0].role == 'system' %}{% endif %}" + CHATML_JINJA, CHATML_JINJA + "{{ '' if messages else 'a' }}"],
+)
+def test_a_greeting_without_a_prompt_is_context(source: str, turns: Turns) -> None:
+    """No model is asked for the first message: transformers refuses to write a prompt without any."""
+    template = jinja(source, "hf_byte_level", turns=turns)
     first = {"role": "assistant", "content": "Hello!"}
-    records = [{"messages": [one, *TWO_ANSWERS["messages"]]} for one in (first, first | {"train": False})]
+    records = [{"messages": [one, *TWO_ANSWERS["messages"]]} for one in (first, first | {"train": False}, first)]
+    records.append({"messages": [first]})
+    if source.startswith(CHATML_JINJA):
+        records.pop()  # the answer does not continue what the template writes: E417
     rows, receipt = tokenize(records, open_kind("hf_byte_level"), template)
-    assert [row.record for row in rows] == [1]
-    [[index, code, message]] = receipt["rejects"]
-    assert (index, code) == (0, "template_refused")
-    assert message.endswith("; it writes no prompt before messages[0]: set train: false in that message, or remove it")
+    found = [(row.ids.tolist(), row.trained.tolist()) for row in rows]
+    count = len(found) // 3
+    assert found[:count] == found[count : 2 * count] == found[2 * count :]
+    assert sum(any(trained) for _, trained in found) == len(found)
+    assert receipt["unusual_order"] == 3
+    for index, code, message in receipt["rejects"]:
+        assert (index, code) == (3, "template_refused")
+        assert "has no element 0; it writes no prompt before messages[0], the only turn to train on" in message
+    assert len(receipt["rejects"]) == len(records) - 3
 
 
 def test_arguments_nested_too_deeply_are_rejected() -> None:

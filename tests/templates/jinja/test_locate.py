@@ -164,7 +164,9 @@ def test_an_answer_that_starts_with_the_words_of_its_reasoning_has_both() -> Non
 
 
 def test_together_is_refused_if_the_model_would_see_another_history() -> None:
-    with pytest.raises(DataError, match=r'messages\[1\] \(assistant\) cannot be located: .*"<think>'):
+    with pytest.raises(
+        DataError, match=r'messages\[1\] \(assistant\) cannot be located: .*"<think>.*; set turns: auto'
+    ):
         samples_of(open_jinja(STRIPPED, "together"), TWO)
 
 
