@@ -139,7 +139,8 @@ class TrainingConfig(BaseModel):
     tokens_per_step: int = Field(16384, ge=1, description="Tokens per optimizer step, over all GPUs.")
     micro_batch: AutoOrCount = Field(
         "auto",
-        description="Rows per forward pass on one GPU, rounded down to a divisor of those of a step; auto: measured.",
+        description="Rows per forward pass on one GPU, rounded down to a divisor of those of a step; auto: measured, "
+        "or 1 with sharding: full.",
     )
     eval_every: int | None = Field(None, ge=1, description="Steps between evaluations. Absent: only at the end.")
     keep: Literal["last", "best"] = Field(

@@ -2,7 +2,7 @@
 
     python -m train diagnose --manifest MANIFEST [--budget 600] [--steps 8] [--only attention,compile] [settings]
 
-    baseline ─▶ reference ─▶ one factor at a time ─▶ the winners together ─▶ baseline again ─▶ diagnosis.json
+    baseline ─▶ reference ─▶ one factor at a time ─▶ repeats: baseline, winners, winners together … ─▶ diagnosis.json
 
 Every trial is the real command in a process of its own, so a failure is a row with its reason. Dropout of the adapter
 is off in all of them: otherwise gradients would differ by chance. The last line of standard output is the path of
@@ -37,17 +37,21 @@ from train.diagnose import show
 from train.diagnose.compare import (
     Conclusion,
     Outcome,
-    Speedup,
-    combination,
+    baselines_of,
+    by_trial,
     conclude,
     deviation,
     is_comparable,
-    speedup,
+    mean_of,
+    noise_of,
+    ratios,
+    speedups,
     winners,
 )
-from train.diagnose.factors import FACTORS, REFERENCE, InEffect, Trial, option, trials_of
+from train.diagnose.factors import BASELINE, FACTORS, REFERENCE, InEffect, Trial, as_word, option, trials_of
 from train.diagnose.replan import lost, replan
 from train.diagnose.run_trial import UNTIMED, Runner, reported
+from train.diagnose.schedule import runs_to_repeat, to_repeat
 from train.loop.run_folder import RunFolder
 from train.machine.signals import NUMBERS
 from train.measures.advice import Advice
@@ -60,6 +64,11 @@ FIXED = {
 }  # fmt: skip
 # A trial may take this many times as long as the baseline, and never less than so many seconds.
 PATIENCE, SHORTEST_LIMIT = 5.0, 120.0
+# Repeats may keep other trials from being tried, for at most this share of the budget.
+SHARE_OF_REPEATS = 0.5
+
+CURRENT = Trial("current settings", BASELINE)
+REFERENCE_FACTOR = "reference"
 
 
 def parser() -> Parser:
@@ -105,7 +114,7 @@ def _factors(text: str | None) -> tuple[str, ...]:
 
 @dataclass
 class Diagnosis:
-    """The trials of one diagnosis, in the order in which they ran."""
+    """The runs of one diagnosis, in their order; the first is of the baseline."""
 
     given: argparse.Namespace
     config: TrainingConfig
@@ -113,11 +122,11 @@ class Diagnosis:
     only: tuple[str, ...]
     folder: Path
     console: Console
-    baselines: list[Outcome] = field(default_factory=list)
-    outcomes: list[Outcome] = field(default_factory=list)
+    runs: list[Outcome] = field(default_factory=list)
     untried: list[Trial] = field(default_factory=list)
     reference: Outcome | None = None
     record: dict[str, Any] = field(default_factory=dict)  # training.json of the baseline
+    _manifests: dict[str, Path] = field(default_factory=dict)
 
     def run(self) -> None:
         """Run all trials that the budget allows. Raises the PackError of the current settings if they do not train."""
@@ -125,26 +134,42 @@ class Diagnosis:
         self._runner = Runner(self._words(), self.folder)
         for one in NUMBERS:
             signal.signal(one, self._stop)
-        first = self._try(Trial("current settings", "baseline"))
+        first = self._try(CURRENT)
         if first.reason:
             raise self._failed(first)
-        now = in_effect(self.record, self.corpus)
+        self.now = in_effect(self.record, self.corpus)
         # From here on what the baseline measured is fixed: a trial changes one factor.
-        fixed = [*option("micro_batch", now.micro_batch), *option("attention", now.attention)]
+        fixed = [*option("micro_batch", self.now.micro_batch), *option("attention", self.now.attention)]
         self._runner = Runner([*self._words(), *fixed], self.folder)
-        trials = [trial for trial in trials_of(self.config, now) if trial.factor in self.only]
-        self._find_reference(now, trials)
+        trials = [trial for trial in trials_of(self.config, self.now) if trial.factor in self.only]
+        self._find_reference(trials)
+        self._try_each(trials)
+        self._repeat()
+
+    def _try_each(self, trials: list[Trial]) -> None:
+        """Run each trial once, as long as enough time is left to repeat the winners."""
         for number, trial in enumerate(trials):
-            if trial in [one.trial for one in self.outcomes]:
+            tried = [one.trial for one in self.runs]
+            if trial in tried:
                 continue
-            if self._left < 3 * self._expected:  # this one, the winners together, and the baseline
-                tried = [one.trial for one in self.outcomes]
+            repeats = runs_to_repeat(max(1, len(winners(self.runs)))) * self._expected
+            if self._left < self._expected + min(repeats, SHARE_OF_REPEATS * self.given.budget):
                 self.untried = [trial for trial in trials[number:] if trial not in tried]
-                break
-            self.outcomes.append(self._try(trial, f"{number + 1}/{len(trials)}"))
-        if (together := combination(winners(self.outcomes, self.baselines))) and self._left > 2 * self._expected:
-            self.outcomes.append(self._try(together))
-        self._try(Trial("current settings, again", "baseline"))
+                return
+            self._try(trial, f"{number + 1}/{len(trials)}")
+
+    def _repeat(self) -> None:
+        """Run the winners again in alternation with the baseline, while there is time for its last run."""
+        number = 0
+        while len(self.runs) > 1 and self._left >= self._expected:
+            self._try(CURRENT, f"repeat {number}" if number else "")
+            number += 1
+            trials = to_repeat(self.runs)
+            if not trials or self._left < 2 * self._expected:
+                return
+            for trial in trials if number % 2 else reversed(trials):
+                if self._left >= 2 * self._expected:
+                    self._try(trial, f"repeat {number}")
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         """End the trial and this process."""
@@ -168,7 +193,7 @@ class Diagnosis:
     @property
     def _expected(self) -> float:
         """Return the seconds that the next trial probably takes."""
-        return max(one.seconds for one in (*self.baselines, *self.outcomes[-2:]))
+        return max(one.seconds for one in (*baselines_of(self.runs), *self.runs[-2:]))
 
     @property
     def trained_share(self) -> float:
@@ -181,43 +206,60 @@ class Diagnosis:
         words = ["--root", str(given.root), *(["--config", str(given.config)] if given.config != DEFAULT else [])]
         return words + [word for name, value in settings.items() if name != "output" for word in option(name, value)]
 
-    def _find_reference(self, now: InEffect, trials: list[Trial]) -> None:
-        """Run the reference unless the baseline, or one of the trials, has its settings."""
+    def _find_reference(self, trials: list[Trial]) -> None:
+        """Run the reference unless the baseline, or one of the trials, has its settings; none if time is short."""
+        now = self.now
         current = {
             "precision": now.precision, "attention": now.attention, "compile": self.config.compile,
             "fused_loss": now.has_fused_loss,
         }  # fmt: skip
         differs = {name: value for name, value in REFERENCE.items() if current[name] != value}
         if not differs:
-            self.reference = self.baselines[0]
+            self.reference = self.runs[0]
+            return
+        if self._left < 2 * self._expected:
             return
         same = next((trial for trial in trials if dict(trial.settings) == differs), None)
-        self.reference = self._try(same or Trial("reference: fp32, eager", "reference", REFERENCE))
-        if same:
-            self.outcomes.append(self.reference)
+        self.reference = self._try(same or Trial("reference: fp32, eager", REFERENCE_FACTOR, REFERENCE))
 
     def _try(self, trial: Trial, place: str = "") -> Outcome:
-        limit = max(SHORTEST_LIMIT, PATIENCE * self._expected) if self.baselines else None
+        """Run a trial, and add it to the runs, except for the reference."""
+        limit = max(SHORTEST_LIMIT, PATIENCE * self._expected) if self.runs else None
         manifest = self.given.manifest
+        started = time.monotonic() - self._started
         try:
             if trial.corpus:
-                changed = "-".join(f"{name}-{value}" for name, value in trial.corpus.items())
-                manifest = replan(self.corpus, trial.corpus, self.given.root, self.folder / changed)
-                if fewer := lost(self.corpus, manifest):
-                    trial = replace(trial, name=f"{trial.name} ({fewer})", loses=True)
+                trial, manifest = self._packed_again(trial)
             outcome, record = self._runner.run(trial, manifest, limit)
         except PackError as error:
             outcome, record = Outcome(trial, " ".join(str(error).split())), {}
-        if trial.factor == "baseline" and not outcome.reason:
-            self.baselines.append(outcome)
-            self.record = self.record or record
-        found = outcome.reason or (str(speedup(outcome, self.baselines)) if len(self.baselines) else "")
-        if trial.factor == "baseline" and not outcome.reason:
-            found = f"{outcome.tokens_per_second:,.0f} tokens/s"
-        place = f"[{place}] " * bool(place)
-        line = f"{place}{trial.name}: {found}; {duration(outcome.seconds)}, {duration(max(0.0, self._left))} left"
-        self.console.print(line, markup=False, soft_wrap=True, style="dim")
+        outcome = replace(outcome, at=started + outcome.seconds / 2)
+        if trial.factor != REFERENCE_FACTOR:
+            self.runs.append(outcome)
+        self.record = self.record or record
+        self._show(outcome, place)
         return outcome
+
+    def _packed_again(self, trial: Trial) -> tuple[Trial, Path]:
+        """Return a trial that knows which conversations its rows lose, and its manifest, which is made once."""
+        changed = "-".join(f"{name}-{value}" for name, value in trial.corpus.items())
+        if changed not in self._manifests:
+            self._manifests[changed] = replan(self.corpus, trial.corpus, self.given.root, self.folder / changed)
+        manifest = self._manifests[changed]
+        if fewer := lost(self.corpus, manifest):
+            trial = replace(trial, name=f"{trial.name} ({fewer})", loses=True)
+        return trial, manifest
+
+    def _show(self, outcome: Outcome, place: str) -> None:
+        """Print the progress: what a run found, how long it took, and the time that is left."""
+        found = outcome.reason
+        if not found and outcome.trial.factor == BASELINE:
+            found = f"{outcome.tokens_per_second:,.0f} tokens/s"
+        elif not found:
+            found = f"{ratios([outcome], baselines_of(self.runs))[0]:.2f}×"
+        line = f"{f'[{place}] ' * bool(place)}{outcome.trial.name}: {found}; {duration(outcome.seconds)}, "
+        line += f"{duration(max(0.0, self._left))} left"
+        self.console.print(line, markup=False, soft_wrap=True, style="dim")
 
 
 def in_effect(record: dict[str, Any], corpus: Corpus) -> InEffect:
@@ -237,24 +279,24 @@ def in_effect(record: dict[str, Any], corpus: Corpus) -> InEffect:
 
 def write_results(diagnosis: Diagnosis, path: Path) -> None:
     """Print the table and the conclusion; write diagnosis.json, .md, and .svg."""
-    console, baselines, outcomes = diagnosis.console, diagnosis.baselines, diagnosis.outcomes
-    speeds: dict[str, Speedup] = {
-        one.trial.name: speedup(one, baselines) for one in (*outcomes, *baselines) if not one.reason
-    }
+    console, runs, now, reference = diagnosis.console, diagnosis.runs, diagnosis.now, diagnosis.reference
+    baselines, speeds = baselines_of(runs), speedups(runs)
+    outcomes = [mean_of(of_trial) for of_trial in by_trial(runs).values()]
     rows = []
-    for one in (*baselines, *outcomes):
+    for one in (mean_of(baselines), *outcomes):
         off = None
-        if is_comparable(one, diagnosis.reference):
-            assert diagnosis.reference
-            off = (
-                deviation(one.losses, diagnosis.reference.losses),
-                deviation(one.gradient_norms, diagnosis.reference.gradient_norms),
-            )
-        speed = None if one.trial.factor == "baseline" else speeds.get(one.trial.name)
-        rows.append(show.cells(one, speed, diagnosis.trained_share, off))
-    verdict = conclude(outcomes, baselines)
+        if is_comparable(one, reference):
+            assert reference
+            off = deviation(one.losses, reference.losses), deviation(one.gradient_norms, reference.gradient_norms)
+        rows.append(show.cells(one, speeds.get(one.trial.name), len(baselines), diagnosis.trained_share, off))
+    verdict = conclude(runs)
     advice = [one for one in diagnosis.record["advice"] if one["name"] != "optimizer steps"]
     command = _recommended(verdict)
+    settings = diagnosis.config.model_dump()
+    chosen = {name: value for name, value in now.measured().items() if settings[name] == "auto"}
+    if chosen:
+        text = ", ".join(f"{name}: {as_word(value)}" for name, value in chosen.items())
+        console.print(f"chosen by auto, and the same in all trials: {text}", markup=False, soft_wrap=True)
     console.print(show.table(rows))
     for one in outcomes:
         if one.reason:
@@ -275,14 +317,20 @@ def write_results(diagnosis: Diagnosis, path: Path) -> None:
         "corpus": record["corpus"],
         "device": record["in_effect"]["device"],
         "choices": record["choices"],
-        "settings": diagnosis.config.model_dump(),
+        "settings": settings | chosen,
+        "chosen_by_auto": sorted(chosen),
         "steps": diagnosis.given.steps,
         "untimed_steps": UNTIMED,
         "trained_share": diagnosis.trained_share,
-        "reference": diagnosis.reference.trial.name if diagnosis.reference else None,
+        "reference": reference.trial.name if reference else None,
+        "noise": asdict(noise_of(runs)),
         "baselines": [asdict(one) for one in baselines],
         "trials": [
             asdict(one) | {"speedup": asdict(speeds[one.trial.name]) if not one.reason else None} for one in outcomes
+        ],
+        "runs": [
+            {"trial": one.trial.name, "tokens_per_second": one.tokens_per_second, "reason": one.reason, "at": one.at}
+            for one in runs
         ],
         "untried": [trial.name for trial in diagnosis.untried],
         "advice": advice,

@@ -1,7 +1,11 @@
 """Compare trials with the baseline, and conclude.
 
-baseline, baseline once more ─noise─┐
-outcome of a trial ─────────────────┴─speedup─▶ 1.31 ± 0.04, or no difference ─conclude─▶ a sentence, options to copy
+    baseline ── trial ── trial ── baseline ── trial ── baseline      all runs, in the order in which they ran
+    ─speedups─▶ {trial: 1.31 ± 0.04 or no difference} ─conclude─▶ a sentence, options to copy
+
+A run is compared with the speed of the baseline at that time, between the runs of the baseline before and after it: a
+machine that becomes slower all the time changes nothing. What remains is noise, which the repeats show. A trial that is
+repeated because its first run was fast is judged by its repeats only: among many first runs, some are fast by chance.
 """
 
 from __future__ import annotations
@@ -9,12 +13,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from train.diagnose.factors import Trial, as_word, combined, option
+import numpy as np
+
+from train.diagnose.factors import BASELINE, COMBINED, Trial, as_word, option
 
 # A difference below this is not worth a setting, however exactly it was measured.
 WORTHWHILE = 0.02
+
+# Student's t: with noise that is known from 1, 2, … degrees of freedom, 95 of 100 means are within so many errors.
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,18 +42,41 @@ class Outcome:
     gradient_norms: tuple[float, ...] = ()
     rows_per_step: int = 0
     seconds: float = 0.0  # of the whole process
+    at: float = 0.0  # seconds from the start of the diagnosis to the middle of the process
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The relative standard deviation of the speed of a run, and the degrees of freedom from which it is known."""
+
+    deviation: float
+    freedom: int
+
+    @property
+    def error(self) -> float:
+        """Return the error of a run, within which 95 of 100 are; 0 if nothing is known."""
+        return self.deviation * STUDENT[min(self.freedom, len(STUDENT)) - 1] if self.freedom else 0.0
+
+
+UNKNOWN = Noise(0.0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Speedup:
-    """A ratio of speeds, and the error of that ratio."""
+    """A ratio of speeds, the error of that ratio, and the number of runs that it is the mean of."""
 
     ratio: float
     error: float
+    runs: int = 1
+    is_repeated: bool = False  # then the first run does not count
 
     @property
     def differs(self) -> bool:
         return abs(self.ratio - 1) > max(self.error, WORTHWHILE)
+
+    @property
+    def is_faster(self) -> bool:
+        return self.differs and self.ratio > 1
 
     def __str__(self) -> str:
         return f"{self.ratio:.2f}× ± {self.error:.2f}" if self.differs else "no difference"
@@ -57,17 +89,99 @@ def spread_of(seconds: Sequence[float]) -> float:
     return statistics.stdev(seconds) / math.sqrt(len(seconds)) / statistics.fmean(seconds)
 
 
-def speedup(outcome: Outcome, baselines: Sequence[Outcome]) -> Speedup:
-    """Return how much faster a trial trains than the mean of the baselines.
+def baselines_of(runs: Sequence[Outcome]) -> list[Outcome]:
+    return [one for one in runs if one.trial.factor == BASELINE and not one.reason]
 
-    The error is twice the standard error of both, or the difference of the baselines if that is larger: a machine that
-    became slower in between shows there.
+
+def by_trial(runs: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """Return the runs of each trial except for the baseline, by its name."""
+    found: dict[str, list[Outcome]] = {}
+    for one in runs:
+        if one.trial.factor != BASELINE:
+            found.setdefault(one.trial.name, []).append(one)
+    return found
+
+
+def counted_runs(runs: Sequence[Outcome]) -> Sequence[Outcome]:
+    """Return the runs of one trial that its speed is the mean of: not the one for which it was repeated."""
+    return runs[1:] if len(runs) > 1 and runs[0].trial.factor not in (BASELINE, COMBINED) else runs
+
+
+def mean_of(runs: Sequence[Outcome]) -> Outcome:
+    """Return one outcome for all runs of a trial: mean speeds, most memory, else as the last; or the first failure."""
+    if failed := next((one for one in runs if one.reason), None):
+        return failed
+    counted = counted_runs(runs)
+    return replace(
+        runs[-1],
+        tokens_per_second=statistics.fmean(one.tokens_per_second for one in counted),
+        rows_per_second=statistics.fmean(one.rows_per_second for one in counted),
+        peak_memory_bytes=max(one.peak_memory_bytes for one in runs),
+    )
+
+
+def speedups(runs: Sequence[Outcome], noise: Noise | None = None) -> dict[str, Speedup]:
+    """Return how much faster each trial trains than the baseline, by its name; none of those that failed.
+
+    `runs` are all runs in the order in which they ran, with at least one of the baseline. The error of a speedup is
+    the largest of twice the standard error of its steps, the noise of repeated runs, and, for a single run, half of the
+    change of the baseline around it. `noise` is by default that of the runs.
     """
-    base = statistics.fmean(one.tokens_per_second for one in baselines)
-    drift = max(abs(one.tokens_per_second / base - 1) for one in baselines)
-    spread = math.hypot(outcome.spread, statistics.fmean(one.spread for one in baselines))
-    ratio = outcome.tokens_per_second / base
-    return Speedup(ratio, ratio * max(2 * spread, drift))
+    baselines = baselines_of(runs)
+    noise = noise or noise_of(runs)
+    base_spread = statistics.fmean(one.spread for one in baselines)
+    found = {}
+    for name, of_trial in by_trial(runs).items():
+        if any(one.reason for one in of_trial):
+            continue
+        counted = counted_runs(of_trial)
+        count = len(counted)
+        ratio = statistics.fmean(ratios(counted, baselines))
+        steps = 2 * math.hypot(statistics.fmean(one.spread for one in counted), base_spread) / math.sqrt(count)
+        # The baseline has a run before the first and one after the last of them.
+        chance = noise.error * math.sqrt(1 / count + 1 / (count + 1))
+        drift = _change_around(counted[0].at, baselines) / 2 if count == 1 else 0.0
+        found[name] = Speedup(ratio, ratio * max(steps, chance, drift), count, len(counted) < len(of_trial))
+    return found
+
+
+def ratios(runs: Sequence[Outcome], baselines: Sequence[Outcome]) -> list[float]:
+    """Return the speed of each run, relative to that of the baseline at the same time."""
+    speeds = [one.tokens_per_second for one in baselines]
+    expected = np.interp([one.at for one in runs], [one.at for one in baselines], speeds)
+    return [one.tokens_per_second / float(speed) for one, speed in zip(runs, expected, strict=True)]
+
+
+def noise_of(runs: Sequence[Outcome]) -> Noise:
+    """Return the noise of single runs, as far as repeats show it.
+
+    It is that of the repeats of all trials together, and of each run of the baseline from the line between its
+    neighbors.
+    """
+    baselines = baselines_of(runs)
+    squares, freedom = 0.0, 0
+    for of_trial in by_trial(runs).values():
+        counted = counted_runs(of_trial)
+        if len(counted) > 1 and not any(one.reason for one in of_trial):
+            values = ratios(counted, baselines)
+            squares += sum((value / statistics.fmean(values) - 1) ** 2 for value in values)
+            freedom += len(values) - 1
+    for before, one, after in zip(baselines, baselines[1:], baselines[2:], strict=False):
+        weight = (one.at - before.at) / (after.at - before.at) if after.at > before.at else 0.5
+        [value] = ratios([one], [before, after])
+        squares += (value - 1) ** 2 / (1 + weight**2 + (1 - weight) ** 2)
+        freedom += 1
+    return Noise(math.sqrt(squares / freedom), freedom) if freedom else UNKNOWN
+
+
+def _change_around(at: float, baselines: Sequence[Outcome]) -> float:
+    """Return by how much the baseline changed between its runs before and after a time; between the last two if none.
+
+    Relative to their mean.
+    """
+    after = next((n for n, one in enumerate(baselines) if one.at > at), len(baselines) - 1)
+    pair = [one.tokens_per_second for one in baselines[max(0, after - 1) : after + 1]]
+    return (max(pair) - min(pair)) / statistics.fmean(pair)
 
 
 def deviation(found: Sequence[float], expected: Sequence[float]) -> float:
@@ -87,22 +201,16 @@ def is_comparable(outcome: Outcome, reference: Outcome | None) -> bool:
     )
 
 
-def winners(outcomes: Sequence[Outcome], baselines: Sequence[Outcome]) -> list[Outcome]:
-    """Return the fastest outcome of each factor that trains the same and faster than the baseline; fastest first."""
-    best: dict[str, Outcome] = {}
-    for one in outcomes:
-        if one.reason or not one.trial.same_training or one.trial.factor == "combined":
-            continue
-        found = speedup(one, baselines)
-        known = best.get(one.trial.factor)
-        if found.differs and found.ratio > 1 and (not known or one.tokens_per_second > known.tokens_per_second):
-            best[one.trial.factor] = one
-    return sorted(best.values(), key=lambda one: one.tokens_per_second, reverse=True)
-
-
-def combination(found: Sequence[Outcome]) -> Trial | None:
-    """Return the trial of all winners together; None if there are fewer than two."""
-    return combined([one.trial for one in found]) if len(found) > 1 else None
+def winners(runs: Sequence[Outcome], noise: Noise | None = None) -> list[Trial]:
+    """Return the fastest trial of each factor that trains the same and faster than the baseline; fastest first."""
+    trials = {one.trial.name: one.trial for one in runs}
+    speeds = speedups(runs, noise)
+    best: dict[str, Trial] = {}
+    for name in sorted(speeds, key=lambda name: speeds[name].ratio, reverse=True):
+        trial = trials[name]
+        if trial.same_training and trial.factor != COMBINED and speeds[name].is_faster:
+            best.setdefault(trial.factor, trial)
+    return list(best.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,23 +222,35 @@ class Conclusion:
     corpus: str = ""  # settings of the corpus, to pack again
 
 
-def conclude(outcomes: Sequence[Outcome], baselines: Sequence[Outcome]) -> Conclusion:
-    """Recommend the fastest way to train the same, and name what else would be faster."""
-    usable = [one for one in outcomes if not one.reason]
-    faster = [(one, found) for one in usable if (found := speedup(one, baselines)).differs and found.ratio > 1]
-    same = [pair for pair in faster if pair[0].trial.same_training]
-    other = [pair for pair in faster if not pair[0].trial.same_training]
+def conclude(runs: Sequence[Outcome]) -> Conclusion:
+    """Recommend the fastest way to train the same, and name what else would be faster.
+
+    If there was time for repeats, only what was repeated is recommended. Fewer settings come before more that are not
+    clearly faster.
+    """
+    trials = {one.trial.name: one.trial for one in runs}
+    if not by_trial(runs):
+        return Conclusion("Nothing was tried: one run of the current settings takes too much of the budget.")
+    faster = {name: found for name, found in speedups(runs).items() if found.is_faster}
+    same = {name: found for name, found in faster.items() if trials[name].same_training}
+    other = {name: found for name, found in faster.items() if name not in same}
+    if len(by_trial(runs)) < len(runs) - len(baselines_of(runs)):  # some were repeated, so winners are among those
+        same = {name: found for name, found in same.items() if found.is_repeated or trials[name].factor == COMBINED}
     also = ""
     if other:
-        one, found = max(other, key=lambda pair: pair[1].ratio)
-        also = f" {one.trial.name} would be {found}, but trains something else."
+        name = max(other, key=lambda name: other[name].ratio)
+        also = f" {name} would be {other[name]}, but trains something else."
     if not same:
         return Conclusion(f"Nothing that was tried trains the same faster than the current settings.{also}")
-    one, found = max(same, key=lambda pair: pair[1].ratio)
+    best = max(same.values(), key=lambda found: found.ratio)
+    near = [name for name, found in same.items() if best.ratio - found.ratio <= max(best.error, WORTHWHILE)]
+    name = min(near, key=lambda name: (len(trials[name].changes), -same[name].ratio))
+    found = same[name]
+    how = f"the mean of {found.runs} runs" if found.runs > 1 else "one run; a larger --budget repeats it"
     return Conclusion(
-        f"{one.trial.name} trains {found.ratio:.2f}× ± {found.error:.2f} as many tokens per second.{also}",
-        options(one.trial),
-        ", ".join(f"{name}: {as_word(value)}" for name, value in one.trial.corpus.items()),
+        f"{name} trains {found.ratio:.2f}× ± {found.error:.2f} as many tokens per second ({how}).{also}",
+        options(trials[name]),
+        ", ".join(f"{name}: {as_word(value)}" for name, value in trials[name].corpus.items()),
     )
 
 

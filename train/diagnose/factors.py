@@ -22,6 +22,9 @@ FACTORS = (
     "precision", "quantization", "lora_targets", "optimizer", "lora_r", "loader_workers", "pin_memory",
 )  # fmt: skip
 
+# The factors of trials that change none of these, or several.
+BASELINE, COMBINED = "baseline", "combined"
+
 SHORTEST = 128  # tokens of a row
 
 # The settings against which rounding is measured.
@@ -43,6 +46,11 @@ class Trial:
         """Return whether the same conversations are learned with the same precision."""
         return not self.loses and self.factor not in LEARNS_OTHERWISE
 
+    @property
+    def changes(self) -> Mapping[str, Any]:
+        """Return all settings that differ from those in effect."""
+        return {**self.settings, **self.corpus}
+
 
 @dataclass(frozen=True, slots=True)
 class InEffect:
@@ -56,6 +64,13 @@ class InEffect:
     sequence_length: int
     packed: bool
     has_fused_loss: bool
+
+    def measured(self) -> dict[str, Any]:
+        """Return the settings that can be `auto`, as they are in effect in all trials that do not change them."""
+        return {
+            "device": self.device, "precision": self.precision, "attention": self.attention,
+            "micro_batch": self.micro_batch, "fused_loss": self.has_fused_loss,
+        }  # fmt: skip
 
 
 def trials_of(config: TrainingConfig, now: InEffect) -> list[Trial]:
@@ -118,7 +133,7 @@ def combined(winners: list[Trial]) -> Trial:
     for trial in winners:
         settings |= {name: "auto" if name in settings else value for name, value in trial.settings.items()}
         corpus |= trial.corpus
-    return Trial(" + ".join(trial.name for trial in winners), "combined", settings, corpus)
+    return Trial(" + ".join(trial.name for trial in winners), COMBINED, settings, corpus)
 
 
 def option(name: str, value: Any) -> tuple[str, str]:

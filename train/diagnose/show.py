@@ -17,20 +17,27 @@ from rich.text import Text
 from train.diagnose.compare import Outcome, Speedup
 
 HEADS = (
-    "trial", "trained tokens/s", "rows/s", "speed", "MFU", "memory", "data", "forward", "backward", "optimizer",
+    "trial", "runs", "trained tokens/s", "rows/s", "speed", "MFU", "memory", "data", "forward", "backward", "optimizer",
     "Δ loss", "Δ gradient",
 )  # fmt: skip
 
 LABEL = 40  # characters of a line beside a bar
 
 
-def cells(outcome: Outcome, speed: Speedup | None, trained_share: float, off: tuple[float, float] | None) -> list[str]:
-    """Return the texts of one row; `off` are the relative differences of loss and gradient norm to the reference."""
+def cells(
+    outcome: Outcome, speed: Speedup | None, runs: int, trained_share: float, off: tuple[float, float] | None
+) -> list[str]:
+    """Return the texts of one row.
+
+    `speed` is None for the baseline, which has `runs`. `off` are the relative differences of loss and gradient norm to
+    the reference.
+    """
     if outcome.reason:
         return [outcome.trial.name, outcome.reason]
     phases = outcome.phases or {}
     return [
         outcome.trial.name,
+        str(speed.runs if speed else runs),
         f"{outcome.tokens_per_second * trained_share:,.0f}",
         f"{outcome.rows_per_second:,.2f}",
         str(speed) if speed else "1",

@@ -9,6 +9,7 @@ Run + Steps ─in_effect─▶ {"attention": "sdpa; …", …}: the table before
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,8 @@ from train.evaluation.history import described, unused
 from train.loop.display import si
 from train.loop.prepare import Run
 from train.machine import devices
-from train.measures.advice import advise
+from train.machine.rank_speed import RankSpeed
+from train.measures.advice import Advice, advise
 from train.model import flops, qlora, sharding, states
 from train.model.adapters.adapter import left_out
 
@@ -113,14 +115,17 @@ def figures(run: Run, steps: Steps) -> dict[str, float]:
     return found
 
 
-def measured(result: dict[str, Any]) -> dict[str, float]:
-    """Return the figures that a run measured, for advice; some only a GPU has."""
-    phases = result["phases"]
-    found = {"data": phases["data"], "optimizer": phases["optimizer"]}
+def advice_of(result: dict[str, Any], speeds: Sequence[RankSpeed]) -> list[Advice]:
+    """Return advice by what a run measured; some of it only a GPU has.
+
+    All ranks wait for the one whose batches are late: the advice about data is about that one.
+    """
+    late = max(speeds, key=lambda speed: speed.data_wait)
+    found = {"data": late.data_wait, "optimizer": result["phases"]["optimizer"]}
     if "gpu_share" in result:
         memory = result["memory_share"]
         found |= {"gpu": result["gpu_share"], "memory_high": memory, "memory_low": memory}
-    return found
+    return advise(found, {"data": f" by rank {late.rank} ({late.host})"} if len(speeds) > 1 else {})
 
 
 def warnings(run: Run, steps: Steps) -> list[str]:

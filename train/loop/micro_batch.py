@@ -136,17 +136,21 @@ def find_micro_batch(
         seconds, used, short, timed = agree([statistics.median(times), memory.peak(), float(not fits), sum(times)])
         spent += timed
         if short and not trials:
-            raise PartMissing(
-                "out_of_memory",
-                f"one row of {sequence_length} tokens does not fit into the memory of the device; pack shorter rows, "
-                "set activation_checkpointing: true, or use a smaller base_model",
-            )
+            raise _too_long(sequence_length)
         if short or (trials and used > limit):
             reason = f"{size} rows need more memory than available"
             break
         trials.append(Trial(size, seconds, used, size * sequence_length / seconds))
     micro_batch = choose(trials)
     return Choice(micro_batch, rows_per_step // micro_batch, tuple(trials), reason)
+
+
+def _too_long(sequence_length: int) -> PartMissing:
+    return PartMissing(
+        "out_of_memory",
+        f"one row of {sequence_length} tokens does not fit into the memory of the device; pack shorter rows "
+        "(sequence_length), set activation_checkpointing: true, or use a smaller base_model",
+    )
 
 
 def choose(trials: Sequence[Trial]) -> int:
@@ -217,9 +221,8 @@ def micro_batch(
         with keep_random(device):
             # Ranks that gather a model's weights must make the same passes, and the clocks of two ranks differ.
             if config.micro_batch != "auto" or config.sharding == "full":
-                size = 1 if config.micro_batch == "auto" else config.micro_batch
                 with together(waiting=is_sharded(model)):
-                    return _fixed_size(size, step, rows_per_step, length, memory)
+                    return _fixed_size(config, step, rows_per_step, length, memory)
             return find_micro_batch(
                 step, rows_per_step, length, memory, budget=BUDGET[device.type], agree=lambda x: largest(x, device)
             )
@@ -229,17 +232,25 @@ def micro_batch(
 
 
 def _fixed_size(
-    size: int, step: Callable[[int], None], rows_per_step: int, sequence_length: int, memory: Memory
+    config: TrainingConfig, step: Callable[[int], None], rows_per_step: int, sequence_length: int, memory: Memory
 ) -> Choice:
-    size = largest_divisor(rows_per_step, size)
+    wanted = 1 if config.micro_batch == "auto" else config.micro_batch
+    size = largest_divisor(rows_per_step, wanted)
     times, fits = _time(step, size, 0.0, time.perf_counter, memory)
+    if not fits and size == 1:
+        raise _too_long(sequence_length)
     if not fits:
+        fix = "lower it" if config.sharding == "full" else "lower it, or set it to auto"
         raise PartMissing(
             "out_of_memory",
-            f"micro_batch: {size} rows of {sequence_length} tokens do not fit into memory; set it to auto",
+            f"micro_batch: {wanted}: a pass of {size} rows of {sequence_length} tokens does not fit into the memory of "
+            f"the device; {fix}",
         )
     trial = Trial(size, times[0], memory.peak(), size * sequence_length / times[0])
-    return Choice(size, rows_per_step // size, (trial,), "set in the config")
+    reason = f"set by micro_batch: {wanted}"
+    if config.micro_batch == "auto":
+        reason = "with sharding: full, micro_batch: auto is 1; a larger micro_batch may be faster"
+    return Choice(size, rows_per_step // size, (trial,), reason)
 
 
 class _GpuMemory:

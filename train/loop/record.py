@@ -56,6 +56,15 @@ def summary(log: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def data_wait(result: dict[str, Any]) -> float:
+    """Return the share of the time in which a rank waited for its own batches; `result` is the summary of its log.
+
+    Its phase `data` may include a wait for other ranks. On a GPU, `data_wait` may include a time in which the GPU still
+    computes.
+    """
+    return float(min(result["data_wait"], result["phases"]["data"]))
+
+
 @cache  # reading them takes as long as a few steps of a small model
 def versions() -> dict[str, str]:
     """Return the versions of the libraries that affect training."""
@@ -122,6 +131,13 @@ def picture(log: list[dict[str, Any]], title: str, kept_step: int) -> bytes:
         last.set_ylabel("seconds per step")
         last.set_xlabel("optimizer step")
         last.legend(frameon=False, ncols=len(PHASES), loc="lower right")
+        shares = [(entry["step"], 100 * entry["gpu_share"]) for entry in steps if "gpu_share" in entry]
+        if shares:
+            share = last.twinx()
+            share.plot(*zip(*shares, strict=True), ":", color="#000000")
+            share.set_ylim(0, 105)
+            share.set_ylabel("% of the time on the GPU (dotted)")
+            share.spines["top"].set_visible(False)
         for axes in (above, below, last):
             axes.spines[["top", "right"]].set_visible(False)
             axes.grid(alpha=0.25)

@@ -89,7 +89,8 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         )
     if run.choices.options and run.choices.options["compile"] and gave_up():
         console.print("warning: compile: torch stopped compiling during this run", style="yellow")
-    speeds = clock.speeds(state.process_index)
+    waited = record.data_wait(record.summary(trainer.state.log_history))
+    speeds = clock.speeds(state.process_index, waited)
     log, *_ = ranks.gather(trainer.state.log_history if state.is_main_process else [])
     decided = outcome(log, config, trainer.state.global_step >= steps.total)
     samples: list[Sample] = []
@@ -97,7 +98,7 @@ def train(corpus: Corpus, config: TrainingConfig, folder: RunFolder, root: Path,
         samples, *_ = ranks.gather(samples_of(folder.path, decided["kept_step"]) if state.is_main_process else [])
     result = record.summary(log) | decided
     # The others were warnings before the first step.
-    measured = advise(effect.measured(result))
+    measured = effect.advice_of(result, speeds)
     advice = [*advise(effect.figures(run, steps)), *measured]
     with ranks.together():
         if run.disk.writes:

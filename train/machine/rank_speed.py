@@ -33,7 +33,10 @@ WARM_UP = 2
 
 @dataclass(frozen=True, slots=True)
 class RankSpeed:
-    """The speed of a rank: tokens with padding, and the seconds of one optimizer step, both without waiting."""
+    """The speed of a rank: tokens with padding, and the seconds of one optimizer step, both without waiting.
+
+    `data_wait` is the share of its time in which it waited for its own batches, and not for other ranks.
+    """
 
     rank: int
     host: str
@@ -41,6 +44,7 @@ class RankSpeed:
     steps: int
     tokens_per_second: float | None  # None if too few passes were measured, or the model is sharded
     step_seconds: float | None
+    data_wait: float
 
 
 class RankClock(TrainerCallback):
@@ -128,7 +132,7 @@ class RankClock(TrainerCallback):
 
     # -- the ranks -----------------------------------------------------------------------------------------------------
 
-    def speeds(self, rank: int) -> list[RankSpeed]:
+    def speeds(self, rank: int, data_wait: float) -> list[RankSpeed]:
         """Return the speed of every rank. All ranks call this once, after the last step."""
         self._read(wait=True)
         own = RankSpeed(
@@ -138,6 +142,7 @@ class RankClock(TrainerCallback):
             self._steps,
             round(self.tokens / self.seconds, 3) if self.seconds else None,
             round(self.seconds / self._steps, 6) if self._steps else None,
+            data_wait,
         )
         return gather(own)
 

@@ -74,10 +74,13 @@ RULES = (
 )  # fmt: skip
 
 
-def advise(figures: Mapping[str, float]) -> list[Advice]:
-    """Return what to change, in the order of RULES."""
+NO_NAMES: Mapping[str, str] = {}
+
+
+def advise(figures: Mapping[str, float], whose: Mapping[str, str] = NO_NAMES) -> list[Advice]:
+    """Return what to change, in the order of RULES; `whose` completes the name of a figure that is that of one rank."""
     return [
-        Advice(rule.name, rule.shown(figures[rule.figure]), rule.target, rule.action)
+        Advice(rule.name + whose.get(rule.figure, ""), rule.shown(figures[rule.figure]), rule.target, rule.action)
         for rule in RULES
         if rule.figure in figures and not rule.holds(figures[rule.figure])
     ]

@@ -13,10 +13,11 @@ from support.training.tiny_training import tiny_model
 
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
-from train.loop.effect import Steps, _adapter, warnings
+from train.loop.effect import Steps, _adapter, advice_of, warnings
 from train.loop.feed import PackedFeed
 from train.loop.prepare import Run
 from train.loop.run_folder import Choices
+from train.machine.rank_speed import RankSpeed
 from train.model import states
 from train.model.adapters.adapter import add_adapter
 
@@ -32,6 +33,16 @@ def warned(manifest: Path, model: Any, device: str = "cpu", **settings: Any) -> 
     known = {"corpus": corpus, "config": config, "feed": PackedFeed(corpus, config), "choices": choices}
     run = Run(**dict.fromkeys(field.name for field in fields(Run)) | known | {"warnings": [], "model": model})
     return "\n".join(warnings(run, Steps(1000, 1000)))
+
+
+def test_the_rank_whose_batches_are_late_is_named_and_not_one_that_waits_for_it() -> None:
+    result = {"phases": {"data": 0.3, "optimizer": 0.01}}
+    ranks = [RankSpeed(rank, f"host{rank}", "CPU", 9, 1.0, 1.0, wait) for rank, wait in enumerate((0.001, 0.3))]
+    (late,) = advice_of(result, ranks)
+    assert str(late).startswith("time spent waiting for data by rank 1 (host1): 30 %, should be 5 % or less; set load")
+    assert advice_of(result, ranks[:1]) == [], "other ranks, and the sum of their tokens, take time, too"
+    (late,) = advice_of(result, ranks[1:])
+    assert late.name == "time spent waiting for data"
 
 
 def test_what_experts_cannot_have_is_a_warning(manifest: Path) -> None:

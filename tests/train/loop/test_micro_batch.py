@@ -165,6 +165,30 @@ def test_one_row_that_does_not_fit_is_rejected() -> None:
         Device(float, limit=0.5).find(8)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"micro_batch": 8}, "micro_batch: 8: a pass of 4 rows .* does not fit .*; lower it, or set it to auto"),
+        ({"micro_batch": 4, "sharding": "full"}, "micro_batch: 4: a pass of 4 rows .* of the device; lower it$"),
+        ({"micro_batch": 1}, "one row of 1024 tokens does not fit"),
+        ({"sharding": "full"}, "one row of 1024 tokens does not fit"),
+    ],
+)
+def test_a_size_that_is_not_measured_and_does_not_fit_names_what_can_be_changed(
+    settings: dict[str, Any], message: str
+) -> None:
+    device = Device(float, limit=0.5)
+    with pytest.raises(PartMissing, match=message):
+        micro_batch_module._fixed_size(TrainingConfig(**settings), device.step, 4, 1024, device)
+
+
+def test_with_sharding_auto_is_one_row_and_says_so() -> None:
+    device = Device(float)
+    choice = micro_batch_module._fixed_size(TrainingConfig(sharding="full"), device.step, 4, 1024, device)
+    assert (choice.micro_batch, choice.accumulation) == (1, 4)
+    assert choice.reason == "with sharding: full, micro_batch: auto is 1; a larger micro_batch may be faster"
+
+
 @pytest.mark.parametrize("message", ["CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`", "a bug"])
 def test_only_failed_allocations_end_the_search(message: str) -> None:
     device = Device(lambda n: 1 + n / 100)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from train.loop.record import picture, summary
+from train.loop.record import data_wait, picture, summary
 from train.measures.phases import PHASES
 
 CPU: dict[str, Any] = {
@@ -26,4 +26,12 @@ def test_figures_that_some_steps_lack_are_left_out() -> None:
 
 def test_steps_of_an_earlier_version_have_no_phases() -> None:
     assert set(summary([CPU, TIMED])["phases"].values()) == {0.1}
-    assert b"<svg" in picture([CPU, TIMED | {"step": 2}], "run", 2)
+    plain = picture([CPU, TIMED | {"step": 2}], "run", 2)
+    assert b"<svg" in plain
+    shown = picture([GPU, GPU | {"step": 2}], "run", 2)
+    assert len(shown) > len(plain) + 1000, "the share of the GPU has an axis of its own"
+
+
+def test_a_rank_waits_for_its_own_batches_no_longer_than_for_all_or_than_its_gpu_does() -> None:
+    assert data_wait({"data_wait": 0.01, "phases": {"data": 0.4}}) == 0.01, "it waited for another rank"
+    assert data_wait({"data_wait": 0.4, "phases": {"data": 0.01}}) == 0.01, "its GPU computed meanwhile"

@@ -16,7 +16,7 @@ from train.machine.rank_speed import WARM_UP, RankClock, RankSpeed, last_weights
 
 
 def speed(rank: int, tokens_per_second: float | None) -> RankSpeed:
-    return RankSpeed(rank, f"host{rank}", "cuda:0, NVIDIA H200", 9, tokens_per_second, 1.0)
+    return RankSpeed(rank, f"host{rank}", "cuda:0, NVIDIA H200", 9, tokens_per_second, 1.0, 0.0)
 
 
 def clock_of(model: Any) -> RankClock:
@@ -41,9 +41,9 @@ def test_the_clock_counts_passes_and_not_waits() -> None:
     clock = clock_of(model)
     for _ in range(WARM_UP):
         take_pass(clock, model, batch, last=True)
-    assert clock.speeds(0) == [RankSpeed(0, clock.speeds(0)[0].host, "CPU", 0, None, None)]
+    assert clock.speeds(0, 0.1) == [RankSpeed(0, clock.speeds(0, 0.1)[0].host, "CPU", 0, None, None, 0.1)]
     spent = sum(take_pass(clock, model, batch, last=last, wait=0.2) for last in (False, True) * 3)
-    [own] = clock.speeds(3)
+    [own] = clock.speeds(3, 0.0)
     assert (own.rank, own.device, own.steps) == (3, "CPU", 3)
     assert 0 < clock.seconds < spent
     assert clock.tokens == 6 * batch["input_ids"].numel()
@@ -87,7 +87,7 @@ start = time.perf_counter()
 for step in range(6):
     model(input_ids=torch.ones(4, 8))["loss"].backward()
     clock.on_step_end(None, None, None)
-speeds = clock.speeds(rank)
+speeds = clock.speeds(rank, 0.0)
 result = [[one.step_seconds for one in speeds], slow_ranks(speeds), (time.perf_counter() - start) / 6]
 """
     (own, warning, wall), (others, warning_of_slow, _) = gloo_ranks(2, code)
@@ -126,4 +126,4 @@ def test_the_gradients_of_the_first_layer_come_last() -> None:
 def test_a_sharded_model_has_no_speed_per_rank() -> None:
     model = SimpleNamespace(shards_frozen_weights=True)
     clock = clock_of(model)
-    assert clock.speeds(0)[0].tokens_per_second is None
+    assert clock.speeds(0, 0.0)[0].tokens_per_second is None

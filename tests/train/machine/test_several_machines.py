@@ -62,6 +62,7 @@ def test_the_record_names_every_rank_and_its_own_speed(whole: tuple[Path, list[N
     for one in record["ranks"]:
         # Of a step, a rank computes only a part: it waits for the other and for the optimizer.
         assert 0 < one["step_seconds"] < record["result"]["seconds"] / STEPS
+        assert 0 <= one["data_wait"] < 1
         assert one["tokens_per_second"] == pytest.approx(2 * LENGTH / one["step_seconds"], rel=0.1)
     assert "step 1/" in nodes[0].stderr
     assert "step 1/" not in nodes[1].stderr, "the first machine shows the progress"
