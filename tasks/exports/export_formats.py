@@ -1,0 +1,9 @@
+"""List all export formats: a new one is imported and added here."""
+
+from __future__ import annotations
+
+from tasks.exports.formats.megatron import Megatron
+from tasks.exports.formats.trl import Trl
+from tasks.exports.model import ExportFormat
+
+EXPORTS: list[ExportFormat] = [Trl(), Megatron()]

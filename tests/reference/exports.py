@@ -1,0 +1,104 @@
+"""Exports, read in plain Python from what the trainers publish of their formats.
+
+    expected(corpus, split)             the rows of a corpus, from its shards
+    READERS["trl"](export, split, …)    the rows of an export
+
+A row is a list of pieces. A piece is its token ids, and for each but the last what the loss is computed on: the next
+token, or -100. Formats that shift labels and formats that do not are therefore compared as they train.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyarrow import parquet
+
+IGNORED = -100
+
+Piece = tuple[list[int], list[int]]
+Row = list[Piece]
+
+
+class Facts(NamedTuple):
+    """What a trainer is set to."""
+
+    length: int
+    pad: int
+    settings: dict[str, Any]
+
+
+def expected(corpus: Path, split: str) -> list[Row]:
+    rows = []
+    for path in sorted(corpus.glob(f"{split}-*.arrow")):
+        for row in stream(path):
+            size = sum(row["attention_mask"])
+            starts = [at for at in range(size) if row["position_ids"][at] == 0]
+            rows.append(pieces(row["input_ids"], row["labels"], [*starts, size]))
+    return rows
+
+
+def pieces(ids: Sequence[int], labels: Sequence[int], bounds: Sequence[int]) -> Row:
+    """Return the pieces between the bounds, of labels that are not shifted."""
+    return [(list(ids[start:end]), list(labels[start + 1 : end])) for start, end in pairwise(bounds)]
+
+
+def stream(path: Path) -> list[dict[str, Any]]:
+    with pa.memory_map(str(path)) as file:
+        found = pa.ipc.open_stream(file).read_all().to_pylist()
+    return list(found)
+
+
+def dataset(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a folder as `datasets` saves it: state.json names the files, in their order."""
+    state = json.loads((folder / "state.json").read_bytes())
+    json.loads((folder / "dataset_info.json").read_bytes())
+    return [row for file in state["_data_files"] for row in stream(folder / file["filename"])]
+
+
+def sums(lengths: Sequence[int]) -> list[int]:
+    """Return the running sum of lengths, from 0."""
+    bounds = [0]
+    for length in lengths:
+        bounds.append(bounds[-1] + length)
+    return bounds
+
+
+def trl(export: Path, split: str, facts: Facts) -> list[Row]:
+    """`seq_lengths` add up to the row. The label of the first token of each becomes -100, then the model shifts."""
+    rows = []
+    for row in dataset(export / split):
+        bounds = sums(row["seq_lengths"])
+        assert bounds[-1] == len(row["input_ids"]) == len(row["labels"]) <= facts.length
+        rows.append(pieces(row["input_ids"], row["labels"], bounds))
+    return rows
+
+
+def megatron(export: Path, split: str, facts: Facts) -> list[Row]:
+    """Each segment gives inputs, all but its last token, and labels, all but its first, with their mask."""
+    rows = []
+    for path in sorted((export / split).glob("*.parquet")):
+        for row in parquet.read_table(path).to_pylist():
+            ids, mask, found = row["input_ids"], row["loss_mask"], []
+            assert row["seq_start_id"][0] == 0
+            assert len(mask) == len(ids)
+            for start, end in pairwise([*row["seq_start_id"], len(ids)]):
+                assert mask[end - 1] == 0
+                inputs, labels = ids[start : end - 1], ids[start + 1 : end]
+                targets = [label if on else IGNORED for label, on in zip(labels, mask[start : end - 1], strict=True)]
+                found.append(([*inputs, labels[-1]], targets))
+            rows.append(found)
+    return rows
+
+
+def flat(rows: Sequence[Row]) -> Iterator[Piece]:
+    return (piece for row in rows for piece in row)
+
+
+READERS: dict[str, Callable[[Path, str, Facts], list[Row]]] = {
+    "trl": trl, "megatron": megatron,
+}  # fmt: skip
