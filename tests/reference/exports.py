@@ -95,10 +95,21 @@ def megatron(export: Path, split: str, facts: Facts) -> list[Row]:
     return rows
 
 
+def axolotl(export: Path, split: str, facts: Facts) -> list[Row]:
+    """Each row is a conversation; its mask is 1 everywhere; the model shifts."""
+    rows = []
+    for row in dataset(export / split):
+        size = len(row["input_ids"])
+        assert row["attention_mask"] == [1] * size
+        assert len(row["labels"]) == size <= facts.length
+        rows.append(pieces(row["input_ids"], row["labels"], [0, size]))
+    return rows
+
+
 def flat(rows: Sequence[Row]) -> Iterator[Piece]:
     return (piece for row in rows for piece in row)
 
 
 READERS: dict[str, Callable[[Path, str, Facts], list[Row]]] = {
-    "trl": trl, "megatron": megatron,
+    "trl": trl, "megatron": megatron, "axolotl": axolotl,
 }  # fmt: skip
