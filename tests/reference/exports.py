@@ -106,10 +106,30 @@ def axolotl(export: Path, split: str, facts: Facts) -> list[Row]:
     return rows
 
 
+def llama_factory(export: Path, split: str, facts: Facts) -> list[Row]:
+    """`attention_mask` numbers the pieces from 1 and is 0 on padding, of which every row has some; the model shifts."""
+    rows = []
+    for row in dataset(export / split):
+        mask, width = row["attention_mask"], len(row["input_ids"])
+        size = width - mask.count(0)
+        assert size < width > facts.length
+        assert width % 8 == 0
+        starts = [at for at in range(size) if at == 0 or mask[at] != mask[at - 1]]
+        assert mask[:size] == [at + 1 for at, (s, e) in enumerate(pairwise([*starts, size])) for _ in range(s, e)]
+        assert row["input_ids"][size:] == [facts.pad] * (width - size)
+        assert row["labels"][size:] == [IGNORED] * (width - size)
+        counted = [at for start, end in pairwise([*starts, size]) for at in range(end - start)]
+        assert row["position_ids"] == counted + [0] * (width - size)
+        assert row["packing_params"]["sequence_boundaries"] == [*starts, size, width]
+        assert row["packing_params"]["right_padding_length"] == width - size
+        rows.append(pieces(row["input_ids"], row["labels"], [*starts, size]))
+    return rows
+
+
 def flat(rows: Sequence[Row]) -> Iterator[Piece]:
     return (piece for row in rows for piece in row)
 
 
 READERS: dict[str, Callable[[Path, str, Facts], list[Row]]] = {
-    "trl": trl, "megatron": megatron, "axolotl": axolotl,
+    "trl": trl, "megatron": megatron, "axolotl": axolotl, "llama-factory": llama_factory,
 }  # fmt: skip
