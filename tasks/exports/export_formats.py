@@ -6,6 +6,7 @@ from tasks.exports.formats.axolotl import Axolotl
 from tasks.exports.formats.llama_factory import LlamaFactory
 from tasks.exports.formats.megatron import Megatron
 from tasks.exports.formats.trl import Trl
+from tasks.exports.formats.xtuner import Xtuner
 from tasks.exports.model import ExportFormat
 
-EXPORTS: list[ExportFormat] = [Trl(), Megatron(), Axolotl(), LlamaFactory()]
+EXPORTS: list[ExportFormat] = [Trl(), Megatron(), Axolotl(), LlamaFactory(), Xtuner()]

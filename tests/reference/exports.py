@@ -10,6 +10,7 @@ token, or -100. Formats that shift labels and formats that do not are therefore 
 from __future__ import annotations
 
 import json
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -126,10 +127,43 @@ def llama_factory(export: Path, split: str, facts: Facts) -> list[Row]:
     return rows
 
 
+def xtuner(export: Path, split: str, facts: Facts) -> list[Row]:
+    """Slices of lines fill a pack, whose last token is not an input; the trainer shifts. Padding is one more slice."""
+    folder = export / split
+    files = [Path(path) for path in json.loads((folder / "pack" / "paths.json").read_bytes())]
+    lines = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
+    bounds, samples = npy(folder / "pack" / "boundaries.npy"), npy(folder / "pack" / "samples.npy")
+    rows: list[Row] = []
+    for start, end in pairwise(bounds):
+        row: Row = []
+        for at in range(start, end):
+            file, number, first_char, last_char, first, last = samples[6 * at : 6 * at + 6]
+            assert (first_char, last_char) == (-1, -1)
+            line = lines[file][number]
+            assert last <= len(line["input_ids"]) == len(line["labels"])
+            row += pieces(line["input_ids"], line["labels"], [first, last])
+        assert sum(len(ids) for ids, _ in row) == facts.length
+        padded = set(row[-1][0]) == {facts.pad} and set(row[-1][1]) <= {IGNORED}
+        rows.append(row[:-1] if padded else row)
+    assert bounds[-1] * 6 == len(samples)
+    return [rows[number] for number in npy(folder / "order.npy")]
+
+
+def npy(path: Path) -> list[int]:
+    """Return the int64 numbers of a file of numpy, version 1.0."""
+    data = path.read_bytes()
+    assert data[:8] == b"\x93NUMPY\x01\x00"
+    size = 10 + int.from_bytes(data[8:10], "little")
+    header = data[10:size].decode()
+    assert "'<i8'" in header
+    assert "False" in header
+    return array("q", data[size:]).tolist()
+
+
 def flat(rows: Sequence[Row]) -> Iterator[Piece]:
     return (piece for row in rows for piece in row)
 
 
 READERS: dict[str, Callable[[Path, str, Facts], list[Row]]] = {
-    "trl": trl, "megatron": megatron, "axolotl": axolotl, "llama-factory": llama_factory,
+    "trl": trl, "megatron": megatron, "axolotl": axolotl, "llama-factory": llama_factory, "xtuner": xtuner,
 }  # fmt: skip
