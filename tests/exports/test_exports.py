@@ -193,6 +193,22 @@ def test_what_a_format_cannot_hold_is_noted(corpora: dict[str, Path], tmp_path: 
         assert found == [*wanted, *["epochs"] * (name == "epochs")], (name, to)
 
 
+def test_olmo_core_finds_bounds_by_eos_only_where_that_is_exact(corpora: dict[str, Path], tmp_path: Path) -> None:
+    found = {name: export(manifest, "olmo-core", tmp_path / name).record for name, manifest in corpora.items()}
+    settings = {name: record["settings"] for name, record in found.items()}
+    assert {name: own["NumpyFSLDatasetConfig"]["generate_doc_lengths"] for name, own in settings.items()} == {
+        "epochs": True, "split": True, "eos pads": True, "no bos": False,
+    }  # fmt: skip
+    assert {name: own["TokenizerConfig"]["bos_token_id"] for name, own in settings.items()} == {
+        "epochs": None, "split": None, "eos pads": 1, "no bos": None,
+    }  # fmt: skip
+    [note] = found["no bos"]["notes"]
+    pieces = list(flat(expected(folder_of(corpora["no bos"]), "train")))
+    pieces += flat(expected(folder_of(corpora["no bos"]), "validation"))
+    within = sum(ids[:-1].count(2) for ids, _ in pieces)
+    assert f"({within:,} of them would be wrong)" in note["text"]
+
+
 def test_a_corpus_without_rows_cannot_be_exported(tmp_path: Path) -> None:
     manifest = pack_small(tmp_path, packing=False)
     with pytest.raises(DataError, match=r"holds conversations as text .*packing: true") as caught:

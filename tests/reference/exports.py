@@ -9,6 +9,7 @@ token, or -100. Formats that shift labels and formats that do not are therefore 
 
 from __future__ import annotations
 
+import gzip
 import json
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -160,10 +161,39 @@ def npy(path: Path) -> list[int]:
     return array("q", data[size:]).tolist()
 
 
+def olmo_core(export: Path, split: str, facts: Facts) -> list[Row]:
+    """Rows follow one another; the mask is that of the token itself; the trainer shifts. Bounds are by the CSV files.
+
+    With `generate_doc_lengths`, a conversation ends at EOS, or at EOS before BOS if there is a BOS: this must agree.
+    """
+    own, names = facts.settings["NumpyFSLDatasetConfig"], facts.settings["TokenizerConfig"]
+    eos, bos = names["eos_token_id"], names["bos_token_id"]
+    rows = []
+    for path in sorted((export / split).glob("token_ids_part_*.npy")):
+        ids = array({"uint16": "H", "uint32": "I"}[own["dtype"]], path.read_bytes())
+        mask = path.with_name(path.name.replace("token_ids", "labels_mask")).read_bytes()
+        assert len(mask) == len(ids)
+        labels = [token if on else IGNORED for token, on in zip(ids, mask, strict=True)]
+        text = gzip.decompress(path.with_name(path.name.replace(".npy", ".csv.gz")).read_bytes()).decode()
+        bounds = [tuple(map(int, line.split(","))) for line in text.splitlines()]
+        for top in range(0, len(ids), facts.length):
+            inside = [(start, end) for start, end in bounds if top <= start < top + facts.length]
+            edges = [inside[0][0], *(end for _, end in inside)]
+            assert edges[0] == top
+            if own["generate_doc_lengths"]:
+                ends = [
+                    at + 1 for at in range(top, edges[-1] - 1) if ids[at] == eos and (bos is None or ids[at + 1] == bos)
+                ]
+                assert ends == edges[1:-1]
+            rows.append(pieces(ids, labels, edges))
+    return rows
+
+
 def flat(rows: Sequence[Row]) -> Iterator[Piece]:
     return (piece for row in rows for piece in row)
 
 
 READERS: dict[str, Callable[[Path, str, Facts], list[Row]]] = {
     "trl": trl, "megatron": megatron, "axolotl": axolotl, "llama-factory": llama_factory, "xtuner": xtuner,
+    "olmo-core": olmo_core,
 }  # fmt: skip
