@@ -27,6 +27,7 @@ from tasks.core.errors import DataError, PackError, UsageError
 from tasks.exports import export as export_module
 from tasks.exports.export import Export, export_corpus
 from tasks.exports.export_formats import EXPORTS
+from tasks.exports.formats import mds
 from tasks.exports.model import OutputFolder
 from tasks.exports.rows import rows_of
 from tasks.storage.files import sha256_of
@@ -126,6 +127,16 @@ def test_the_segments_of_megatron_have_one_token_more_than_they_count(corpora: d
     assert facts["max_samples_per_bin"] == max(map(len, sizes))
     assert facts["min_packed_seqlen"] == min(counted)
     assert facts["packing_efficiency"] == round(100 * sum(counted) / (len(counted) * facts["pack_size"]), 2)
+
+
+def test_small_files_of_mds(corpora: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = corpora["split"]
+    monkeypatch.setattr(mds, "SHARD_BYTES", 7 * 12 * 32)
+    found = export(manifest, "mds", tmp_path / "export")
+    rows = [shard["samples"] for shard in json.loads((found.folder / "train" / "index.json").read_bytes())["shards"]]
+    assert max(rows) == 7
+    assert len(rows) > len(load_manifest(manifest).splits["train"].shards)
+    assert read(found, manifest) == expected(folder_of(manifest), "train")
 
 
 @st.composite

@@ -189,11 +189,38 @@ def olmo_core(export: Path, split: str, facts: Facts) -> list[Row]:
     return rows
 
 
+def mds(export: Path, split: str, facts: Facts) -> list[Row]:
+    """A shard is u32 samples, u32 offsets, the config, and samples, each with its columns in the order of names."""
+    index = json.loads((export / split / "index.json").read_bytes())
+    assert index["version"] == 2
+    rows = []
+    for shard in index["shards"]:
+        data = (export / split / shard["raw_data"]["basename"]).read_bytes()
+        assert len(data) == shard["raw_data"]["bytes"]
+        count = array("I", data[:4])[0]
+        assert count == shard["samples"]
+        offsets = array("I", data[4 : 4 * (count + 2)])
+        config = json.loads(data[4 * (count + 2) : offsets[0]])
+        assert all(shard[name] == config[name] for name in ("column_names", "column_encodings", "column_sizes"))
+        assert config["column_names"] == sorted(config["column_names"])
+        assert config["column_encodings"] == [f"ndarray:int32:{facts.length}"] * 3
+        for start, end in pairwise(offsets):
+            values = array("i", data[start:end])
+            size = facts.length
+            ids, labels, positions = values[:size], values[size : 2 * size], values[2 * size :]
+            starts = [at for at in range(size) if positions[at] == 0]
+            row = pieces(ids, labels, [*starts, size])
+            padded = all(label == IGNORED for label in row[-1][1])
+            assert not padded or set(row[-1][0]) == {facts.pad}
+            rows.append(row[:-1] if padded else row)
+    return rows
+
+
 def flat(rows: Sequence[Row]) -> Iterator[Piece]:
     return (piece for row in rows for piece in row)
 
 
 READERS: dict[str, Callable[[Path, str, Facts], list[Row]]] = {
     "trl": trl, "megatron": megatron, "axolotl": axolotl, "llama-factory": llama_factory, "xtuner": xtuner,
-    "olmo-core": olmo_core,
+    "olmo-core": olmo_core, "mds": mds,
 }  # fmt: skip
