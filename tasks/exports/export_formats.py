@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tasks.exports.formats.automodel import Automodel
 from tasks.exports.formats.axolotl import Axolotl
 from tasks.exports.formats.llama_factory import LlamaFactory
 from tasks.exports.formats.mds import Mds
@@ -11,4 +12,13 @@ from tasks.exports.formats.trl import Trl
 from tasks.exports.formats.xtuner import Xtuner
 from tasks.exports.model import ExportFormat
 
-EXPORTS: list[ExportFormat] = [Trl(), Megatron(), Axolotl(), LlamaFactory(), Xtuner(), OlmoCore(), Mds()]
+EXPORTS: list[ExportFormat] = [
+    Trl(),
+    Megatron(),
+    Axolotl(),
+    LlamaFactory(),
+    Xtuner(),
+    OlmoCore(),
+    Mds(),
+    Automodel(),
+]

@@ -216,11 +216,27 @@ def mds(export: Path, split: str, facts: Facts) -> list[Row]:
     return rows
 
 
+def automodel(export: Path, split: str, facts: Facts) -> list[Row]:
+    """Labels are those of the next token already; the padding of a row belongs to its last piece."""
+    rows = []
+    for row in dataset(export / split):
+        ids, labels = row["input_ids"], row["labels"]
+        bounds, found = sums(row["seq_lens_padded"]), []
+        assert bounds[-1] == len(ids) == facts.length
+        assert row["position_ids"] == [at for size in row["seq_lens_padded"] for at in range(size)]
+        for start, end, size in zip(bounds, bounds[1:], row["seq_lens"], strict=False):
+            assert set(labels[start + size - 1 : end]) <= {IGNORED}
+            assert set(ids[start + size : end]) <= {facts.pad}
+            found.append((ids[start : start + size], labels[start : start + size - 1]))
+        rows.append(found)
+    return rows
+
+
 def flat(rows: Sequence[Row]) -> Iterator[Piece]:
     return (piece for row in rows for piece in row)
 
 
 READERS: dict[str, Callable[[Path, str, Facts], list[Row]]] = {
     "trl": trl, "megatron": megatron, "axolotl": axolotl, "llama-factory": llama_factory, "xtuner": xtuner,
-    "olmo-core": olmo_core, "mds": mds,
+    "olmo-core": olmo_core, "mds": mds, "automodel": automodel,
 }  # fmt: skip
