@@ -1,6 +1,6 @@
 """Every export holds the token ids, labels, and bounds of every conversation, or says what it cannot hold.
 
-The readers are those of tests/reference/exports.py.
+The readers are those of tests/reference/exports.py; bench/exports.py compares with the trainers' own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 from reference.exports import READERS, Facts, Row, expected, flat
-from support.commands import packcorpus
+from support.commands import ROOT, packcorpus
 from support.packed_rows import folder_of, pack_small, random_rows, shards_of
 from support.profiles import examples
 from support.tokenizer_kinds import kind_path
@@ -320,7 +320,7 @@ def test_a_damaged_shard_is_not_exported(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == []
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
+# -- the command and the documentation ---------------------------------------------------------------------------------
 
 
 def test_the_command(corpora: dict[str, Path], tmp_path: Path) -> None:
@@ -340,3 +340,9 @@ def test_the_command(corpora: dict[str, Path], tmp_path: Path) -> None:
     assert wrong.returncode == 64
     assert "--to tlr: expected trl" in wrong.stderr
     assert "did you mean trl?" in wrong.stderr
+
+
+def test_the_guide_has_every_format() -> None:
+    guide = (ROOT / "docs" / "guides" / "export.md").read_text(encoding="utf-8")
+    for format in EXPORTS:
+        assert f"| [`{format.name}`](#" in guide

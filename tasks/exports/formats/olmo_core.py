@@ -83,8 +83,7 @@ class OlmoCore(ExportFormat):
         text = (
             f"EOS does not mark the bounds of conversations here ({wrong:,} of them would be wrong), so the "
             "fixed-length dataset cannot keep the conversations of a row apart; NumpyPackedFSLDatasetConfig with "
-            "generate_doc_lengths and OLMO_DATA_PREP_USE_ARRAY_IF_LOCAL=false takes them from the .csv.gz files, and "
-            "packs again"
+            "generate_doc_lengths and use_array_if_local=False takes them from the .csv.gz files, and packs again"
         )
         return [Note("isolation", text)]
 
