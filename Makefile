@@ -125,4 +125,4 @@ sample: .venv/.setup  ## rebuild the bundled sample
 	$(BIN)/python data/sample/generate.py
 
 clean:  ## remove build outputs: corpora, token files, proofs, plans, tokenizers, copies (not .venv, manifests, models, adapters)
-	rm -rf data/corpora data/tokens data/engines data/digests data/plans data/tokenizers data/remote .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf data/corpora data/exports data/tokens data/engines data/digests data/plans data/tokenizers data/remote .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

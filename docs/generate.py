@@ -80,6 +80,12 @@ def compressions() -> list[str]:
     return list(COMPRESSIONS)
 
 
+def export_formats() -> list[Any]:
+    from tasks.exports.export_formats import EXPORTS
+
+    return list(EXPORTS)
+
+
 def template_markers() -> dict[str, tuple[str, ...]]:
     """Return the control tokens that each built-in template may write."""
     from tasks.templates.built_in import BUILT_IN, MARKERS
@@ -359,7 +365,21 @@ def formats_page() -> str:
         "  after BOS in `llama2`, `alpaca`, and `plain`, and before a request of `mistral` whose first marker is text;",
         "  see `leading_space` in the [manifest](manifest.md). Tokenizers of Hugging Face follow their own rule.",
         "",
+        "## Export formats",
+        "",
+        "What [`packcorpus export --to`](../guides/export.md) writes for each split, and the reader that it was",
+        "compared with.",
+        "",
+        "| `--to` | for | files and columns | one row is | labels are shifted by | bounds | reader |",
+        "|---|---|---|---|---|---|---|",
     ]
+    for one in export_formats():
+        row = "a row" if one.rows_kept else "a piece"
+        reader = f"`{one.reader.code}`, {one.reader.package} {one.reader.version}"
+        lines.append(
+            f"| `{one.name}` | {one.trainer} | {one.layout} | {row} | {one.shifted} | {one.bounds} | {reader} |"
+        )
+    lines.append("")
     return "\n".join(lines)
 
 

@@ -7,6 +7,7 @@
     packcorpus list                             packcorpus diff BEFORE AFTER
     packcorpus verify [MANIFEST] [--rebuild]    packcorpus repair [MANIFEST]
     packcorpus report [MANIFEST] [--output FILE]
+    packcorpus export [MANIFEST] --to FORMAT [--output FOLDER]
     packcorpus schemas FOLDER
 
 With --json a command prints one JSON object on standard output: the value that it would render as text, or
@@ -424,6 +425,31 @@ def repair(
         return [] if repairs.mended else ["nothing to repair: every file is as recorded"]
 
     _show(repair_corpus(path, config, print_file), summary, json_output)
+
+
+@app.command()
+def export(
+    manifest: ManifestArgument = None,
+    to: Annotated[
+        str, typer.Option(metavar="FORMAT", show_default=False, help="The format; the guide on exports lists them.")
+    ] = "",
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", show_default=False, help="The folder to make. Default: data/exports/<corpus>-<format>."
+        ),
+    ] = None,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Write a corpus in the format of another trainer.
+
+    Prints what the trainer must be set to, and what the format cannot hold. A complete export is a no-op.
+    """
+    from tasks.cli.views.export_view import export_lines
+    from tasks.exports.export import export_corpus
+
+    _show(export_corpus(find_manifest(manifest, root), to, output, root), export_lines, json_output)
 
 
 @app.command()

@@ -293,6 +293,13 @@ _ALL = [
     Code("E524", "not_reproducible", DIFFERS, "The rebuilt corpus differs.",
          "its inputs, or the version of a library, have changed", "compare run.json; make a new corpus"),
 
+    Code("E541", "cannot_export", DATA, "No export format can hold the corpus.",
+         "it holds text instead of rows (packing: false), or rows with a column that no trainer reads",
+         "pack it with packing: true, without the setting that the message names"),
+    Code("E542", "export_exists", USAGE, "The folder of an export has other content.",
+         "it is the export of another corpus, in another format, or was changed",
+         "delete the folder, or choose another one with --output"),
+
     Code("E601", "not_trainable", DATA, "These rows cannot be trained on.",
          "they come from another tool or format", "make a corpus with PackCorpus"),
     Code("E602", "unisolated_rows", DATA, "The rows do not mark where conversations begin.",

@@ -1,0 +1,192 @@
+"""Export a corpus: write all shards of it in a format, next to one another, then export.json.
+
+    manifest ─export_corpus─▶ .NAME.partial/ ─files of every shard, in threads─▶ export.json ─rename─▶ NAME/
+
+The folder appears only when it is complete. What an interrupted export leaves is removed by the next one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tasks.core.errors import Busy, DataError, UsageError
+from tasks.core.suggest import suggest
+from tasks.exports.export_formats import EXPORTS
+from tasks.exports.model import ExportFormat, OutputFolder, Part, ShardJob, note_on_epochs
+from tasks.exports.rows import Rows, read_rows
+from tasks.storage.corpus_folder import checked_folder
+from tasks.storage.files import locked, make_folder, read_json, sync_folder, to_json, write_bytes
+from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest
+
+RECORD = "export.json"
+THREADS = 8  # shards written at a time; each has one record batch in memory
+
+
+@dataclass(frozen=True)
+class Export:
+    """A complete export. `found_done` is true if nothing had to be written."""
+
+    folder: Path
+    record: dict[str, Any]
+    found_done: bool
+
+
+def export_corpus(path: Path, to: str, output: Path | None, root: Path) -> Export:
+    """Write the corpus of a manifest in the format `to`.
+
+    Raises UsageError, DataError, InputMissing, StorageError, or Busy.
+    """
+    format = format_named(to)
+    manifest = load_manifest(path)
+    if not manifest.packing_metadata.enabled:
+        raise DataError(
+            "cannot_export",
+            f"{path}: holds conversations as text (format 2.0), not rows of tokens; pack it with packing: true, or "
+            "give its messages to a trainer that tokenizes",
+        )
+    folder = checked_folder(manifest, path)
+    final = output or root / "data" / "exports" / f"{folder.resolve().name}-{format.name}"
+    if final.name in ("", ".."):
+        raise UsageError("bad_command_line", f"--output {final}: name a folder to make")
+    provenance = _provenance(manifest, format)
+    with locked(final.with_name(f".{final.name}.lock"), lambda: _refuse(final)):
+        if done := _find_done(final, provenance):
+            return Export(final, done, True)
+        return Export(final, _write(manifest, folder, format, final, provenance), False)
+
+
+def format_named(name: str) -> ExportFormat:
+    """Return the format of a name. Raises UsageError."""
+    for format in EXPORTS:
+        if format.name == name:
+            return format
+    names = [format.name for format in EXPORTS]
+    raise UsageError("bad_command_line", f"--to {name}: expected {', '.join(names)}{suggest(name, names)}")
+
+
+def _refuse(final: Path) -> None:
+    raise Busy("busy", f"{final}: another export is writing it; wait for it, then run again")
+
+
+def _provenance(manifest: Manifest, format: ExportFormat) -> dict[str, Any]:
+    """Return what decides the bytes of an export, apart from its place."""
+    return {
+        "format": format.name,
+        "format_version": format.version,
+        "reader": asdict(format.reader),
+        "corpus": {
+            "name": manifest.name,
+            "key": manifest.key,
+            "manifest_digest": manifest.digest,
+            "sequence_length": manifest.sequence_length,
+            "tokenizer_sha256": manifest.tokenizer.sha256,
+        },
+    }
+
+
+def _find_done(final: Path, provenance: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the record of the same export if it is complete, or None if its folder does not exist.
+
+    Raises UsageError if the folder has any other content.
+    """
+    if not final.exists() or (final.is_dir() and not any(final.iterdir())):
+        return None
+    fix = "delete it, or choose another folder with --output"
+    record = read_json(final / RECORD) if (final / RECORD).is_file() else None
+    if not isinstance(record, dict) or not {"format", "corpus", "files"} <= record.keys():
+        raise UsageError("export_exists", f"{final}: exists and is not an export; {fix}")
+    if any(record.get(name) != value for name, value in provenance.items()):
+        raise UsageError("export_exists", f"{final}: has another export ({_describe(record)}); {fix}")
+    for file in (FileFacts.model_validate(entry) for entry in record["files"]):
+        where = final / file.path
+        if not where.is_file() or where.stat().st_size != file.bytes:
+            raise UsageError("export_exists", f"{where}: is missing, or changed after the export; {fix}")
+    return record
+
+
+def _describe(record: dict[str, Any]) -> str:
+    corpus = record["corpus"] if isinstance(record["corpus"], dict) else {}
+    return f"{record['format']} of {corpus.get('name')} {str(corpus.get('key'))[:12]}"
+
+
+def _write(
+    manifest: Manifest, folder: Path, format: ExportFormat, final: Path, provenance: dict[str, Any]
+) -> dict[str, Any]:
+    partial = final.with_name(f".{final.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    try:
+        make_folder(partial)
+        record = provenance | _write_files(manifest, folder, format, OutputFolder(partial, final))
+        write_bytes(partial / RECORD, to_json(record))
+        os.rename(partial, final)
+        sync_folder(final.parent)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return record
+
+
+def _write_files(manifest: Manifest, folder: Path, format: ExportFormat, out: OutputFolder) -> dict[str, Any]:
+    """Write every file of an export but its record, and return what is recorded of them."""
+    splits = {name: split.shards for name, split in manifest.splits.items() if split.rows}
+    jobs = [job for name, shards in splits.items() for job in _jobs(manifest, name, shards)]
+
+    def write(job: tuple[ShardJob, Shard]) -> Part:
+        part = Part()
+
+        def counted() -> Iterator[Rows]:
+            for rows in read_rows(manifest, folder, job[1]):
+                part.count(rows)
+                yield rows
+
+        format.write_shard(job[0], counted(), part, out)
+        return part
+
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as threads:
+        try:
+            parts = list(threads.map(write, jobs))
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
+    of_split = {
+        name: [part for part, (job, _) in zip(parts, jobs, strict=True) if job.split == name] for name in splits
+    }
+    for name, own in of_split.items():
+        format.close_split(manifest, name, own, out)
+    format.close(manifest, list(splits), out)
+    _check_counts(manifest, parts)
+    notes = [*format.notes(manifest, parts), *note_on_epochs(list(splits))]
+    return {
+        "settings": format.settings(manifest, parts),
+        "notes": [asdict(note) for note in notes],
+        "splits": {name: _figures(own) for name, own in of_split.items()},
+        "files": [file.model_dump() for file in sorted(out.files, key=lambda file: file.path)],
+    }
+
+
+def _jobs(manifest: Manifest, split: str, shards: list[Shard]) -> Iterator[tuple[ShardJob, Shard]]:
+    first = 0
+    for number, shard in enumerate(shards):
+        yield ShardJob(manifest, split, number, len(shards), first), shard
+        first += shard.rows
+
+
+def _figures(parts: list[Part]) -> dict[str, int]:
+    return {name: sum(getattr(part, name) for part in parts) for name in ("rows", "pieces", "tokens", "trained")}
+
+
+def _check_counts(manifest: Manifest, parts: list[Part]) -> None:
+    """Raise DataError unless all tokens of the ledger were written."""
+    for name, planned in (("tokens", manifest.ledger.tokens.packed), ("trained", manifest.ledger.tokens.trained)):
+        written = sum(getattr(part, name) for part in parts)
+        if written != planned:
+            raise DataError(
+                "wrong_figure",
+                f"the manifest records {planned:,} {name}, but the rows have {written:,}; run packcorpus verify",
+            )

@@ -1,0 +1,58 @@
+"""NeMo Automodel: prepacked rows, with labels that are already shifted.
+
+The padding of a row belongs to its last piece: `seq_lens` counts without it, `seq_lens_padded` with it, and the
+positions continue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.exports.formats.dataset_folder import DatasetFolder, lists
+from tasks.exports.model import FOLDER, Note, Part, Reader, Settings
+from tasks.exports.rows import Rows
+from tasks.storage.manifest import Manifest
+
+
+class Automodel(DatasetFolder):
+    name = "automodel"
+    trainer = "NeMo Automodel"
+    rows_kept = True
+    shifted = "the export"
+    bounds = "`seq_lens`, `seq_lens_padded`"
+    layout = "a `datasets` folder: `input_ids`, `labels`, `position_ids`, `seq_lens`, `seq_lens_padded`"
+    reader = Reader("nemo-automodel", "0.7.0", "nemo_automodel.components.datasets.utils.packed_sequence_thd_collater")
+
+    def columns(self, rows: Rows, manifest: Manifest) -> dict[str, pa.Array]:
+        count, length = rows.ids.shape
+        places = np.full(count, length)
+        lasts = np.cumsum(rows.pieces) - 1
+        padded = rows.lengths.copy()
+        padded[lasts] += rows.padding
+        # The position of the first padding is the length of the last piece.
+        positions = rows.positions + np.where(rows.filled, 0, rows.lengths[lasts, None]).astype(np.int32)
+        return {
+            "input_ids": lists(rows.ids.reshape(-1), places),
+            "labels": lists(rows.next_labels().reshape(-1), places),
+            "position_ids": lists(positions.reshape(-1), places),
+            "seq_lens": lists(rows.lengths.astype(np.int32), rows.pieces),
+            "seq_lens_padded": lists(padded.astype(np.int32), rows.pieces),
+        }
+
+    def settings(self, manifest: Manifest, parts: Sequence[Part]) -> Settings:
+        return {
+            "dataset": {"_target_": "datasets.load_from_disk", "dataset_path": f"{FOLDER}/train"},
+            "packed_sequence": {
+                "packing_strategy": "thd",
+                "packed_sequence_size": manifest.sequence_length,
+                "prepacked": True,
+            },
+            "dataloader": {"collate_fn": "nemo_automodel.components.datasets.utils.packed_sequence_thd_collater"},
+        }
+
+    def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
+        text = "pieces are not padded to multiples of 2 × the context-parallel size: use no context parallelism"
+        return [Note("alignment", text)]

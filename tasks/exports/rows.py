@@ -1,0 +1,95 @@
+"""Read the rows of a shard with the bounds of their pieces.
+
+    shard ─SHA-256─▶ record batches ─read_rows─▶ Rows: ids, labels, positions, and where each piece starts and ends
+
+A piece starts where `position_ids` is 0. EOS marks no bounds: with many templates it ends every turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from tasks.core.errors import DataError
+from tasks.storage.arrow import to_numpy
+from tasks.storage.corpus_folder import check_listed
+from tasks.storage.manifest import Manifest, Shard
+from tasks.storage.schemas import IGNORED
+from tasks.storage.shards import open_shard
+
+KNOWN = ("input_ids", "attention_mask", "labels", "position_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows, and the pieces in them, in their order. Padding follows the last piece of a row."""
+
+    ids: np.ndarray  # int32[rows, sequence_length]
+    labels: np.ndarray  # int32[rows, sequence_length], not shifted
+    positions: np.ndarray  # int32[rows, sequence_length]
+    tokens: np.ndarray  # int64[rows], without padding
+    pieces: np.ndarray  # int64[rows]
+    starts: np.ndarray  # int64[pieces], counted over all places of these rows
+    lengths: np.ndarray  # int64[pieces]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def filled(self) -> np.ndarray:
+        """Return which places have a token: bool[rows, sequence_length]."""
+        return np.arange(self.ids.shape[1]) < self.tokens[:, None]
+
+    @property
+    def padding(self) -> np.ndarray:
+        """Return the places without a token in each row, int64[rows]."""
+        return self.ids.shape[1] - self.tokens
+
+    @property
+    def trained(self) -> int:
+        return int(np.count_nonzero(self.labels != IGNORED))
+
+    def next_labels(self) -> np.ndarray:
+        """Return for every place the label of the next token, int32[rows, sequence_length].
+
+        The last place of a piece has none: the next token is in another piece, whose first token is never trained on.
+        """
+        shifted = np.full_like(self.labels, IGNORED)
+        shifted[:, :-1] = self.labels[:, 1:]
+        shifted.reshape(-1)[self.starts + self.lengths - 1] = IGNORED
+        return shifted
+
+
+def read_rows(manifest: Manifest, folder: Path, shard: Shard) -> Iterator[Rows]:
+    """Yield the rows of a shard in batches, after its checksum.
+
+    Raises DataError or InputMissing, naming the file.
+    """
+    check_listed(folder, shard)
+    with open_shard(manifest, folder, shard, streamed=True) as batches:
+        for batch in batches:
+            if batch.num_rows:
+                yield rows_of(batch, manifest.sequence_length, folder / shard.path)
+
+
+def rows_of(batch: pa.RecordBatch, length: int, path: Path) -> Rows:
+    """Return the rows of a record batch. Raises DataError if no export could hold them."""
+    if unknown := [name for name in batch.schema.names if name not in KNOWN]:
+        raise DataError(
+            "cannot_export", f"{path}: no format can hold the column {unknown[0]}; pack the corpus without it"
+        )
+    ids, mask, labels, positions = (to_numpy(batch.column(name).flatten()).reshape(-1, length) for name in KNOWN)
+    tokens = np.count_nonzero(mask, axis=1).astype(np.int64)
+    starting = (positions == 0) & (mask == 1)
+    if not starting[:, 0].all():
+        raise DataError("bad_row", f"{path}: a row does not start at position 0; run packcorpus verify")
+    starts = np.flatnonzero(starting)
+    pieces = np.count_nonzero(starting, axis=1).astype(np.int64)
+    # A piece ends where the next one starts, the last one of a row where its padding starts.
+    ends = np.append(starts[1:], 0)
+    ends[np.cumsum(pieces) - 1] = np.arange(len(tokens)) * length + tokens
+    return Rows(ids, labels, positions, tokens, pieces, starts, ends - starts)

@@ -1,0 +1,242 @@
+"""Exports, read in plain Python from what the trainers publish of their formats.
+
+    expected(corpus, split)             the rows of a corpus, from its shards
+    READERS["trl"](export, split, …)    the rows of an export
+
+A row is a list of pieces. A piece is its token ids, and for each but the last what the loss is computed on: the next
+token, or -100. Formats that shift labels and formats that do not are therefore compared as they train.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+from pyarrow import parquet
+
+IGNORED = -100
+
+Piece = tuple[list[int], list[int]]
+Row = list[Piece]
+
+
+class Facts(NamedTuple):
+    """What a trainer is set to."""
+
+    length: int
+    pad: int
+    settings: dict[str, Any]
+
+
+def expected(corpus: Path, split: str) -> list[Row]:
+    rows = []
+    for path in sorted(corpus.glob(f"{split}-*.arrow")):
+        for row in stream(path):
+            size = sum(row["attention_mask"])
+            starts = [at for at in range(size) if row["position_ids"][at] == 0]
+            rows.append(pieces(row["input_ids"], row["labels"], [*starts, size]))
+    return rows
+
+
+def pieces(ids: Sequence[int], labels: Sequence[int], bounds: Sequence[int]) -> Row:
+    """Return the pieces between the bounds, of labels that are not shifted."""
+    return [(list(ids[start:end]), list(labels[start + 1 : end])) for start, end in pairwise(bounds)]
+
+
+def stream(path: Path) -> list[dict[str, Any]]:
+    with pa.memory_map(str(path)) as file:
+        found = pa.ipc.open_stream(file).read_all().to_pylist()
+    return list(found)
+
+
+def dataset(folder: Path) -> list[dict[str, Any]]:
+    """Return the rows of a folder as `datasets` saves it: state.json names the files, in their order."""
+    state = json.loads((folder / "state.json").read_bytes())
+    json.loads((folder / "dataset_info.json").read_bytes())
+    return [row for file in state["_data_files"] for row in stream(folder / file["filename"])]
+
+
+def sums(lengths: Sequence[int]) -> list[int]:
+    """Return the running sum of lengths, from 0."""
+    bounds = [0]
+    for length in lengths:
+        bounds.append(bounds[-1] + length)
+    return bounds
+
+
+def trl(export: Path, split: str, facts: Facts) -> list[Row]:
+    """`seq_lengths` add up to the row. The label of the first token of each becomes -100, then the model shifts."""
+    rows = []
+    for row in dataset(export / split):
+        bounds = sums(row["seq_lengths"])
+        assert bounds[-1] == len(row["input_ids"]) == len(row["labels"]) <= facts.length
+        rows.append(pieces(row["input_ids"], row["labels"], bounds))
+    return rows
+
+
+def megatron(export: Path, split: str, facts: Facts) -> list[Row]:
+    """Each segment gives inputs, all but its last token, and labels, all but its first, with their mask."""
+    rows = []
+    for path in sorted((export / split).glob("*.parquet")):
+        for row in parquet.read_table(path).to_pylist():
+            ids, mask, found = row["input_ids"], row["loss_mask"], []
+            assert row["seq_start_id"][0] == 0
+            assert len(mask) == len(ids)
+            for start, end in pairwise([*row["seq_start_id"], len(ids)]):
+                assert mask[end - 1] == 0
+                inputs, labels = ids[start : end - 1], ids[start + 1 : end]
+                targets = [label if on else IGNORED for label, on in zip(labels, mask[start : end - 1], strict=True)]
+                found.append(([*inputs, labels[-1]], targets))
+            rows.append(found)
+    return rows
+
+
+def axolotl(export: Path, split: str, facts: Facts) -> list[Row]:
+    """Each row is a conversation; its mask is 1 everywhere; the model shifts."""
+    rows = []
+    for row in dataset(export / split):
+        size = len(row["input_ids"])
+        assert row["attention_mask"] == [1] * size
+        assert len(row["labels"]) == size <= facts.length
+        rows.append(pieces(row["input_ids"], row["labels"], [0, size]))
+    return rows
+
+
+def llama_factory(export: Path, split: str, facts: Facts) -> list[Row]:
+    """`attention_mask` numbers the pieces from 1 and is 0 on padding, of which every row has some; the model shifts."""
+    rows = []
+    for row in dataset(export / split):
+        mask, width = row["attention_mask"], len(row["input_ids"])
+        size = width - mask.count(0)
+        assert size < width > facts.length
+        assert width % 8 == 0
+        starts = [at for at in range(size) if at == 0 or mask[at] != mask[at - 1]]
+        assert mask[:size] == [at + 1 for at, (s, e) in enumerate(pairwise([*starts, size])) for _ in range(s, e)]
+        assert row["input_ids"][size:] == [facts.pad] * (width - size)
+        assert row["labels"][size:] == [IGNORED] * (width - size)
+        counted = [at for start, end in pairwise([*starts, size]) for at in range(end - start)]
+        assert row["position_ids"] == counted + [0] * (width - size)
+        assert row["packing_params"]["sequence_boundaries"] == [*starts, size, width]
+        assert row["packing_params"]["right_padding_length"] == width - size
+        rows.append(pieces(row["input_ids"], row["labels"], [*starts, size]))
+    return rows
+
+
+def xtuner(export: Path, split: str, facts: Facts) -> list[Row]:
+    """Slices of lines fill a pack, whose last token is not an input; the trainer shifts. Padding is one more slice."""
+    folder = export / split
+    files = [Path(path) for path in json.loads((folder / "pack" / "paths.json").read_bytes())]
+    lines = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
+    bounds, samples = npy(folder / "pack" / "boundaries.npy"), npy(folder / "pack" / "samples.npy")
+    rows: list[Row] = []
+    for start, end in pairwise(bounds):
+        row: Row = []
+        for at in range(start, end):
+            file, number, first_char, last_char, first, last = samples[6 * at : 6 * at + 6]
+            assert (first_char, last_char) == (-1, -1)
+            line = lines[file][number]
+            assert last <= len(line["input_ids"]) == len(line["labels"])
+            row += pieces(line["input_ids"], line["labels"], [first, last])
+        assert sum(len(ids) for ids, _ in row) == facts.length
+        padded = set(row[-1][0]) == {facts.pad} and set(row[-1][1]) <= {IGNORED}
+        rows.append(row[:-1] if padded else row)
+    assert bounds[-1] * 6 == len(samples)
+    return [rows[number] for number in npy(folder / "order.npy")]
+
+
+def npy(path: Path) -> list[int]:
+    """Return the int64 numbers of a file of numpy, version 1.0."""
+    data = path.read_bytes()
+    assert data[:8] == b"\x93NUMPY\x01\x00"
+    size = 10 + int.from_bytes(data[8:10], "little")
+    header = data[10:size].decode()
+    assert "'<i8'" in header
+    assert "False" in header
+    return array("q", data[size:]).tolist()
+
+
+def olmo_core(export: Path, split: str, facts: Facts) -> list[Row]:
+    """Rows follow one another; the mask is that of the token itself; the trainer shifts. Bounds are by the CSV files.
+
+    With `generate_doc_lengths`, a conversation ends at EOS, or at EOS before BOS if there is a BOS: this must agree.
+    """
+    own, names = facts.settings["NumpyFSLDatasetConfig"], facts.settings["TokenizerConfig"]
+    eos, bos = names["eos_token_id"], names["bos_token_id"]
+    rows = []
+    for path in sorted((export / split).glob("token_ids_part_*.npy")):
+        ids = array({"uint16": "H", "uint32": "I"}[own["dtype"]], path.read_bytes())
+        mask = path.with_name(path.name.replace("token_ids", "labels_mask")).read_bytes()
+        assert len(mask) == len(ids)
+        labels = [token if on else IGNORED for token, on in zip(ids, mask, strict=True)]
+        text = gzip.decompress(path.with_name(path.name.replace(".npy", ".csv.gz")).read_bytes()).decode()
+        bounds = [tuple(map(int, line.split(","))) for line in text.splitlines()]
+        for top in range(0, len(ids), facts.length):
+            inside = [(start, end) for start, end in bounds if top <= start < top + facts.length]
+            edges = [inside[0][0], *(end for _, end in inside)]
+            assert edges[0] == top
+            if own["generate_doc_lengths"]:
+                ends = [
+                    at + 1 for at in range(top, edges[-1] - 1) if ids[at] == eos and (bos is None or ids[at + 1] == bos)
+                ]
+                assert ends == edges[1:-1]
+            rows.append(pieces(ids, labels, edges))
+    return rows
+
+
+def mds(export: Path, split: str, facts: Facts) -> list[Row]:
+    """A shard is u32 samples, u32 offsets, the config, and samples, each with its columns in the order of names."""
+    index = json.loads((export / split / "index.json").read_bytes())
+    assert index["version"] == 2
+    rows = []
+    for shard in index["shards"]:
+        data = (export / split / shard["raw_data"]["basename"]).read_bytes()
+        assert len(data) == shard["raw_data"]["bytes"]
+        count = array("I", data[:4])[0]
+        assert count == shard["samples"]
+        offsets = array("I", data[4 : 4 * (count + 2)])
+        config = json.loads(data[4 * (count + 2) : offsets[0]])
+        assert all(shard[name] == config[name] for name in ("column_names", "column_encodings", "column_sizes"))
+        assert config["column_names"] == sorted(config["column_names"])
+        assert config["column_encodings"] == [f"ndarray:int32:{facts.length}"] * 3
+        for start, end in pairwise(offsets):
+            values = array("i", data[start:end])
+            size = facts.length
+            ids, labels, positions = values[:size], values[size : 2 * size], values[2 * size :]
+            starts = [at for at in range(size) if positions[at] == 0]
+            row = pieces(ids, labels, [*starts, size])
+            padded = all(label == IGNORED for label in row[-1][1])
+            assert not padded or set(row[-1][0]) == {facts.pad}
+            rows.append(row[:-1] if padded else row)
+    return rows
+
+
+def automodel(export: Path, split: str, facts: Facts) -> list[Row]:
+    """Labels are those of the next token already; the padding of a row belongs to its last piece."""
+    rows = []
+    for row in dataset(export / split):
+        ids, labels = row["input_ids"], row["labels"]
+        bounds, found = sums(row["seq_lens_padded"]), []
+        assert bounds[-1] == len(ids) == facts.length
+        assert row["position_ids"] == [at for size in row["seq_lens_padded"] for at in range(size)]
+        for start, end, size in zip(bounds, bounds[1:], row["seq_lens"], strict=False):
+            assert set(labels[start + size - 1 : end]) <= {IGNORED}
+            assert set(ids[start + size : end]) <= {facts.pad}
+            found.append((ids[start : start + size], labels[start : start + size - 1]))
+        rows.append(found)
+    return rows
+
+
+def flat(rows: Sequence[Row]) -> Iterator[Piece]:
+    return (piece for row in rows for piece in row)
+
+
+READERS: dict[str, Callable[[Path, str, Facts], list[Row]]] = {
+    "trl": trl, "megatron": megatron, "axolotl": axolotl, "llama-factory": llama_factory, "xtuner": xtuner,
+    "olmo-core": olmo_core, "mds": mds, "automodel": automodel,
+}  # fmt: skip
