@@ -200,6 +200,7 @@ class Pack(OfPlan):
     def work(self, progress: Progress) -> dict[str, Any]:
         layout, mirror = Layout(self.root), mirror_of(self.root)
         facts = fetch_plan(mirror, self.plan_folder, self.shard)
+        files = [layout.token_file(key) for key in facts["token_files"]]
         receipts = {layout.token_file(key): layout.token_receipt(key) for key in facts["token_files"]}
         with mirror.writing(*self.outputs(), keep=False) as (path, receipt_file):
             try:
@@ -207,7 +208,7 @@ class Pack(OfPlan):
                     path,
                     self.shard,
                     self.plan_folder,
-                    list(receipts),
+                    files,
                     self.special,
                     self.length,
                     self.corpus_key,

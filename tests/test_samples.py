@@ -280,7 +280,7 @@ def test_the_report_names_turns(apart: Path, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     page = write_report(apart, tmp_path / "report.html")[0].read_text()
     assert "repeat an earlier sample of the same conversation" in page
-    assert " turn 3" in page
+    assert re.search(r" turn \d", page)  # which rows are shown follows from the key
 
 
 def test_lengths_are_those_of_samples(apart: Path) -> None:

@@ -163,7 +163,7 @@ def test_weights_of_one_change_nothing() -> None:
 
 
 @needs_shared
-def test_efficiency_of_real_conversations_is_within_a_point(tmp_path: Path) -> None:
+def test_efficiency_of_real_conversations_is_within_two_points(tmp_path: Path) -> None:
     """From a sixteenth of them. One file is sorted by its tasks, one is packed, one holds short and long in turn."""
     names = ("gsm8k_train.jsonl", "llamafactory_alpaca_en_demo.json", "llamafactory_glaive_toolcall_en_demo.json")
     config = Config.model_validate(
@@ -183,7 +183,7 @@ def test_efficiency_of_real_conversations_is_within_a_point(tmp_path: Path) -> N
         found = predict(sized, tmp_path, tmp_path, budget=(6 << 20) // 16)
         assert not found.whole
         real = plan["packing_metadata"]
-        assert found.efficiency == pytest.approx(real["packing_efficiency"], abs=1)
+        assert found.efficiency == pytest.approx(real["packing_efficiency"], abs=2)
         assert sum(found.rows.values()) == pytest.approx(real["rows"], rel=0.06)
         assert found.tokens["encoded"] == pytest.approx(plan["ledger"]["tokens"]["encoded"], rel=0.06)
 

@@ -25,7 +25,7 @@ from train.machine import alarm
 FAILS_IN = {
     # The place, the error, and what the user sees of it.
     "proof": (RuntimeError("no kernel image"), "attention `sdpa` does not run here: no kernel image"),
-    "micro_batch": (torch.OutOfMemoryError("CUDA out of memory"), "do not fit into memory"),
+    "micro_batch": (torch.OutOfMemoryError("CUDA out of memory"), "does not fit into the memory"),
 }
 LIMIT = 120  # seconds, with other processes; a run takes ten
 
