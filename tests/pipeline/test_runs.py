@@ -14,9 +14,10 @@ from support.small_corpus import conversations, write_project
 
 from pipeline import graph, training
 from pipeline.graph import PackCorpus, TrainAdapter
-from tasks import stages, steps
+from tasks import steps
 from tasks.recipe import resolve
 from tasks.storage.manifest import load_manifest
+from tasks.stores import mirror
 
 
 def in_a_fork(work: Callable[[], None]) -> None:
@@ -69,13 +70,13 @@ def test_each_part_is_looked_at_a_few_times(tmp_path: Path, monkeypatch: pytest.
     """A look opens a receipt, and there may be thousands of parts."""
     config = write_project(tmp_path, conversations(60), part_size=1024)
     looks: Counter[Path] = Counter()
-    has_artifact = stages.has_artifact
+    has_artifact = mirror.has_artifact
 
     def counted(file: Path, *rest: Any, **more: Any) -> bool:
         looks[file] += file.parent.parent.name == "tokens"
         return has_artifact(file, *rest, **more)
 
-    for module in (stages, steps):
+    for module in (mirror, steps):
         monkeypatch.setattr(module, "has_artifact", counted)
 
     def work() -> None:
