@@ -33,6 +33,7 @@ from tasks import stages
 from tasks.config import load_config
 from tasks.recipe import Recipe, resolve
 from tasks.steps import unreadable
+from tasks.stores.mirror import LOCAL, mirror_of
 from tasks.stores.scratch import root_of
 
 # A child that is forked after the tokenizers library has used its threads hangs forever.
@@ -206,7 +207,7 @@ class _Together(_Step):
         with open_engine(self.on, settings.workers()) as engine:
             for index, outcome in engine.map([members[number].step() for number in left]):
                 events.taken(self, left[index], outcome)
-        if not self.complete():
+        if mirror_of(self.recipe.layout.root) is not LOCAL and not self.complete():
             stages.refresh(self.recipe)  # they were taken by machines that have scratch folders of their own
         return {}
 
