@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.commands import packcorpus
@@ -17,6 +18,7 @@ from support.steps import pack_on
 
 from pipeline.engines.here import Here
 from pipeline.engines.workers import Workers
+from tasks import recipe as recipe_module
 from tasks.core.error_messages import as_text
 from tasks.core.errors import Busy, PackError, StorageError
 from tasks.recipe import Recipe, resolve
@@ -33,7 +35,7 @@ from tasks.stores.store import open_store
 needs_remote()
 
 Tree = dict[str, bytes]
-SETTINGS = {"part_size": 4096, "tokenizer": None, "vocab_size": 400, "epochs": 2}
+SETTINGS: dict[str, Any] = {"part_size": 4096, "tokenizer": None, "vocab_size": 400, "epochs": 2}
 
 
 def own_scratch(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -140,6 +142,26 @@ def test_a_bucket_gets_what_a_folder_gets(
     own_scratch(monkeypatch, tmp_path / "another")
     assert Publish(recipe_of(tmp_path, root)).is_done(), "on a machine that has nothing of it, too"
     assert not list(tmp_path.rglob(".staged/*")), "nothing is left"
+
+
+def test_groups_are_planned_in_a_bucket_as_in_a_folder(
+    tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group on a machine of its own, and shares of the work."""
+    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
+    monkeypatch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
+    for name in ("plan_group", "plan_chunk"):
+        monkeypatch.setitem(SETTINGS, name, 10)
+    assert recipe_of(tmp_path, tmp_path / "root").most_groups > 3
+    pack_corpus(recipe_of(tmp_path, tmp_path / "root"))
+    machines = iter(range(100))
+    for number, way in enumerate((on_other_machines, in_shares)):
+        own_scratch(monkeypatch, tmp_path / f"scratch-{number}")
+        recipe = recipe_of(tmp_path, f"{root}/{number}")
+        way(recipe, lambda: own_scratch(monkeypatch, tmp_path / f"machine-{next(machines)}"))
+        assert tree_of(f"{root}/{number}") == tree_of(tmp_path / "root"), way.__name__
+        own_scratch(monkeypatch, tmp_path / f"another-{number}")
+        assert Publish(recipe_of(tmp_path, f"{root}/{number}")).is_done()
 
 
 def test_the_commands_take_urls(tmp_path: Path, root: str, expected: Tree) -> None:
