@@ -121,7 +121,9 @@ def test_losses_are_compared_with_those_in_fp32_and_eager(
     assert found["settings"]["attention"] == found["choices"]["attention"] in ("sdpa", "eager"), "not auto"
     assert {"attention", "precision"} <= {*found["chosen_by_auto"]}
     assert f"attention: {found['choices']['attention']}" in shown
-    assert found["reference"] == "reference: fp32, eager"
+    # Which of them is faster is up to the machine; eager is the reference already.
+    is_eager = found["choices"]["attention"] == "eager"
+    assert found["reference"] == ("current settings" if is_eager else "reference: fp32, eager")
     off = {
         line.split(" | ")[0].strip("| "): line.split(" | ")[-2:]
         for line in path.with_suffix(".md").read_text().splitlines()
