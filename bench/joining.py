@@ -77,7 +77,7 @@ def simulate(recipe: Recipe, folder: Path, conversations: int, like: dict[str, A
         # The first part has all, so that the ledger balances.
         counts = {name: 0 if number else groups * value for name, value in own.items()}
         write_receipt(recipe.layout.token_receipt(recipe.tokens_key(part)), some | counts)
-    keys = [recipe.tokens_key(part) for part in recipe.parts]
+    keys = recipe.token_keys
     rows = conversations // MOST_PARTS
     values = {
         "groups": groups,

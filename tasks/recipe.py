@@ -218,6 +218,11 @@ class Recipe:
         read = {"part": part.sha256, "read": self._content(part.file)[1:], "texts": VERSIONS["texts"]}
         return key_of("tokens", read | self._texts | {"whole": not self.config.packing})
 
+    @property
+    def token_keys(self) -> list[str]:
+        """Return the key of the token file of each part; equal parts have the same."""
+        return [self.tokens_key(part) for part in self.parts]
+
     @cached_property
     def _texts(self) -> dict[str, Any]:
         """Return what turns records into texts, and texts into tokens."""
@@ -313,7 +318,7 @@ class Recipe:
             "corpus": self.corpus_key,
             "name": self.config.name,
             "sources": [file.name for file in self.files],
-            "tokens": [self.tokens_key(part) for part in self.parts],
+            "tokens": self.token_keys,
         }
         return self.layout.plan_folder(key_of("plan", content))
 

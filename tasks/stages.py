@@ -135,12 +135,9 @@ def _parts(recipe: Recipe) -> list[Stage]:
     return [TokenizePart(recipe, part) for part in range(len(recipe.parts))]
 
 
-def _token_keys(recipe: Recipe) -> list[str]:
-    return [recipe.tokens_key(part) for part in recipe.parts]
-
-
 def _repairing(recipe: Recipe, work: Callable[[Recipe, Path], dict[str, Any]], progress: Progress) -> dict[str, Any]:
     """Do work that compares the checksums of all token files; tokenize those again that were damaged since."""
+    fetch_parts(mirror_of(recipe.layout.root), recipe.layout, recipe.token_keys)
     engine_check.release_encoders()  # nothing is left to encode for this corpus; another one loads its own
     try:
         return work(recipe, recipe.plan_folder)
@@ -169,10 +166,8 @@ class DealParts(Stage):
         return all(stage.is_done() for stage in self.requires())
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
-        mirror = mirror_of(self.recipe.layout.root)
-        fetch_parts(mirror, self.recipe.layout, _token_keys(self.recipe))
         receipt = _repairing(self.recipe, deal_parts, progress)
-        mirror.push(self.outputs())
+        mirror_of(self.recipe.layout.root).push(self.outputs())
         return receipt
 
 
@@ -228,7 +223,6 @@ class Plan(Stage):
                 receipt = join_groups(recipe, plan)
                 mirror.push(self.outputs())
             else:
-                fetch_parts(mirror, recipe.layout, _token_keys(recipe))
                 receipt = _repairing(recipe, make_plan, progress)
                 mirror.push(plan / name for name in (*PLAN_FILES, "plan.json"))
         except DataError:  # it may name the list of rejects
@@ -313,7 +307,7 @@ class Publish(Stage):
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         recipe = self.recipe
         mirror = mirror_of(recipe.layout.root)
-        check_token_files(recipe.layout, _token_keys(recipe), recipe.plan_folder)
+        check_token_files(recipe.layout, recipe.token_keys, recipe.plan_folder)
         fetch_plan(mirror, recipe.plan_folder)
         written = [stage.outputs()[-1] for stage in self.requires() if isinstance(stage, WriteShard)]
         for receipt in written:

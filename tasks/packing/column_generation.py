@@ -38,6 +38,8 @@ UNIT = 2.0**-40
 # generate nothing.
 SMOOTHING, STEP = 0.75, 0.25
 EPSILON = 1e-9
+# Copies that are this close to a whole number are whole.
+ROUNDING = 1e-6
 
 Row = list[tuple[int, int]]  # (length, times), longest first
 _Pattern = tuple[tuple[int, int], ...]  # (length of a class, times), longest first
@@ -198,7 +200,7 @@ class _Program:
         while self._work.left > 0:
             self._improve()
             rows = float(sum(self._whole_and_part().values()))
-            if self.bound >= (enough or rows - 1e-6) or not self._generate():
+            if self.bound >= (enough or rows - ROUNDING) or not self._generate():
                 return
 
     def _improve(self) -> None:
@@ -285,7 +287,7 @@ class _Program:
     def whole(self) -> list[tuple[_Pattern, int]]:
         """Return the whole copies of the patterns or, if there are none, one of each of those nearest to it."""
         found = self._whole_and_part()
-        if whole := [(pattern, int(copies + 1e-6)) for pattern, copies in found.items() if copies + 1e-6 >= 1]:
+        if whole := [(pattern, int(copies + ROUNDING)) for pattern, copies in found.items() if copies + ROUNDING >= 1]:
             return whole
         nearest = sorted(found, key=lambda pattern: -found[pattern])
         return [(pattern, 1) for pattern in nearest[: 1 + len(nearest) // 16]]

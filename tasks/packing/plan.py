@@ -69,7 +69,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     Raises DataError if too many conversations are rejected, if none is left to train on, or if one is too long and
     `overlong` is error. Raises StorageError if the checksum of a token file does not match its receipt.
     """
-    receipts = [read_receipt(recipe.layout.token_receipt(recipe.tokens_key(part))) for part in recipe.parts]
+    receipts = [read_receipt(recipe.layout.token_receipt(key)) for key in recipe.token_keys]
     files = token_files(recipe)
     for file, receipt in zip(files, receipts, strict=True):
         check_token_file(file, receipt)
@@ -97,7 +97,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
 
 def token_files(recipe: Recipe) -> list[Path]:
-    return [recipe.layout.token_file(recipe.tokens_key(part)) for part in recipe.parts]
+    return [recipe.layout.token_file(key) for key in recipe.token_keys]
 
 
 def check_token_file(file: Path, receipt: dict[str, Any]) -> None:
@@ -141,7 +141,7 @@ def plan_facts(
 def seal_plan(facts: dict[str, Any], recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Commit a plan, and return its receipt."""
     facts |= {"name": recipe.config.name, "corpus": recipe.corpus_key}
-    facts["token_files"] = [recipe.tokens_key(part) for part in recipe.parts]
+    facts["token_files"] = recipe.token_keys
     write_receipt(folder / "plan.json", facts)
     return facts
 

@@ -246,7 +246,7 @@ class _Origins:
     def _content(self, recipe: Recipe, file: Listed) -> Content:
         if file.path not in self._shards:
             return files_beside(recipe)[file.path]
-        return self._shard(file, recipe.plan_folder, recipe.layout, [recipe.tokens_key(part) for part in recipe.parts])
+        return self._shard(file, recipe.plan_folder, recipe.layout, recipe.token_keys)
 
     def _shard(self, file: Listed, plan_folder: Path, layout: Layout, keys: list[str]) -> Path:
         """Write a shard to the scratch folder from the token files that are complete."""

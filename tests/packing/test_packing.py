@@ -67,7 +67,7 @@ def optimal_rows(lengths: list[int], capacity: int) -> int:
 def check_plan(lengths: np.ndarray, capacity: int, order: np.ndarray | None = None) -> int:
     """Packs, asserts every invariant of a plan, and returns its rows."""
     counts = bin_packing.histogram(lengths, capacity)
-    patterns = bin_packing.pack(counts, capacity)
+    patterns, (bound, _) = bin_packing.solve(counts, capacity)
     row, start = bin_packing.assign(lengths, patterns, order)
     assert row.dtype == start.dtype == np.int32
     assert row.shape == start.shape == lengths.shape
@@ -92,7 +92,6 @@ def check_plan(lengths: np.ndarray, capacity: int, order: np.ndarray | None = No
         pattern = patterns.lengths[patterns.offsets[p] : patterns.offsets[p + 1]].tolist()
         assert pattern == sorted(pattern, reverse=True)
 
-    bound, _ = bin_packing.solve(counts, capacity).bound
     assert bin_packing.lower_bound(counts, capacity)[0] <= bound
     assert bound <= patterns.rows <= best_fit_decreasing_rows(lengths, capacity)
     return patterns.rows

@@ -88,8 +88,8 @@ def read_dealt(folder: Path, layout: Layout) -> Dealt:
 
 def token_receipts(recipe: Recipe) -> Iterator[dict[str, Any]]:
     """Yield the receipts of the token files, one at a time: each lists the rejects of its part."""
-    for part in recipe.parts:
-        yield read_receipt(recipe.layout.token_receipt(recipe.tokens_key(part)))
+    for key in recipe.token_keys:
+        yield read_receipt(recipe.layout.token_receipt(key))
 
 
 def _rows_of(file: Path) -> int:
