@@ -22,19 +22,42 @@ GROUP = 1 << 32  # the distance of the streams of one group from those of the ne
 def shuffle(count: int, seed: int, stream: int) -> np.ndarray:
     """Return a seeded permutation of 0..count-1, int32.
 
-    Each `stream` of a seed has a permutation of its own. Element i is the rank of i by its hash. Memory: 20 bytes per
+    Each `stream` of a seed has a permutation of its own. Element i is the rank of i by its hash. Memory: 24 bytes per
     number, 4 of them for the result.
     """
     check_number(count, "rows and pieces")
-    order = np.argsort(draws(count, seed, stream), kind="stable")
     place_of = np.empty(count, np.int32)
-    place_of[order] = np.arange(count, dtype=np.int32)
+    place_of[_by_draw(count, seed, stream)] = np.arange(count, dtype=np.int32)
     return place_of
+
+
+def _by_draw(count: int, seed: int, stream: int) -> np.ndarray:
+    """Return 0..count-1 sorted by their draws, uint64.
+
+    Numbers take the place of the low bits of their draws, because sorting values takes a tenth of the time of sorting
+    indexes. Those whose other bits are equal are sorted again by the whole draw.
+    """
+    keys = draws(count, seed, stream)
+    low = np.uint64((1 << count.bit_length()) - 1)
+    keys &= ~low
+    keys |= np.arange(count, dtype=np.uint64)
+    keys.sort()
+    equal = np.flatnonzero((keys[1:] ^ keys[:-1]) <= low)
+    keys &= low
+    if len(equal):
+        places = np.union1d(equal, equal + 1)
+        numbers = keys[places]
+        keys[places] = numbers[np.argsort(_draws_of(numbers, seed, stream))]
+    return keys
 
 
 def draws(count: int, seed: int, stream: int) -> np.ndarray:
     """Return a seeded pseudo-random number for each of 0..count-1, uint64; all are different."""
-    z = np.arange(1, count + 1, dtype=np.uint64)
+    return _draws_of(np.arange(count, dtype=np.uint64), seed, stream)
+
+
+def _draws_of(numbers: np.ndarray, seed: int, stream: int) -> np.ndarray:
+    z = numbers + np.uint64(1)
     z *= GOLDEN
     _mix(z, seed, stream)
     return z

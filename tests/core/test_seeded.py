@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.core.seeded_order import order_of_contents, shuffle
+from tasks.core.seeded_order import draws, order_of_contents, shuffle
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -25,6 +25,16 @@ def test_a_shuffle_is_the_same_for_ever() -> None:
     assert shuffle(12, 42, 0).tolist() == [10, 2, 11, 1, 0, 3, 8, 9, 4, 7, 5, 6], why
     assert shuffle(12, 42, 1).tolist() == [3, 11, 10, 7, 5, 9, 2, 8, 4, 1, 0, 6], why
     assert shuffle(8, (1 << 63) - 1, 0).tolist() == [5, 7, 4, 2, 6, 1, 3, 0], why
+
+
+def test_numbers_whose_draws_begin_alike_are_sorted_by_the_rest() -> None:
+    count, seed = 2_000_000, 6
+    drawn = draws(count, seed, 0)
+    begins = np.sort(drawn >> np.uint64(count.bit_length()))
+    assert (begins[1:] == begins[:-1]).any(), "no two begin alike"
+    expected = np.empty(count, np.int32)
+    expected[np.argsort(drawn)] = np.arange(count, dtype=np.int32)
+    assert (shuffle(count, seed, 0) == expected).all()
 
 
 def test_each_seed_and_stream_has_an_order_of_its_own() -> None:
