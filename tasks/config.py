@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,7 +28,10 @@ from tasks.storage.keys import KEY_NAMES
 NOT_IN_KEY = {"part_size", "engine", "roles"}
 
 # Settings that are neither in the corpus key nor in the manifest at their default, so that older corpora keep theirs.
-KEYED_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
+# These change texts, and so tokens:
+TEXTS_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
+# and these do not:
+ROWS_IF_SET = ("company",)
 
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
@@ -107,6 +111,11 @@ class Config(BaseModel):
     max_tokens: int | None = Field(None, ge=1, description="Drop conversations with more tokens.")
     min_turns: int | None = Field(None, ge=1, description="Drop conversations with fewer turns; system is not a turn.")
     max_turns: int | None = Field(None, ge=1, description="Drop conversations with more turns.")
+    company: Literal["random", "similar", "apart"] = Field(
+        "random",
+        description="Who shares a row, among conversations of equal length. random: by the seed; similar: those about "
+        "the same topic; apart: no near-duplicates. The rows are equally full.",
+    )
     epochs: int = Field(
         1,
         ge=1,
@@ -192,6 +201,8 @@ class Config(BaseModel):
             raise ValueError(
                 "epochs: more than 1 requires packing: true; without packing, all epochs have the same rows"
             )
+        if not self.packing and self.company != "random":
+            raise ValueError(f"company: {self.company} requires packing: true; without packing, no row is shared")
         for name in ("tokens", "turns"):
             least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if least is not None and most is not None and least > most:
@@ -223,12 +234,17 @@ class Config(BaseModel):
 
     def settings(self) -> dict[str, Any]:
         """Return every setting that affects the output, in the order of the fields."""
-        return self.model_dump(exclude=NOT_IN_KEY | (set(KEYED_IF_SET) - set(self.settings_of_texts())))
+        optional = {*TEXTS_IF_SET, *ROWS_IF_SET}
+        return self.model_dump(exclude=NOT_IN_KEY | (optional - set(self._set_among(optional))))
 
     def settings_of_texts(self) -> dict[str, Any]:
-        """Return the settings of KEYED_IF_SET that are not at their default. All of them change texts."""
+        """Return the settings of TEXTS_IF_SET that are not at their default."""
+        return self._set_among(TEXTS_IF_SET)
+
+    def _set_among(self, names: Iterable[str]) -> dict[str, Any]:
+        """Return the settings that are not at their default."""
         fields = type(self).model_fields
-        values = {name: getattr(self, name) for name in KEYED_IF_SET}
+        values = {name: getattr(self, name) for name in names}
         return {k: value for k, value in values.items() if value != fields[k].get_default(call_default_factory=True)}
 
 

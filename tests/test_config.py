@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.config import KEYED_IF_SET, NOT_IN_KEY, Config, load_config
+from tasks.config import NOT_IN_KEY, ROWS_IF_SET, TEXTS_IF_SET, Config, load_config
 from tasks.core.errors import InputMissing, PackError, UsageError
 from tasks.core.yaml_settings import parse_settings
 from tasks.sources.model import Source
@@ -34,6 +34,7 @@ DEFAULTS = {
     "max_tokens": None,
     "min_turns": None,
     "max_turns": None,
+    "company": "random",
     "epochs": 1,
     "license": [],
     "language": [],
@@ -74,7 +75,7 @@ def refusal(folder: Path, text: str | bytes) -> str:
 def test_defaults_are_filled_in(tmp_path: Path) -> None:
     config = load(tmp_path, "sources: [{path: x.jsonl}]\n")
     assert config.model_dump() == DEFAULTS
-    absent = {*NOT_IN_KEY, *KEYED_IF_SET}
+    absent = {*NOT_IN_KEY, *TEXTS_IF_SET, *ROWS_IF_SET}
     assert config.settings() == {key: value for key, value in DEFAULTS.items() if key not in absent}
     assert list(config.settings()) == [field for field in Config.model_fields if field not in absent]
     assert set(Config.model_fields) >= absent, "a setting that is gone is still listed"
@@ -104,6 +105,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "max_tokens": 500,
         "min_turns": 1,
         "max_turns": 9,
+        "company": "apart",
         "epochs": 3,
         "license": ["cc-by-4.0", "mit"],
         "language": ["en", "zh-Hant"],

@@ -22,7 +22,6 @@ import numpy as np
 from tasks.config import Config
 from tasks.core.seeded_order import GROUP, shuffle
 from tasks.packing import bin_packing
-from tasks.packing.row_companions import Companions
 from tasks.storage.splits import SPLITS
 
 
@@ -66,20 +65,9 @@ def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dic
     return _joined(placed, row, start)
 
 
-def repack(
-    lengths: np.ndarray,
-    of: np.ndarray,
-    companions: Companions,
-    config: Config,
-    epoch: int,
-    split: str,
-    shards: int,
-    group: int = 0,
-) -> Placed:
-    """Pack the pieces of the training split (Pieces.of) again, for epoch 2 or later."""
-    packed = pack_group(lengths, config, split, epoch, group)
-    companions.separate(packed.row, packed.start, of, lengths, packed.rows)
-    return _placed(packed, split, shards)
+def repack(lengths: np.ndarray, config: Config, epoch: int, split: str, shards: int, group: int = 0) -> Placed:
+    """Pack the pieces of the training split again, for epoch 2 or later."""
+    return _placed(pack_group(lengths, config, split, epoch, group), split, shards)
 
 
 def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
@@ -131,10 +119,11 @@ def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, grou
         row, nothing = shuffle(len(lengths), config.seed, stream), np.zeros(capacity + 1, np.int64)
         bound = len(lengths), ALONE
         return PackedGroup(row, np.zeros(len(lengths), np.int32), len(lengths), nothing, bound)
-    counts, order = bin_packing.histogram(lengths, capacity), None
+    counts = bin_packing.histogram(lengths, capacity)
     patterns, bound = bin_packing.solve(counts, capacity)
+    # Neighbors in a source are often alike: in source order, those of equal length would share rows.
+    order = shuffle(len(lengths), config.seed, (epoch << 10) + group * GROUP)
     if epoch > 1:
-        order = shuffle(len(lengths), config.seed, (epoch << 10) + group * GROUP)
         patterns = _other_patterns(lengths, order, patterns, capacity)
     # Shuffle before allocating columns over the pieces, since it temporarily takes 20 bytes per row.
     place_of = shuffle(patterns.rows, config.seed, stream)

@@ -30,6 +30,7 @@ import pyarrow as pa
 from tasks.core.errors import DataError, StorageError
 from tasks.core.int32 import as_int32
 from tasks.packing import bin_packing
+from tasks.packing.company.arrange import Company
 from tasks.packing.filters import filter_conversations
 from tasks.packing.index_writer import index_writer
 from tasks.packing.ledger import (
@@ -269,13 +270,17 @@ def write_blocks(
         index_writer(index_file, tokens, recipe, shards, with_turns) as index,
     ):
         held_out, companions = pieces.held_out(), Companions()
+        company = Company.of(config, tokens)
         for epoch in range(1, config.epochs + 1):
             split = "train" if epoch == 1 else f"{TRAIN_EPOCH_PREFIX}{epoch}"
             if epoch == 1:
                 placed = place(pieces.lengths(), held_out, config, sizes, number)
                 blocks.counts[:] = placed.counts
             else:
-                placed = repack(pieces.lengths(), pieces.of, companions, config, epoch, split, sizes[split], number)
+                placed = repack(pieces.lengths(), config, epoch, split, sizes[split], number)
+            _choose_company(company, pieces, placed, held_out if epoch == 1 else None, config.seed)
+            if epoch > 1:
+                companions.separate(placed.row, placed.start, pieces.of, pieces.lengths(), placed.rows)
             blocks.bounds += placed.lower_bounds
             checksums, rows = list(_write_plan(plan, pieces, tokens, placed)), np.diff(placed.edges).tolist()
             for own in placed.rows_of_splits:
@@ -290,6 +295,13 @@ def write_blocks(
                 companions.remember(placed.row, pieces.of, placed.rows_of_splits[split])
             del placed  # its columns are not needed any more
     return blocks
+
+
+def _choose_company(company: Company, pieces: Pieces, placed: Placed, held_out: np.ndarray | None, seed: int) -> None:
+    """Let pieces of equal length swap their places within each split."""
+    if company.matters:
+        kind = pieces.lengths() if held_out is None else pieces.lengths() * 2 + held_out
+        company.arrange(placed.row, placed.start, kind, pieces.conversations(slice(None)), seed)
 
 
 def _write_plan(

@@ -23,7 +23,7 @@ import orjson
 # texts: the wording of reject messages, of the dataset card, and of the manifest's `tokenizer.engine`. It is in the key
 # of the tokens, whose receipts hold reject messages, and in the manifest. It is not in the key of the corpus: shards,
 # index, and plan do not depend on it. groups: takes the place of `corpus` for a corpus that may have several groups.
-VERSIONS = {"tokenizer": 1, "tokens": 9, "texts": 3, "engine": 3, "plan": 5, "corpus": 6, "groups": 7}
+VERSIONS = {"tokenizer": 1, "tokens": 9, "texts": 3, "engine": 3, "plan": 6, "corpus": 8, "groups": 9}
 
 
 FORMAT_VERSION = {True: "3.0", False: "2.0"}  # by config.packing

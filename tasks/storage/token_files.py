@@ -131,6 +131,12 @@ class TokenFiles:
         return self._opened[part]
 
 
+def offsets_and_values(tokens: pa.LargeListArray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the offsets of the lists, from 0, and their values."""
+    offsets = to_numpy(tokens.offsets)
+    return offsets - offsets[0], to_numpy(tokens.values)[offsets[0] : offsets[-1]]
+
+
 def _lengths(tokens: pa.LargeListArray) -> np.ndarray:
     return as_int32(np.diff(to_numpy(tokens.offsets)), "tokens of a conversation")
 
@@ -235,6 +241,18 @@ class TokenColumns:
         """Return the tokens of a conversation, int32[length]: ids of trained tokens, ~id of others."""
         part = bisect_right(self.edges, conversation) - 1
         return self._open(part).tokens(0, conversation - self.edges[part])
+
+    def contents(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        """Yield the tokens of all conversations, some thousand at a time.
+
+        Each item is the number of the first conversation, offsets from 0, int64[conversations + 1], and the tokens,
+        int32: ids of trained tokens, ~id of others.
+        """
+        for part in range(len(self._paths)):
+            first = self.edges[part]
+            for chunk in self._open(part).table(0).column("tokens").chunks:
+                yield first, *offsets_and_values(chunk)
+                first += len(chunk)
 
     def rows_of(self, conversations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the part of each conversation, and its row in the token file of the part: int64."""

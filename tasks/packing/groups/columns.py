@@ -7,7 +7,7 @@ Of a token file only the record batches that hold a run are opened. A group of a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import accumulate
 from pathlib import Path
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tasks.packing.groups.deal import Run
 from tasks.storage.arrow import to_numpy
-from tasks.storage.token_files import TokenColumns, TokenFile
+from tasks.storage.token_files import TokenColumns, TokenFile, offsets_and_values
 
 
 class GroupColumns(TokenColumns):
@@ -60,6 +60,14 @@ class GroupColumns(TokenColumns):
         with TokenFile(self._paths[int(run[0])]) as file:
             [batch] = file.batches(int(row[0]), int(row[0]) + 1)
             return to_numpy(batch.column("tokens")[0].values).copy()
+
+    def contents(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        first = 0
+        for run in self.runs:
+            with TokenFile(self._paths[run.part]) as file:
+                for batch in file.batches(run.first, run.last):
+                    yield first, *offsets_and_values(batch.column("tokens"))
+                    first += batch.num_rows
 
     def rows_of(self, conversations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         number = np.searchsorted(self.edges, conversations, side="right") - 1

@@ -1,0 +1,163 @@
+"""Who shares a row: the rows stay as they are, and conversations of equal length take each other's places."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.packed_rows import folder_of, pack_small
+from support.profiles import examples
+from support.small_corpus import conversations, make_recipe, token_file
+
+from tasks import recipe as recipe_module
+from tasks.config import Config
+from tasks.core.errors import UsageError
+from tasks.packing.company.arrange import apart, deal_by_topic, meetings, swap_similar
+from tasks.packing.company.sketches import AXES, directions, near_duplicates, order_by_topic
+from tasks.packing.groups.columns import GroupColumns
+from tasks.packing.groups.deal import Run
+from tasks.packing.placement import pack_group
+from tasks.sources.model import Source
+from tasks.storage.manifest import load_manifest
+from tasks.storage.shards import open_index
+from tasks.storage.token_files import TokenColumns
+from tasks.verification.verify import verify
+
+
+def packed(lengths: np.ndarray, length: int = 64) -> tuple[np.ndarray, np.ndarray]:
+    found = pack_group(lengths, Config(sources=[Source(path="x")], sequence_length=length), "train", 1, 0)
+    return found.row, found.start
+
+
+def similarity(row: np.ndarray, topics: np.ndarray) -> int:
+    sums = np.stack([np.bincount(row, column) for column in topics.T])
+    return int((sums**2).sum())
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.integers(2, 40), max_size=60), st.integers(0, 9), st.sampled_from(["similar", "apart"]))
+def test_pieces_take_the_places_of_others_of_their_kind(lengths: list[int], seed: int, company: str) -> None:
+    kind, random = np.array(lengths, np.int32), np.random.default_rng(seed)
+    row, start = packed(kind)
+    before = row.copy(), start.copy()
+    if company == "similar":
+        topics = random.integers(-127, 128, (len(kind), AXES)).astype(np.int8)
+        deal_by_topic(row, start, kind, order_by_topic(topics))
+        dealt = similarity(row, topics) if len(row) else 0
+        swap_similar(row, start, kind, topics)
+        assert not len(row) or similarity(row, topics) >= dealt
+    else:
+        labels = random.integers(0, 8, (len(kind), 2)).astype(np.uint64)
+        met = len(meetings(row, labels))
+        apart(row, start, kind, labels, seed)
+        assert len(meetings(row, labels)) <= met
+    assert Counter(zip(row, start, kind, strict=True)) == Counter(zip(*before, kind, strict=True))
+    assert (row.dtype, start.dtype) == (np.int32, np.int32)
+
+
+def test_conversations_about_the_same_share_rows() -> None:
+    """Four topics, 400 conversations each, all of one length: four in a row."""
+    random = np.random.default_rng(0)
+    centers = random.integers(-90, 91, (4, AXES))
+    topic = np.arange(1600) % 4
+    topics = (centers[topic] + random.integers(-30, 31, (1600, AXES))).astype(np.int8)
+    kind = np.full(1600, 16, np.int32)
+    row, start = packed(kind)
+    deal_by_topic(row, start, kind, order_by_topic(topics))
+    swap_similar(row, start, kind, topics)
+    assert np.mean([len(set(topic[row == number])) == 1 for number in range(400)]) > 0.95
+
+
+def test_near_duplicates_part_if_others_have_their_length() -> None:
+    kind = np.repeat([16, 20, 28], 200).astype(np.int32)
+    row, start = packed(kind)
+    labels = np.stack([np.arange(600), row // 2], axis=1).astype(np.uint64)  # all of a row, and of the next
+    assert len(meetings(row, labels)) > 200
+    apart(row, start, kind, labels, 1)
+    assert not len(meetings(row, labels))
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> TokenColumns:
+    """Twelve conversations in two files: they begin alike; 0 and 7 are nearly equal; even ones share words."""
+    random = np.random.default_rng(0)
+    words = [random.integers(100 + 50 * (number % 2), 110 + 50 * (number % 2), 60) for number in range(12)]
+    words[7] = np.where(np.arange(60) == 30, 99, words[0])
+    rows = [([~5] * 20 + [60] * 40 + own.tolist(), False) for own in words]
+    for number, own in enumerate((rows[:5], rows[5:])):
+        token_file(tmp_path / f"{number}.arrow", own)
+    return TokenColumns([tmp_path / "0.arrow", tmp_path / "1.arrow"], [0, 0])
+
+
+def test_near_duplicates_have_a_label_in_common(texts: TokenColumns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.packing.company.sketches.FEW", 2)  # what three begin with is not copied
+    labels = near_duplicates(texts)
+    alike = [(a, b) for a in range(12) for b in range(a) if (labels[a] == labels[b]).any()]
+    assert alike == [(7, 0)]
+
+
+def test_the_direction_is_that_of_the_words(texts: TokenColumns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.packing.company.sketches.COMMON", 10)
+    found = directions(texts).astype(int)
+    even, odd = found[[0, 2, 4, 6, 8, 10]], found[[1, 3, 5, 9, 11]]
+    within = min((even @ even.T).min(), (odd @ odd.T).min())
+    assert within > 2 * (even @ odd.T).max(), "not by what all begin with"
+    assert np.abs(np.sqrt((found**2).sum(axis=1)) - 127).max() < 3
+
+
+def test_a_group_reads_the_same_contents(texts: TokenColumns, tmp_path: Path) -> None:
+    paths = [tmp_path / "0.arrow", tmp_path / "1.arrow"]
+    group = GroupColumns(paths, [0, 0], [Run(0, 1, 4), Run(1, 0, 7)])
+    found = {first + at: values[offsets[at] : offsets[at + 1]].tolist()
+             for first, offsets, values in group.contents() for at in range(len(offsets) - 1)}  # fmt: skip
+    assert found == {at: texts.tokens(number).tolist() for at, number in enumerate([1, 2, 3, *range(5, 12)])}
+
+
+def read_index(path: Path) -> list[dict[str, Any]]:
+    with open_index(load_manifest(path), folder_of(path)) as index:
+        return index.read_all().to_pylist()
+
+
+def place_facts(path: Path) -> Counter[tuple[Any, ...]]:
+    """The lengths of each row."""
+    index = read_index(path)
+    rows: dict[Any, list[int]] = {}
+    for entry in index:
+        rows.setdefault((entry["split"], entry["shard"], entry["row"]), []).append(entry["length"])
+    return Counter((split, *sorted(lengths)) for (split, *_), lengths in rows.items())
+
+
+@pytest.mark.parametrize("given", [{}, {"epochs": 2}, {"plan_group": 30, "validation": 0.3}, {"overlong": "split"}])
+@pytest.mark.parametrize("company", ["similar", "apart"])
+def test_a_corpus_is_as_full_and_verified(
+    given: dict[str, Any], company: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 64)
+    usual, other, again = (
+        pack_small(tmp_path / name, **given, **chosen)
+        for name, chosen in (("a", {}), ("b", {"company": company}), ("c", {"company": company, "part_size": 3000}))
+    )
+    one, two = load_manifest(usual), load_manifest(other)
+    assert one.key != two.key
+    assert "company" not in one.config
+    assert two.config["company"] == company
+    assert (one.ledger, one.packing_metadata) == (two.ledger, two.packing_metadata)
+    if "epochs" not in given:
+        assert place_facts(usual) == place_facts(other)
+    assert other.read_bytes() == again.read_bytes()
+    verify(other)
+
+
+def test_without_packing_no_row_is_shared(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="company: similar requires packing: true"):
+        make_recipe(tmp_path, conversations(3), company="similar", packing=False)
+
+
+def test_neighbors_in_a_source_do_not_share_rows() -> None:
+    row, _ = packed(np.full(1000, 16, np.int32))
+    assert np.mean(row[1:] == row[:-1]) < 0.02
