@@ -20,6 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tasks.core.seeded_order import shuffle
 from tasks.packing import bin_packing
 from tasks.packing.column_generation import rows_of
 
@@ -31,7 +32,7 @@ def measure(lengths: np.ndarray, capacity: int) -> str:
     packed = bin_packing.solve(counts, capacity)
     patterns = packed.patterns
     clock.append(time.perf_counter())
-    bin_packing.assign(lengths, patterns)
+    bin_packing.assign(lengths, patterns, shuffle(len(lengths), 42, 0))
     clock.append(time.perf_counter())
     bound, name = packed.bound
     plain = sum(copies for _, copies in bin_packing.best_fit_decreasing(counts, capacity))
