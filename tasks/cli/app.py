@@ -8,6 +8,7 @@
     packcorpus verify [MANIFEST] [--rebuild]    packcorpus repair [MANIFEST]
     packcorpus report [MANIFEST] [--output FILE]
     packcorpus export [MANIFEST] --to FORMAT [--output FOLDER]
+    packcorpus push MANIFEST OWNER/NAME [--private] [--revision BRANCH]
     packcorpus schemas FOLDER
 
 With --json a command prints one JSON object on standard output: the value that it would render as text, or
@@ -450,6 +451,61 @@ def export(
     from tasks.exports.export import export_corpus
 
     _show(export_corpus(find_manifest(manifest, root), to, output, root), export_lines, json_output)
+
+
+@app.command()
+def push(
+    manifest: Annotated[
+        Path,
+        typer.Argument(
+            metavar="MANIFEST",
+            show_default=False,
+            parser=local_path_of,
+            help="A manifest (file, URL, name, or key) or a corpus folder.",
+            autocompletion=complete_manifest,
+        ),
+    ],
+    repo: Annotated[
+        str,
+        typer.Argument(
+            metavar="REPO",
+            show_default=False,
+            help="The dataset: OWNER/NAME, OWNER/NAME/FOLDER, or hf://datasets/OWNER/NAME@BRANCH/FOLDER.",
+        ),
+    ],
+    private: Annotated[bool, typer.Option("--private", help="Make a new dataset private.")] = False,
+    revision: Annotated[
+        str, typer.Option(metavar="BRANCH", show_default=False, help="The branch, made if it is new. Default: main.")
+    ] = "",
+    message: Annotated[
+        str, typer.Option(metavar="TEXT", show_default=False, help="The message of the commits. Default: name and key.")
+    ] = "",
+    replace: Annotated[bool, typer.Option("--replace", help="Replace another corpus in the same place.")] = False,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Push a corpus to a dataset on the Hugging Face Hub.
+
+    Data first, the dataset card and the manifest last. Files that the Hub has are not sent again. The token is that of
+    HF_TOKEN or `hf auth login`.
+    """
+    from tasks.corpus.push import Push, push_corpus
+
+    def progress(line: str) -> None:
+        if not json_output:
+            print(line, file=sys.stderr, flush=True)
+
+    def lines(done: Push) -> list[str]:
+        from tasks.core.printable import counted, in_bytes
+
+        sent = f"sent {counted(done.sent, 'file')} of {done.files:,}, {in_bytes(done.sent_bytes)}"
+        return [f"{done.url}: {'nothing to do, it is complete' if done.found_done else sent}; commit {done.commit}"]
+
+    found = find_manifest(manifest, root)
+    pushed = push_corpus(
+        found, repo, private=private, revision=revision, message=message, replace=replace, report=progress
+    )
+    _show(pushed, lines, json_output)
 
 
 @app.command()

@@ -299,6 +299,9 @@ _ALL = [
     Code("E542", "export_exists", USAGE, "The folder of an export has other content.",
          "it is the export of another corpus, in another format, or was changed",
          "delete the folder, or choose another one with --output"),
+    Code("E543", "push_refused", USAGE, "A push would change something else on the Hub.",
+         "the dataset has another corpus or another file of the same name, is public, or the revision is not a branch",
+         "push to another dataset, folder, or branch, or follow the message"),
 
     Code("E601", "not_trainable", DATA, "These rows cannot be trained on.",
          "they come from another tool or format", "make a corpus with PackCorpus"),

@@ -91,6 +91,10 @@ def published_copy(folder: Path, manifest: Manifest | None = None) -> Path | Non
 UNLISTED = {"manifest.json", "run.json"}
 
 
+# What a download of a dataset from the Hub adds: its git attributes, and the notes of huggingface_hub.
+FROM_HUB, NOTES_OF_HUB = {".gitattributes"}, ".cache/huggingface/"
+
+
 SHOWN = 20  # files named in one error
 
 
@@ -232,13 +236,14 @@ def foreign_files(manifest: Manifest, folder: Path) -> list[PackError]:
     """Return an error for each file of the corpus folder that the manifest does not list, sorted by name."""
     listed = [Path(file.path) for file in manifest.listed()]
     # A linked folder of listed files is reported for these.
-    known = {path.as_posix() for file in listed for path in (file, *file.parents)} | UNLISTED
+    known = {path.as_posix() for file in listed for path in (file, *file.parents)} | UNLISTED | FROM_HUB
     found = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_symlink() or not p.is_dir()}
     if remote := _remote_with(folder):
         found = remote.names(folder)
     return [
         DataError("foreign_file", f"{folder / name}: does not belong to this corpus; move it elsewhere")
         for name in sorted(found - known)
+        if not name.startswith(NOTES_OF_HUB)
     ]
 
 

@@ -1,18 +1,25 @@
-"""A dataset on the Hugging Face Hub at one commit, read-only. The only module of tasks that imports huggingface_hub.
+"""A dataset on the Hugging Face Hub. The only module of tasks that imports huggingface_hub.
 
-A revision such as `main` moves. It is resolved to a commit once in a process, and everything is read at that commit.
+    open_hub     Hub: the files at one commit, read-only
+    find_branch  Branch: what a branch holds, and commits that follow one another on it
+
+A revision such as `main` moves. For reading, it is resolved to a commit once in a process, and everything is read at
+that commit. For writing, each commit names the one it follows, so that two writers never mix.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Iterator
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from tasks.core.errors import InputMissing, PackError, PartMissing, StorageError
+from tasks.core.errors import Busy, InputMissing, PackError, PartMissing, StorageError, UsageError
 from tasks.stores.receive import CHUNK, receive
 from tasks.stores.store import Facts, Progress
 from tasks.stores.urls import Dataset
@@ -91,8 +98,106 @@ def forget_commits() -> None:
     _commit.cache_clear()
 
 
+class Branch:
+    """A branch of a dataset. `commit` is its head, which a new branch has from `main`; empty without a dataset."""
+
+    def __init__(self, dataset: Dataset, endpoint: str | None, commit: str, private: bool, is_new: bool):
+        self.dataset, self.commit, self.private, self.is_new = dataset, commit, private, is_new
+        self.name = dataset.revision or MAIN
+        self._endpoint = endpoint
+
+    @property
+    def url(self) -> str:
+        return self.dataset.url
+
+    def files(self, folder: str) -> dict[str, Facts]:
+        """Return the facts of the files below a folder, by their paths in it."""
+        found = Hub(self.dataset, self.commit, self._endpoint).list(folder) if self.commit else iter(())
+        return {path.removeprefix(f"{folder}/"): facts for path, facts in found}
+
+    def get(self, path: str) -> bytes:
+        return Hub(self.dataset, self.commit, self._endpoint).get(path)
+
+    def create(self, private: bool) -> None:
+        """Make the dataset and the branch unless they exist. Raises PackError."""
+        with _errors(self.url, WRITE) as hub:
+            api = hub.HfApi(self._endpoint)
+            if not self.commit:
+                # Without --private, the visibility is the default of the owner.
+                api.create_repo(self.dataset.name, repo_type="dataset", private=True if private else None)
+                self.commit = str(api.dataset_info(self.dataset.name).sha)
+            if self.is_new and self.name != MAIN:
+                api.create_branch(self.dataset.name, branch=self.name, revision=self.commit, repo_type="dataset")
+            self.is_new = False
+
+    def add(self, files: Mapping[str, Path], delete: Sequence[str], message: str) -> None:
+        """Commit files by their paths in the dataset, and deletions, all or nothing.
+
+        Large files are sent first; those that the Hub has are not sent again, also after an interruption. Raises Busy
+        if another commit came in between, or PackError.
+        """
+        with _errors(self.url, WRITE) as hub:
+            if not sys.stderr.isatty():
+                hub.utils.disable_progress_bars()
+            operations = [hub.CommitOperationDelete(path, is_folder=False) for path in delete]
+            operations += [hub.CommitOperationAdd(path, file) for path, file in files.items()]
+            self.commit = str(
+                hub.HfApi(self._endpoint)
+                .create_commit(
+                    self.dataset.name,
+                    operations,
+                    commit_message=message,
+                    repo_type="dataset",
+                    revision=self.name,
+                    parent_commit=self.commit,
+                )
+                .oid
+            )
+
+
+def find_branch(dataset: Dataset) -> Branch:
+    """Find the branch that a URL names, by default `main`; neither it nor the dataset has to exist.
+
+    Raises UsageError if the revision is a tag or a commit, StorageError without a token, or PackError.
+    """
+    endpoint, url, name = os.environ.get("HF_ENDPOINT"), dataset.url, dataset.revision or MAIN
+    with _errors(url, WRITE) as hub:
+        if not hub.get_token():
+            raise StorageError("store_denied", f"{url}: no token; set HF_TOKEN, or run: hf auth login")
+        api = hub.HfApi(endpoint)
+        try:
+            facts = api.dataset_info(dataset.name, timeout=30)
+        except hub.errors.GatedRepoError:
+            raise
+        except hub.errors.RepositoryNotFoundError:
+            if name.startswith("refs/"):
+                raise
+            return Branch(dataset, endpoint, "", False, True)
+        if name.startswith("refs/pr/"):
+            head = str(api.dataset_info(dataset.name, revision=name, timeout=30).sha)
+            return Branch(dataset, endpoint, head, bool(facts.private), False)
+        refs = api.list_repo_refs(dataset.name, repo_type="dataset")
+        heads = {branch.name: branch.target_commit for branch in refs.branches}
+        if name not in heads and (name in {tag.name for tag in refs.tags} or re.fullmatch("[0-9a-f]{40}", name)):
+            raise UsageError("push_refused", f"{url}: {name} is not a branch; name one, which is made if it is new")
+        return Branch(dataset, endpoint, heads.get(name, str(facts.sha)), bool(facts.private), name not in heads)
+
+
+def has_content(facts: Facts | None, file: Path, sha256: str) -> bool:
+    """Return whether a file on the Hub has the content of a local one: by its SHA-256, or if small by its git hash."""
+    if facts is None or facts.size != file.stat().st_size:
+        return False
+    if len(facts.identity) == len(sha256):
+        return facts.identity == sha256
+    content = file.read_bytes()
+    return facts.identity == hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
+
+
+READ, WRITE = "set HF_TOKEN", "set HF_TOKEN, or run hf auth login, with a token that may write there"
+
+
 @contextmanager
-def _errors(url: str) -> Iterator[Any]:
+def _errors(url: str, token_hint: str = READ) -> Iterator[Any]:
     """Give huggingface_hub, and convert its errors to PackErrors, without their text, which may hold signed URLs."""
     try:
         import huggingface_hub as hub
@@ -100,7 +205,7 @@ def _errors(url: str) -> Iterator[Any]:
     except ImportError:
         raise PartMissing(
             "library_missing",
-            "huggingface-hub is not installed, which reads hf://: pip install 'packcorpus[remote]'",
+            "huggingface-hub is not installed, which hf:// requires: pip install 'packcorpus[remote]'",
         ) from None
     errors: Any = huggingface_hub.errors
     try:
@@ -115,17 +220,22 @@ def _errors(url: str) -> Iterator[Any]:
         raise InputMissing("object_missing", f"{url}: no such file or revision in the dataset") from None
     except (errors.RepositoryNotFoundError, FileNotFoundError):
         raise InputMissing(
-            "object_missing", f"{url}: no such dataset on the Hub, or a private one; for that, set HF_TOKEN"
+            "object_missing", f"{url}: no such dataset on the Hub, or a private one; for that, {token_hint}"
         ) from None
     except errors.OfflineModeIsEnabled:
         raise StorageError("store_failed", f"{url}: HF_HUB_OFFLINE is set; unset it") from None
-    except (errors.HTTPError, OSError, ValueError) as error:
-        raise _explained(url, getattr(getattr(error, "response", None), "status_code", None)) from None
+    except (errors.HTTPError, OSError, ValueError, RuntimeError) as error:  # an upload wraps them in a RuntimeError
+        response = getattr(error, "response", None) or getattr(error.__cause__, "response", None)
+        raise _explained(url, getattr(response, "status_code", None), token_hint) from None
 
 
-def _explained(url: str, status: int | None) -> StorageError:
+def _explained(url: str, status: int | None, token_hint: str) -> PackError:
     if status in (401, 403):
-        return StorageError("store_denied", f"{url}: access denied (HTTP {status}); set HF_TOKEN")
+        return StorageError("store_denied", f"{url}: access denied (HTTP {status}); {token_hint}")
+    if status == 404:
+        return InputMissing("object_missing", f"{url}: no such dataset, file, or revision on the Hub (HTTP 404)")
+    if status in (409, 412):
+        return Busy("busy", f"{url}: another client has committed meanwhile (HTTP {status}); run again")
     if status in (429, 503):
         return StorageError("store_busy", f"{url}: too many requests (HTTP {status}); run again later, with HF_TOKEN")
     answer = f"HTTP {status}" if status else "the Hub cannot be reached, or its answer cannot be read"

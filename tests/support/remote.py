@@ -2,18 +2,19 @@
 
 s3() ─▶ moto's S3, one per process of the tests          environment() ─▶ what makes obstore use a server
 Failing ─▶ answers each key as its first part says: 403, 429, cut, …
-HubStandIn ─▶ datasets, each with its commits, as the Hub's API shows them
+HubStandIn ─▶ datasets, each with its commits, as the Hub's API shows them, and takes them
 """
 
 from __future__ import annotations
 
+import base64
 import functools
 import hashlib
 import logging
 import threading
 import urllib.request
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -70,6 +71,7 @@ class Answers(BaseHTTPRequestHandler):
     """A handler with keep-alive that writes no log."""
 
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # headers and body are two writes: each answer would wait 40 ms
 
     def log_message(self, *_: object) -> None:
         pass
@@ -121,13 +123,15 @@ class _Hub(Answers):
         hub.requests.append(f"{self.command} {self.path}")
         size = int(self.headers.get("Content-Length") or 0)
         body = self.rfile.read(size)
-        if hub.status:
-            self.answer(hub.status, b"{}")
+        if hub.status or (hub.fails and hub.fails(hub.requests[-1])):
+            self.answer(hub.status or 500, b"{}")
             return
-        status, answer, headers = hub.answer(unquote(urlsplit(self.path).path), body)
+        path = unquote(urlsplit(self.path).path)
+        token = (self.headers.get("Authorization") or "").removeprefix("Bearer ")
+        status, answer, headers = hub.write(self.command, path, body, token) or hub.answer(path, body)
         self.answer(status, answer, **headers)
 
-    do_HEAD = do_POST = do_GET
+    do_HEAD = do_POST = do_PUT = do_GET
 
 
 class HubStandIn:
@@ -137,7 +141,14 @@ class HubStandIn:
         self.commits: dict[str, dict[str, dict[str, bytes]]] = {}
         self.revisions: dict[str, dict[str, str]] = {}
         self.requests: list[str] = []
+        self.private: dict[str, bool] = {}
+        self.stored: dict[str, bytes] = {}  # large files, by SHA-256, committed or not
+        self.sent: list[str] = []  # the SHA-256 of each large file that was uploaded
+        self.history: list[tuple[str, list[str]]] = []  # the message and the paths of each commit of a client
+        self.ignored: set[str] = set()  # paths that a .gitignore leaves out
+        self.token = ""  # that may write
         self.status = 0  # of every answer, if it is not 0
+        self.fails: Callable[[str], bool] | None = None  # whether to answer a request with 500
         self.cut: set[str] = set()  # paths whose body ends early
         self.url = ""
 
@@ -159,7 +170,8 @@ class HubStandIn:
         if files is None:
             return 404, b"{}", {"X_Error_Code": "RevisionNotFound"}
         if api and what in ("", "revision"):
-            return 200, orjson.dumps({"id": dataset, "sha": commit, "private": False, "tags": []}), {}
+            private = self.private.get(dataset, False)
+            return 200, orjson.dumps({"id": dataset, "sha": commit, "private": private, "tags": []}), {}
         if api and what == "tree":
             below = [path for path in files if path.startswith(f"{key}/" if key else "")]
             if not below:
@@ -176,12 +188,91 @@ class HubStandIn:
             return 200, content, {"ETag": f'"{hashlib.sha256(files[key]).hexdigest()}"', "X_Repo_Commit": commit}
         return 404, b"{}", {"X_Error_Code": "EntryNotFound"}
 
+    def write(self, method: str, path: str, body: bytes, token: str) -> tuple[int, bytes, dict[str, str]] | None:
+        """Answer what a client that writes asks; None for all else."""
+        parts = path.strip("/").split("/")
+        if path.startswith("/large/"):  # the storage of large files: its URLs need no token
+            self.stored[parts[1]] = body
+            self.sent.append(parts[1])
+            return 200, b"", {"ETag": '"stored"'}
+        if path == "/api/validate-yaml":
+            return 200, orjson.dumps({"errors": [], "warnings": []}), {}
+        writes = parts[4:5] in (["preupload"], ["commit"], ["branch"]) or path.endswith("/objects/batch")
+        if method != "POST" or not (writes or path == "/api/repos/create"):
+            return self._refs("/".join(parts[2:4])) if parts[4:] == ["refs"] else None
+        if not self.token or token != self.token:
+            return 403, orjson.dumps({"error": f"{token} has no permission"}), {}
+        if path == "/api/repos/create":
+            facts = orjson.loads(body)
+            name = f"{facts['organization']}/{facts['name']}"
+            self.publish(name, {".gitattributes": b"*.arrow filter=lfs\n"})
+            self.private[name] = facts.get("visibility") == "private" or facts.get("private") is True
+            return 200, orjson.dumps({"url": f"{self.url}/datasets/{name}"}), {}
+        if path.endswith("/objects/batch"):
+            objects = orjson.loads(body)["objects"]
+            return 200, orjson.dumps({"transfer": "basic", "objects": [self._upload(each) for each in objects]}), {}
+        dataset, revision = "/".join(parts[2:4]), "/".join(parts[5:])
+        if parts[4] == "branch":
+            start = orjson.loads(body)["startingPoint"]
+            self.revisions[dataset][revision] = start
+            return 200, b"", {}
+        if revision not in self.revisions.get(dataset, {}):
+            return 404, b"{}", {"X_Error_Code": "RevisionNotFound"}
+        if parts[4] == "preupload":
+            return 200, orjson.dumps({"files": [self._mode(each["path"]) for each in orjson.loads(body)["files"]]}), {}
+        return self._commit(dataset, revision, [orjson.loads(line) for line in body.splitlines()])
+
+    def _refs(self, dataset: str) -> tuple[int, bytes, dict[str, str]] | None:
+        if dataset not in self.revisions:
+            return None
+        heads = [
+            {"name": name, "ref": f"refs/heads/{name}", "targetCommit": commit}
+            for name, commit in self.revisions[dataset].items()
+            if not name.startswith(("refs/", "tag-"))
+        ]
+        tags = [
+            {"name": name, "ref": f"refs/tags/{name}", "targetCommit": commit}
+            for name, commit in self.revisions[dataset].items()
+            if name.startswith("tag-")
+        ]
+        return 200, orjson.dumps({"branches": heads, "tags": tags, "converts": []}), {}
+
+    def _mode(self, path: str) -> dict[str, Any]:
+        large = path.endswith(LARGE)
+        return {"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": path in self.ignored}
+
+    def _upload(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        facts = {"oid": wanted["oid"], "size": wanted["size"]}
+        url = f"{self.url}/large/{wanted['oid']}"
+        return facts if wanted["oid"] in self.stored else facts | {"actions": {"upload": {"href": url}}}
+
+    def _commit(self, dataset: str, revision: str, lines: list[Any]) -> tuple[int, bytes, dict[str, str]]:
+        head = self.revisions[dataset][revision]
+        files = dict(self.commits[dataset][head])
+        for line in lines:
+            value = line["value"]
+            if line["key"] == "header" and value.get("parentCommit") != head:
+                return 412, b"{}", {}
+            if line["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif line["key"] == "lfsFile":
+                files[value["path"]] = self.stored[value["oid"]]
+            elif line["key"] == "deletedFile":
+                del files[value["path"]]
+        commit = self.publish(dataset, files, revision)
+        self.history.append((lines[0]["value"]["summary"], sorted(line["value"].get("path", "") for line in lines[1:])))
+        url = f"{self.url}/datasets/{dataset}/commit/{commit}"
+        return 200, orjson.dumps({"success": True, "commitOid": commit, "commitUrl": url}), {}
+
+
+LARGE = (".parquet", ".arrow")
+
 
 def _entry(path: str, content: bytes) -> dict[str, Any]:
-    """Describe a file as the Hub does: Parquet files are in its large storage, with their SHA-256."""
+    """Describe a file as the Hub does: Parquet and Arrow files are in its large storage, with their SHA-256."""
     git = hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
     entry: dict[str, Any] = {"type": "file", "path": path, "size": len(content), "oid": git}
-    if path.endswith(".parquet"):
+    if path.endswith(LARGE):
         entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
     return entry
 

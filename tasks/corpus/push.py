@@ -1,0 +1,160 @@
+"""Push a corpus to a dataset on the Hugging Face Hub. A reader that sees its manifest sees all of it.
+
+    manifest ─push_corpus─▶ commits of shards and other files ─▶ last commit: dataset card, manifest
+
+A file that the dataset has with the same content is not sent again, so a push that was interrupted continues. A corpus
+is never mixed with another one: with `replace`, the first commit removes the manifest and the files of the former.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from tasks.core.errors import StorageError, UsageError
+from tasks.corpus.dataset_card import CARD
+from tasks.storage.corpus_folder import changed_files, checked_folder, raise_all
+from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest
+from tasks.stores.hub import Branch, find_branch, has_content
+from tasks.stores.store import Facts
+from tasks.stores.urls import Dataset, is_url, split_dataset
+
+MANIFEST = "manifest.json"
+
+COMMIT_FILES = 64  # in one commit: what is committed survives an interruption, and the Hub limits both
+COMMIT_BYTES = 8 << 30
+
+Report = Callable[[str], None]
+"""Called with a line of text after each commit but the last."""
+
+
+@dataclass(frozen=True)
+class Push:
+    """A corpus on the Hub. `sent` counts the files of this push; `found_done` is true if there was nothing to send."""
+
+    url: str
+    dataset: str
+    revision: str
+    folder: str
+    commit: str
+    files: int
+    sent: int
+    sent_bytes: int
+    found_done: bool
+
+
+def push_corpus(
+    path: Path,
+    repo: str,
+    *,
+    private: bool = False,
+    revision: str = "",
+    message: str = "",
+    replace: bool = False,
+    report: Report = lambda line: None,
+) -> Push:
+    """Send the corpus of a manifest to OWNER/NAME or hf://datasets/OWNER/NAME@REVISION/FOLDER.
+
+    The dataset and the branch are made if they are new. Raises UsageError, DataError, InputMissing, StorageError, or
+    Busy.
+    """
+    dataset = _dataset(repo, revision)
+    manifest = load_manifest(path)
+    folder = checked_folder(manifest, path)
+    listed = [*manifest.listed()]
+    raise_all(changed_files(folder, listed), folder)
+    branch = find_branch(dataset)
+    if private and branch.commit and not branch.private:
+        raise UsageError(
+            "push_refused",
+            f"{branch.url}: is public; --private is for a new dataset: make it private on its page, or omit --private",
+        )
+    there, own = branch.files(dataset.key), (folder / MANIFEST).read_bytes()
+    place = f"{dataset.key}/" if dataset.key else ""
+    old = branch.get(f"{place}{MANIFEST}") if MANIFEST in there else b""
+    missing = [file for file in listed if not has_content(there.get(file.path), folder / file.path, file.sha256)]
+    stale = [] if old == own else _stale(branch, place, there, listed, missing, old, replace)
+    files = len(listed) + 1
+    if old == own and not missing and not branch.is_new:
+        return Push(branch.url, dataset.name, branch.name, dataset.key, branch.commit, files, 0, 0, True)
+    branch.create(private)
+    message = message or f"Add {manifest.name} {manifest.key[:12]}"
+    if stale:
+        branch.add({}, stale, f"{message} (remove the former corpus)")
+    groups = [*_groups([file for file in missing if file.path != CARD])]
+    sent, all_sent = 0, len(missing) + (old != own)
+    for number, group in enumerate(groups, 1):
+        paths = {f"{place}{file.path}": folder / file.path for file in group}
+        branch.add(paths, [], f"{message} (data {number} of {len(groups)})")
+        sent += len(group)
+        report(f"{branch.url}: sent {sent:,} of {all_sent:,} files")
+    _check_arrived(branch, folder, [file for file in listed if file.path != CARD], dataset.key)
+    last = [*[CARD] * any(file.path == CARD for file in missing), *[MANIFEST] * (old != own)]
+    if last:
+        branch.add({f"{place}{name}": folder / name for name in last}, [], message)
+    size = sum(file.bytes for file in missing) + (old != own) * len(own)
+    return Push(branch.url, dataset.name, branch.name, dataset.key, branch.commit, files, all_sent, size, False)
+
+
+def _dataset(repo: str, revision: str) -> Dataset:
+    dataset = split_dataset(repo if is_url(repo) else f"hf://datasets/{repo}")
+    if revision and dataset.revision and revision != dataset.revision:
+        raise UsageError("bad_command_line", f"{repo} and --revision {revision}: name one revision")
+    return dataset._replace(revision=revision or dataset.revision)
+
+
+def _stale(
+    branch: Branch,
+    place: str,
+    there: Mapping[str, Facts],
+    listed: Sequence[Shard | FileFacts],
+    missing: Sequence[Shard | FileFacts],
+    old: bytes,
+    replace: bool,
+) -> list[str]:
+    """Return the paths of another corpus, which must go first. Raises UsageError if there are any without `replace`."""
+    foreign = [file.path for file in missing if file.path in there]
+    if not (old or foreign):
+        return []
+    try:
+        other: Manifest | None = Manifest.model_validate_json(old)
+    except ValidationError:
+        other = None
+    if not replace:
+        where = f"{branch.url}/{place}".rstrip("/")
+        found = f"the corpus {other.name} {other.key[:12]}" if other else f"another {MANIFEST if old else foreign[0]}"
+        raise UsageError(
+            "push_refused",
+            f"{where}: has {found}; push to another dataset or folder (OWNER/NAME/FOLDER), or add --replace, which "
+            "removes it from the branch",
+        )
+    former = {MANIFEST, *foreign, *(file.path for file in (other.listed() if other else ()))}
+    kept = {file.path for file in listed} - set(foreign)
+    return [f"{place}{name}" for name in sorted(former & there.keys() - kept)]
+
+
+def _groups(files: Sequence[Shard | FileFacts]) -> Iterator[list[Shard | FileFacts]]:
+    """Divide files into commits, in their order."""
+    group: list[Shard | FileFacts] = []
+    for file in files:
+        if group and (len(group) == COMMIT_FILES or sum(each.bytes for each in group) + file.bytes > COMMIT_BYTES):
+            yield group
+            group = []
+        group.append(file)
+    if group:
+        yield group
+
+
+def _check_arrived(branch: Branch, folder: Path, files: Sequence[Shard | FileFacts], place: str) -> None:
+    """Raise StorageError unless the branch has all files: a .gitignore of the dataset leaves files out silently."""
+    there = branch.files(place)
+    for file in files:
+        if not has_content(there.get(file.path), folder / file.path, file.sha256):
+            raise StorageError(
+                "object_cut",
+                f"{branch.url}: {file.path} did not arrive as it is here; check the .gitignore of the dataset, and "
+                "that nothing writes to the corpus, then run again",
+            )
