@@ -21,6 +21,7 @@ from pipeline.engines.engine import workers_of
 from pipeline.progress import counters, display
 from pipeline.run_guard import guard
 from pipeline.settings import workers
+from tasks.conversations.keys.loss_weights import loss_weight_hints
 from tasks.conversations.keys.training_flags import flag_hints
 from tasks.core.errors import Busy
 from tasks.core.notes import show_notes_with
@@ -263,7 +264,8 @@ def _finish(manifest: Manifest, path: str, news: str) -> None:
         display.show(explain_samples(ledger.samples, tokens.packed))
     if unused := unused_keys(manifest.unused_keys):
         display.show("keys that are not used, and how often they occurred:")
-        for line in (*unused, *flag_hints(manifest.unused_keys)):
+        hints = [*flag_hints(manifest.unused_keys), *loss_weight_hints(manifest.unused_keys)]
+        for line in (*unused, *hints):
             display.show(line)
     _print_mixture(manifest, folder)
     for line in _overlong(manifest):

@@ -30,8 +30,8 @@ NOT_IN_KEY = {"part_size", "engine", "roles"}
 # Settings that are neither in the corpus key nor in the manifest at their default, so that older corpora keep theirs.
 # These change texts, and so tokens:
 TEXTS_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
-# and these do not:
-ROWS_IF_SET = ("company",)
+# and these do not (but see settings_of_texts):
+ROWS_IF_SET = ("company", "loss_weight")
 
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
@@ -88,6 +88,12 @@ class Config(BaseModel):
     )
     default_system: str | None = Field(
         None, min_length=1, description="System message of conversations that have none."
+    )
+    loss_weight: Literal["none", "data", "conversation", "both"] = Field(
+        "none",
+        description="How much a trained token counts in the loss. none: each the same; data: as the data has it in "
+        "`loss_weight`, of a record or a message; conversation: each conversation the same, whatever its length; both: "
+        "the product. A column `loss_weight` of the rows has the weights.",
     )
     overlong: Literal["truncate", "drop", "split", "error"] = Field(
         "truncate", description="Policy for a conversation that is longer than a row."
@@ -203,6 +209,10 @@ class Config(BaseModel):
             )
         if not self.packing and self.company != "random":
             raise ValueError(f"company: {self.company} requires packing: true; without packing, no row is shared")
+        if not self.packing and self.loss_weight != "none":
+            raise ValueError(
+                f"loss_weight: {self.loss_weight} requires packing: true; without packing, rows have no column for it"
+            )
         for name in ("tokens", "turns"):
             least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if least is not None and most is not None and least > most:
@@ -237,15 +247,25 @@ class Config(BaseModel):
         optional = {*TEXTS_IF_SET, *ROWS_IF_SET}
         return self.model_dump(exclude=NOT_IN_KEY | (optional - set(self._set_among(optional))))
 
-    def settings_of_texts(self) -> dict[str, Any]:
-        """Return the settings of TEXTS_IF_SET that are not at their default."""
-        return self._set_among(TEXTS_IF_SET)
-
     def _set_among(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the settings that are not at their default."""
         fields = type(self).model_fields
         values = {name: getattr(self, name) for name in names}
         return {k: value for k, value in values.items() if value != fields[k].get_default(call_default_factory=True)}
+
+    def settings_of_texts(self) -> dict[str, Any]:
+        """Return the settings that change token files and are not at their default."""
+        return self._set_among(TEXTS_IF_SET) | ({"loss_weight": "data"} if self.reads_loss_weights else {})
+
+    @property
+    def reads_loss_weights(self) -> bool:
+        """Return whether token files have the weights that the data has."""
+        return self.loss_weight in ("data", "both")
+
+    @property
+    def weighs_conversations(self) -> bool:
+        """Return whether each conversation has the same weight, before that of the data."""
+        return self.loss_weight in ("conversation", "both")
 
 
 def path_in(folder: Path, named: str) -> Path:

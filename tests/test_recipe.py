@@ -93,6 +93,7 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "eos_token": ("</s>", True),
     "pad_token": ("<pad>", True),
     "content_tokens": (["-*"], True),
+    "loss_weight": ("data", True),
     "max_record_bytes": (1 << 20, True),
 }
 

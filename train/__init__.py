@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from train.data.stream import StreamedRows
     from train.model.attention import Collator, segments
     from train.model.isolation import check_isolation, require_isolation
+    from train.model.options import weigh_loss
 
 __all__ = [
     "SFT_SETTINGS",
@@ -36,6 +37,7 @@ __all__ = [
     "require_isolation",
     "segments",
     "sft_dataset",
+    "weigh_loss",
 ]
 
 _MODULES = {
@@ -45,6 +47,7 @@ _MODULES = {
     "train.data.stream": ("StreamedRows",),
     "train.model.attention": ("Collator", "segments"),
     "train.model.isolation": ("check_isolation", "require_isolation"),
+    "train.model.options": ("weigh_loss",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -87,6 +87,7 @@ def _message(item: dict[str, object], role: str, content_key: str, where: str) -
         tool_call_id=None if call_id is None else text_of(call_id, f"{where}.tool_call_id"),
         weight=weight_of(item, where),
         reasoning=reasoning,
+        loss_weight=item.get("loss_weight"),
     )
 
 

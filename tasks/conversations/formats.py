@@ -90,6 +90,7 @@ def read_record(
         if not columns:
             raise
         raise Reject(reject.reason, in_own_names(reject.message, columns)) from None
+    conversation.loss_weight = record.get("loss_weight")
     if not conversation.messages:
         raise Reject("empty", "the record holds no messages")
     if len(conversation.messages) > MOST_MESSAGES:

@@ -26,7 +26,8 @@ class Message:
 
     `reasoning` is what the assistant thinks before it answers, if the record has it apart from the content. `context`
     is what Alpaca calls input and Dolly context: it belongs to `content`, but a template may render it
-    separately. A turn of `weight` 0 is never trained on.
+    separately. A turn of `weight` 0 is never trained on. `loss_weight` is what the record has, and a float once it was
+    read (keys/loss_weights.py).
 
     Not frozen, although nothing changes a message: frozen, it would take five times as long to create.
     """
@@ -39,14 +40,19 @@ class Message:
     tool_call_id: str | None = None
     weight: int = 1
     reasoning: str = ""
+    loss_weight: object = None
 
 
 @dataclass(slots=True)
 class Conversation:
-    """A list of messages. `tools` holds the schemas of the available tools, each as JSON text."""
+    """A list of messages. `tools` holds the schemas of the available tools, each as JSON text.
+
+    `loss_weight` is what the record has.
+    """
 
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ()
+    loss_weight: object = None
 
 
 ROLES = ("system", "user", "assistant", "tool", "text")

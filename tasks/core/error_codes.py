@@ -80,8 +80,9 @@ _ALL = [
     Code("E205", "bad_content", DATA, "The content of a message is not text.",
          "null without tool calls, a number, or a part that is not text", "write it as a string or as text parts"),
     Code("E206", "bad_weight", DATA, "A message has an invalid weight or training flag.",
-         "a fractional weight, a flag that is not true or false, or two of them that disagree",
-         "write weight as 0 or 1, train or training as true or false, and keep one of them"),
+         "a fractional weight, a flag that is not true or false, two of them that disagree, or a loss_weight that is "
+         "not a number from 0",
+         "write weight as 0 or 1, train or training as true or false, and keep one; loss_weight is for fractions"),
     Code("E207", "bad_role", DATA, "The role of a message is unknown.",
          "it is mistyped, or another tool's name for a role",
          "use the role that the message suggests, or map the name with roles"),

@@ -18,6 +18,7 @@ import yaml
 from tasks.core.printable import counted, printable
 from tasks.corpus.mixture_table import mixture_table
 from tasks.storage.manifest import Manifest, SourceFacts
+from tasks.storage.schemas import is_weighted
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 
 CARD = "README.md"
@@ -76,6 +77,27 @@ template, such as TRL's SFTTrainer, or with `python -m train --manifest` of pack
 tokens and trains on {trained_on}.
 """,
 }
+
+WEIGHT_COLUMN = """\
+| `loss_weight` | float32[{length}] | how much a trained token counts in the loss; 0 for all others |
+"""
+
+WEIGHTED_TRAINING = """\
+
+The models of transformers ignore `loss_weight`. Take it out of the batch, and compute the loss from the logits:
+
+```python
+import torch
+
+weights, labels = batch.pop("loss_weight")[:, 1:], batch.pop("labels")[:, 1:]
+logits = model(**batch).logits[:, :-1].transpose(1, 2)
+losses = torch.nn.functional.cross_entropy(logits, labels, reduction="none")
+loss = (weights * losses).sum() / weights.sum()
+```
+
+`train.weigh_loss(model)` of packcorpus makes the model do this. With several micro-batches or ranks, divide by the sum
+of the weights of the whole step.
+"""
 
 COPIED = "`tokens` counts each conversation once; `trained on` counts all rows, including further copies.\n\n"
 
@@ -151,6 +173,9 @@ def _body(manifest: Manifest) -> str:
     licenses = ", ".join(map(_code, manifest.config.get("license") or [])) or "not specified; see the sources"
     copies = f"; {tokens.repeated:,} are further copies" if tokens.repeated else ""
     training = TRAINING[manifest.format_version].format(split=first, length=f"{length:,}", trained_on=trained_on)
+    columns = COLUMNS[manifest.format_version]
+    if is_weighted(manifest.config):
+        columns, training = columns + WEIGHT_COLUMN, training + WEIGHTED_TRAINING
     return f"""\
 # {manifest.name}
 
@@ -183,7 +208,7 @@ dataset = load_dataset("path/to/this/folder")
 {_splits(manifest)}
 ### Columns
 
-{COLUMNS[manifest.format_version].format(**names)}
+{columns.format(**names)}
 `index.arrow` records the source and the location of every conversation.
 
 ## Training

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +79,22 @@ def build_manifest(
         "noticed": plan["noticed"],
         "packing_metadata": plan["packing_metadata"],
         "splits": splits,
+        **({"loss_weight": _weight_sums(recipe, plan, shards)} if config.loss_weight != "none" else {}),
         "files": files,
         "config": recipe.settings(),
     }
     return Manifest.model_validate(values | {"digest": manifest_digest(values)})
+
+
+def _weight_sums(recipe: Recipe, plan: dict[str, Any], shards: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Add up the weights that were written to the shards of each split."""
+    found, first = {}, 0
+    for split, count in recipe.shards.items():
+        own, first = shards[first : first + count], first + count
+        facts = plan["loss_weight"]["validation" if split == "validation" else "train"]
+        found[split] = {name: facts[name] for name in ("trained", "conversations")}
+        found[split]["loss_weight"] = math.fsum(shard["loss_weight"] for shard in own)
+    return found
 
 
 def _check_shards(ledger: Ledger, planned_rows: list[int], shards: list[dict[str, Any]], length: int) -> None:

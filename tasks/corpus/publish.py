@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from tasks.corpus.dataset_card import CARD, dataset_card
 from tasks.corpus.manifest_builder import build_manifest, publish, with_file
-from tasks.corpus.shards import write_conversations, write_shard
+from tasks.corpus.shards import Weighting, write_conversations, write_shard
 from tasks.packing.groups.deal import place_of_shard
 from tasks.packing.groups.plan_group import files_of_group
 from tasks.packing.plan import dropped
@@ -52,7 +52,10 @@ def write_planned_shard(
         tokens = TokenFiles([file if number in used else None for number, file in enumerate(token_files)])
         if special is None:
             return write_conversations(path, plan, tokens, length, key)
-        return write_shard(path, plan, facts["rows_of_shards"][shard], tokens, special, length, key)
+        weighting = None
+        if "loss_weight" in facts:
+            weighting = Weighting(**facts["loss_weight"][facts["weighted_as"][shard]])
+        return write_shard(path, plan, facts["rows_of_shards"][shard], tokens, special, length, key, weighting)
 
 
 def placements_of(shard: int, facts: dict[str, Any]) -> tuple[str, int]:

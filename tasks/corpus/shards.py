@@ -2,6 +2,7 @@
 
     plan of one shard + token files ─write_shard─▶ train-00000-of-00004.arrow
                                                     input_ids, attention_mask, labels, position_ids
+                                                    (loss_weight, if the config sets it)
 
 A row has L tokens: conversations, each closed by the EOS separator, then padding. Rows are built in batches: every
 piece of a conversation is read once, directly into its place, and the four columns are computed from there.
@@ -9,6 +10,7 @@ piece of a conversation is read once, directly into its place, and the four colu
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import pyarrow as pa
 from tasks.storage.arrow import to_arrow, to_numpy
 from tasks.storage.files import atomic_file
 from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
-from tasks.storage.token_files import TokenFiles
+from tasks.storage.token_files import TokenFiles, WeightRuns
 
 # Tokens per record batch: 13 MB of columns, far below Arrow's 32-bit limits for any sequence length.
 BATCH_TOKENS = 1 << 20
@@ -28,24 +30,26 @@ BATCH_TOKENS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The four columns of R rows of L tokens.
+    """The columns of R rows of L tokens.
 
-    Each is int32[R, L]; attention_mask is int8[R, L].
+    Each is int32[R, L]; attention_mask is int8[R, L], loss_weight float32[R, L], without rows if there is none.
     """
 
     input_ids: np.ndarray
     attention_mask: np.ndarray
     labels: np.ndarray
     position_ids: np.ndarray
+    loss_weight: np.ndarray
 
     @classmethod
-    def room(cls, rows: int, length: int) -> Rows:
+    def room(cls, rows: int, length: int, weighted: bool = False) -> Rows:
         """Allocate rows to be reused.
 
         New memory costs as much time as the computation in it.
         """
         ids, labels, positions = (np.empty((rows, length), np.int32) for _ in range(3))
-        return cls(ids, np.empty((rows, length), np.int8), labels, positions)
+        weights = np.empty((rows * weighted, length), np.float32)
+        return cls(ids, np.empty((rows, length), np.int8), labels, positions, weights)
 
     def first(self, rows: int) -> Rows:
         """Return views of the first rows."""
@@ -84,6 +88,60 @@ def build_rows(plan: dict[str, np.ndarray], tokens: TokenFiles, room: Rows, eos:
     np.cumsum(positions, out=positions)
 
 
+@dataclass(frozen=True, slots=True)
+class Weighting:
+    """How trained tokens are weighted; see Config.loss_weight.
+
+    `trained` and `conversations` are those of the shard's split, with copies.
+    """
+
+    of_data: bool
+    of_conversations: bool
+    trained: int
+    conversations: int
+
+
+def weigh_rows(plan: dict[str, np.ndarray], runs: WeightRuns | None, weighting: Weighting, room: Rows) -> float:
+    """Compute the weights of rows that are built, and write them to `room`. Return their sum.
+
+    A token that is not trained on has weight 0. The weight of a trained token is computed in float64 and then rounded
+    to float32: that of the data, times the mean number of trained tokens of the split's conversations over that of its
+    own conversation. Each factor is a correctly rounded operation on exact numbers, so it is the same on any machine.
+    The sum is that of the rounded weights, added exactly and rounded once.
+    """
+    length = room.labels.shape[1]
+    starts = plan["row"].astype(np.int64) * length + plan["start"]
+    taken = plan["taken"].astype(np.int64)
+    factor = np.ones(len(starts))
+    if weighting.of_conversations:
+        factor = weighting.trained / (weighting.conversations * plan["trained_of_all"].astype(np.float64))
+    if runs is None:
+        pieces, low, high, weights = np.arange(len(starts)), np.zeros(len(starts), np.int64), taken, factor
+    else:
+        pieces = np.repeat(np.arange(len(starts)), np.diff(runs.offsets))
+        before = np.append(0, runs.ends[:-1])
+        before[runs.offsets[:-1]] = 0
+        first = plan["first"][pieces]
+        low, high = (np.clip(edge - first, 0, taken[pieces]) for edge in (before, runs.ends))
+        weights = factor[pieces] * runs.weights
+    # Runs follow one another in each piece, and pieces in the rows; what is between them is not trained on.
+    values, edges = weights.astype(np.float32), starts[pieces] + low
+    flat = room.loss_weight.reshape(-1)
+    flat.fill(0)
+    counts = high - low
+    places = np.repeat(edges - np.append(0, np.cumsum(counts)[:-1]), counts) + np.arange(counts.sum())
+    flat[places] = np.repeat(values, counts)
+    trained = room.labels.reshape(-1) != IGNORED
+    flat *= trained
+    return sum_of_weights(flat)
+
+
+def sum_of_weights(weights: np.ndarray) -> float:
+    """Return the sum of float32 weights, added exactly and rounded once: there are few different ones."""
+    values, counts = np.unique(weights, return_counts=True)
+    return math.fsum((values.astype(np.float64) * counts).tolist())
+
+
 def _record_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
     columns = []
     for field in schema:
@@ -93,18 +151,27 @@ def _record_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
 
 
 def write_shard(
-    path: Path, plan: pa.RecordBatch, rows: int, tokens: TokenFiles, special: tuple[int, int], length: int, key: str
+    path: Path,
+    plan: pa.RecordBatch,
+    rows: int,
+    tokens: TokenFiles,
+    special: tuple[int, int],
+    length: int,
+    key: str,
+    weighting: Weighting | None = None,
 ) -> dict[str, Any]:
     """Write one shard of format 3.0; `special` has the ids of EOS and padding.
 
-    Returns its bytes, sha256, rows, packed tokens, and trained tokens.
+    Returns its bytes, sha256, rows, packed tokens, and trained tokens; with `weighting`, the sum of its weights, too.
     """
-    schema = row_schema(length, key)
+    schema = row_schema(length, key, weighting is not None)
     columns = {field.name: to_numpy(plan.column(field.name)) for field in plan.schema}
     columns["position"] = tokens.locate(columns)
+    runs = tokens.weights(columns) if weighting and weighting.of_data else None
     step = max(1, BATCH_TOKENS // length)
-    counts = {"rows": rows, "packed": 0, "trained": 0}
-    room = Rows.room(min(rows, step), length)
+    counts: dict[str, Any] = {"rows": rows, "packed": 0, "trained": 0}
+    sums: list[float] = []
+    room = Rows.room(min(rows, step), length, weighting is not None)
     with atomic_file(path) as out:
         with pa.ipc.new_stream(pa.PythonFile(out, "w"), schema) as writer:
             # A shard without rows has one empty batch: datasets cannot open a file without batches.
@@ -117,7 +184,10 @@ def write_shard(
                 build_rows(chosen, tokens, built, *special)
                 counts["packed"] += int(chosen["taken"].sum() + chosen["closed"].sum())
                 counts["trained"] += int(np.count_nonzero(built.labels != IGNORED))
+                if weighting:
+                    sums.append(weigh_rows(chosen, runs and runs.between(inside), weighting, built))
                 writer.write_batch(_record_batch(built, schema))
+        counts |= {"loss_weight": math.fsum(sums)} if weighting else {}
         return {"bytes": out.size, "sha256": out.digest()} | counts
 
 

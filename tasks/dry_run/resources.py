@@ -36,7 +36,9 @@ def estimate_costs(
     weights = [each.sample.expected / max(len(each.sample.records), 1) for each in sampled]
     token_files = sum(each.file.size * weight for each, weight in zip(sampled, weights, strict=True))
     if config.packing:
-        shards = sum(packed.rows.values()) * config.sequence_length * float(ROW_BYTES)
+        shards = (
+            sum(packed.rows.values()) * config.sequence_length * float(ROW_BYTES + 4 * (config.loss_weight != "none"))
+        )
     else:  # all text is written twice, as messages and as rendered
         text = np.concatenate([each.text * weight for each, weight in zip(sampled, weights, strict=True)])
         shards = 2 * float(text @ copies)

@@ -25,7 +25,7 @@ from tasks.readers.containers import container_named
 from tasks.readers.tables import wanted
 from tasks.recipe import Recipe
 from tasks.sources.sampling.sample import Sample
-from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
+from tasks.storage.schemas import tokens_schema
 from tasks.tokenization.engine_check import HARD, LONGEST, difference, hard_tokens
 from tasks.tokenization.prepare import Preparer, texts_of
 from tasks.tokenization.token_batch import COUNTS, Batch, noticed_in
@@ -95,9 +95,10 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
     """Tokenize the sample of one file as a run does."""
     config, file = recipe.config, sample.file
     rejects: list[tuple[int, Reject]] = []
-    schema = TOKENS_SCHEMA if config.packing else TOKENS_AND_TEXT_SCHEMA
+    weighted = config.reads_loss_weights
+    schema = tokens_schema(config.packing, weighted)
     receipt: dict[str, Any] = dict.fromkeys(COUNTS, 0)
-    preparer = Preparer(file, recipe.template, encoder, config.train_on, config.packing)
+    preparer = Preparer(file, recipe.template, encoder, config.train_on, config.packing, weighted)
     texts = [np.empty(0, np.int64)]
     start = time.process_time()
     batch, out = Batch(encoder, receipt), pa.BufferOutputStream()
@@ -111,7 +112,7 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
                     texts.append(np.diff(np.frombuffer(offsets, np.int64)[: encoded.num_rows + 1]))
             rejects.extend(batch.rejects)
 
-        unused = count_unused_keys(sample)
+        unused = count_unused_keys(sample, weighted)
         for number, found in enumerate(preparer.prepare_all(record.value for record in sample.records)):
             if isinstance(found, Reject):
                 rejects.append((number, found))
@@ -130,13 +131,13 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
     return SampleTokens(sample, out.getvalue(), rejects, noticed, unused, seconds, np.concatenate(texts))
 
 
-def count_unused_keys(sample: Sample) -> dict[str, int]:
+def count_unused_keys(sample: Sample, weighted: bool = False) -> dict[str, int]:
     """Return how often each unused key occurs in a sample. A column that is not read counts in every record.
 
     Raises DataError for a record that is not supervised fine-tuning data.
     """
     file, records = sample.file, sample.records
-    unused = UnusedKeys(file.format, dict(file.columns), file.ignore)
+    unused = UnusedKeys(file.format, dict(file.columns), file.ignore, weighted)
     unused.add(range(len(records)), [record.value for record in records], lambda number: records[number].place)
     names = container_named(file.container).column_names(file)
     for name in set(names).difference(wanted(names, file)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tasks.conversations.keys.loss_weights import loss_weight_hints
 from tasks.conversations.keys.training_flags import flag_hints
 from tasks.corpus.mixture_table import explain_limits
 from tasks.dry_run.model import Prediction, about
@@ -48,7 +49,7 @@ def find_warnings(found: Prediction) -> list[str]:
     if found.config.duplicates == "drop" and not found.whole:
         warnings.append("duplicates: drop: duplicates are only found within the sample; the run may drop more")
     warnings += found.recipe.notes
-    warnings += flag_hints(found.unused_keys)
+    warnings += [*flag_hints(found.unused_keys), *loss_weight_hints(found.unused_keys)]
     warnings += _overlong(found)
     warnings += _repeated(found)
     warnings += _markers_in_content(found)

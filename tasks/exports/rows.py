@@ -18,7 +18,7 @@ from tasks.core.errors import DataError
 from tasks.storage.arrow import to_numpy
 from tasks.storage.corpus_folder import check_listed
 from tasks.storage.manifest import Manifest, Shard
-from tasks.storage.schemas import IGNORED
+from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
 from tasks.storage.shards import open_shard
 
 KNOWN = ("input_ids", "attention_mask", "labels", "position_ids")
@@ -79,8 +79,9 @@ def read_rows(manifest: Manifest, folder: Path, shard: Shard) -> Iterator[Rows]:
 def rows_of(batch: pa.RecordBatch, length: int, path: Path) -> Rows:
     """Return the rows of a record batch. Raises DataError if no export could hold them."""
     if unknown := [name for name in batch.schema.names if name not in KNOWN]:
+        fix = " (loss_weight: none)" if unknown[0] == LOSS_WEIGHT else ""
         raise DataError(
-            "cannot_export", f"{path}: no format can hold the column {unknown[0]}; pack the corpus without it"
+            "cannot_export", f"{path}: no format can hold the column {unknown[0]}; pack the corpus without it{fix}"
         )
     ids, mask, labels, positions = (to_numpy(batch.column(name).flatten()).reshape(-1, length) for name in KNOWN)
     tokens = np.count_nonzero(mask, axis=1).astype(np.int64)

@@ -10,6 +10,12 @@ from tasks.core.printable import common_folder, counted, printable
 from tasks.storage.manifest import SampleFacts
 
 # Rows per optimizer step for which steps are shown.
+WEIGHTED = {
+    "data": "as in the data, by conversation or turn",
+    "conversation": "each conversation the same",
+    "both": "each conversation the same, times the weight in the data",
+}
+
 BATCH_ROWS = (8, 32, 64)
 
 # A shorter run is over before the learning rate has warmed up and decayed.
@@ -28,6 +34,12 @@ NOTICED = {
 
 # Content tokens that are listed.
 MOST_TOKENS = 12
+
+
+def weighting(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return how trained tokens are weighted, as a name and a value; nothing if all count the same."""
+    found = WEIGHTED.get(settings.get("loss_weight", ""))
+    return [("loss weight", found)] if found else []
 
 
 def content_tokens(found: Mapping[str, Mapping[str, int]]) -> list[str]:

@@ -29,11 +29,14 @@ from tasks.inspection.lookup import (
 from tasks.inspection.token_runs import spans_of
 from tasks.storage.corpus_folder import check_unchanged, checked_folder
 from tasks.storage.manifest import Manifest, Shard, load_manifest
-from tasks.storage.schemas import IGNORED
+from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
 from tasks.storage.shards import read_rows
 
 Piece = dict[str, Any]
-"""A Place with `row_of_split` (the number that --row takes), `origin` (FILE:LINE), and, in a packed corpus, `spans`."""
+"""A Place with `row_of_split` (the number that --row takes), `origin` (FILE:LINE), and, in a packed corpus, `spans`.
+
+`loss_weight` has the least and the greatest weight of the trained tokens, if rows have weights.
+"""
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,7 @@ def row_of_split(path: Path, number: int, split: str, tokens: bool = False) -> R
                 place_in_corpus(manifest, by_start.get(start))
                 | {"start": start, "length": end - start, "trained": int((labels != IGNORED).sum())}
                 | {"spans": spans_of(encoder, ids, labels, tokens)}
+                | _weights(columns, slice(start, end))
             )
         columns = {name: values.tolist() for name, values in columns.items()}
     return Row(
@@ -115,8 +119,17 @@ def conversation(path: Path, places: Sequence[Place], tokens: bool = False) -> C
                 encoder = encoder_for_row(manifest, folder, row, encoder)
                 piece |= {"input_ids": ids.tolist(), "labels": labels.tolist(), "text": encoder.decode(ids.tolist())}
                 piece["spans"] = spans_of(encoder, ids, labels, tokens)
+                piece |= _weights(row, inside)
         pieces.append(piece)
     return Conversation(path, places[0]["number"], pieces)
+
+
+def _weights(columns: dict[str, Any], inside: slice) -> dict[str, Any]:
+    """Return the range of the weights of a piece, if rows have any."""
+    if LOSS_WEIGHT not in columns:
+        return {}
+    found = columns[LOSS_WEIGHT][inside][columns["labels"][inside] != IGNORED]
+    return {LOSS_WEIGHT: [float(found.min()), float(found.max())] if len(found) else []}
 
 
 def why_dropped(manifest: Manifest, folder: Path, place: Place) -> str:

@@ -271,6 +271,20 @@ def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: 
     return ledger
 
 
+def weighting_facts(config: Config, account: Account) -> dict[str, dict[str, Any]]:
+    """Return what shards need to weigh tokens: by split, its trained tokens and conversations, with copies.
+
+    A split is packed for one pass, so that those of all packings of the training split are the same.
+    """
+    trained = account.tally.trained.sum(axis=(0, 2)).tolist()
+    conversations = [int(account.of_sources[:, 3].sum()), account.packed - account.in_train]
+    kinds = {"of_data": config.reads_loss_weights, "of_conversations": config.weighs_conversations}
+    return {
+        split: kinds | {"trained": tokens, "conversations": count}
+        for split, tokens, count in zip(("train", "validation"), trained, conversations, strict=True)
+    }
+
+
 def packing_metadata(config: Config, sums: Tally, rows: int, bounds: Sequence[tuple[int, str]]) -> dict[str, Any]:
     """Compute how full the rows are, and compare their number with the lower bound.
 

@@ -180,6 +180,18 @@ class Pieces:
         return found
 
 
+def trained_of_conversations(pieces: Pieces, tokens: TokenColumns) -> np.ndarray:
+    """Return for each sample the trained tokens of its conversation that are packed: int32[samples].
+
+    They are those of all pieces and of all samples, of one copy.
+    """
+    found = np.zeros(len(pieces.accepted.length), np.int64)
+    for chunk in pieces.chunks(0, pieces.once):
+        np.add.at(found, pieces.conversations(chunk), pieces.trained(chunk, tokens))
+    samples = pieces.accepted.samples
+    return as_int32(samples.of_each(samples.total(found)), "trained tokens of a conversation")
+
+
 def check_count(count: int, what: str, most: int | None = None) -> None:
     """Raise DataError if there are more conversations than `what` can have, the start of the message.
 

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tasks.config import Config
 from tasks.core.errors import DataError, StorageError
 from tasks.core.int32 import as_int32
 from tasks.packing import bin_packing
@@ -42,9 +43,18 @@ from tasks.packing.ledger import (
     source_facts,
     take_account,
     unused_keys,
+    weighting_facts,
 )
 from tasks.packing.mixture import mix
-from tasks.packing.pieces import CHUNK, MOST_COMPARED, Accepted, Pieces, check_count, cut_overlong
+from tasks.packing.pieces import (
+    CHUNK,
+    MOST_COMPARED,
+    Accepted,
+    Pieces,
+    check_count,
+    cut_overlong,
+    trained_of_conversations,
+)
 from tasks.packing.placement import Placed, hold_out_at_least_one, place, repack
 from tasks.packing.rejects import Rejected, check_rejects, first_of_each, write_rejects
 from tasks.packing.row_companions import Companions
@@ -53,7 +63,7 @@ from tasks.sources.model import Part
 from tasks.storage.arrow import to_arrow, xxh3_of
 from tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
 from tasks.storage.samples import samples_of
-from tasks.storage.schemas import PLAN_SCHEMA, REJECTED
+from tasks.storage.schemas import REJECTED, plan_schema
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 from tasks.storage.token_files import TokenColumns
 from tasks.tokenization.token_batch import noticed_in
@@ -136,7 +146,15 @@ def plan_facts(
         | ({"unused_keys": unused} if (unused := unused_keys(recipe, receipts)) else {}),
         "rows_of_shards": rows_of_shards,
         "placements": [checksum for own in blocks.checksums.values() for checksum in own],
-    }
+    } | _weighting_facts(config, account, blocks)
+
+
+def _weighting_facts(config: Config, account: Account, blocks: Blocks) -> dict[str, Any]:
+    """Return what shards need to weigh tokens, and the split of each shard as the facts name it."""
+    if config.loss_weight == "none":
+        return {}
+    splits = ["validation" if split == "validation" else "train" for split, own in blocks.rows.items() for _ in own]
+    return {"loss_weight": weighting_facts(config, account), "weighted_as": splits}
 
 
 def seal_plan(facts: dict[str, Any], recipe: Recipe, folder: Path) -> dict[str, Any]:
@@ -266,11 +284,12 @@ def write_blocks(
     with_turns = group is not None or pieces.accepted.samples.several
     with (
         atomic_file(plan_file) as out,
-        pa.ipc.new_file(pa.PythonFile(out, "w"), PLAN_SCHEMA) as plan,
+        pa.ipc.new_file(pa.PythonFile(out, "w"), plan_schema(config.weighs_conversations)) as plan,
         index_writer(index_file, tokens, recipe, shards, with_turns) as index,
     ):
         held_out, companions = pieces.held_out(), Companions()
         company = Company.of(config, tokens)
+        trained = trained_of_conversations(pieces, tokens) if config.weighs_conversations else None
         for epoch in range(1, config.epochs + 1):
             split = "train" if epoch == 1 else f"{TRAIN_EPOCH_PREFIX}{epoch}"
             if epoch == 1:
@@ -282,7 +301,7 @@ def write_blocks(
             if epoch > 1:
                 companions.separate(placed.row, placed.start, pieces.of, pieces.lengths(), placed.rows)
             blocks.bounds += placed.lower_bounds
-            checksums, rows = list(_write_plan(plan, pieces, tokens, placed)), np.diff(placed.edges).tolist()
+            checksums, rows = list(_write_plan(plan, pieces, tokens, placed, trained)), np.diff(placed.edges).tolist()
             for own in placed.rows_of_splits:
                 blocks.rows[own], rows = rows[: sizes[own]], rows[sizes[own] :]
                 blocks.checksums[own], checksums = checksums[: sizes[own]], checksums[sizes[own] :]
@@ -305,9 +324,16 @@ def _choose_company(company: Company, pieces: Pieces, placed: Placed, held_out: 
 
 
 def _write_plan(
-    plan: pa.ipc.RecordBatchFileWriter, pieces: Pieces, tokens: TokenColumns, placed: Placed
+    plan: pa.ipc.RecordBatchFileWriter,
+    pieces: Pieces,
+    tokens: TokenColumns,
+    placed: Placed,
+    trained: np.ndarray | None = None,
 ) -> Iterator[str]:
-    """Write one record batch per shard and yield its checksum, sorting about SORTED_AT_ONCE pieces at a time."""
+    """Write one record batch per shard and yield its checksum, sorting about SORTED_AT_ONCE pieces at a time.
+
+    `trained` has the trained tokens of each piece's conversation, by the piece's number in Accepted.
+    """
     shards = len(placed.edges) - 1
     step = max(1, int(shards * SORTED_AT_ONCE // max(1, len(pieces))))
     for first in range(0, shards, step):
@@ -330,7 +356,8 @@ def _write_plan(
                 of.taken,
                 of.closed,
             ]
-            batch = pa.record_batch([to_arrow(values) for values in columns], PLAN_SCHEMA)
+            columns += [] if trained is None else [trained[of.conversation]]
+            batch = pa.record_batch([to_arrow(values) for values in columns], plan_schema(trained is not None))
             plan.write_batch(batch)
             yield xxh3_of(batch)
 

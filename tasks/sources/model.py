@@ -19,8 +19,9 @@ from pydantic import (
 )
 
 from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, check_format, read_record
+from tasks.conversations.keys.loss_weights import LOSS_WEIGHT
 from tasks.conversations.keys.other_data import OTHER_KEYS, check_ignored, without_parts
-from tasks.conversations.keys.renaming import MESSAGE_KEYS
+from tasks.conversations.keys.renaming import is_of_record
 from tasks.conversations.keys.role_names import Roles
 from tasks.conversations.model import Conversation
 from tasks.core.errors import Reject
@@ -62,7 +63,7 @@ class Source(BaseModel):
     columns: dict[str, str] = Field(
         default_factory=dict,
         description="packcorpus key → key of the file, such as {instruction: frage}; `role`, `content`, `reasoning`, "
-        "and `train` are keys of a message.",
+        "`train`, and `loss_weight` are keys of a message, the last one also of a record.",
     )
     roles: Roles = Field(
         default_factory=dict,
@@ -149,8 +150,8 @@ class SourceFile:
     @property
     def wanted_columns(self) -> frozenset[str]:
         """The keys that have a meaning in a record of this file."""
-        mapped = (theirs for ours, theirs in self.columns if ours not in MESSAGE_KEYS)
-        return frozenset((*COLUMNS, *mapped, *OTHER_KEYS.difference(self.ignore)))
+        mapped = (theirs for ours, theirs in self.columns if is_of_record(ours))
+        return frozenset((*COLUMNS, LOSS_WEIGHT, *mapped, *OTHER_KEYS.difference(self.ignore)))
 
     @property
     def reading(self) -> dict[str, Any]:

@@ -239,6 +239,14 @@ class Split(_Part):
     shards: list[Shard]
 
 
+class WeightSums(_Part):
+    """The weights of the trained tokens of a split. With each conversation weighted the same, the mean weight is 1."""
+
+    trained: int = Field(description="Trained tokens.")
+    conversations: int = Field(description="Conversations, counted as often as they are packed.")
+    loss_weight: float = Field(description="Sum of the column `loss_weight` over all rows.")
+
+
 class FileFacts(_Part):
     """A file next to the shards."""
 
@@ -271,9 +279,17 @@ class Manifest(_Part):
     )
     packing_metadata: PackingMetadata
     splits: dict[str, Split]
+    loss_weight: dict[str, WeightSums] | None = Field(
+        None, description="By split, if rows have a column `loss_weight`; otherwise absent."
+    )
     files: list[FileFacts] = Field(description="Files next to the shards: index, rejects, tokenizer, dataset card.")
     config: dict[str, Any]
     digest: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the manifest without this field.")
+
+    @model_serializer(mode="wrap")
+    def _leave_out_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out what other corpora do not have, so that their manifests stay as they were."""
+        return {name: value for name, value in serialize(self).items() if name != "loss_weight" or value is not None}
 
     @property
     def noticed_counts(self) -> dict[str, int]:

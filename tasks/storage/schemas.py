@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
 
 INDEX_SCHEMA = pa.schema(
@@ -55,6 +57,8 @@ def drop_code(reason: str) -> int:
 
 IGNORED = -100
 
+LOSS_WEIGHT = "loss_weight"  # the column of rows
+
 
 # One row per piece of a conversation; a conversation that fits a row is one piece.
 PLAN_SCHEMA = pa.schema(
@@ -70,7 +74,22 @@ PLAN_SCHEMA = pa.schema(
 )
 
 
-def row_schema(sequence_length: int, key: str) -> pa.Schema:
+# In a plan of a corpus whose conversations have the same weight each: the trained tokens of the conversation that a
+# piece is of, in all of its pieces and samples.
+TRAINED_OF_ALL = pa.field("trained_of_all", pa.int32())
+
+
+def plan_schema(weighs_conversations: bool) -> pa.Schema:
+    """Return the schema of a plan; `weighs_conversations` as in Config."""
+    return PLAN_SCHEMA.append(TRAINED_OF_ALL) if weighs_conversations else PLAN_SCHEMA
+
+
+def is_weighted(settings: dict[str, Any]) -> bool:
+    """Return whether rows have a column `loss_weight`; `settings` are those of a manifest."""
+    return settings.get("loss_weight", "none") != "none"
+
+
+def row_schema(sequence_length: int, key: str, weighted: bool = False) -> pa.Schema:
     """Return the schema of a shard of format 3.0, with its metadata."""
 
     def fixed(value: pa.DataType) -> pa.DataType:
@@ -81,6 +100,7 @@ def row_schema(sequence_length: int, key: str) -> pa.Schema:
         pa.field("attention_mask", fixed(pa.int8()), nullable=False),
         pa.field("labels", fixed(pa.int32()), nullable=False),
         pa.field("position_ids", fixed(pa.int32()), nullable=False),
+        *[pa.field(LOSS_WEIGHT, fixed(pa.float32()), nullable=False)] * weighted,
     ]
     return pa.schema(fields, metadata(sequence_length, key, "3.0"))
 
@@ -134,3 +154,17 @@ TOKENS_SCHEMA = pa.schema(
 TOKENS_AND_TEXT_SCHEMA = pa.schema(
     [*TOKENS_SCHEMA, *(pa.field(name, pa.large_string()) for name in ("messages", "tools", "text"))]
 )
+
+
+# Token files with the weights that the data has: weights[i] is that of the trained tokens from weight_ends[i - 1], or
+# from the first, to weight_ends[i]. The last end is the number of tokens.
+WEIGHTED_TOKENS_SCHEMA = pa.schema(
+    [*TOKENS_SCHEMA, ("weight_ends", pa.list_(pa.int32())), ("weights", pa.list_(pa.float32()))]
+)
+
+
+def tokens_schema(packing: bool, weighted: bool) -> pa.Schema:
+    """Return the schema of token files; `weighted` is Config.reads_loss_weights, and only with `packing`."""
+    if weighted:
+        return WEIGHTED_TOKENS_SCHEMA
+    return TOKENS_SCHEMA if packing else TOKENS_AND_TEXT_SCHEMA

@@ -22,7 +22,7 @@ import pyarrow as pa
 from tasks.core.errors import DataError
 from tasks.storage.corpus_folder import check_digest, check_unchanged, find_listed, listed_file, reading
 from tasks.storage.manifest import Manifest, repair_hint
-from tasks.storage.schemas import conversation_schema, index_schema, row_schema
+from tasks.storage.schemas import conversation_schema, index_schema, is_weighted, row_schema
 
 
 class ListedFile(Protocol):
@@ -43,8 +43,9 @@ class ListedShard(ListedFile, Protocol):
 
 def shard_schema(manifest: Manifest) -> pa.Schema:
     """Return the schema of every shard of a corpus, with its metadata."""
-    schema_of = row_schema if manifest.packing_metadata.enabled else conversation_schema
-    return schema_of(manifest.sequence_length, manifest.key)
+    if not manifest.packing_metadata.enabled:
+        return conversation_schema(manifest.sequence_length, manifest.key)
+    return row_schema(manifest.sequence_length, manifest.key, is_weighted(manifest.config))
 
 
 @contextmanager

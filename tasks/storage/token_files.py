@@ -9,6 +9,7 @@ A token file is an Arrow IPC file with one row per sample of an accepted convers
     trained     int32               trained tokens, including the separator
     separator   bool                whether the last token is an EOS that was added
     tokens      large_list<int32>   the id of a trained token, ~id (bitwise not) of any other
+    weight_ends, weights            only with loss_weight: data or both (schemas.WEIGHTED_TOKENS_SCHEMA)
 
 One number carries a token and its label, so one copy moves both: id = v ^ (v >> 31), trained = v >= 0. The first token
 of a conversation is never trained, because nothing precedes it to predict it from. With `packing: false`, three
@@ -66,6 +67,29 @@ class TokenFiles:
         pieces from everywhere in the corpus, but not from every record batch of a large one.
         """
         found = np.empty(len(plan["part"]), np.int64)
+        for pieces, batch, rows, base in self._asked(plan):
+            tokens = batch.column("tokens")
+            found[pieces] = tokens.values.buffers()[1].address - base + 4 * to_numpy(tokens.offsets)[rows]
+        return found + 4 * plan["first"]
+
+    def weights(self, plan: dict[str, np.ndarray]) -> WeightRuns:
+        """Return the weights of the data of each piece of a plan: of its whole conversation, in runs."""
+        numbers, ends, weights = [np.empty(0, np.int64)], [np.empty(0, np.int32)], [np.empty(0, np.float32)]
+        counts = np.zeros(len(plan["part"]), np.int64)
+        for pieces, batch, rows, _ in self._asked(plan):
+            own = batch.select(["weight_ends", "weights"]).take(pa.array(rows))
+            counts[pieces] = np.diff(to_numpy(own.column(0).offsets))
+            numbers.append(np.repeat(pieces, counts[pieces]))
+            ends.append(own.column(0).flatten().to_numpy())
+            weights.append(own.column(1).flatten().to_numpy())
+        order = np.argsort(np.concatenate(numbers), kind="stable")
+        return WeightRuns(offsets_of(counts), np.concatenate(ends)[order], np.concatenate(weights)[order])
+
+    def _asked(self, plan: dict[str, np.ndarray]) -> Iterator[tuple[np.ndarray, pa.RecordBatch, np.ndarray, int]]:
+        """Yield the numbers of pieces, their record batch, their rows in it, and the address at which its file starts.
+
+        Raises ValueError or IndexError if a file does not have what was recorded or planned.
+        """
         for part, pieces in self._by_part(plan):
             path = self._path(part)
             conversations = plan["conversation"][pieces]
@@ -74,17 +98,15 @@ class TokenFiles:
                 edges = offsets_of(_rows_of_batches(path, reader))
                 inside = np.searchsorted(conversations, edges)
                 for number in np.flatnonzero(np.diff(inside)).tolist():
-                    tokens = reader.get_batch(number).column("tokens")
-                    if len(tokens) != edges[number + 1] - edges[number]:
-                        raise ValueError(f"{path}: record batch {number} has {len(tokens):,} rows, not as recorded")
+                    batch = reader.get_batch(number)
+                    if len(batch) != edges[number + 1] - edges[number]:
+                        raise ValueError(f"{path}: record batch {number} has {len(batch):,} rows, not as recorded")
                     asked = slice(int(inside[number]), int(inside[number + 1]))
-                    offsets = to_numpy(tokens.offsets)[conversations[asked] - edges[number]]
-                    found[pieces[asked]] = tokens.values.buffers()[1].address - base + 4 * offsets
+                    yield pieces[asked], batch, conversations[asked] - edges[number], base
             if len(conversations) and conversations[-1] >= edges[-1]:
                 raise IndexError(
                     f"{path}: has {edges[-1]:,} conversations, but the plan has number {conversations[-1]:,}"
                 )
-        return found + 4 * plan["first"]
 
     def gather(self, plan: dict[str, np.ndarray], starts: np.ndarray, out: np.ndarray) -> None:
         """Copy the pieces of a plan into `out` (int32), each to its offset in `starts`.
@@ -139,6 +161,20 @@ def offsets_and_values(tokens: pa.LargeListArray) -> tuple[np.ndarray, np.ndarra
 
 def _lengths(tokens: pa.LargeListArray) -> np.ndarray:
     return as_int32(np.diff(to_numpy(tokens.offsets)), "tokens of a conversation")
+
+
+class WeightRuns(NamedTuple):
+    """Runs of tokens of the same weight, for each of several pieces: see schemas.WEIGHTED_TOKENS_SCHEMA."""
+
+    offsets: np.ndarray  # int64[pieces + 1], in the runs
+    ends: np.ndarray  # int32, offset in the conversation at which a run ends
+    weights: np.ndarray  # float32
+
+    def between(self, pieces: slice) -> WeightRuns:
+        """Return the runs of neighboring pieces."""
+        offsets = self.offsets[pieces.start : pieces.stop + 1]
+        inside = slice(offsets[0], offsets[-1])
+        return WeightRuns(offsets - offsets[0], self.ends[inside], self.weights[inside])
 
 
 class _Opened(NamedTuple):

@@ -87,6 +87,7 @@ class Prepared(Struct, gc=False):
     strings: Sequence[str]  # all strings of the conversation, after its layout unless the shape has it
     digest: int  # its content_digest
     row: tuple[str, str | None, str] | None = None  # messages, tools, text: further columns of format 2.0
+    weights: Sequence[tuple[int, float]] = ()  # the segment from which on each weight of the data holds
 
 
 class _Frame(NamedTuple):

@@ -8,20 +8,26 @@ The second way defines what a record means. The first one gives the same, or not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from tasks.conversations.formats import role_names
+from tasks.conversations.keys.loss_weights import LOSS_WEIGHT, with_loss_weights
 from tasks.conversations.model import Conversation, PlainRecord, content_digest, whole_text
 from tasks.conversations.openai import tools_json, turns_json
 from tasks.core.errors import PackError, Reject
+from tasks.core.printable import counted
 from tasks.encoders.encoder import Encoder
 from tasks.recipe import Recipe
 from tasks.sources.model import SourceFile
 from tasks.templates.spans import Sample, Span, Template, TrainOn, trained_turns, up_to
-from tasks.tokenization.frames import Frames, Prepared, shape_of_sample
+from tasks.tokenization.frames import Frames, Prepared, Shape, shape_of_sample
 from tasks.tokenization.plain_records import PlainRecords, as_dict
 from tasks.tokenization.segments import segments_of
+
+TEXT_CELLS = ("csv", "tsv")  # containers whose numbers are text
 
 
 class ToRender(NamedTuple):
@@ -38,12 +44,22 @@ class Preparer:
     Without `packing`, a row is one conversation, with its messages and text.
     """
 
-    def __init__(self, file: SourceFile, template: Template, encoder: Encoder, train_on: TrainOn, packing: bool = True):
-        self._file = file
+    def __init__(
+        self,
+        file: SourceFile,
+        template: Template,
+        encoder: Encoder,
+        train_on: TrainOn,
+        packing: bool = True,
+        weighted: bool = False,
+    ):
+        """`weighted`: read how much turns count in the loss, and do not fill in without."""
+        self._file, self._weighted = file, weighted
         self._template, self._encoder, self._train_on, self._packing = template, encoder, train_on, packing
         self._frames = Frames(template, encoder, train_on, role_names(file.format, dict(file.roles)))
         # Without frames, plain records would only be converted back. With other keys, none is plain.
-        self._plain = PlainRecords(file.format if packing and self._frames.known and not file.columns else "")
+        fills = packing and not weighted and self._frames.known and not file.columns
+        self._plain = PlainRecords(file.format if fills else "")
         self.decode = self._plain.decode  # for the reader of the file
 
     def prepare(self, record: object) -> list[Prepared]:
@@ -88,12 +104,30 @@ class Preparer:
         return self._fill_with_care(as_dict(record), self._packing)
 
     def _fill_with_care(self, record: object, may_fill: bool) -> list[Prepared] | ToRender:
-        conversation = self._file.conversation(record)
+        conversation = self._conversation(record)
         trained = trained_turns(conversation, self._train_on)
         if not any(trained):
             raise Reject("no_trained_tokens", _why_untrained(conversation, self._train_on))
         filled, is_compared = self._frames.filled(conversation, trained) if may_fill else (None, False)
-        return filled if filled and not is_compared else ToRender(conversation, trained, filled)
+        if filled and not is_compared:
+            return self._weigh(filled, conversation, trained)
+        return ToRender(conversation, trained, filled)
+
+    def _conversation(self, record: object) -> Conversation:
+        """Read a record, with weights if they are used. Raises Reject."""
+        conversation = self._file.conversation(record)
+        if not self._weighted:
+            return conversation
+        name = dict(self._file.columns).get(LOSS_WEIGHT, LOSS_WEIGHT)
+        return with_loss_weights(conversation, self._file.container in TEXT_CELLS, name)
+
+    def _weigh(self, samples: list[Prepared], conversation: Conversation, trained: Sequence[bool]) -> list[Prepared]:
+        """Add the weights of the turns to the samples of a conversation. Raises Reject if a sample cannot have them."""
+        if self._weighted:
+            of_turns = {k: message.loss_weight for k, message in enumerate(conversation.messages) if trained[k]}
+            for sample in samples:
+                sample.weights = weights_of_segments(sample.shape, of_turns)
+        return samples
 
     def prepared(
         self, rendered: ToRender, samples: list[Sample] | Reject | PackError
@@ -103,9 +137,10 @@ class Preparer:
             return samples
         try:
             found = [self._prepare_sample(rendered.conversation, sample) for sample in samples]
+            found = [prepared for prepared in found if prepared.shape.trained.any()]
+            self._weigh(found, rendered.conversation, rendered.trained)
         except Reject as reject:
             return reject
-        found = [prepared for prepared in found if prepared.shape.trained.any()]
         if rendered.filled and [*map(comparable, rendered.filled)] != [*map(comparable, found)]:
             texts = [[sample.texts for sample in each] for each in (rendered.filled, found)]
             raise AssertionError(f"template {self._template.name}: {texts[0]} is rendered as {texts[1]}")
@@ -120,6 +155,26 @@ class Preparer:
         return prepared
 
 
+def weights_of_segments(shape: Shape, of_turns: dict[int, Any]) -> list[tuple[int, float]]:
+    """Return the first segment that each weight holds from; the first weight holds from segment 0.
+
+    `of_turns` has the weights of the turns that are trained on. Each is a run of trained segments; the separator
+    belongs to the last one. Raises Reject if a template does not keep turns of different weights apart like this.
+    """
+    weights = [of_turns[shape.turn]] if shape.turn >= 0 else list(of_turns.values())
+    if len(set(weights)) == 1:
+        return [(0, weights[0])]
+    trained = shape.trained[:-1] if shape.separator else shape.trained
+    starts = np.flatnonzero(trained & ~np.append(False, trained[:-1]))
+    if len(starts) != len(weights):
+        raise Reject(
+            "bad_weight",
+            f"the turns that are trained on have different weights ({LOSS_WEIGHT}), but the template writes "
+            f"{len(weights)} of them in {counted(len(starts), 'run')} of trained text; give them the same weight",
+        )
+    return list(zip([0, *starts[1:].tolist()], weights, strict=True))
+
+
 def comparable(sample: Prepared) -> tuple[object, ...]:
     """Return everything of a sample that ends up in a token file."""
     shape = sample.shape
@@ -129,6 +184,8 @@ def comparable(sample: Prepared) -> tuple[object, ...]:
 def _why_untrained(conversation: Conversation, train_on: TrainOn) -> str:
     why = f"none of its turns is trained on (train_on: {train_on})"
     answers = [message for message in conversation.messages if message.role == "assistant"]
+    if any(message.loss_weight == 0.0 for message in answers):
+        return f"{why}: {LOSS_WEIGHT} is 0"
     if any(not message.weight for message in answers):
         return f"{why}: weight, train, or training leaves answers out"
     if not answers and conversation.messages[0].role != "text":

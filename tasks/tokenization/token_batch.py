@@ -95,7 +95,7 @@ class Batch:
             texts, holding, encoded = self._encoded()
         shapes = _Shapes([prepared.shape for prepared in self._conversations])
         tokens, trained, segments = shapes.segments()
-        values, offsets, counts = _labelled(encoded, tokens, trained, segments)
+        values, offsets, counts, ends = _labelled(encoded, tokens, trained, segments)
         self._notice(encoded, texts, holding, offsets_of(np.diff(offsets_of(tokens == TEXT)[segments])))
         records = np.array(self.records, np.int64)
         is_first = np.append(True, records[1:] != records[:-1])  # of the samples of a conversation
@@ -112,10 +112,26 @@ class Batch:
             to_arrow(separators),
             pa.LargeListArray.from_arrays(to_arrow(offsets), to_arrow(values)),
         ]
-        if len(schema) > len(columns):
+        if "weights" in schema.names:
+            columns += self._weights(ends, segments)
+        elif len(schema) > len(columns):
             rows = [prepared.row for prepared in self._conversations if prepared.row]
             columns += [pa.array(column, pa.large_string()) for column in zip(*rows, strict=True)]
         return pa.record_batch(columns, schema=schema)
+
+    def _weights(self, ends: np.ndarray, segments: np.ndarray) -> list[pa.Array]:
+        """Return the columns weight_ends and weights; `ends` are offsets in tokens, `segments` those of samples."""
+        counts = np.array([len(prepared.weights) for prepared in self._conversations])
+        runs = [run for prepared in self._conversations for run in prepared.weights]
+        # Each run ends where the next one of its sample starts, or with the sample.
+        starts = np.array([segment for segment, _ in runs]) + np.repeat(segments[:-1], counts)
+        last = offsets_of(counts)[1:] - 1
+        stops = np.append(starts[1:], 0)
+        stops[last] = segments[1:]
+        tokens = (ends[stops] - ends[np.repeat(segments[:-1], counts)]).astype(np.int32)
+        offsets = to_arrow(offsets_of(counts).astype(np.int32))
+        values = np.array([weight for _, weight in runs], np.float32)
+        return [pa.ListArray.from_arrays(offsets, to_arrow(each)) for each in (tokens, values)]
 
     def _encoded(self) -> tuple[list[str], list[int], Encoded]:
         texts = [text for prepared in self._conversations for text in prepared.texts]
@@ -172,8 +188,10 @@ class Batch:
 
 def _labelled(
     encoded: Encoded, tokens: np.ndarray, trained: np.ndarray, segments: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return the tokens as a token file stores them, the offsets of the conversations, and their trained tokens.
+
+    Last come the offsets of the segments.
 
     `tokens` and `trained` have one value per segment; `segments` are the offsets of the conversations in them.
     """
@@ -194,4 +212,4 @@ def _labelled(
     counts = np.diff(offsets_of(lengths * trained)[segments]) - (flips[offsets[:-1]] == 0)
     flips[offsets[:-1]] = -1
     values ^= flips
-    return values, offsets, counts
+    return values, offsets, counts, ends

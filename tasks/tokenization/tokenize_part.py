@@ -23,7 +23,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.sources.model import Part
 from tasks.sources.parts import place_of, read_part
 from tasks.storage.files import atomic_file, write_receipt
-from tasks.storage.schemas import TOKENS_AND_TEXT_SCHEMA, TOKENS_SCHEMA
+from tasks.storage.schemas import tokens_schema
 from tasks.templates.spans import Template
 from tasks.tokenization.prepare import Preparer
 from tasks.tokenization.token_batch import COUNTS, Batch
@@ -46,9 +46,10 @@ def tokenize_part(
     receipt: dict[str, Any] = dict.fromkeys(("conversations", *COUNTS), 0)
     rejects: list[list[Any]] = []
     batches: list[int] = []  # rows of each record batch: a reader opens those that it needs
-    schema = TOKENS_SCHEMA if config.packing else TOKENS_AND_TEXT_SCHEMA
-    preparer = Preparer(part.file, template, encoder, config.train_on, config.packing)
-    unused = UnusedKeys(part.file.format, dict(part.file.columns), part.file.ignore)
+    weighted = config.reads_loss_weights
+    schema = tokens_schema(config.packing, weighted)
+    preparer = Preparer(part.file, template, encoder, config.train_on, config.packing, weighted)
+    unused = UnusedKeys(part.file.format, dict(part.file.columns), part.file.ignore, weighted)
     reader = read_part(part, config.max_record_bytes, preparer.decode)
     with atomic_file(token_file, "xxh3") as out, _rare_collections():
         with pa.ipc.new_file(pa.PythonFile(out, "w"), schema) as writer:

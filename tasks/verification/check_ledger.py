@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -73,6 +74,26 @@ class _Counts:
         return dict(sorted(((*names, "unknown")[reason], count) for reason, count in self.reasons.items()))
 
 
+def _check_weights(manifest: Manifest, tokens: Tokens, require: Callable[[str, Any, Any], None]) -> None:
+    """Check the sums of the column `loss_weight` of each split."""
+    recorded = manifest.loss_weight
+    require("loss_weight", manifest.config.get("loss_weight", "none") != "none", recorded is not None)
+    if recorded is None:
+        return
+    require("splits of loss_weight", [*tokens.weights], [*recorded])
+    in_train = sum(facts.conversations for facts in manifest.mixture)
+    copies = sum(facts.copies for facts in manifest.mixture)
+    for split, facts in recorded.items():
+        found = tokens.weights[split]
+        count = manifest.ledger.conversations.packed - in_train if split == "validation" else copies
+        require(f"conversations of {split}", count, facts.conversations)
+        require(f"trained tokens of {split}", found.trained, facts.trained)
+        require(f"loss_weight of {split}", math.fsum(found.sums), facts.loss_weight)
+        if found.conversations:
+            shares = round(math.fsum(found.conversations), 3)
+            require(f"conversations of {split} by loss_weight", shares, float(facts.conversations))
+
+
 def check_recorded_ledger(manifest: Manifest, folder: Path, index: Index, tokens: Tokens) -> None:
     def require(name: str, counted: Any, recorded: Any) -> None:
         if counted != recorded:
@@ -108,6 +129,7 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: Index, tokens
         of_sources = sum(s.conversations for s in manifest.sources)
         require("conversations of all sources", of_sources, ledger.conversations.read)
         require("tokens of all sources", sum(s.tokens for s in manifest.sources), ledger.tokens.encoded)
+        _check_weights(manifest, tokens, require)
         require("pieces", tokens.pieces, ledger.pieces.packed)
         require("packed tokens", tokens.packed, ledger.tokens.packed)
         require("trained tokens", tokens.trained, ledger.tokens.trained)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +26,33 @@ class Tokens:
     trained: int = 0
     rows: int = 0
     pieces: int = 0
+    weights: dict[str, Weights] = field(default_factory=dict)  # by split, if rows have any
 
 
-def _shards(manifest: Manifest, index: Index) -> Iterator[tuple[Shard, dict[str, np.ndarray]]]:
-    """Yield each shard with the index's pieces in it, sorted by row and start."""
-    shards = (shard for split in manifest.splits.values() for shard in split.shards)
-    for shard, pieces in zip(shards, index.by_shard, strict=True):
+@dataclass(slots=True)
+class Weights:
+    """Sums over the column `loss_weight` of a split. `conversations` are added up from shares of conversations."""
+
+    trained: int = 0
+    sums: list[float] = field(default_factory=list)  # of each shard
+    conversations: list[float] = field(default_factory=list)  # of each batch
+
+
+def _shards(manifest: Manifest, index: Index) -> Iterator[tuple[str, Shard, dict[str, np.ndarray]]]:
+    """Yield each shard with its split and the index's pieces in it, sorted by row and start."""
+    shards = ((name, shard) for name, split in manifest.splits.items() for shard in split.shards)
+    for (split, shard), pieces in zip(shards, index.by_shard, strict=True):
         ordered = pieces[np.lexsort((pieces["start"], pieces["row"]))]
-        yield shard, {name: ordered[name] for name in PIECE.names or ()}
+        yield split, shard, {name: ordered[name] for name in PIECE.names or ()}
 
 
 def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
     total = Tokens()
-    for shard, pieces in _shards(manifest, index):
+    if manifest.loss_weight is not None:
+        total.weights = {split: Weights() for split in manifest.splits}
+    for split, shard, pieces in _shards(manifest, index):
         path = folder / shard.path
-        rows = 0
+        rows, sums = 0, list[float]()
         with open_shard(manifest, folder, shard, streamed=True) as batches:
             for batch in batches:
                 top, rows = rows, rows + batch.num_rows
@@ -47,7 +60,11 @@ def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
                 chosen = {name: values[inside] for name, values in pieces.items()}
                 chosen["row"] = chosen["row"] - top
                 _check_batch(batch, chosen, manifest, f"{path}: row {top}", total)
+                if manifest.loss_weight is not None:
+                    sums.append(_check_weights(batch, chosen, manifest, split, f"{path}: row {top}", total))
         total.rows += rows
+        if manifest.loss_weight is not None:
+            total.weights[split].sums.append(math.fsum(sums))
     return total
 
 
@@ -114,10 +131,67 @@ def _check_batch(
     total.trained += int((flat_labels != IGNORED).sum())
 
 
+def _check_weights(
+    batch: pa.RecordBatch, pieces: dict[str, np.ndarray], manifest: Manifest, split: str, where: str, total: Tokens
+) -> float:
+    """Check the column `loss_weight` of some rows, and return its sum, added exactly."""
+    length, found = manifest.sequence_length, total.weights[split]
+    weights = batch.column("loss_weight").flatten().to_numpy()
+    trained = batch.column("labels").flatten().to_numpy() != IGNORED
+    for bad, what in (
+        (~np.isfinite(weights), "a loss_weight is not a number"),
+        (trained & ~(weights > 0), "a token that is trained on has no loss_weight"),
+        (~trained & (weights != 0), "a token that is not trained on has a loss_weight"),
+    ):
+        if bad.any():
+            raise DataError("bad_row", f"{where} + {int(np.flatnonzero(bad)[0]) // length}: {what}")
+    if manifest.config["loss_weight"] == "conversation":
+        found.conversations.append(_count_conversations(weights, trained, pieces, manifest, split, where))
+    found.trained += int(np.count_nonzero(trained))
+    values, counts = np.unique(weights, return_counts=True)
+    return math.fsum(float(value) * count for value, count in zip(values, counts.tolist(), strict=True))
+
+
+def _count_conversations(
+    weights: np.ndarray,
+    trained: np.ndarray,
+    pieces: dict[str, np.ndarray],
+    manifest: Manifest,
+    split: str,
+    where: str,
+) -> float:
+    """Check that the weight of each piece is that of a conversation, and count conversations.
+
+    The weight w of a conversation of n trained tokens is t / (c n), of a split with t trained tokens and c
+    conversations. So n follows from the weight of a piece. Its share of its conversation is its trained tokens over n.
+    """
+    facts, length = (manifest.loss_weight or {})[split], manifest.sequence_length
+    places, tokens = np.flatnonzero(trained), pieces["trained"].astype(np.int64)
+    counted = tokens > 0
+    tokens, rows = tokens[counted], pieces["row"][counted]
+    if tokens.sum() != len(places):
+        raise DataError("bad_row", f"{where}: the index and the labels disagree about trained tokens")
+    own = weights[places]
+    of_pieces = own[np.cumsum(tokens) - tokens]
+    whole = np.rint(facts.trained / (facts.conversations * of_pieces.astype(np.float64)))
+    expected = (facts.trained / (facts.conversations * np.maximum(whole, 1))).astype(np.float32)
+    is_whole = manifest.config.get("overlong") != "split" and manifest.ledger.samples is None
+    wrong = (expected != of_pieces) | ((whole != tokens) if is_whole else (whole < tokens))
+    if wrong.any():
+        row = int(rows[np.flatnonzero(wrong)[0]])
+        raise DataError(
+            "bad_row", f"{where} + {row}: a loss_weight does not follow from the length of its conversation"
+        )
+    if (own != np.repeat(of_pieces, tokens)).any():
+        row = int(places[np.flatnonzero(own != np.repeat(of_pieces, tokens))[0]]) // length
+        raise DataError("bad_row", f"{where} + {row}: a conversation has several values of loss_weight")
+    return math.fsum((tokens / whole).tolist())
+
+
 def check_unpacked_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
     """Check format 2.0, in which a row is a conversation."""
     total = Tokens()
-    for shard, pieces in _shards(manifest, index):
+    for _, shard, pieces in _shards(manifest, index):
         with open_shard(manifest, folder, shard, streamed=True) as batches:
             rows = sum(batch.num_rows for batch in batches)
         if not np.array_equal(pieces["row"], np.arange(rows)):

@@ -21,6 +21,7 @@ from tasks.storage.corpus_folder import check_listed, checked_folder, find_liste
 from tasks.storage.files import sha256_of
 from tasks.storage.keys import FORMAT_VERSION
 from tasks.storage.manifest import Manifest, load_manifest, lost_hint, read_values
+from tasks.storage.schemas import LOSS_WEIGHT, is_weighted
 from tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
 from tasks.storage.splits import SPLITS
 from tasks.stores.mirror import remote_with
@@ -59,6 +60,7 @@ class Corpus:
     manifest: Manifest | None
     splits: dict[str, list[Shard]]
     isolated: bool  # rows have position_ids
+    weighted: bool = False  # rows have loss_weight
     notes: tuple[str, ...] = ()  # what the user should know, a sentence each
 
     def rows(self, split: str) -> int:
@@ -144,6 +146,7 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
         manifest=manifest,
         splits=splits,
         isolated=version == PACKED and not lacking,
+        weighted=is_weighted(manifest.config),
     )
 
 
@@ -189,10 +192,11 @@ class _Header:
     key: str
     length: int
     isolated: bool
+    weighted: bool
 
     def __str__(self) -> str:
-        positions = "with" if self.isolated else "without"
-        return f"format {self.version}, key {self.key[:12] or 'none'}, length {self.length}, {positions} position_ids"
+        columns = f"{'with' if self.isolated else 'without'} position_ids" + f", with {LOSS_WEIGHT}" * self.weighted
+        return f"format {self.version}, key {self.key[:12] or 'none'}, length {self.length}, {columns}"
 
 
 def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
@@ -223,6 +227,7 @@ def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
         manifest=None,
         splits=splits,
         isolated=header.isolated,
+        weighted=header.weighted,
         notes=(*notes, f"{folder}: has no packcorpus manifest, so there are no digests and damage can go unnoticed"),
     )
 
@@ -285,7 +290,8 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
         raise DataError("not_trainable", f"{path}: has no sequence_length: metadata {describe_metadata(schema)}")
     if version == PACKED:
         _check_rows(path, schema, allow_unisolated)
-    return _Header(version, metadata.get("manifest_key", ""), int(length), "position_ids" in schema.names), rows
+    key, columns = metadata.get("manifest_key", ""), set(schema.names)
+    return _Header(version, key, int(length), "position_ids" in columns, LOSS_WEIGHT in columns), rows
 
 
 def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool) -> None:

@@ -1,7 +1,7 @@
 """Packed rows as a torch Dataset, verified, in memory or mapped.
 
     shard ─read_verified─▶ its bytes ─record batches─▶ checked and counted ─▶ int32[rows, L] of each column
-    row numbers of a batch ─▶ input_ids int32[L], labels int64[L], position_ids int32[L] of each row
+    row numbers of a batch ─▶ input_ids int32[L], labels int64[L], position_ids int32[L], perhaps loss_weight float32[L]
 
 In memory, the bytes that are parsed are exactly those that were hashed; they are freed once their rows are copied.
 attention_mask is checked and then dropped: passed to a model, it disables the isolation of conversations.
@@ -24,12 +24,12 @@ import torch
 
 from tasks.core.errors import DataError
 from tasks.storage.corpus_folder import reading
-from tasks.storage.schemas import IGNORED
+from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
 from tasks.storage.shards import check_row_count, read_verified
 from train.data.corpus import PACKED, Corpus, Shard, open_corpus
 from train.machine.devices import cpus, free_memory, is_wsl, processes_here
 
-Columns = dict[str, np.ndarray]  # int32[rows, L] by name
+Columns = dict[str, np.ndarray]  # int32[rows, L] by name; loss_weight is float32[rows, L]
 Counts = tuple[int, ...]  # max_id, tokens, trained tokens, conversations
 
 # Bytes of shards in memory at a time, besides the rows copied from them: 26 shards of the size that PackCorpus makes
@@ -49,7 +49,8 @@ class PackedDataset(torch.utils.data.Dataset):
         batches = DataLoader(rows, batch_size=8, shuffle=True, collate_fn=default_data_collator)
 
     A row is {"input_ids": int32[L], "labels": int64[L], "position_ids": int32[L]}: copies, which may be modified. It
-    never has an attention_mask, and no position_ids if the corpus has none and `allow_unisolated` is set.
+    never has an attention_mask, and no position_ids if the corpus has none and `allow_unisolated` is set. With
+    `loss_weight` in the config of the corpus, it has "loss_weight": float32[L], which `weigh_loss` makes a model honor.
 
     rows, tokens, trained_tokens   counts; tokens exclude padding
     conversations                  pieces of conversations in rows; None if rows have no position_ids
@@ -96,7 +97,7 @@ class PackedDataset(torch.utils.data.Dataset):
         if self.load == "memory":
             threads = max(1, min(threads, RAW_BYTES // largest))
             shape = (self.rows, corpus.sequence_length)
-            whole: Columns | None = {name: np.empty(shape, np.int32) for name in self._names}
+            whole: Columns | None = {name: np.empty(shape, dtype_of(name)) for name in self._names}
         else:
             whole = None
         first_rows = accumulate((shard.rows for shard in shards), initial=0)
@@ -170,7 +171,12 @@ class Passes(torch.utils.data.Dataset):
 
 def column_names(corpus: Corpus) -> tuple[str, ...]:
     """Return the columns of a row that a model gets."""
-    return ("input_ids", "labels", *["position_ids"] * corpus.isolated)
+    return ("input_ids", "labels", *["position_ids"] * corpus.isolated, *[LOSS_WEIGHT] * corpus.weighted)
+
+
+def dtype_of(name: str) -> type[np.generic]:
+    """Return the type of a column in memory."""
+    return np.float32 if name == LOSS_WEIGHT else np.int32
 
 
 def copy_rows(
@@ -179,7 +185,7 @@ def copy_rows(
     """Copy rows from their blocks; they share one tensor for each column."""
     batch = []
     for name in names:
-        kind = torch.int64 if name == "labels" else torch.int32
+        kind = torch.int64 if name == "labels" else torch.float32 if name == LOSS_WEIGHT else torch.int32
         values = torch.empty((len(places), length), dtype=kind)
         for copy, (block, row) in zip(values.numpy(), places, strict=True):
             copy[:] = block[name][row]
@@ -210,7 +216,8 @@ def _record_batches(
     with reading(path):
         for batch in pa.ipc.open_stream(data):
             if batch.num_rows:
-                columns = {name: _matrix(batch.column(name), name, pa.int32(), length) for name in names}
+                kinds = {name: pa.from_numpy_dtype(dtype_of(name)) for name in names}
+                columns = {name: _matrix(batch.column(name), name, kind, length) for name, kind in kinds.items()}
                 yield columns, _matrix(batch.column("attention_mask"), "attention_mask", pa.int8(), length)
 
 
@@ -244,6 +251,9 @@ def _check_and_count(columns: Columns, mask: np.ndarray, path: Path, first_row: 
     require(trained <= mask, "padding is trained on")
     require((labels == ids) | ~trained, "a label is neither -100 nor the token itself")
     require(trained.any(axis=1, keepdims=True), "no token of the row is trained on")
+    if (weights := columns.get(LOSS_WEIGHT)) is not None:
+        require(np.isfinite(weights), "a loss_weight is not a number")
+        require((weights > 0) == trained, "not exactly the tokens that are trained on have a loss_weight above 0")
     conversations = 0
     if positions is not None:
         require(positions[:, :1] == 0, "position_ids do not start at 0")

@@ -12,6 +12,7 @@ from itertools import islice
 
 import torch
 
+from tasks.storage.schemas import LOSS_WEIGHT
 from train.data.corpus import Corpus
 from train.data.shard_reader import Place
 from train.data.stream import Row, StreamedRows
@@ -72,4 +73,5 @@ def empty_row(corpus: Corpus) -> Row:
     length = corpus.sequence_length
     ids, labels = torch.zeros(length, dtype=torch.int32), torch.full((length,), -100, dtype=torch.int64)
     positions = {"position_ids": torch.arange(length, dtype=torch.int32)} if corpus.isolated else {}
-    return {"input_ids": ids, "labels": labels, **positions}
+    weights = {LOSS_WEIGHT: torch.zeros(length)} if corpus.weighted else {}
+    return {"input_ids": ids, "labels": labels, **positions, **weights}

@@ -21,6 +21,7 @@ from tasks.core.errors import UsageError
 from tasks.core.printable import counted
 from tasks.encoders.corpus_tokenizer import find_tokenizer_files
 from tasks.encoders.tokenizer_files import TokenizerFiles
+from tasks.storage.schemas import LOSS_WEIGHT
 from train.config import TrainingConfig
 from train.data.corpus import Corpus
 from train.loop import micro_batch
@@ -116,6 +117,13 @@ def prepare(
     if note:
         notes.append(note)
         config = config.model_copy(update={"attention": attention})
+    if corpus.weighted:
+        options.weigh_loss(model)
+        batch = batch_of([options.comparable(feed.longest[0])], range(1), feed.collator(attention), state.device)
+        with together(waiting=is_sharded(model)):
+            options.require_same_loss(model, batch, device.dtype)
+        by = corpus.manifest.config[LOSS_WEIGHT] if corpus.manifest else "a column of the rows"
+        notes.append(f"{LOSS_WEIGHT}: {by}; the loss of a step is the weighted mean of its trained tokens")
     checkpoint = newest_of_all(folder.path, corpus.key, disk)
     choices = _choose(model, feed, config, before, known, tried, device, state)
     proof = None

@@ -19,6 +19,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from tasks.core import process
 from tasks.core.errors import DataError
+from tasks.storage.schemas import LOSS_WEIGHT
 from train.config import TrainingConfig
 from train.data.dataset import Passes
 from train.data.dealt_rows import DealtRows
@@ -123,7 +124,17 @@ class Measured:
             mask = batch.get("attention_mask")  # present if the collator pads the rows
             self._tokens += len(batch["labels"]) * self.tokens_per_row if mask is None else float(mask.sum())
         self._trained = float(trained)
+        if batches and LOSS_WEIGHT in batches[0]:
+            return batches, self._sum_of_weights(batches, device)
         return batches, trained
+
+    def _sum_of_weights(self, batches: list[dict[str, torch.Tensor]], device: Any) -> torch.Tensor:
+        """Return the sum of the weights of a step's tokens on all ranks: what its weighted loss is divided by."""
+        self.model_accepts_loss_kwargs = True  # as the loss of `weigh_loss` does, whatever that of the model does
+        total = torch.stack([batch[LOSS_WEIGHT][:, 1:].double().sum() for batch in batches]).sum().to(device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            total = self.accelerator.gather(total).sum()  # type: ignore[attr-defined]
+        return total.float()
 
     def training_step(self, *inputs: Any, **named: Any) -> Any:
         self._phases.enter("copy")
@@ -201,23 +212,32 @@ class Measured:
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Compute mean loss and accuracy of trained tokens; each row counts once, on any ranks."""
+        """Compute mean loss and accuracy of trained tokens; each row counts once, on any ranks.
+
+        Rows with `loss_weight` have a weighted mean, too.
+        """
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset  # type: ignore[attr-defined]
         self.model.eval()
-        sums = torch.zeros(3, dtype=torch.float64, device=self.args.device)
+        sums = torch.zeros(5, dtype=torch.float64, device=self.args.device)
         with torch.no_grad(), PredictedTokens(self.model) as predicted:
             for batch, counts in self._batches_of_rank(dataset):
-                tokens = (batch["labels"][:, 1:] != -100).sum()
+                tokens, weights = (batch["labels"][:, 1:] != -100).sum(), batch.get(LOSS_WEIGHT)
+                weight = torch.zeros((), device=tokens.device) if weights is None else weights[:, 1:].double().sum()
                 # A run that only lacks its record has not prepared the model, which then has no autocast of its own.
                 with self.compute_loss_context_manager(), autocast(self.args.device, dtype_of(self.args)):  # type: ignore[attr-defined]
                     outputs = self.model(**batch)
                     right = predicted.count(outputs, batch["labels"])
-                sums += counts * torch.stack([outputs["loss"].double() * tokens, tokens.double(), right.double()])
+                loss = outputs["loss"].double()
+                mean = loss if weights is None else outputs["token_loss"].double()
+                found = (mean * tokens, tokens.double(), right.double(), loss * weight, weight.double())
+                sums += counts * torch.stack(found)
         if torch.distributed.is_initialized():
             torch.distributed.all_reduce(sums)
         self.model.train()
-        loss, _, accuracy = (sums / sums[1]).tolist()
+        loss, _, accuracy, *_ = (sums / sums[1]).tolist()
         metrics = {f"{metric_key_prefix}_loss": loss, f"{metric_key_prefix}_token_accuracy": accuracy}
+        if sums[4]:
+            metrics[f"{metric_key_prefix}_weighted_loss"] = float(sums[3] / sums[4])
         self._started = None  # evaluation belongs to no step
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)  # type: ignore[attr-defined,has-type]

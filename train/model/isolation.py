@@ -28,11 +28,13 @@ import torch
 
 from tasks.core.errors import DataError, PackError, PartMissing
 from tasks.core.printable import counted
+from tasks.storage.schemas import LOSS_WEIGHT
 from train.machine.alarm import fail_alike
 from train.model import states
 from train.model.adapters.adapter import keep_random
 from train.model.attention import BACKENDS, Collator, batch_of, missing_backends, precision_of, use_attention
 
+OF_LOSS = ("labels", LOSS_WEIGHT)  # of a batch, without effect on logits
 # Logits compared at a time: 2 × 256 MiB in fp32.
 LOGITS = 1 << 26
 # By chance, a single row may show less than others.
@@ -135,7 +137,7 @@ def check_isolation(model: Any, batch: dict[str, Any], rows: Sequence[dict[str, 
     the logits of 8 rows of 4096 tokens over 128k ids would take 17 GB in fp32. Works for models wrapped by PEFT.
     """
     device = model.device
-    batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items() if name != "labels"}
+    batch = {name: x.to(device) if torch.is_tensor(x) else x for name, x in batch.items() if name not in OF_LOSS}
     numbers = number_conversations(rows).to(device)
     ids, vocabulary = batch["input_ids"], model.get_input_embeddings().num_embeddings
     # A shift by 1 … V - 1 changes every token.
@@ -340,6 +342,7 @@ def try_backend(
         if isolated:
             require_isolation(model, dataset, collate, count, attention=backend, seed=seed)
         batch = batch_of(dataset, range(count), collate, device)
+        batch.pop(LOSS_WEIGHT, None)  # the model may be one that does not know it
         seconds = []
         with keep_random(device):
             for _ in range(1 + passes):

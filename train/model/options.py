@@ -1,6 +1,7 @@
 """Turn on options that save memory or time; each is first tried on real rows.
 
 model + rows ─try_fused_loss─▶ used if loss and gradient stay the same
+            ├weigh_loss──────▶ the loss of rows with `loss_weight`, for a corpus that has them
             └try_compile─────▶ used if they do, if torch really compiled the layers, and if passes are faster
 """
 
@@ -20,7 +21,9 @@ from torch._dynamo.utils import counters
 from torch.nn.functional import pad
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
+from tasks.core.errors import DataError
 from tasks.core.printable import counted
+from tasks.storage.schemas import LOSS_WEIGHT
 from train.machine.alarm import fail_alike
 from train.machine.ranks import largest
 from train.model.adapters.adapter import keep_random
@@ -264,21 +267,100 @@ def comparable(row: dict[str, Any]) -> dict[str, Any]:
     return {name: column[start : start + COMPARED] for name, column in row.items()}
 
 
+@dataclass
+class WeightedOutput(CausalLMOutputWithPast):
+    """What a model returns for a batch with `loss_weight`: `token_loss` is the mean without weights."""
+
+    token_loss: torch.Tensor | None = None
+
+
+def weigh_loss(model: Any) -> Undo:
+    """Make a causal language model honor the `loss_weight` of a batch, float32[B, L]: see `weighted_loss`.
+
+    A pass without it, or without labels, is unchanged. The models of transformers ignore it silently.
+    """
+    causal = _causal(model)
+    return _replace_forward(causal, partial(_forward_with_weights, causal, causal.forward))
+
+
+def weighted_loss(
+    losses: torch.Tensor, labels: torch.Tensor, loss_weight: torch.Tensor, items: torch.Tensor | int | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the weighted loss of a batch, and the mean of its trained tokens without weights.
+
+    The weighted loss is Σ w·loss / Σ w, where w is the weight of the token that is predicted. With `items`, it is
+    Σ w·loss / items: the sum of the weights of all micro-batches of a step, of all ranks. `losses` has the loss of each
+    token that is predicted, 0 if that is not trained on: [B × L], in order, from the second token of each row.
+    """
+    trained = (pad(labels, (0, 1), value=-100)[:, 1:] != -100).flatten()
+    weights = pad(loss_weight, (0, 1))[:, 1:].flatten().to(losses.dtype) * trained
+    total = weights.sum() if items is None else items
+    return (losses * weights).sum() / total, losses.detach().sum() / trained.sum()
+
+
+def require_same_loss(model: Any, batch: dict[str, torch.Tensor], dtype: torch.dtype) -> None:
+    """Raise DataError unless the loss of a model that was weighed, with weights of 1, is its own.
+
+    A model may add more to its loss than that of the tokens.
+    """
+    plain = {name: values for name, values in batch.items() if name != LOSS_WEIGHT}
+    ones = plain | {LOSS_WEIGHT: torch.ones_like(batch[LOSS_WEIGHT])}
+    with torch.no_grad(), autocast(model.device, dtype):
+        own, ours = (float(model(**each)["loss"]) for each in (plain, ones))
+    if not abs(ours - own) <= SAME[dtype] * abs(own):
+        raise DataError(
+            "not_trainable",
+            f"the corpus has a loss_weight for each token, and the loss of this model is not the mean of its tokens "
+            f"({own:g}, which would be {ours:g}); pack the corpus with loss_weight: none, or use another model",
+        )
+
+
+def _causal(model: Any) -> Any:
+    """Return the causal language model, without an adapter around it."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _replace_forward(causal: Any, forward: Callable[..., Any]) -> Undo:
+    former = vars(causal).get("forward")
+    causal.forward = forward
+
+    def undo() -> None:
+        del causal.forward  # restores the method of its class
+        if former is not None:
+            causal.forward = former
+
+    return undo
+
+
+def _forward_with_weights(
+    causal: Any,
+    plain: Callable[..., Any],
+    input_ids: torch.Tensor | None = None,
+    labels: torch.Tensor | None = None,
+    loss_weight: torch.Tensor | None = None,
+    **inputs: Any,
+) -> Any:
+    if labels is None or loss_weight is None:
+        inputs |= {} if labels is None else {"labels": labels}
+        return plain(input_ids=input_ids, **inputs)
+    items = inputs.pop("num_items_in_batch", None)
+    outputs = plain(input_ids=input_ids, **inputs)
+    targets = pad(labels, (0, 1), value=-100)[:, 1:].flatten()
+    logits = outputs.logits.float().flatten(0, 1)
+    losses = torch.nn.functional.cross_entropy(logits, targets.to(logits.device), ignore_index=-100, reduction="none")
+    loss, token_loss = weighted_loss(losses, labels, loss_weight, items)
+    return WeightedOutput(loss=loss, logits=outputs.logits, token_loss=token_loss)
+
+
 def fuse_loss(model: Any) -> Undo:
     """Make a causal language model compute its loss without all logits in memory.
 
     The loss is computed from the hidden states in chunks. A pass with labels then returns the loss but no logits; one
     without labels is unchanged. With `num_items_in_batch` the loss is the sum over the trained tokens divided by it, as
-    the Trainer's accumulation requires.
+    the Trainer's accumulation requires. It honors `loss_weight` as `weigh_loss` does.
     """
-    causal = model.get_base_model()
-    plain = causal.forward
-    causal.forward = partial(_forward_with_fused_loss, causal, plain)
-
-    def undo() -> None:
-        del causal.forward  # restores the method of its class
-
-    return undo
+    causal = _causal(model)
+    return _replace_forward(causal, partial(_forward_with_fused_loss, causal, causal.forward))
 
 
 def _forward_with_fused_loss(
@@ -287,6 +369,7 @@ def _forward_with_fused_loss(
     input_ids: torch.Tensor | None = None,
     labels: torch.Tensor | None = None,
     num_items_in_batch: torch.Tensor | int | None = None,
+    loss_weight: torch.Tensor | None = None,
     **inputs: Any,
 ) -> Any:
     if labels is None:
@@ -301,10 +384,13 @@ def _forward_with_fused_loss(
             head.weight,
             target,
             linear_bias=head.bias,
-            reduction="sum",
+            reduction="sum" if loss_weight is None else "none",
             options=torch.nn.LinearCrossEntropyOptions(batch_chunk_size=CHUNK, chunking_method=None),
         ).float()
         for x, target in chunks
     ]
+    if loss_weight is not None:
+        loss, token_loss = weighted_loss(torch.cat(sums), labels, loss_weight, num_items_in_batch)
+        return WeightedOutput(loss=loss, token_loss=token_loss)
     items = (targets != -100).sum() if num_items_in_batch is None else num_items_in_batch
     return CausalLMOutputWithPast(loss=torch.stack(sums).sum() / items)

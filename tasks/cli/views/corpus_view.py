@@ -26,6 +26,7 @@ from tasks.inspection.labels import (
     content_tokens,
     explain_samples,
     unused_keys,
+    weighting,
 )
 from tasks.inspection.manifests import Listing, Overview, Unreadable
 from tasks.inspection.verification import Verification
@@ -65,6 +66,7 @@ def _print_head(overview: Overview, console: Console) -> None:
             ("template", template.name),
             ("trained on", TRAINED_TURNS[manifest.train_on]),
             ("overlong", str(manifest.config.get("overlong", "?"))),
+            *weighting(manifest.config),
             ("corpus", str(_relative(overview.corpus)) if overview.corpus else gone),
             ("manifest", str(overview.manifest)),
         ],

@@ -13,7 +13,7 @@ from tasks.cli.views.token_text import print_hanging, print_legend, print_title,
 from tasks.core.printable import common_folder, counted, duration, in_bytes, printable
 from tasks.corpus.mixture_table import mixture_table
 from tasks.inspection.dry_run import DryRun
-from tasks.inspection.labels import DROPPED, NOTICED, SHARE_NOTE, TRAINED_TURNS, explain_samples
+from tasks.inspection.labels import DROPPED, NOTICED, SHARE_NOTE, TRAINED_TURNS, explain_samples, weighting
 from tasks.inspection.token_runs import Span
 
 SHOWN_CONVERSATIONS = 12
@@ -44,6 +44,7 @@ def show_dry_run(run: DryRun, console: Console) -> None:
         ("template", run.settings["template"]),
         ("trained on", TRAINED_TURNS[run.settings["train_on"]]),
         ("overlong", run.settings["overlong"]),
+        *weighting(run.settings),
     ]
     print_facts(facts, run.markers_as_text, console)
     _print_sources(run, console)

@@ -107,6 +107,8 @@ def _has_tokens(piece: Piece) -> bool:
 def _print_piece(label: str, piece: Piece, console: Console) -> None:
     """Print a conversation of a packed row, or a piece of one; single tokens with their ids, if it has them."""
     facts = [counted(piece["length"], "token"), f"{piece['trained']:,} trained"]
+    if weights := piece.get("loss_weight"):
+        facts.append(f"weight {' to '.join(f'{weight:.4g}' for weight in dict.fromkeys(weights))}")
     if piece["number"] is not None:
         facts.append(f"#{piece['number']:,}")
         if piece["truncated"]:

@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from tasks.conversations.model import role_named
 
 # The names that `columns` may give to keys of a message.
-MESSAGE_KEYS: tuple[str, ...] = ("role", "content", "reasoning", "train")
+MESSAGE_KEYS: tuple[str, ...] = ("role", "content", "reasoning", "train", "loss_weight")
+
+# Of these, the ones that a record may have, too.
+OF_BOTH: tuple[str, ...] = ("loss_weight",)
 
 # Names of formats for the same.
 _SAME = {"from": "role", "value": "content", "text": "content"}
@@ -25,7 +28,12 @@ _MESSAGE_LISTS = (
 
 def rename(record: dict[str, object], columns: Mapping[str, str]) -> dict[str, object]:
     """Return the record under our names of its keys; its messages keep theirs."""
-    return _renamed(record, {ours: theirs for ours, theirs in columns.items() if ours not in MESSAGE_KEYS})
+    return _renamed(record, {ours: theirs for ours, theirs in columns.items() if is_of_record(ours)})
+
+
+def is_of_record(name: str) -> bool:
+    """Return whether a name of `columns` is that of a key of a record."""
+    return name not in MESSAGE_KEYS or name in OF_BOTH
 
 
 def rename_messages(

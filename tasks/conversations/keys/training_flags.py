@@ -30,6 +30,7 @@ def flag_hints(unused: Mapping[str, Mapping[str, int]]) -> list[str]:
         for source, counts in unused.items()
         for path in counts
         if path.count("[].") == 1 and path.count(".") == 1 and _SUSPECTS.search(path.rpartition(".")[2])
+        if not path.endswith(".loss_weight")
     ]
 
 

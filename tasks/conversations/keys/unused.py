@@ -14,6 +14,7 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from tasks.conversations.formats import FORMAT_OF
+from tasks.conversations.keys.loss_weights import LOSS_WEIGHT
 from tasks.conversations.keys.objects import PART
 from tasks.conversations.keys.other_data import OTHER_KEYS, is_other_data, other_data, part_of_other_data
 from tasks.conversations.keys.renaming import rename
@@ -84,9 +85,12 @@ class UnusedKeys:
     `columns` and `ignore` are those of the config.
     """
 
-    def __init__(self, format: str, columns: Mapping[str, str], ignore: Collection[str]):
+    def __init__(self, format: str, columns: Mapping[str, str], ignore: Collection[str], weighted: bool = False):
+        """`weighted`: `loss_weight` is read, of records and of their messages."""
         self._format, self._columns, self._ignore = FORMAT_OF[format], columns, frozenset(ignore)
-        self._keys = frozenset(self._format.keys)
+        self._further = frozenset((LOSS_WEIGHT,) if weighted else ())
+        self._of_messages = frozenset(columns.get(name, name) for name in self._further)
+        self._keys = frozenset(self._format.keys) | self._further
         self._counts = PathCounts()
         self._shapes: dict[tuple[str, ...], tuple[str, ...] | None] = {}
 
@@ -143,7 +147,7 @@ class UnusedKeys:
         """Return the unused keys of records with these keys; None if that depends on the values."""
         if shape not in self._shapes:
             named: Record = dict.fromkeys(shape, "x")
-            used = self._format.used(named) if self._format.used else self._keys
+            used = {*self._format.used(named), *self._further} if self._format.used else self._keys
             unused = tuple(key for key in shape if key not in used)
             depends = self._columns or not self._keys.isdisjoint(unused)
             if len(self._shapes) > MOST_SHAPES:
@@ -187,7 +191,7 @@ class UnusedKeys:
         """
         format, columns = self._format, self._columns
         named = rename(record, columns) if columns else record
-        used = format.used(named) if format.used else self._keys
+        used = {*format.used(named), *self._further} if format.used else self._keys
         if columns:
             used = {columns.get(key, key) for key in used if key in named}
         for key in record.keys() - used:
@@ -198,7 +202,8 @@ class UnusedKeys:
                 if known is PART and part_of_other_data(item):
                     yield path, "", item
                     continue
-                for key in item.keys() - known:
+                read = self._of_messages if path.count("[]") == 1 and known is not PART else frozenset()
+                for key in item.keys() - known - read:
                     if not is_absent(item[key]):
                         yield path, key, item[key]
 

@@ -1,0 +1,65 @@
+"""Read how much a conversation, or a turn of it, counts in the loss: `loss_weight`, a number.
+
+{"messages": [{…}, {"role": "assistant", "content": "4", "loss_weight": 0.5}], "loss_weight": 2} → a weight of 1.0
+
+The weight of a turn is multiplied by that of its record; without a number, it is 1. A turn of weight 0 is not trained
+on, as with `weight: 0`, so that every token that is trained on has a weight above 0. Read only with `loss_weight: data`
+or `both` in the config.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tasks.conversations.model import Conversation
+from tasks.core.errors import Reject
+from tasks.core.printable import kind, shown
+
+LOSS_WEIGHT = "loss_weight"
+
+# Weights that float32 holds with all factors, of any conversation.
+LEAST, MOST = 1e-6, 1e6
+
+
+def with_loss_weights(conversation: Conversation, is_text: bool, name: str = LOSS_WEIGHT) -> Conversation:
+    """Return a conversation whose messages have their weights as floats. Raises Reject for an invalid one.
+
+    `is_text`: numbers are written as text, as in CSV. `name` is the key in the data.
+    """
+    of_record = _weight(conversation.loss_weight, name, is_text)
+    messages = []
+    for index, message in enumerate(conversation.messages):
+        found = of_record
+        if message.loss_weight is not None:
+            found *= _weight(message.loss_weight, f"messages[{index}].{name}", is_text)
+        messages.append(replace(message, loss_weight=found, weight=message.weight if found else 0))
+    return replace(conversation, messages=tuple(messages))
+
+
+def _weight(value: object, where: str, is_text: bool) -> float:
+    if value is None or (is_text and value == ""):
+        return 1.0
+    number = value
+    if is_text and isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            raise Reject("bad_weight", f"{where} is {shown(value)}; expected a number") from None
+    if isinstance(number, bool) or not isinstance(number, (int, float)):
+        raise Reject("bad_weight", f"{where} is {kind(value)}; expected a number")
+    if number != 0 and not (math.isfinite(number) and LEAST <= number <= MOST):
+        expected = f"0, or a number from {LEAST:g} to {MOST:,.0f}"
+        raise Reject("bad_weight", f"{where} is {repr(number)[:40]}; expected {expected}")
+    return float(number)
+
+
+def loss_weight_hints(unused: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Return a line for each source with weights that are not used; `unused` has counts by source."""
+    return [
+        f"{source}: {path} is not used; to weigh the loss by it, set  loss_weight: data"
+        for source, counts in unused.items()
+        for path in counts
+        if path.rpartition(".")[2] == LOSS_WEIGHT
+    ]

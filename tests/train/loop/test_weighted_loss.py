@@ -1,0 +1,302 @@
+"""Training on rows with weights equals training on separate conversations, each token weighted by hand.
+
+    packed rows, loss_weight ─PackedTrainer─▶ gradient of the adapter at the first optimizer step ┐
+    each conversation alone, Σ w·loss, divided by Σ w of all of them ─────────────────────────────┴▶ equal
+
+Run as a script under torch.distributed, this file is one rank of two.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support.commands import ROOT, command
+from support.packed_rows import folder_of
+from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.training.tiny_training import LENGTH, Row, tiny_model
+from torch.utils.data import SequentialSampler
+from transformers import TrainerCallback, TrainingArguments
+
+from tasks.core.errors import DataError
+from train.data.corpus import open_corpus
+from train.data.dataset import PackedDataset
+from train.data.dealt_rows import empty_row
+from train.data.stream import StreamedRows
+from train.loop.trainer import PackedTrainer, one_gpu
+from train.machine.ranks import leave
+from train.model.attention import Collator
+from train.model.isolation import check_isolation
+from train.model.options import fuse_loss, require_same_loss, try_fused_loss, weigh_loss
+
+Gradients = dict[str, torch.Tensor]
+ROWS = 4  # of one optimizer step
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def records() -> list[dict[str, Any]]:
+    found = conversations(60, longest=40)
+    for number, record in enumerate(found):
+        record["loss_weight"] = (0.25, 1, 4)[number % 3]
+        record["messages"][-1]["loss_weight"] = 0.5 + number % 2
+    return found
+
+
+def pack(folder: Path, mode: str, **settings: Any) -> Path:
+    return pack_corpus(make_recipe(folder, records(), loss_weight=mode, sequence_length=LENGTH, **settings))
+
+
+@cache
+def packed(mode: str) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        rows = PackedDataset(pack(Path(folder), mode), load="memory")
+        return [rows[number] for number in range(ROWS)]
+
+
+def alone(rows: Sequence[Row]) -> list[Row]:
+    """Return the conversations of the rows, each in a row of its own."""
+    found = []
+    for row in rows:
+        bounds = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), LENGTH]
+        pieces = [{name: column[a:b] for name, column in row.items()} for a, b in pairwise(bounds)]
+        found += [piece for piece in pieces if (piece["labels"] >= 0).any()]
+    assert len(found) > len(rows)
+    return found
+
+
+def gradients_of(model: Any) -> Gradients:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def error(found: Gradients, expected: Gradients) -> float:
+    """Return the relative error over all weights of the adapter."""
+    assert found.keys() == expected.keys()
+    difference = sum((found[name] - expected[name]).square().sum() for name in expected)
+    return float((difference / sum(x.square().sum() for x in expected.values())).sqrt())
+
+
+def losses(model: Any, row: Row) -> torch.Tensor:
+    """Return the loss of each trained token of one conversation alone."""
+    logits = model(input_ids=row["input_ids"][None], position_ids=row["position_ids"][None]).logits[0, :-1]
+    found = torch.nn.functional.cross_entropy(logits, row["labels"][1:], reduction="none")
+    return found[row["labels"][1:] >= 0]
+
+
+def weights(row: Row) -> torch.Tensor:
+    return row["loss_weight"][1:][row["labels"][1:] >= 0]
+
+
+@cache
+def one_by_one(mode: str) -> tuple[Gradients, float, float]:
+    """Return the gradient, the weighted loss, and the token mean of the conversations of a step.
+
+    For `conversation` the weights are not read: the loss is the mean over conversations of their token means.
+    """
+    torch.set_num_threads(1)
+    model, rows = tiny_model(), alone(packed(mode))
+    total = sum(float(weights(row).sum()) for row in rows)
+    loss = tokens = count = 0.0
+    for row in rows:
+        own = losses(model, row)
+        each = own.mean() / len(rows) if mode == "conversation" else (weights(row) * own).sum() / total
+        each.backward()
+        loss, tokens, count = loss + each.item(), tokens + own.sum().item(), count + len(own)
+    return gradients_of(model), loss, tokens / count
+
+
+class Caught(TrainerCallback):
+    """Keeps the gradients of the first optimizer step."""
+
+    def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
+        self.gradients = gradients_of(getattr(model, "module", model))
+
+
+class InOrder(PackedTrainer):
+    def _get_train_sampler(self, *_: Any) -> Any:
+        return SequentialSampler(self.train_dataset)
+
+
+def trainer_of(folder: Path, mode: str, fused: bool, micro_batch: int = 1, **arguments: Any) -> tuple[Any, Caught]:
+    settings = TrainingArguments(
+        output_dir=str(folder), per_device_train_batch_size=micro_batch, max_steps=1, max_grad_norm=0.0, use_cpu=True,
+        save_strategy="no", report_to="none", disable_tqdm=True, remove_unused_columns=False, logging_steps=1,
+        **arguments,
+    )  # fmt: skip
+    model, caught = tiny_model(), Caught()
+    weigh_loss(model)
+    if fused:
+        fuse_loss(model)
+    trainer = InOrder(model, one_gpu(settings), Collator("sdpa"), packed(mode), callbacks=[caught])
+    trainer.measure(LENGTH, 1.0, None)
+    return trainer, caught
+
+
+# -- the gradient ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["data", "conversation", "both"])
+@pytest.mark.parametrize(("micro_batch", "accumulation"), [(1, 4), (2, 2), (4, 1)])
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_gradient_equals_that_of_separate_conversations(
+    tmp_path: Path, mode: str, micro_batch: int, accumulation: int, fused: bool
+) -> None:
+    trainer, caught = trainer_of(tmp_path, mode, fused, micro_batch, gradient_accumulation_steps=accumulation)
+    trainer.train()
+    expected, loss, token_mean = one_by_one(mode)
+    assert error(caught.gradients, expected) < 1e-4
+    (entry,) = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert entry["loss"] == pytest.approx(loss, rel=1e-4)
+    assert abs(loss - token_mean) > 1e-3 * loss, "the weights matter"
+    trained = sum(int((row["labels"] >= 0).sum()) for row in packed(mode))
+    assert entry["trained_tokens_per_second"] * entry["step_seconds"] == pytest.approx(trained)
+
+
+def test_the_gradient_differs_where_weights_are_left_out(tmp_path: Path) -> None:
+    """The models of transformers ignore the column: without `weigh_loss`, the loss is the token mean."""
+    trainer, caught = trainer_of(tmp_path, "data", False, gradient_accumulation_steps=4)
+    del trainer.model.get_base_model().forward
+    trainer.train()
+    assert error(caught.gradients, one_by_one("data")[0]) > 0.05
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_evaluation_has_both_means(tmp_path: Path, fused: bool) -> None:
+    trainer, _ = trainer_of(tmp_path, "both", fused)
+    found = trainer.evaluate(packed("both"))
+    _, loss, token_mean = one_by_one("both")
+    assert found["eval_loss"] == pytest.approx(token_mean, rel=1e-4)
+    assert found["eval_weighted_loss"] == pytest.approx(loss, rel=1e-4)
+    without = [{name: row[name] for name in row if name != "loss_weight"} for row in packed("both")]
+    plain = trainer.evaluate(without)
+    assert plain["eval_loss"] == pytest.approx(token_mean, rel=1e-4)
+    assert "eval_weighted_loss" not in plain
+
+
+def test_two_ranks_have_the_gradient_of_all_conversations(tmp_path: Path) -> None:
+    """Of a step, one rank has other weights than the other: the sums are divided by that of all ranks."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = command(ROOT, *launch, str(Path(__file__)), str(tmp_path), "data", "conversation")
+    assert done.returncode == 0, done.stderr[-2000:]
+    for mode in ("data", "conversation"):
+        ranks = [load_file(tmp_path / f"{mode}-{rank}.safetensors") for rank in range(2)]
+        assert error(ranks[1], ranks[0]) == 0.0
+        assert error(ranks[0], one_by_one(mode)[0]) < 1e-4
+
+
+def rank(folder: Path, modes: list[str]) -> None:
+    """Run one of two ranks with two rows each; a step has all four."""
+    torch.set_num_threads(1)
+    for mode in modes:
+        trainer, caught = trainer_of(folder, mode, False, gradient_accumulation_steps=2, ddp_backend="gloo")
+        trainer.train()
+        save_file(caught.gradients, folder / f"{mode}-{torch.distributed.get_rank()}.safetensors")
+    leave(together=True)
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_undone_and_fused_in_any_order() -> None:
+    model, batch = tiny_model(), Collator("sdpa")(packed("data"))
+    plain = model(**batch).loss.item()
+    undo_weights = weigh_loss(model)
+    weighted = model(**batch).loss.item()
+    assert abs(weighted - plain) > 1e-3
+    undo = fuse_loss(model)
+    fused = model(**batch)
+    assert (fused.loss.item(), fused.token_loss.item()) == pytest.approx((weighted, plain), rel=1e-4)
+    undo()
+    assert model(**batch).loss.item() == weighted
+    assert model(input_ids=batch["input_ids"], loss_weight=batch["loss_weight"]).logits is not None
+    undo_weights()
+    assert model(**batch).loss.item() == plain
+    assert try_fused_loss(model, {n: x for n, x in batch.items() if n != "loss_weight"}, torch.float32, 1).used
+
+
+def test_a_model_with_another_loss_is_refused() -> None:
+    model, batch = tiny_model(), Collator("sdpa")(packed("data")[:1])
+    plain = model.get_base_model().loss_function
+    weigh_loss(model)
+    require_same_loss(model, batch, torch.float32)
+    model.get_base_model().loss_function = lambda *given, **named: plain(*given, **named) + 0.5
+    with pytest.raises(DataError, match="pack the corpus with loss_weight: none"):
+        require_same_loss(model, batch, torch.float32)
+
+
+def test_the_check_of_isolation_is_without_weights() -> None:
+    rows = packed("data")[:2]
+    assert check_isolation(tiny_model(), Collator("sdpa")(rows), rows, seed=1).passed
+
+
+# -- the rows ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_have_weights_however_they_are_read(tmp_path: Path) -> None:
+    manifest = pack(tmp_path, "both", validation=0.2)
+    corpus = open_corpus(manifest)
+    (tmp_path / "alone").mkdir()
+    for shard in folder_of(manifest).glob("*-of-*.arrow"):
+        (tmp_path / "alone" / shard.name).write_bytes(shard.read_bytes())
+    assert corpus.weighted
+    rows = PackedDataset(corpus, load="memory")
+    for other in (PackedDataset(corpus, load="mmap"), PackedDataset(tmp_path / "alone")):
+        for number in range(len(rows)):
+            assert all(torch.equal(values, other[number][name]) for name, values in rows[number].items())
+    streamed = list(StreamedRows(corpus, rows_per_step=1))
+    assert sorted(float(row["loss_weight"].sum()) for row in streamed) == sorted(
+        float(rows[number]["loss_weight"].sum()) for number in range(len(rows))
+    )
+    assert [row["loss_weight"].dtype for row in (rows[0], streamed[0])] == [torch.float32] * 2
+    filler = empty_row(corpus)
+    assert filler.keys() == rows[0].keys()
+    assert filler["loss_weight"].abs().sum() == 0
+    plain = open_corpus(pack(tmp_path / "none", "none"))
+    assert not plain.weighted
+    assert "loss_weight" not in PackedDataset(plain)[0]
+
+
+@pytest.mark.parametrize("wrong", [0.0, float("nan"), -1.0])
+def test_rows_whose_weights_are_wrong_are_refused(tmp_path: Path, wrong: float) -> None:
+    from support.packed_rows import random_rows, write_rows
+
+    rows: dict[str, Any] = random_rows(6)
+    rows["loss_weight"] = (rows["labels"] >= 0).astype("float32")
+    write_rows(tmp_path / "right" / "train-00000-of-00001.arrow", rows)
+    assert PackedDataset(tmp_path / "right").corpus.weighted
+    rows["loss_weight"][4, 3] = wrong
+    write_rows(tmp_path / "wrong" / "train-00000-of-00001.arrow", rows)
+    with pytest.raises(DataError, match=r"row 4: .*loss_weight"):
+        PackedDataset(tmp_path / "wrong")
+
+
+# -- a run -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_trains_with_weights(tmp_path: Path) -> None:
+    manifest = pack(tmp_path, "both", validation=0.2)
+    given = ["--manifest", str(manifest), "--output", str(tmp_path / "run"), "--device", "cpu", "--micro-batch", "1"]
+    steps = ["--tokens-per-step", str(2 * LENGTH), "--max-steps", "2", "--eval-every", "2"]
+    options = ["--load", "stream", "--fused-loss", "true"]
+    done = command(ROOT, sys.executable, "-m", "train", *given, *steps, *options)
+    assert done.returncode == 0, done.stderr
+    assert "loss_weight: both; the loss of a step is the weighted mean of its trained tokens" in done.stderr
+    log = json.loads((tmp_path / "run" / "training.json").read_text())["log"]
+    (evaluation,) = [entry for entry in log if "eval_loss" in entry]
+    assert evaluation["eval_weighted_loss"] > 0
+
+
+if __name__ == "__main__":
+    rank(Path(sys.argv[1]), sys.argv[2:])
