@@ -31,7 +31,7 @@ NOT_IN_KEY = {"part_size", "engine", "roles"}
 # These change texts, and so tokens:
 TEXTS_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
 # and these do not (but see settings_of_texts):
-ROWS_IF_SET = ("company", "loss_weight")
+ROWS_IF_SET = ("company", "loss_weight", "balance")
 
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
@@ -44,6 +44,17 @@ def _or_paths(schema: dict[str, Any]) -> None:
     path = {"type": "string", "minLength": 1}
     entries["items"] = {"anyOf": [path, entries["items"]]}
     schema.update(anyOf=[path, {key: entries.pop(key) for key in ("type", "items", "minItems")}], **entries)
+
+
+class Balance(BaseModel):
+    """The steps that rows are ordered for: in each, all ranks have about the same work."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ranks: int = Field(ge=2, le=1 << 16, description="Ranks (GPUs with a copy of the model) that a step is for.")
+    rows_per_rank: int = Field(
+        1, ge=1, le=1 << 16, description="Rows that each rank takes before the ranks wait for each other."
+    )
 
 
 class Config(BaseModel):
@@ -127,6 +138,12 @@ class Config(BaseModel):
         ge=1,
         le=100,
         description="Number of packings of the training split; each is a split of its own, for one pass.",
+    )
+    balance: Balance | None = Field(
+        None,
+        description="Order rows so that the ranks of a step have equal work, such as {ranks: 8}: the rows stay the "
+        "same. Also for any divisor of `ranks`. `rows_per_rank` is the number of rows that a rank takes before it "
+        "waits for the others, 1 by default, and may be a divisor of it.",
     )
     license: list[Identifier] = Field(
         default_factory=list,
@@ -212,6 +229,10 @@ class Config(BaseModel):
         if not self.packing and self.loss_weight != "none":
             raise ValueError(
                 f"loss_weight: {self.loss_weight} requires packing: true; without packing, rows have no column for it"
+            )
+        if not self.packing and self.balance:
+            raise ValueError(
+                "balance: requires packing: true; without packing, the trainer makes the batches and their order"
             )
         for name in ("tokens", "turns"):
             least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")

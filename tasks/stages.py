@@ -21,7 +21,7 @@ from tasks.core.errors import Busy, DataError, PackError, StorageError
 from tasks.corpus.publish import publish_corpus
 from tasks.packing.groups.dealt import DEAL, deal_parts
 from tasks.packing.groups.join import join_groups
-from tasks.packing.plan import PLAN_FILES, make_plan
+from tasks.packing.plan import make_plan, plan_files
 from tasks.recipe import Recipe
 from tasks.steps import (
     SILENT,
@@ -205,8 +205,8 @@ class Plan(Stage):
         return [DealParts(self.recipe), *(PlanGroup(self.recipe, group) for group in range(groups))]
 
     def outputs(self) -> list[Path]:
-        names = ("index.arrow", "rejects.jsonl", "plan.json")
-        return [self.recipe.plan_folder / name for name in names]
+        names = [name for name in plan_files(self.recipe.config) if name != "plan.arrow"]
+        return [self.recipe.plan_folder / name for name in (*names, "plan.json")]
 
     def is_done(self, check_content: bool = False) -> bool:
         # The figures in plan.json have no checksum, and planning is cheap: a check of the content trusts no plan.
@@ -224,7 +224,7 @@ class Plan(Stage):
                 mirror.push(self.outputs())
             else:
                 receipt = _repairing(recipe, make_plan, progress)
-                mirror.push(plan / name for name in (*PLAN_FILES, "plan.json"))
+                mirror.push(plan / name for name in (*plan_files(recipe.config), "plan.json"))
         except DataError:  # it may name the list of rejects
             mirror.push(path for path in self.outputs() if path.name == "rejects.jsonl" and path.is_file())
             raise

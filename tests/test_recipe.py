@@ -86,6 +86,7 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "min_turns": (2, False),
     "max_turns": (4, False),
     "epochs": (3, False),
+    "balance": ({"ranks": 8, "rows_per_rank": 1}, False),
     "license": (["mit"], False),
     "language": (["en"], False),
     "packing": (False, True),

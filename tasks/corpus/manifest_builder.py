@@ -36,6 +36,10 @@ def build_manifest(
             for name, shard in own
         ]
         splits[split] = {"rows": sum(shard["rows"] for shard in listed), "shards": listed}
+        if config.packing:
+            splits[split]["statistics"] = plan["row_sums"][split]
+        if of_groups := plan.get("rows_of_groups"):
+            splits[split]["groups"] = of_groups[split]
     ledger = Ledger.model_validate(plan["ledger"])
     _check_shards(ledger, plan["rows_of_shards"], shards, config.sequence_length if config.packing else 0)
     values: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """Write the corpus folder: shards first, then the other files, the manifest last.
 
-data/corpora/<name>-<key12>/   train-00000-of-00004.arrow …, index.arrow, rejects.jsonl, tokenizer/, template.jinja (for
-                               a Jinja template), README.md, run.json, manifest.json
+data/corpora/<name>-<key12>/   train-00000-of-00004.arrow …, index.arrow, rows.arrow, rejects.jsonl, tokenizer/,
+                               template.jinja (for a Jinja template), README.md, run.json, manifest.json
 manifests/<name>-<key12>.json  the same bytes as manifest.json: the commit
 """
 
@@ -19,14 +19,15 @@ from tasks.corpus.manifest_builder import build_manifest, publish, with_file
 from tasks.corpus.shards import Weighting, write_conversations, write_shard
 from tasks.packing.groups.deal import place_of_shard
 from tasks.packing.groups.plan_group import files_of_group
-from tasks.packing.plan import dropped
+from tasks.packing.plan import dropped, plan_files
 from tasks.recipe import Recipe
 from tasks.storage.arrow import to_numpy, xxh3_of
 from tasks.storage.files import copy_file, read_receipt, sha256_of, to_json, write_bytes
 from tasks.storage.manifest import FileFacts
+from tasks.storage.row_statistics import ROWS
 from tasks.storage.token_files import TokenFiles
 
-COPIED = ("index.arrow", "rejects.jsonl")  # files of the plan that are part of the corpus
+COPIED = ("index.arrow", ROWS, "rejects.jsonl")  # files of the plan that are part of the corpus
 
 
 def write_planned_shard(
@@ -90,7 +91,9 @@ def _check_plan(folder: Path, checksums: dict[str, str]) -> None:
 
 def files_beside(recipe: Recipe) -> dict[str, Path | bytes]:
     """Return the contents of the files next to the shards, by name; those that grow with the corpus as their path."""
-    copies: dict[str, Path | bytes] = {name: recipe.plan_folder / name for name in COPIED}
+    copies: dict[str, Path | bytes] = {
+        name: recipe.plan_folder / name for name in COPIED if name in plan_files(recipe.config)
+    }
     copies |= {f"tokenizer/{file.name}": file.read_bytes() for file in recipe.tokenizer_files.files}
     if recipe.template_source is not None:
         copies["template.jinja"] = recipe.template_source.encode()

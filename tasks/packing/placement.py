@@ -40,6 +40,13 @@ class Placed:
     def rows(self) -> int:
         return sum(self.rows_of_splits.values())
 
+    def slices(self) -> dict[str, slice]:
+        """Return the rows of each split."""
+        ends = np.cumsum([*self.rows_of_splits.values()]).tolist()
+        return {
+            split: slice(end - rows, end) for (split, rows), end in zip(self.rows_of_splits.items(), ends, strict=True)
+        }
+
     def shard(self, chosen: slice | np.ndarray) -> np.ndarray:
         """Return the shard of each chosen piece, int64."""
         return np.searchsorted(self.edges[1:], self.row[chosen], side="right")
@@ -113,8 +120,7 @@ def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, grou
     the split, the epoch, and the number of the group within the split.
     """
     capacity = config.sequence_length
-    # Streams: 0 is train, 1 is validation, 2 and above are epochs.
-    stream = (1 if split == "validation" else epoch if epoch > 1 else 0) + group * GROUP
+    stream = stream_of(split, epoch, group)
     if not config.packing:
         row, nothing = shuffle(len(lengths), config.seed, stream), np.zeros(capacity + 1, np.int64)
         bound = len(lengths), ALONE
@@ -132,6 +138,11 @@ def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, grou
         chunk = slice(top, top + bin_packing.CHUNK)
         row[chunk] = place_of[row[chunk]]
     return PackedGroup(row, start, patterns.rows, counts, bound)
+
+
+def stream_of(split: str, epoch: int, group: int) -> int:
+    """Return the stream of seeded numbers of a split: 0 is train, 1 is validation, 2 and above are epochs."""
+    return (1 if split == "validation" else epoch if epoch > 1 else 0) + group * GROUP
 
 
 def bound_of(rows: int, counts: np.ndarray, config: Config) -> tuple[int, str]:

@@ -8,6 +8,7 @@ files are written to one folder, the receipt last:
 
     plan.arrow      IPC file; record batch s holds the pieces of shard s, by row and start (PLAN_SCHEMA)
     index.arrow     the place of every accepted conversation
+    rows.arrow      what is in each row (storage/row_statistics.py); not without packing
     rejects.jsonl   one line per rejected conversation
     plan.json       ledger, sources, packing figures: the receipt
 
@@ -18,7 +19,8 @@ conversations are held out, weighted, deduplicated, or repacked for further epoc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,6 +33,8 @@ from tasks.config import Config
 from tasks.core.errors import DataError, StorageError
 from tasks.core.int32 import as_int32
 from tasks.packing import bin_packing
+from tasks.packing.balance.count_rows import statistics_of
+from tasks.packing.balance.put_in_order import put_in_order
 from tasks.packing.company.arrange import Company
 from tasks.packing.filters import filter_conversations
 from tasks.packing.index_writer import index_writer
@@ -62,13 +66,18 @@ from tasks.recipe import Recipe
 from tasks.sources.model import Part
 from tasks.storage.arrow import to_arrow, xxh3_of
 from tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of, write_receipt
+from tasks.storage.row_statistics import ROWS, RowStatistics
 from tasks.storage.samples import samples_of
-from tasks.storage.schemas import REJECTED, plan_schema
+from tasks.storage.schemas import REJECTED, ROWS_SCHEMA, plan_schema
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 from tasks.storage.token_files import TokenColumns
 from tasks.tokenization.token_batch import noticed_in
 
-PLAN_FILES = ("plan.arrow", "index.arrow", "rejects.jsonl")
+
+def plan_files(config: Config) -> tuple[str, ...]:
+    """Return the names of the files of a plan, without its receipt."""
+    return ("plan.arrow", "index.arrow", *[ROWS] * config.packing, "rejects.jsonl")
+
 
 # Pieces sorted by row at a time, 40 bytes each. Each pass scans the rows of all pieces.
 SORTED_AT_ONCE = 1 << 21
@@ -99,11 +108,13 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     account = take_account(pieces, tokens, recipe, count_losses(pieces, recipe.config))
     check_left(account, read, rejected, recipe, folder / "rejects.jsonl")
     shards = {split: range(count) for split, count in recipe.shards.items()}
-    blocks = write_blocks(folder / "plan.arrow", folder / "index.arrow", pieces, tokens, recipe, shards)
+    names = plan_files(recipe.config)
+    written = {name.removesuffix(".arrow"): folder / name for name in names if name.endswith(".arrow")}
+    blocks = write_blocks(written, pieces, tokens, recipe, shards)
     facts = plan_facts(recipe, receipts, account, rejected, blocks)
-    facts["files"] = {name: (folder / name).stat().st_size for name in PLAN_FILES}
+    facts["files"] = {name: (folder / name).stat().st_size for name in names}
     # A repair whose sources are gone finds the plan of a corpus by these checksums, and knows that it is complete.
-    facts["sha256"] = {name: sha256_of(folder / name) for name in PLAN_FILES}
+    facts["sha256"] = {name: sha256_of(folder / name) for name in names}
     return seal_plan(facts, recipe, folder)
 
 
@@ -146,6 +157,7 @@ def plan_facts(
         | ({"unused_keys": unused} if (unused := unused_keys(recipe, receipts)) else {}),
         "rows_of_shards": rows_of_shards,
         "placements": [checksum for own in blocks.checksums.values() for checksum in own],
+        "row_sums": blocks.sums,
     } | _weighting_facts(config, account, blocks)
 
 
@@ -263,29 +275,31 @@ class Blocks:
     rows: dict[str, list[int]]  # of each shard, by split
     checksums: dict[str, list[str]]  # of the placements of each shard
     bounds: list[tuple[int, str]]  # of the rows of each split, with their names
+    sums: dict[str, dict[str, int]]  # of the statistics of rows, by split; empty without packing
     counts: np.ndarray  # int64[2, sequence_length + 1], pieces of each length in the first packing of each split
 
 
 def write_blocks(
-    plan_file: Path,
-    index_file: Path,
+    files: dict[str, Path],
     pieces: Pieces,
     tokens: TokenColumns,
     recipe: Recipe,
     shards: dict[str, range],
     group: int | None = None,
 ) -> Blocks:
-    """Place the pieces once per epoch, and write a plan and an index.
+    """Place the pieces once per epoch, and write a plan, an index, and the statistics of rows, unless without packing.
 
-    `shards` are those to fill, by split. The index of a group has the columns of samples, whether it has any or not.
+    `files` are theirs, by name; `shards` are those to fill, by split. The index of a group has the columns of samples,
+    whether it has any or not, and its statistics are an IPC file, whose batches can be read in any order.
     """
     config, sizes, number = recipe.config, {split: len(own) for split, own in shards.items()}, group or 0
-    blocks = Blocks({}, {}, [], np.zeros((2, config.sequence_length + 1), np.int64))
+    blocks = Blocks({}, {}, [], {}, np.zeros((2, config.sequence_length + 1), np.int64))
     with_turns = group is not None or pieces.accepted.samples.several
     with (
-        atomic_file(plan_file) as out,
+        atomic_file(files["plan"]) as out,
         pa.ipc.new_file(pa.PythonFile(out, "w"), plan_schema(config.weighs_conversations)) as plan,
-        index_writer(index_file, tokens, recipe, shards, with_turns) as index,
+        index_writer(files["index"], tokens, recipe, shards, with_turns) as index,
+        _rows_writer(files.get("rows"), as_stream=group is None) as write_rows,
     ):
         held_out, companions = pieces.held_out(), Companions()
         company = Company.of(config, tokens)
@@ -300,6 +314,12 @@ def write_blocks(
             _choose_company(company, pieces, placed, held_out if epoch == 1 else None, config.seed)
             if epoch > 1:
                 companions.separate(placed.row, placed.start, pieces.of, pieces.lengths(), placed.rows)
+            if config.packing:
+                statistics = statistics_of(placed.row, placed.rows, pieces, tokens)
+                if config.balance:
+                    statistics = put_in_order(placed, statistics, config, epoch, number)
+                blocks.sums |= {own: statistics.take(rows).sums() for own, rows in placed.slices().items()}
+                write_rows(statistics, placed.edges)
             blocks.bounds += placed.lower_bounds
             checksums, rows = list(_write_plan(plan, pieces, tokens, placed, trained)), np.diff(placed.edges).tolist()
             for own in placed.rows_of_splits:
@@ -314,6 +334,25 @@ def write_blocks(
                 companions.remember(placed.row, pieces.of, placed.rows_of_splits[split])
             del placed  # its columns are not needed any more
     return blocks
+
+
+@contextmanager
+def _rows_writer(path: Path | None, as_stream: bool) -> Iterator[Callable[[RowStatistics, np.ndarray], None]]:
+    """Open rows.arrow, and yield what writes the statistics of rows with a record batch for each shard.
+
+    Its arguments are the statistics and the rows before each shard (Placed.edges). Without a path, nothing is written.
+    """
+    if path is None:
+        yield lambda statistics, edges: None
+        return
+    new = pa.ipc.new_stream if as_stream else pa.ipc.new_file
+    with atomic_file(path) as out, new(pa.PythonFile(out, "w"), ROWS_SCHEMA) as writer:
+
+        def write(statistics: RowStatistics, edges: np.ndarray) -> None:
+            for first, last in pairwise(edges.tolist()):
+                writer.write_batch(statistics.take(slice(first, last)).batch())
+
+        yield write
 
 
 def _choose_company(company: Company, pieces: Pieces, placed: Placed, held_out: np.ndarray | None, seed: int) -> None:

@@ -232,11 +232,30 @@ class Shard(_Part):
     sha256: str = SHA256
 
 
+class RowSums(_Part):
+    """Sums over the records of rows.arrow; `longest` is the largest of them."""
+
+    squares: int = Field(description="Squared lengths of all segments, to which the cost of attention is proportional.")
+    longest: int
+    segments: int
+    trained: int
+
+
 class Split(_Part):
     """Rows and shards of train, validation, or train repacked for a later epoch: train_epoch_2, train_epoch_3, …"""
 
     rows: int
     shards: list[Shard]
+    statistics: RowSums | None = Field(
+        None, description="Of rows.arrow. Absent without packing, and in corpora of earlier versions."
+    )
+    groups: list[int] | None = Field(
+        None, description="With `balance`, if the corpus is planned in several groups: the rows of each, in order."
+    )
+
+    @model_serializer(mode="wrap")
+    def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value is not None}
 
 
 class WeightSums(_Part):

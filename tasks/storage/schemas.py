@@ -84,6 +84,17 @@ def plan_schema(weighs_conversations: bool) -> pa.Schema:
     return PLAN_SCHEMA.append(TRAINED_OF_ALL) if weighs_conversations else PLAN_SCHEMA
 
 
+# One row per row of the corpus, by split, shard, and row; one record batch per shard.
+ROWS_SCHEMA = pa.schema(
+    [
+        ("squares", pa.int64()),  # sum of the squared lengths of the segments: what attention costs
+        ("longest", pa.int32()),  # tokens of the longest segment
+        ("segments", pa.int32()),  # conversations, or pieces of them
+        ("trained", pa.int32()),  # tokens
+    ]
+)
+
+
 def is_weighted(settings: dict[str, Any]) -> bool:
     """Return whether rows have a column `loss_weight`; `settings` are those of a manifest."""
     return settings.get("loss_weight", "none") != "none"

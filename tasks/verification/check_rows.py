@@ -13,8 +13,10 @@ import pyarrow as pa
 
 from tasks.core.errors import DataError
 from tasks.storage.manifest import Manifest, Shard
+from tasks.storage.row_statistics import RowStatistics
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard
+from tasks.verification.check_statistics import RecordedStatistics
 from tasks.verification.read_index import PIECE, Index
 
 
@@ -50,27 +52,31 @@ def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
     total = Tokens()
     if manifest.loss_weight is not None:
         total.weights = {split: Weights() for split in manifest.splits}
-    for split, shard, pieces in _shards(manifest, index):
-        path = folder / shard.path
-        rows, sums = 0, list[float]()
-        with open_shard(manifest, folder, shard, streamed=True) as batches:
-            for batch in batches:
-                top, rows = rows, rows + batch.num_rows
-                inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
-                chosen = {name: values[inside] for name, values in pieces.items()}
-                chosen["row"] = chosen["row"] - top
-                _check_batch(batch, chosen, manifest, f"{path}: row {top}", total)
-                if manifest.loss_weight is not None:
-                    sums.append(_check_weights(batch, chosen, manifest, split, f"{path}: row {top}", total))
-        total.rows += rows
-        if manifest.loss_weight is not None:
-            total.weights[split].sums.append(math.fsum(sums))
+    with RecordedStatistics(manifest, folder) as recorded:
+        for split, shard, pieces in _shards(manifest, index):
+            path = folder / shard.path
+            rows, counted, sums = 0, list[RowStatistics](), list[float]()
+            with open_shard(manifest, folder, shard, streamed=True) as batches:
+                for batch in batches:
+                    top, rows = rows, rows + batch.num_rows
+                    inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
+                    chosen = {name: values[inside] for name, values in pieces.items()}
+                    chosen["row"] = chosen["row"] - top
+                    counted.append(_check_batch(batch, chosen, manifest, f"{path}: row {top}", total))
+                    if manifest.loss_weight is not None:
+                        sums.append(_check_weights(batch, chosen, manifest, split, f"{path}: row {top}", total))
+            recorded.check_shard(counted)
+            total.rows += rows
+            if manifest.loss_weight is not None:
+                total.weights[split].sums.append(math.fsum(sums))
+        recorded.check_sums()
     return total
 
 
 def _check_batch(
     batch: pa.RecordBatch, pieces: dict[str, np.ndarray], manifest: Manifest, where: str, total: Tokens
-) -> None:
+) -> RowStatistics:
+    """Check the rows of a record batch, and return their statistics."""
     length, count = manifest.sequence_length, batch.num_rows
     ids, mask, labels, positions = (
         batch.column(name).flatten().to_numpy().reshape(count, length)
@@ -129,6 +135,12 @@ def _check_batch(
     total.pieces += len(first_tokens)
     total.packed += int(filled.sum())
     total.trained += int((flat_labels != IGNORED).sum())
+    found = RowStatistics.zeros(count)
+    np.add.at(found.squares, pieces["row"], lengths**2)
+    np.maximum.at(found.longest, pieces["row"], pieces["length"])
+    np.add.at(found.segments, pieces["row"], np.int32(1))
+    found.trained[:] = (labels != IGNORED).sum(axis=1)
+    return found
 
 
 def _check_weights(

@@ -73,6 +73,7 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "min_turns": (3, {}),
     "max_turns": (2, {}),
     "epochs": (2, {}),
+    "balance": ({"ranks": 2}, {}),
     "license": (["cc-by-4.0"], {}),
     "language": (["en"], {}),
     "packing": (False, {}),
@@ -170,7 +171,7 @@ def test_every_field_of_a_source_changes_the_key_where_it_is_read_otherwise(tmp_
     )
 
 
-@pytest.mark.parametrize("field", ["weighting", "duplicates", "min_tokens", "max_turns", "epochs"])
+@pytest.mark.parametrize("field", ["weighting", "duplicates", "min_tokens", "max_turns", "epochs", "balance"])
 def test_who_is_packed_and_how_often_does_not_change_a_token_file(field: str, tmp_path: Path) -> None:
     before, after = resolved(tmp_path), resolved(tmp_path, **{field: OTHER[field][0]})
     assert [before.tokens_key(part) for part in before.parts] == [after.tokens_key(part) for part in after.parts]

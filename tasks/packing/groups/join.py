@@ -2,6 +2,7 @@
 
     group-00000.json, group-00001.json, … ─added up─▶ ledger, bounds, rows of shards ─▶ plan.json, the receipt
     index-00000.arrow, …                  ─one after another─▶ index.arrow
+    rows-00000.arrow, …                   ─shard by shard────▶ rows.arrow
     rejects of the parts, then of groups  ─one after another─▶ rejects.jsonl
 
 Memory is that of the receipts of all parts and of one group, however many conversations there are.
@@ -18,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError
+from tasks.packing.groups.deal import place_of_shard
 from tasks.packing.groups.dealt import Dealt, read_dealt, token_receipts
 from tasks.packing.groups.plan_group import blocks_of, files_of_group, group_receipt
 from tasks.packing.ledger import Account
@@ -27,7 +29,8 @@ from tasks.packing.rejects import check_rejects, write_rejects
 from tasks.recipe import Recipe
 from tasks.storage.arrow import strings
 from tasks.storage.files import CHUNK, atomic_file, digest_of, read_receipt
-from tasks.storage.schemas import DROP_REASONS, INDEX_SCHEMA, index_schema
+from tasks.storage.row_statistics import ROWS, add_sums
+from tasks.storage.schemas import DROP_REASONS, INDEX_SCHEMA, ROWS_SCHEMA, index_schema
 
 
 def join_groups(recipe: Recipe, folder: Path) -> dict[str, Any]:
@@ -37,8 +40,9 @@ def join_groups(recipe: Recipe, folder: Path) -> dict[str, Any]:
     some should be.
     """
     config, dealt = recipe.config, read_dealt(folder, recipe.layout)
-    account, blocks = Account.empty(recipe), Blocks({}, {}, [], np.zeros((2, config.sequence_length + 1), np.int64))
+    account, blocks = Account.empty(recipe), Blocks({}, {}, [], {}, np.zeros((2, config.sequence_length + 1), np.int64))
     files, sha256, late = dict[str, int](), dict[str, str](), 0
+    of_groups = dict[str, list[int]]()  # rows of each group, by split
     for group in range(dealt.groups):
         receipt = read_receipt(group_receipt(folder, group))
         account.add(receipt["account"], config)
@@ -46,6 +50,9 @@ def join_groups(recipe: Recipe, folder: Path) -> dict[str, Any]:
         for split in recipe.shards:
             blocks.rows.setdefault(split, []).extend(own.rows[split])
             blocks.checksums.setdefault(split, []).extend(own.checksums[split])
+            of_groups.setdefault(split, []).append(sum(own.rows[split]))
+        for split, sums in own.sums.items():
+            blocks.sums[split] = add_sums(blocks.sums[split], sums) if split in blocks.sums else sums
         blocks.counts += own.counts
         late += receipt["late"]
         plan = files_of_group(folder, group)["plan"].name
@@ -65,13 +72,18 @@ def join_groups(recipe: Recipe, folder: Path) -> dict[str, Any]:
         )
     index = folder / "index.arrow"
     _join_indexes(folder, dealt.groups, index, account.samples is not None, sha256)
+    joined = [index, rejects]
+    if config.packing:
+        joined.append(_join_rows(folder, dealt, sha256))
     # The bounds of all pieces together: those of groups may add up to more than one plan needs.
     for split, rows in blocks.rows.items():
         blocks.bounds.append(bound_of(sum(rows), blocks.counts[int(split == "validation")], config))
     facts = plan_facts(recipe, receipts, account, rejected, blocks)
     facts["groups"] = dealt.groups
     facts["shards"] = recipe.shards
-    facts["files"] = files | {path.name: path.stat().st_size for path in (index, rejects)}
+    if config.balance and dealt.groups > 1:
+        facts["rows_of_groups"] = of_groups
+    facts["files"] = files | {path.name: path.stat().st_size for path in joined}
     facts["sha256"] = sha256
     return seal_plan(facts, recipe, folder)
 
@@ -102,6 +114,17 @@ def _join_indexes(folder: Path, groups: int, path: Path, with_turns: bool, sha25
             for batch in _index_of(_checked(folder, group, "index")):
                 writer.write_batch(batch if with_turns else _without_turns(batch))
     sha256[path.name] = out.digest()
+
+
+def _join_rows(folder: Path, dealt: Dealt, sha256: dict[str, str]) -> Path:
+    paths = [_checked(folder, group, "rows") for group in range(dealt.groups)]
+    with atomic_file(folder / ROWS) as out, pa.ipc.new_stream(pa.PythonFile(out, "w"), ROWS_SCHEMA) as writer:
+        for shard in range(sum(dealt.shards.values())):
+            group, number = place_of_shard(shard, dealt.groups, dealt.shards)
+            with pa.OSFile(str(paths[group])) as source, pa.ipc.open_file(source) as reader:
+                writer.write_batch(reader.get_batch(number))
+    sha256[ROWS] = out.digest()
+    return folder / ROWS
 
 
 def _index_of(path: Path) -> Iterator[pa.RecordBatch]:

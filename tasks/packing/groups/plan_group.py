@@ -29,10 +29,11 @@ from tasks.storage.paths import Layout
 
 
 def files_of_group(folder: Path, group: int) -> dict[str, Path]:
-    """Return the files of a group: plan, index, rejects."""
+    """Return the files of a group: plan, index, statistics of its rows (not without packing), rejects."""
     return {
         "plan": folder / f"plan-{group:05d}.arrow",
         "index": folder / f"index-{group:05d}.arrow",
+        "rows": folder / f"rows-{group:05d}.arrow",
         "rejects": folder / f"rejects-{group:05d}.jsonl",
     }
 
@@ -57,6 +58,8 @@ def plan_group(layout: Layout, folder: Path, group: int) -> dict[str, Any]:
 
 def _plan(dealt: Dealt, folder: Path, group: int) -> dict[str, Any]:
     config, files = dealt.recipe.config, files_of_group(folder, group)
+    if not config.packing:
+        del files["rows"]
     runs = runs_of(group, dealt.groups, dealt.edges, config.plan_chunk, dealt.shards["train"], config.seed)
     tokens = GroupColumns(dealt.files(), dealt.bases, runs)
     # Each run is a part of the group.
@@ -68,16 +71,17 @@ def _plan(dealt: Dealt, folder: Path, group: int) -> dict[str, Any]:
     pieces = mix(pieces, tokens, recipe)
     account = take_account(pieces, tokens, recipe, count_losses(pieces, config))
     shards = {split: shards_of(group, dealt.groups, count) for split, count in dealt.shards.items()}
-    blocks = write_blocks(files["plan"], files["index"], pieces, tokens, recipe, shards, group)
+    blocks = write_blocks(files, pieces, tokens, recipe, shards, group)
     return {
         "account": account.to_json(),
         "late": len(late),
         "rows": blocks.rows,
+        "row_sums": blocks.sums,
         "checksums": blocks.checksums,
         "counts": [[found.tolist(), own[found].tolist()] for own in blocks.counts for found in [np.flatnonzero(own)]],
         "files": {path.name: path.stat().st_size for path in files.values()},
         "sha256": {files["plan"].name: sha256_of(files["plan"])},
-        "xxh3": {name: digest_of(files[name], "xxh3") for name in ("index", "rejects")},
+        "xxh3": {name: digest_of(files[name], "xxh3") for name in files if name != "plan"},
     }
 
 
@@ -86,4 +90,4 @@ def blocks_of(receipt: dict[str, Any], length: int) -> Blocks:
     counts = np.zeros((2, length + 1), np.int64)
     for own, (lengths, found) in zip(counts, receipt["counts"], strict=True):
         own[lengths] = found
-    return Blocks(receipt["rows"], receipt["checksums"], [], counts)
+    return Blocks(receipt["rows"], receipt["checksums"], [], receipt["row_sums"], counts)

@@ -70,6 +70,7 @@ KEPT: dict[str, tuple[str, ...]] = {
     "data/tokens/*/*.json": ("no shards", "no plan"),
     "data/plans/*/plan.arrow": ("no shards", "unpublished"),
     "data/plans/*/index.arrow": ("no shards", "unpublished"),
+    "data/plans/*/rows.arrow": ("no shards", "unpublished"),
     "data/plans/*/rejects.jsonl": ("no shards", "unpublished"),
     "data/plans/*/plan.json": ("no shards", "unpublished"),
     "data/plans/*/shard-*.json": ("unpublished",),
