@@ -21,17 +21,20 @@ from tasks.core.errors import UsageError
 from tasks.core.yaml_settings import check_settings, read_settings
 from tasks.readers.containers import container_by_extension
 from tasks.sources.model import Source
-from tasks.storage.keys import KEY_NAMES
+from tasks.storage.keys import KEY_NAMES, SHAPE_SETTINGS
 
 # Settings that are neither in the corpus key nor in the manifest: they cannot change the output, or (`roles`) they are
 # part of each of the `sources`.
 NOT_IN_KEY = {"part_size", "engine", "roles"}
 
+# Settings of KEYED_IF_SET that change texts.
+TEXTS_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
+
 # Settings that are neither in the corpus key nor in the manifest at their default, so that older corpora keep theirs.
 # These change texts, and so tokens:
 TEXTS_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
 # and these do not (but see settings_of_texts):
-ROWS_IF_SET = ("company", "loss_weight", "balance")
+ROWS_IF_SET = ("company", "loss_weight", "balance", *SHAPE_SETTINGS)
 
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
@@ -82,6 +85,13 @@ class Config(BaseModel):
         "chatml", min_length=1, description="Built-in name, `tokenizer` (its own chat template), or a Jinja file."
     )
     sequence_length: int = Field(1024, ge=8, le=1 << 20, description="Tokens in a row.")
+    align: int = Field(
+        1,
+        ge=1,
+        le=1 << 20,
+        description="Conversations start at multiples of this number within a row, for context and sequence "
+        "parallelism; padding fills the gaps. sequence_length must be a multiple of it.",
+    )
     train_on: Literal["assistant", "all", "last"] = Field("assistant", description="Turns that are trained on.")
     turns: Literal["auto", "together", "apart"] = Field(
         "auto",
@@ -234,6 +244,18 @@ class Config(BaseModel):
             raise ValueError(
                 "balance: requires packing: true; without packing, the trainer makes the batches and their order"
             )
+        if self.align > 1 and not self.packing:
+            raise ValueError(
+                f"align: {self.align} requires packing: true; without packing, a row has text instead of tokens; "
+                "remove align"
+            )
+        if self.sequence_length % self.align:
+            below = self.sequence_length // self.align * self.align
+            nearest = [f"{length:,}" for length in (below, below + self.align) if 8 <= length <= 1 << 20]
+            raise ValueError(
+                f"sequence_length: {self.sequence_length:,} is not a multiple of align: {self.align:,}; the nearest "
+                f"multiples are {' and '.join(nearest)}"
+            )
         for name in ("tokens", "turns"):
             least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if least is not None and most is not None and least > most:
@@ -262,6 +284,11 @@ class Config(BaseModel):
             if source.weight % 1:
                 return f"sources[{entry}].weight: {source.weight:g}"
         return ""
+
+    @property
+    def multiples(self) -> int:
+        """Return the capacity of a row in multiples of `align`."""
+        return self.sequence_length // self.align
 
     def settings(self) -> dict[str, Any]:
         """Return every setting that affects the output, in the order of the fields."""

@@ -44,7 +44,7 @@ from tasks.storage.files import (
     sync_folder,
     write_receipt,
 )
-from tasks.storage.manifest import load_manifest
+from tasks.storage.manifest import load_manifest, shape_of
 from tasks.stores.mirror import LOCAL, Mirror, mirror_of
 from tasks.tokenization import engine_check
 from tasks.tokenization.train_tokenizer import train_tokenizer
@@ -254,7 +254,8 @@ class WriteShard(Stage):
         recipe, config = self.recipe, self.recipe.config
         special = (recipe.encoder.eos_id, recipe.encoder.pad_id) if config.packing else None
         path, root = self.outputs()[0], recipe.layout.root
-        return Pack(root, recipe.plan_folder, path, self.shard, config.sequence_length, special, recipe.corpus_key)
+        shape, key = shape_of(recipe.settings()), recipe.corpus_key
+        return Pack(root, recipe.plan_folder, path, self.shard, config.sequence_length, special, key, shape)
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         return self.step().work(progress)

@@ -29,6 +29,7 @@ from tasks.recipe import Recipe
 from tasks.sources.model import Part
 from tasks.sources.remote import with_copy
 from tasks.storage.files import has_artifact, read_receipt, write_receipt
+from tasks.storage.manifest import RowShape
 from tasks.storage.paths import Layout
 from tasks.stores.mirror import LOCAL, Mirror, mirror_of
 from tasks.stores.scratch import scratch_of, url_of
@@ -186,6 +187,7 @@ class Pack(OfPlan):
     length: int
     special: tuple[int, int] | None
     corpus_key: str
+    shape: RowShape | None = None
 
     @property
     def place(self) -> str:
@@ -213,6 +215,7 @@ class Pack(OfPlan):
                     self.length,
                     self.corpus_key,
                     fetch=lambda file: mirror.fetch((file, receipts[file])),
+                    shape=self.shape,
                 )
             except (pa.ArrowException, ValueError, IndexError):
                 check_token_files(layout, facts["token_files"], self.plan_folder)

@@ -90,6 +90,7 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "license": (["mit"], False),
     "language": (["en"], False),
     "packing": (False, True),
+    "align": (8, False),
     "seed": (43, False),
     "eos_token": ("</s>", True),
     "pad_token": ("<pad>", True),

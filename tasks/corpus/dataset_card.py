@@ -17,6 +17,7 @@ import yaml
 
 from tasks.core.printable import counted, printable
 from tasks.corpus.mixture_table import mixture_table
+from tasks.storage.keys import PACKED, WHOLE
 from tasks.storage.manifest import Manifest, SourceFacts
 from tasks.storage.schemas import is_weighted
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
@@ -172,8 +173,9 @@ def _body(manifest: Manifest) -> str:
     mixture = _mixture(manifest) + (COPIED if tokens.repeated else "")
     licenses = ", ".join(map(_code, manifest.config.get("license") or [])) or "not specified; see the sources"
     copies = f"; {tokens.repeated:,} are further copies" if tokens.repeated else ""
-    training = TRAINING[manifest.format_version].format(split=first, length=f"{length:,}", trained_on=trained_on)
-    columns = COLUMNS[manifest.format_version]
+    kind = PACKED if packing.enabled else WHOLE
+    training = TRAINING[kind].format(split=first, length=f"{length:,}", trained_on=trained_on)
+    columns = COLUMNS[kind]
     if is_weighted(manifest.config):
         columns, training = columns + WEIGHT_COLUMN, training + WEIGHTED_TRAINING
     return f"""\
@@ -209,7 +211,7 @@ dataset = load_dataset("path/to/this/folder")
 ### Columns
 
 {columns.format(**names)}
-`index.arrow` records the source and the location of every conversation.
+{_alignment(manifest)}`index.arrow` records the source and the location of every conversation.
 
 ## Training
 
@@ -219,6 +221,17 @@ dataset = load_dataset("path/to/this/folder")
 {mixture}| file | format | conversations | rejected | tokens | trained on |
 |---|---|---:|---:|---:|---:|
 {_sources(manifest.sources)}"""
+
+
+def _alignment(manifest: Manifest) -> str:
+    """Explain the padding between conversations; empty if there is none."""
+    align = manifest.row_shape.align
+    if align == 1:
+        return ""
+    return (
+        f"Conversations start at multiples of {align}. Padding fills the gap after each of them: the pad token, label "
+        "-100, mask 0, and positions from 0.\n\n"
+    )
 
 
 def _packings(manifest: Manifest) -> str:

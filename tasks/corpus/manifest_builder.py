@@ -10,8 +10,8 @@ from tasks.core.errors import DataError
 from tasks.encoders.tokenizer_files import joined_sha256
 from tasks.recipe import Recipe
 from tasks.storage.files import sync_folder, to_json, write_bytes
-from tasks.storage.keys import FORMAT_VERSION, VERSIONS
-from tasks.storage.manifest import FileFacts, Ledger, Manifest, manifest_digest
+from tasks.storage.keys import VERSIONS, format_version_of
+from tasks.storage.manifest import FileFacts, Ledger, Manifest, manifest_digest, shape_of
 
 
 def build_manifest(
@@ -42,14 +42,17 @@ def build_manifest(
             splits[split]["groups"] = of_groups[split]
     ledger = Ledger.model_validate(plan["ledger"])
     _check_shards(ledger, plan["rows_of_shards"], shards, config.sequence_length if config.packing else 0)
+    settings = recipe.settings()
+    shape = shape_of(settings)
     values: dict[str, Any] = {
-        "format_version": FORMAT_VERSION[config.packing],
+        "format_version": format_version_of(settings),
         "name": config.name,
         "key": recipe.corpus_key,
         "key_version": recipe.key_version,
         "texts_version": VERSIONS["texts"],
         "corpus": recipe.layout.corpus_name(config.name, recipe.corpus_key),
         "sequence_length": config.sequence_length,
+        **({"shape": shape.model_dump()} if shape else {}),
         "tokenizer": {
             "kind": encoder.kind,
             "path": f"tokenizer/{recipe.tokenizer_files.main.name}",
@@ -85,7 +88,7 @@ def build_manifest(
         "splits": splits,
         **({"loss_weight": _weight_sums(recipe, plan, shards)} if config.loss_weight != "none" else {}),
         "files": files,
-        "config": recipe.settings(),
+        "config": settings,
     }
     return Manifest.model_validate(values | {"digest": manifest_digest(values)})
 

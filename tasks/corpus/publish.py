@@ -23,7 +23,7 @@ from tasks.packing.plan import dropped, plan_files
 from tasks.recipe import Recipe
 from tasks.storage.arrow import to_numpy, xxh3_of
 from tasks.storage.files import copy_file, read_receipt, sha256_of, to_json, write_bytes
-from tasks.storage.manifest import FileFacts
+from tasks.storage.manifest import FileFacts, RowShape
 from tasks.storage.row_statistics import ROWS
 from tasks.storage.token_files import TokenFiles
 
@@ -39,6 +39,7 @@ def write_planned_shard(
     length: int,
     key: str,
     fetch: Callable[[Path], None] = lambda file: None,
+    shape: RowShape | None = None,
 ) -> dict[str, Any]:
     """Write shard number `shard` of a plan from the token files the plan refers to; `fetch` makes them readable.
 
@@ -56,7 +57,7 @@ def write_planned_shard(
         weighting = None
         if "loss_weight" in facts:
             weighting = Weighting(**facts["loss_weight"][facts["weighted_as"][shard]])
-        return write_shard(path, plan, facts["rows_of_shards"][shard], tokens, special, length, key, weighting)
+        return write_shard(path, plan, facts["rows_of_shards"][shard], tokens, special, length, key, shape, weighting)
 
 
 def placements_of(shard: int, facts: dict[str, Any]) -> tuple[str, int]:

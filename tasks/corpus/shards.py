@@ -4,8 +4,9 @@
                                                     input_ids, attention_mask, labels, position_ids
                                                     (loss_weight, if the config sets it)
 
-A row has L tokens: conversations, each closed by the EOS separator, then padding. Rows are built in batches: every
-piece of a conversation is read once, directly into its place, and the four columns are computed from there.
+A row has L tokens: conversations, each closed by the EOS separator, then padding. With `align`, padding also fills the
+gaps between a conversation and the next multiple. Rows are built in batches: every piece of a conversation is read
+once, directly into its place, and the four columns are computed from there.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pyarrow as pa
 
 from tasks.storage.arrow import to_arrow, to_numpy
 from tasks.storage.files import atomic_file
+from tasks.storage.manifest import RowShape
 from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
 from tasks.storage.token_files import TokenFiles, WeightRuns
 
@@ -78,11 +80,15 @@ def build_rows(plan: dict[str, np.ndarray], tokens: TokenFiles, room: Rows, eos:
     labels = np.bitwise_xor(ids, IGNORED, out=values)
     labels &= untrained
     labels ^= ids
-    filled = np.bincount(plan["row"], weights=plan["taken"] + plan["closed"], minlength=rows).astype(np.int32)
-    np.less(np.arange(length, dtype=np.int32), filled[:, None], out=room.attention_mask.view(np.bool_))
-    # Positions restart at 0 at every conversation and at the padding.
-    restarts = np.concatenate([starts, np.arange(rows, dtype=np.int32) * length + filled])
-    restarts = np.sort(restarts[np.concatenate([np.ones(len(starts), bool), filled < length])])
+    # Positions restart at 0 at every conversation, and at the padding that follows it, if any.
+    ends = starts + plan["taken"] + plan["closed"]
+    padded = (ends != np.append(starts[1:], -1)) & (ends % length != 0)
+    restarts = np.concatenate([starts, ends[padded]])
+    is_piece = np.arange(len(restarts)) < len(starts)
+    order = np.argsort(restarts, kind="stable")
+    restarts, is_piece = restarts[order], is_piece[order]
+    sizes = np.diff(restarts, append=np.int32(rows * length))
+    room.attention_mask.reshape(-1)[:] = np.repeat(is_piece.view(np.int8), sizes)
     positions.fill(1)
     positions[restarts] = 1 - np.diff(restarts, prepend=np.int32(-1))
     np.cumsum(positions, out=positions)
@@ -158,13 +164,14 @@ def write_shard(
     special: tuple[int, int],
     length: int,
     key: str,
+    shape: RowShape | None = None,
     weighting: Weighting | None = None,
 ) -> dict[str, Any]:
-    """Write one shard of format 3.0; `special` has the ids of EOS and padding.
+    """Write one shard of format 3.0 or, with a shape, of format 3.1; `special` has the ids of EOS and padding.
 
     Returns its bytes, sha256, rows, packed tokens, and trained tokens; with `weighting`, the sum of its weights, too.
     """
-    schema = row_schema(length, key, weighting is not None)
+    schema = row_schema(length, key, shape, weighting is not None)
     columns = {field.name: to_numpy(plan.column(field.name)) for field in plan.schema}
     columns["position"] = tokens.locate(columns)
     runs = tokens.weights(columns) if weighting and weighting.of_data else None

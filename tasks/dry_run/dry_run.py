@@ -339,7 +339,8 @@ def _percent(values: np.ndarray, entry: int) -> float:
 def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> int:
     if not config.packing or not len(lengths):
         return round(float(weights.sum()))
-    return bin_packing.pack(scaled(lengths, weights, config.sequence_length), config.sequence_length).rows
+    lengths = bin_packing.in_multiples(lengths, config.align)
+    return bin_packing.pack(scaled(lengths, weights, config.multiples), config.multiples).rows
 
 
 def scaled(lengths: np.ndarray, weights: np.ndarray, capacity: int) -> np.ndarray:

@@ -18,7 +18,7 @@ from typing import Any
 from tasks.core.errors import Busy, DataError, UsageError
 from tasks.core.suggest import suggest
 from tasks.exports.export_formats import EXPORTS
-from tasks.exports.model import ExportFormat, OutputFolder, Part, ShardJob, note_on_epochs
+from tasks.exports.model import ExportFormat, OutputFolder, Part, ShardJob, note_on_alignment, note_on_epochs
 from tasks.exports.rows import Rows, read_rows
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.files import locked, make_folder, read_json, sync_folder, to_json, write_bytes
@@ -161,7 +161,7 @@ def _write_files(manifest: Manifest, folder: Path, format: ExportFormat, out: Ou
         format.close_split(manifest, name, own, out)
     format.close(manifest, list(splits), out)
     _check_counts(manifest, parts)
-    notes = [*format.notes(manifest, parts), *note_on_epochs(list(splits))]
+    notes = [*format.notes(manifest, parts), *note_on_alignment(manifest, format), *note_on_epochs(list(splits))]
     return {
         "settings": format.settings(manifest, parts),
         "notes": [asdict(note) for note in notes],

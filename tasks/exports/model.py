@@ -106,6 +106,7 @@ class ExportFormat:
     version: int = 1  # raise it if the files of the same corpus change
     trainer: str  # who reads it
     rows_kept: bool  # the rows of the plan stay rows
+    aligned: bool = False  # pieces start where they do in the rows of the plan
     shifted: str  # who shifts labels: "the export" or "the trainer"
     bounds: str  # what marks the bounds of pieces
     layout: str  # the files of a split, for the documentation
@@ -128,6 +129,15 @@ class ExportFormat:
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
         """Return what the format cannot hold of this corpus."""
         return []
+
+
+def note_on_alignment(manifest: Manifest, format: ExportFormat) -> list[Note]:
+    """Return what to know about a corpus with `align` in a format that has no gaps between pieces."""
+    align = manifest.row_shape.align
+    if align == 1 or format.aligned:
+        return []
+    text = f"align: {align} is lost: the padding between conversations is left out, and they start at any token"
+    return [Note("align", text)]
 
 
 def note_on_epochs(splits: Sequence[str]) -> list[Note]:

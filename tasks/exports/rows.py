@@ -19,18 +19,22 @@ from tasks.storage.arrow import to_numpy
 from tasks.storage.corpus_folder import check_listed
 from tasks.storage.manifest import Manifest, Shard
 from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
-from tasks.storage.shards import open_shard
+from tasks.storage.shards import bounds_of_pieces, open_shard
 
 KNOWN = ("input_ids", "attention_mask", "labels", "position_ids")
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Some rows, and the pieces in them, in their order. Padding follows the last piece of a row."""
+    """Some rows, and the pieces in them, in their order.
+
+    Padding follows the last piece of a row and, with `align`, fills the gap between a piece and the next one.
+    """
 
     ids: np.ndarray  # int32[rows, sequence_length]
     labels: np.ndarray  # int32[rows, sequence_length], not shifted
     positions: np.ndarray  # int32[rows, sequence_length]
+    filled: np.ndarray  # bool[rows, sequence_length], the places that have a token
     tokens: np.ndarray  # int64[rows], without padding
     pieces: np.ndarray  # int64[rows]
     starts: np.ndarray  # int64[pieces], counted over all places of these rows
@@ -40,14 +44,13 @@ class Rows:
         return len(self.tokens)
 
     @property
-    def filled(self) -> np.ndarray:
-        """Return which places have a token: bool[rows, sequence_length]."""
-        return np.arange(self.ids.shape[1]) < self.tokens[:, None]
-
-    @property
-    def padding(self) -> np.ndarray:
-        """Return the places without a token in each row, int64[rows]."""
-        return self.ids.shape[1] - self.tokens
+    def gaps(self) -> np.ndarray:
+        """Return the padding that follows each piece, up to the next piece or the end of the row: int64[pieces]."""
+        length = self.ids.shape[1]
+        ends = self.starts + self.lengths
+        following = np.append(self.starts[1:], 0)
+        following[np.cumsum(self.pieces) - 1] = np.arange(1, len(self) + 1) * length
+        return following - ends
 
     @property
     def trained(self) -> int:
@@ -85,12 +88,8 @@ def rows_of(batch: pa.RecordBatch, length: int, path: Path) -> Rows:
         )
     ids, mask, labels, positions = (to_numpy(batch.column(name).flatten()).reshape(-1, length) for name in KNOWN)
     tokens = np.count_nonzero(mask, axis=1).astype(np.int64)
-    starting = (positions == 0) & (mask == 1)
-    if not starting[:, 0].all():
+    if not ((positions == 0) & (mask == 1))[:, 0].all():
         raise DataError("bad_row", f"{path}: a row does not start at position 0; run packcorpus verify")
-    starts = np.flatnonzero(starting)
-    pieces = np.count_nonzero(starting, axis=1).astype(np.int64)
-    # A piece ends where the next one starts, the last one of a row where its padding starts.
-    ends = np.append(starts[1:], 0)
-    ends[np.cumsum(pieces) - 1] = np.arange(len(tokens)) * length + tokens
-    return Rows(ids, labels, positions, tokens, pieces, starts, ends - starts)
+    starts, lengths = bounds_of_pieces(mask, positions)
+    pieces = np.bincount(starts // length, minlength=len(ids))
+    return Rows(ids, labels, positions, mask == 1, tokens, pieces, starts, lengths)

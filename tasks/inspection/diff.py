@@ -252,7 +252,7 @@ class _Side:
         rows = [found[key] for key in sorted(found)]
         reasons = other.reasons({row["digest"] for row in rows})
         texts = [""] * len(rows)
-        if self.manifest.format_version == "3.0":
+        if self.manifest.packing_metadata.enabled:
             texts = [self._text(row) for row in rows[:EXCERPTS]] + texts[EXCERPTS:]
         return [
             Moved(self.manifest.sources[row["source"]].path, row["record"], text, reasons.get(row["digest"], ""))

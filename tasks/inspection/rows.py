@@ -30,7 +30,7 @@ from tasks.inspection.token_runs import spans_of
 from tasks.storage.corpus_folder import check_unchanged, checked_folder
 from tasks.storage.manifest import Manifest, Shard, load_manifest
 from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
-from tasks.storage.shards import read_rows
+from tasks.storage.shards import bounds_of_pieces, read_rows
 
 Piece = dict[str, Any]
 """A Place with `row_of_split` (the number that --row takes), `origin` (FILE:LINE), and, in a packed corpus, `spans`.
@@ -81,12 +81,13 @@ def row_of_split(path: Path, number: int, split: str, tokens: bool = False) -> R
     else:
         encoder = encoder_for_row(manifest, folder, columns)
         filled = int(columns["attention_mask"].sum())
-        trained = int((columns["labels"][:filled] != IGNORED).sum())
+        trained = int((columns["labels"] != IGNORED).sum())
         padding = manifest.sequence_length - filled
         by_start = {place["start"]: place for place in places}
-        starts = np.flatnonzero(columns["position_ids"][:filled] == 0).tolist()
+        bounds = bounds_of_pieces(columns["attention_mask"][None], columns["position_ids"][None])
         pieces = []
-        for start, end in zip(starts, [*starts[1:], filled], strict=True):
+        for start, size in zip(*map(np.ndarray.tolist, bounds), strict=True):
+            end = start + size
             ids, labels = columns["input_ids"][start:end], columns["labels"][start:end]
             pieces.append(
                 place_in_corpus(manifest, by_start.get(start))

@@ -150,7 +150,7 @@ def find_conversations(path: Path, text: str, limit: int) -> SearchResult:
     """Return the first `limit` conversations that contain `text`. Raises as `search` does."""
     manifest = load_manifest(path)
     folder = checked_folder(manifest, path)
-    encoder = open_tokenizer(manifest, folder) if manifest.format_version == "3.0" else None
+    encoder = open_tokenizer(manifest, folder) if manifest.packing_metadata.enabled else None
     hits = _first_copies(manifest, folder, text, encoder)
     found = []
     for hit, place in islice(hits, limit):

@@ -68,6 +68,7 @@ __all__ = [
     "counts_of",
     "full_rows",
     "histogram",
+    "in_multiples",
     "joined",
     "lower_bound",
     "pack",
@@ -123,6 +124,14 @@ class Packing(NamedTuple):
 
     patterns: Patterns
     bound: tuple[int, str]
+
+
+def in_multiples(lengths: np.ndarray, align: int) -> np.ndarray:
+    """Return lengths in multiples of `align`, rounded up. A row of n × align tokens then has a capacity of n.
+
+    Pieces that start at multiples fit in a row exactly if the sum of these lengths does, so bounds hold as they are.
+    """
+    return lengths if align == 1 else -(-lengths // align)
 
 
 def histogram(lengths: np.ndarray, capacity: int) -> np.ndarray:

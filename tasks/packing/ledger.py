@@ -177,6 +177,7 @@ class Account:
     of_sources: np.ndarray
     packed: int  # conversations
     samples: dict[str, Any] | None  # None if every conversation is one sample
+    alignment: int = 0  # padding that rounds pieces up to multiples, in all rows
 
     @classmethod
     def empty(cls, recipe: Recipe) -> Account:
@@ -200,7 +201,7 @@ class Account:
             "lost": asdict(self.lost),
             "packed": self.packed,
             "samples": self.samples,
-        }
+        } | ({"alignment": self.alignment} if self.alignment else {})
 
     def add(self, group: dict[str, Any], config: Config) -> None:
         """Add the account of a group, from `to_json`."""
@@ -211,6 +212,7 @@ class Account:
         self.of_sources[own] += sums[:, 16:]
         self.lost.add(group["lost"])
         self.packed += group["packed"]
+        self.alignment += group.get("alignment", 0)
         if group["samples"]:
             self.samples = _added(self.samples or {}, group["samples"])
 
@@ -233,10 +235,28 @@ def take_account(pieces: Pieces, tokens: TokenColumns, recipe: Recipe, lost: Los
         copies = count if pieces.copies is None else int(pieces.copies[inside][chosen].sum(dtype=np.int64))
         of_sources[number] = _conversations(late, accepted), int(accepted.encoded(late).sum()), count, copies
     samples = count_samples(pieces, tokens) if accepted.samples.several else None
-    return Account(tally(pieces, tokens, recipe), lost, of_sources, int(np.count_nonzero(left)), samples)
+    packed, alignment = int(np.count_nonzero(left)), _alignment(pieces, recipe.config)
+    return Account(tally(pieces, tokens, recipe), lost, of_sources, packed, samples, alignment)
 
 
-def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: dict[str, int], places: int) -> Ledger:
+def _alignment(pieces: Pieces, config: Config) -> int:
+    """Return the padding that rounds the pieces of all packings up to multiples of `align`."""
+    total = 0
+    for chunk in pieces.chunks() if config.align > 1 else ():
+        found = pieces.columns(chunk)
+        gaps = -found.length % config.align
+        held_out = pieces.accepted.held_out[found.conversation]
+        total += int(gaps[held_out].sum()) + config.epochs * int(gaps[~held_out].sum())
+    return total
+
+
+def make_ledger(
+    receipts: Sequence[dict[str, Any]],
+    account: Account,
+    rejected: dict[str, int],
+    places: int,
+    with_alignment: bool = False,
+) -> Ledger:
     """Build the manifest's ledger. `receipts` are those of the token files, `rejected` conversations by reason.
 
     `places` is rows × sequence_length, or 0 without packing. Raises DataError if it does not balance.
@@ -264,6 +284,7 @@ def make_ledger(receipts: Sequence[dict[str, Any]], account: Account, rejected: 
             "packed": packed,
             "padding": places - packed if places else 0,
             "trained": sums.total("trained"),
+            "alignment": account.alignment if with_alignment else None,
         },
     }
     ledger = Ledger.model_validate(values | ({"samples": samples} if samples else {}))

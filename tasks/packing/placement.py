@@ -34,7 +34,7 @@ class Placed:
     edges: np.ndarray  # int64[shards + 1], rows before each shard
     rows_of_splits: dict[str, int]
     lower_bounds: list[tuple[int, str]]  # per split: rows, and the name of the bound
-    counts: list[np.ndarray]  # per split: int64[sequence_length + 1], pieces of each length; zeros without packing
+    counts: list[np.ndarray]  # per split: int64[multiples + 1], pieces of each length; zeros without packing
 
     @property
     def rows(self) -> int:
@@ -109,22 +109,23 @@ class PackedGroup(NamedTuple):
     row: np.ndarray  # int32[pieces]
     start: np.ndarray  # int32[pieces]
     rows: int
-    counts: np.ndarray  # int64[sequence_length + 1], pieces of each length; zeros without packing
+    counts: np.ndarray  # int64[multiples + 1], pieces of each length in multiples; zeros without packing
     bound: tuple[int, str]  # the number of rows that every packing needs, and the name of the bound
 
 
 def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, group: int) -> PackedGroup:
     """Pack pieces by themselves, and shuffle their rows.
 
-    `lengths` are int32[pieces]. The result follows from the arguments: the settings sequence_length, packing, and seed;
-    the split, the epoch, and the number of the group within the split.
+    `lengths` are int32[pieces], in tokens. The result follows from the arguments: the settings sequence_length, align,
+    packing, and seed; the split, the epoch, and the number of the group within the split.
     """
-    capacity = config.sequence_length
+    capacity = config.multiples
     stream = stream_of(split, epoch, group)
     if not config.packing:
         row, nothing = shuffle(len(lengths), config.seed, stream), np.zeros(capacity + 1, np.int64)
         bound = len(lengths), ALONE
         return PackedGroup(row, np.zeros(len(lengths), np.int32), len(lengths), nothing, bound)
+    lengths = bin_packing.in_multiples(lengths, config.align)
     counts = bin_packing.histogram(lengths, capacity)
     patterns, bound = bin_packing.solve(counts, capacity)
     # Neighbors in a source are often alike: in source order, those of equal length would share rows.
@@ -137,6 +138,7 @@ def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, grou
     for top in range(0, len(row), bin_packing.CHUNK):
         chunk = slice(top, top + bin_packing.CHUNK)
         row[chunk] = place_of[row[chunk]]
+    start *= config.align
     return PackedGroup(row, start, patterns.rows, counts, bound)
 
 
@@ -152,7 +154,7 @@ def bound_of(rows: int, counts: np.ndarray, config: Config) -> tuple[int, str]:
     """
     if not config.packing:
         return rows, ALONE
-    return bin_packing.lower_bound(counts, config.sequence_length) if rows else (0, "")
+    return bin_packing.lower_bound(counts, config.multiples) if rows else (0, "")
 
 
 def _other_patterns(

@@ -149,7 +149,7 @@ def plan_facts(
     rows = sum(rows_of_shards)
     places = rows * config.sequence_length if config.packing else 0
     return {
-        "ledger": make_ledger(receipts, account, rejected, places).model_dump(),
+        "ledger": make_ledger(receipts, account, rejected, places, config.align > 1).model_dump(),
         "packing_metadata": packing_metadata(config, account.tally, rows, blocks.bounds),
         "sources": source_facts(recipe, receipts, account),
         "mixture": mixture_facts(recipe, account),
@@ -276,7 +276,7 @@ class Blocks:
     checksums: dict[str, list[str]]  # of the placements of each shard
     bounds: list[tuple[int, str]]  # of the rows of each split, with their names
     sums: dict[str, dict[str, int]]  # of the statistics of rows, by split; empty without packing
-    counts: np.ndarray  # int64[2, sequence_length + 1], pieces of each length in the first packing of each split
+    counts: np.ndarray  # int64[2, multiples + 1], pieces of each length in the first packing of each split
 
 
 def write_blocks(
@@ -293,7 +293,7 @@ def write_blocks(
     whether it has any or not, and its statistics are an IPC file, whose batches can be read in any order.
     """
     config, sizes, number = recipe.config, {split: len(own) for split, own in shards.items()}, group or 0
-    blocks = Blocks({}, {}, [], {}, np.zeros((2, config.sequence_length + 1), np.int64))
+    blocks = Blocks({}, {}, [], {}, np.zeros((2, config.multiples + 1), np.int64))
     with_turns = group is not None or pieces.accepted.samples.several
     with (
         atomic_file(files["plan"]) as out,
@@ -311,9 +311,10 @@ def write_blocks(
                 blocks.counts[:] = placed.counts
             else:
                 placed = repack(pieces.lengths(), config, epoch, split, sizes[split], number)
-            _choose_company(company, pieces, placed, held_out if epoch == 1 else None, config.seed)
+            _choose_company(company, pieces, placed, held_out if epoch == 1 else None, config)
             if epoch > 1:
-                companions.separate(placed.row, placed.start, pieces.of, pieces.lengths(), placed.rows)
+                places = bin_packing.in_multiples(pieces.lengths(), config.align)
+                companions.separate(placed.row, placed.start, pieces.of, places, placed.rows)
             if config.packing:
                 statistics = statistics_of(placed.row, placed.rows, pieces, tokens)
                 if config.balance:
@@ -355,11 +356,15 @@ def _rows_writer(path: Path | None, as_stream: bool) -> Iterator[Callable[[RowSt
         yield write
 
 
-def _choose_company(company: Company, pieces: Pieces, placed: Placed, held_out: np.ndarray | None, seed: int) -> None:
-    """Let pieces of equal length swap their places within each split."""
+def _choose_company(
+    company: Company, pieces: Pieces, placed: Placed, held_out: np.ndarray | None, config: Config
+) -> None:
+    """Let pieces that take equal room swap their places within each split."""
     if company.matters:
-        kind = pieces.lengths() if held_out is None else pieces.lengths() * 2 + held_out
-        company.arrange(placed.row, placed.start, kind, pieces.conversations(slice(None)), seed)
+        kind = bin_packing.in_multiples(pieces.lengths(), config.align)
+        if held_out is not None:
+            kind = kind * 2 + held_out
+        company.arrange(placed.row, placed.start, kind, pieces.conversations(slice(None)), config.seed)
 
 
 def _write_plan(

@@ -228,10 +228,13 @@ def _is_mixed(manifest: Manifest) -> bool:
 def _places(manifest: Manifest) -> list[tuple[str, int]]:
     """Return what all rows consist of: (name, tokens)."""
     tokens = manifest.ledger.tokens
+    padding = [("padding", tokens.padding)]
+    if (alignment := tokens.alignment) is not None:
+        padding = [("padding that aligns conversations", alignment), ("other padding", tokens.padding - alignment)]
     return [
         ("trained", tokens.trained),
         ("context, not trained", tokens.packed - tokens.trained),
-        ("padding", tokens.padding),
+        *padding,
     ]
 
 

@@ -26,7 +26,17 @@ import orjson
 VERSIONS = {"tokenizer": 1, "tokens": 9, "texts": 3, "engine": 3, "plan": 6, "corpus": 8, "groups": 9}
 
 
-FORMAT_VERSION = {True: "3.0", False: "2.0"}  # by config.packing
+PACKED, WHOLE, SHAPED = "3.0", "2.0", "3.1"  # rows of tokens, one conversation per row, rows of another shape
+
+# Settings with which rows differ from those of format 3.0. At their default they are not among the recorded settings.
+SHAPE_SETTINGS = ("align",)
+
+
+def format_version_of(settings: dict[str, Any]) -> str:
+    """Return the format of a corpus from its settings, as they are recorded."""
+    if settings.get("packing") is False:
+        return WHOLE
+    return SHAPED if any(name in settings for name in SHAPE_SETTINGS) else PACKED
 
 
 # Settings that locate or name something: the corpus key contains the digest of the content, and no byte of a shard
@@ -63,7 +73,7 @@ def corpus_key(
     `entries` has the index of its entry in the config's `sources`. `tokenizer` and `template` are digests.
     """
     content = {KEY_NAMES.get(name, name): value for name, value in settings.items() if name not in KEYED_BY_CONTENT}
-    content |= {"format_version": FORMAT_VERSION[settings.get("packing") is not False], "sources": sources}
+    content |= {"format_version": format_version_of(settings), "sources": sources}
     if mixture := _mixture(settings, entries):
         content["mixture"] = mixture
     return key_of("corpus", content | {"tokenizer": tokenizer, "template": template}, version)

@@ -30,7 +30,7 @@ from pydantic import (
 
 from tasks.core.errors import DataError, InputMissing, StorageError
 from tasks.storage.files import read_json, to_json
-from tasks.storage.keys import FORMAT_VERSION, KEY_NAMES, corpus_key
+from tasks.storage.keys import KEY_NAMES, SHAPE_SETTINGS, corpus_key, format_version_of
 from tasks.storage.paths import Layout
 
 REPAIR = "run: packcorpus repair"
@@ -155,6 +155,13 @@ class Tokens(_Part):
     packed: int
     padding: int
     trained: int
+    alignment: int | None = Field(
+        None, description="Padding that rounds pieces up to multiples of `align`; part of `padding`. Only with `align`."
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_alignment(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _set_only(dump(self), "alignment")
 
 
 class SampleFacts(_Part):
@@ -181,7 +188,7 @@ class Ledger(_Part):
     @model_serializer(mode="wrap")
     def _without_samples(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out `samples` if every conversation is one sample, so that such manifests stay as they were."""
-        return {name: value for name, value in dump(self).items() if name != "samples" or value is not None}
+        return _set_only(dump(self), "samples")
 
     def check(self, places: int) -> None:
         """Raise DataError unless conversations, tokens, and places in rows balance: something was lost.
@@ -203,6 +210,12 @@ class Ledger(_Part):
                 raise DataError(
                     "open_ledger", f"the ledger does not balance: {count:,} {unit}, but {accounted:,} accounted for"
                 )
+        if (tokens.alignment or 0) > tokens.padding:
+            raise DataError(
+                "open_ledger",
+                f"the ledger does not balance: {tokens.alignment:,} tokens of alignment, but {tokens.padding:,} of "
+                "padding, which includes them",
+            )
 
     def _samples_to_balance(self) -> Iterator[tuple[str, int, int]]:
         if of := self.samples:
@@ -274,16 +287,38 @@ class FileFacts(_Part):
     sha256: str = SHA256
 
 
+class RowShape(_Part):
+    """How rows differ from those of format 3.0. What does not differ is left out."""
+
+    align: int = Field(default=1, ge=1, description="Pieces start at multiples of it.")
+
+    @model_serializer(mode="wrap")
+    def _leave_out_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {name: value for name, value in dump(self).items() if value != fields[name].default}
+
+    def physical(self, length: Any) -> Any:
+        """Return the places from the start of a piece to the next possible start: its length, rounded up."""
+        return -(-length // self.align) * self.align
+
+
+def shape_of(settings: dict[str, Any]) -> RowShape | None:
+    """Return the shape of rows from the recorded settings; None if it is that of format 3.0."""
+    values = {name: settings[name] for name in SHAPE_SETTINGS if name in settings}
+    return RowShape.model_validate(values) if values else None
+
+
 class Manifest(_Part):
     """A corpus and its accounting."""
 
-    format_version: Literal["2.0", "3.0"]
+    format_version: Literal["2.0", "3.0", "3.1"]
     name: str
     key: str = SHA256
     key_version: int = Field(ge=1, description="Version of the rules that compute the key from the manifest.")
     texts_version: int = Field(1, ge=1, description="Version of the wording of reject messages and the dataset card.")
     corpus: str = Field(description="The corpus folder, relative to the project root.")
     sequence_length: int
+    shape: RowShape | None = Field(None, description="Only in format 3.1: how its rows differ from those of 3.0.")
     tokenizer: Tokenizer
     template: TemplateFacts
     train_on: Literal["assistant", "all", "last"]
@@ -308,7 +343,12 @@ class Manifest(_Part):
     @model_serializer(mode="wrap")
     def _leave_out_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what other corpora do not have, so that their manifests stay as they were."""
-        return {name: value for name, value in serialize(self).items() if name != "loss_weight" or value is not None}
+        return _set_only(serialize(self), "loss_weight", "shape")
+
+    @property
+    def row_shape(self) -> RowShape:
+        """Return the shape of rows; with its defaults in format 3.0."""
+        return self.shape or RowShape()
 
     @property
     def noticed_counts(self) -> dict[str, int]:
@@ -337,6 +377,11 @@ class Manifest(_Part):
     def listed(self) -> list[Shard | FileFacts]:
         """Return every file of the corpus folder that has a checksum here, shards first."""
         return [*(shard for split in self.splits.values() for shard in split.shards), *self.files]
+
+
+def _set_only(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    """Return the values without those of `names` that are None: manifests of other corpora stay as they were."""
+    return {key: value for key, value in values.items() if key not in names or value is not None}
 
 
 def manifest_digest(values: dict[str, Any]) -> str:
@@ -425,7 +470,11 @@ def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
     yield "corpus", manifest.corpus, Layout.corpus_name(manifest.name, manifest.key)
     yield "template", manifest.template.name, config.get("template")
     yield "packing", manifest.packing_metadata.enabled, config.get("packing")
-    yield "format_version", manifest.format_version, FORMAT_VERSION[manifest.packing_metadata.enabled]
+    yield "format_version", manifest.format_version, format_version_of(config)
+    shape = shape_of(config)
+    yield "shape", manifest.shape and manifest.shape.model_dump(), shape and shape.model_dump()
+    with_alignment = manifest.row_shape.align > 1
+    yield "alignment", manifest.ledger.tokens.alignment is not None, with_alignment
     yield "trained_here", tokenizer.trained_here, config.get("tokenizer") is None
     if not tokenizer.trained_here:
         yield "the tokenizer's digest", tokenizer.digest, tokenizer.sha256

@@ -6,6 +6,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from tasks.storage.keys import PACKED, SHAPED, WHOLE
+from tasks.storage.manifest import RowShape
+
 INDEX_SCHEMA = pa.schema(
     [
         ("source", pa.int32()),  # index in the manifest's sources
@@ -13,8 +16,8 @@ INDEX_SCHEMA = pa.schema(
         ("split", pa.dictionary(pa.int8(), pa.string())),
         ("shard", pa.int32()),  # number within the split
         ("row", pa.int32()),  # within the shard
-        ("start", pa.int32()),  # offset within the row
-        ("length", pa.int32()),  # tokens in the row, including the separator
+        ("start", pa.int32()),  # offset within the row, a multiple of `align`
+        ("length", pa.int32()),  # tokens in the row, including the separator, without padding
         ("first", pa.int32()),  # offset within the conversation; above 0 only if it was split
         ("trained", pa.int32()),  # tokens
         ("separator", pa.bool_()),  # the last token is an EOS that was added after the template's tokens
@@ -100,8 +103,8 @@ def is_weighted(settings: dict[str, Any]) -> bool:
     return settings.get("loss_weight", "none") != "none"
 
 
-def row_schema(sequence_length: int, key: str, weighted: bool = False) -> pa.Schema:
-    """Return the schema of a shard of format 3.0, with its metadata."""
+def row_schema(sequence_length: int, key: str, shape: RowShape | None = None, weighted: bool = False) -> pa.Schema:
+    """Return the schema of a shard of format 3.0 or, with a shape, of format 3.1, with its metadata."""
 
     def fixed(value: pa.DataType) -> pa.DataType:
         return pa.list_(pa.field("item", value, nullable=False), sequence_length)
@@ -113,7 +116,8 @@ def row_schema(sequence_length: int, key: str, weighted: bool = False) -> pa.Sch
         pa.field("position_ids", fixed(pa.int32()), nullable=False),
         *[pa.field(LOSS_WEIGHT, fixed(pa.float32()), nullable=False)] * weighted,
     ]
-    return pa.schema(fields, metadata(sequence_length, key, "3.0"))
+    facts = {name: str(value) for name, value in shape.model_dump().items()} if shape else {}
+    return pa.schema(fields, metadata(sequence_length, key, SHAPED if shape else PACKED) | facts)
 
 
 def metadata(sequence_length: int, key: str, format_version: str) -> dict[str, str]:
@@ -146,7 +150,7 @@ MESSAGE = pa.struct(
 def conversation_schema(sequence_length: int, key: str) -> pa.Schema:
     """Return the schema of format 2.0: one conversation per row, for a trainer that tokenizes itself."""
     fields = [("messages", pa.list_(MESSAGE)), ("tools", pa.string()), ("text", pa.large_string())]
-    return pa.schema(fields, metadata(sequence_length, key, "2.0"))
+    return pa.schema(fields, metadata(sequence_length, key, WHOLE))
 
 
 TOKENS_SCHEMA = pa.schema(

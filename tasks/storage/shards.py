@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError
@@ -45,7 +46,7 @@ def shard_schema(manifest: Manifest) -> pa.Schema:
     """Return the schema of every shard of a corpus, with its metadata."""
     if not manifest.packing_metadata.enabled:
         return conversation_schema(manifest.sequence_length, manifest.key)
-    return row_schema(manifest.sequence_length, manifest.key, is_weighted(manifest.config))
+    return row_schema(manifest.sequence_length, manifest.key, manifest.shape, is_weighted(manifest.config))
 
 
 @contextmanager
@@ -187,6 +188,21 @@ def _row_arrays(row: pa.RecordBatch, manifest: Manifest) -> dict[str, Any]:
         if len(values) != manifest.sequence_length:
             raise ValueError(f"a row has {len(values):,} {name}, not {manifest.sequence_length:,}")
     return columns
+
+
+def bounds_of_pieces(mask: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the pieces of rows start and how long they are, int64[pieces] each, over all places of the rows.
+
+    `mask` and `positions` are [rows, sequence_length]. A piece starts at a token whose position is 0, with its row, or
+    after padding; it ends before the next one, before padding, or with its row.
+    """
+    mask = mask == 1
+    begins, ends = mask & (positions == 0), mask.copy()
+    begins[:, 0] |= mask[:, 0]
+    begins[:, 1:] |= mask[:, 1:] & ~mask[:, :-1]
+    ends[:, :-1] &= begins[:, 1:] | ~mask[:, 1:]
+    starts = np.flatnonzero(begins)
+    return starts, np.flatnonzero(ends) + 1 - starts
 
 
 def to_dicts(rows: pa.RecordBatch) -> list[dict[str, Any]]:

@@ -147,6 +147,7 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: Index, tokens
         require("truncated", seen.truncated, ledger.conversations.truncated)
         places = tokens.rows * manifest.sequence_length
         require("padding", places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)
+        require("alignment", tokens.alignment, ledger.tokens.alignment or 0)
         selection.check()
     if ledger.samples is not None:
         _check_samples(ledger.samples, samples, require)

@@ -29,6 +29,7 @@ class Tokens:
     rows: int = 0
     pieces: int = 0
     weights: dict[str, Weights] = field(default_factory=dict)  # by split, if rows have any
+    alignment: int = 0  # padding between pieces and the next multiple of `align`
 
 
 @dataclass(slots=True)
@@ -92,8 +93,10 @@ def _check_batch(
 
     filled = mask.sum(axis=1, dtype=np.int64)
     columns = np.arange(length)
+    align = manifest.row_shape.align
     require(((mask == 0) | (mask == 1)).all(axis=1), "attention_mask has values other than 0 and 1")
-    require((mask == (columns < filled[:, None])).all(axis=1), "attention_mask has padding among the tokens")
+    if align == 1:
+        require((mask == (columns < filled[:, None])).all(axis=1), "attention_mask has padding among the tokens")
     require(filled > 0, "the row is empty")
     require(((ids >= 0) & (ids < manifest.tokenizer.vocab_size)).all(axis=1), "a token id is outside the vocabulary")
     require(((ids == manifest.tokenizer.pad_token_id) | (mask == 1)).all(axis=1), "padding is not the pad token")
@@ -107,18 +110,29 @@ def _check_batch(
         np.bincount(pieces["row"], weights=lengths, minlength=count) == filled,
         "the index covers a different number of tokens",
     )
-    expected = np.cumsum(lengths) - lengths
+    places = -(-lengths // align) * align
+    expected = np.cumsum(places) - places
     expected -= np.repeat(expected[first_of_row], np.diff(np.append(first_of_row, len(starts))))
     if (starts != expected).any():
         row = int(pieces["row"][np.flatnonzero(starts != expected)[0]])
-        raise DataError("bad_row", f"{where} + {row}: the index's pieces leave a gap or overlap")
+        what = "leave a gap or overlap" if align == 1 else f"do not follow one another at multiples of {align}"
+        raise DataError("bad_row", f"{where} + {row}: the index's pieces {what}")
+    if (over := np.flatnonzero(starts + lengths > length)).size:
+        row = int(pieces["row"][over[0]])
+        raise DataError("bad_row", f"{where} + {row}: a piece of the index goes beyond the end of the row")
     first_tokens = pieces["row"].astype(np.int64) * length + starts
     ends = first_tokens + lengths - 1
+    # Where a run of positions begins: at every piece, and after it at the next one or at padding.
+    after = ends[starts + lengths < length] + 1
     marks = np.zeros(count * length, np.int64)
-    marks[first_tokens] = first_tokens
-    tails = np.arange(count) * length + filled
-    marks[tails[filled < length]] = tails[filled < length]
+    marks[first_tokens], marks[after] = first_tokens, after
     wanted = (np.arange(count * length) - np.maximum.accumulate(marks)).reshape(count, length)
+    if align > 1:
+        edges = np.zeros(count * length + 1, np.int8)
+        edges[first_tokens] += 1
+        edges[ends + 1] -= 1
+        in_piece = np.cumsum(edges[:-1], dtype=np.int8).reshape(count, length)
+        require((mask == in_piece).all(axis=1), "attention_mask is not 1 on exactly the pieces of the index")
     require((positions == wanted).all(axis=1), "position_ids do not restart at 0 at every conversation")
     flat_labels, flat_ids = labels.reshape(-1), ids.reshape(-1)
     if (flat_labels[first_tokens] != IGNORED).any():
@@ -134,6 +148,7 @@ def _check_batch(
         raise DataError("bad_row", f"{where}: the index and the labels disagree about trained tokens")
     total.pieces += len(first_tokens)
     total.packed += int(filled.sum())
+    total.alignment += int((places - lengths).sum())
     total.trained += int((flat_labels != IGNORED).sum())
     found = RowStatistics.zeros(count)
     np.add.at(found.squares, pieces["row"], lengths**2)

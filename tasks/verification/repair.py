@@ -262,7 +262,8 @@ class _Origins:
             encoder = open_tokenizer(self.manifest, self.folder)
             special = encoder.eos_id, encoder.pad_id
         length, key = self.manifest.sequence_length, self.manifest.key
-        write_planned_shard(path, self._shards.index(file.path), plan_folder, tokens, special, length, key)
+        number, shape = self._shards.index(file.path), self.manifest.shape
+        write_planned_shard(path, number, plan_folder, tokens, special, length, key, shape=shape)
         return path
 
 

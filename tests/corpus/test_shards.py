@@ -34,7 +34,8 @@ Placed = tuple[int, int, int, int, int, int, bool]  # the columns of PLAN_SCHEMA
 @st.composite
 def shard_plans(draw: st.DrawFn) -> tuple[list[list[Tokens]], list[Placed], int, int]:
     """Token files, the plan of a shard, its rows and their length. Some conversations are in pieces."""
-    length = draw(st.integers(8, 24))
+    align = draw(st.sampled_from([1, 1, 2, 4]))
+    length = draw(st.integers(8 // align, 24 // align)) * align
     parts = draw(st.lists(st.lists(tokens_of(3 * length), max_size=4), min_size=1, max_size=3))
     pieces: list[tuple[int, int, int, int, bool]] = []
     for part, rows in enumerate(parts):
@@ -52,19 +53,25 @@ def shard_plans(draw: st.DrawFn) -> tuple[list[list[Tokens]], list[Placed], int,
         if start + taken + closed > length or (start and draw(st.booleans())):
             row, start = row + 1, 0
         plan.append((row, start, part, conversation, first, taken, closed))
-        start += taken + closed
+        start += -(-(taken + closed) // align) * align
     return parts, plan, row + bool(plan), length
 
 
 def reference(parts: list[list[Tokens]], plan: list[Placed], rows: int, length: int, pad: int) -> list[dict[str, Any]]:
     """One token after another."""
     found = []
+
+    def fill(row: dict[str, list[int]], end: int) -> None:
+        for position in range(end - len(row["input_ids"])):
+            for name, value in zip(COLUMNS, (pad, 0, -100, position), strict=True):
+                row[name].append(value)
+
     for number in range(rows):
         row: dict[str, list[int]] = {name: [] for name in COLUMNS}
         for at, start, part, conversation, first, taken, closed in plan:
             if at != number:
                 continue
-            assert start == len(row["input_ids"])
+            fill(row, start)
             for position, value in enumerate(parts[part][conversation][0][first : first + taken]):
                 token, trained = (value, True) if value >= 0 else (-1 - value, False)
                 row["input_ids"].append(token)
@@ -74,10 +81,8 @@ def reference(parts: list[list[Tokens]], plan: list[Placed], rows: int, length: 
                 row["input_ids"].append(EOS)
                 row["labels"].append(-100)
                 row["position_ids"].append(taken)
-        row["attention_mask"] = [1] * len(row["input_ids"])
-        for position in range(length - len(row["input_ids"])):
-            for name, value in zip(COLUMNS, (pad, 0, -100, position), strict=True):
-                row[name].append(value)
+            row["attention_mask"] += [1] * (taken + closed)
+        fill(row, length)
         found.append(row)
     return found
 

@@ -40,6 +40,7 @@ CORPORA: dict[str, dict[str, Any]] = {
     "split": {"overlong": "split", "sequence_length": 32},
     # EOS ends every turn, and is the padding; a BOS begins each conversation.
     "eos pads": {"tokenizer": str(kind_path("hf_metaspace")), "template": "mistral", "sequence_length": 96},
+    "gaps": {"align": 16, "overlong": "split", "sequence_length": 96, "epochs": 2},
     "no bos": {"tokenizer": str(kind_path("hf_unigram")), "template": "zephyr", "sequence_length": 256},
 }
 
@@ -70,7 +71,7 @@ def test_an_export_holds_every_conversation(name: str, to: str, corpora: dict[st
     found = export(manifest, to, tmp_path / "export")
     splits = load_manifest(manifest).splits
     assert list(found.record["splits"]) == [split for split, facts in splits.items() if facts.rows]
-    assert len(splits) == 2 + (name == "epochs")
+    assert len(splits) == 2 + (name in ("epochs", "gaps"))
     keeps = next(format for format in EXPORTS if format.name == to).rows_kept
     for split, figures in found.record["splits"].items():
         rows, wanted = read(found, manifest, split), expected(folder_of(manifest), split)
@@ -140,13 +141,16 @@ def test_small_files_of_mds(corpora: dict[str, Path], tmp_path: Path, monkeypatc
 
 
 @st.composite
-def lengths_of_rows(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
-    length = draw(st.integers(2, 24))
+def lengths_of_rows(draw: st.DrawFn) -> tuple[int, list[list[tuple[int, int]]]]:
+    """Draw the length of rows, and the length and the gap of each piece of each row."""
+    align = draw(st.sampled_from([1, 1, 4]))
+    length = draw(st.integers(1 if align > 1 else 2, 24 // align)) * align
     rows = []
     for _ in range(draw(st.integers(1, 5))):
-        row: list[int] = []
-        while not row or (length - sum(row) >= 2 and draw(st.booleans())):
-            row.append(draw(st.integers(2, length - sum(row))))
+        row: list[tuple[int, int]] = []
+        while not row or (length - sum(map(sum, row)) >= 2 and draw(st.booleans())):
+            size = draw(st.integers(2, length - sum(map(sum, row))))
+            row.append((size, -size % align))
         rows.append(row)
     return length, rows
 
@@ -154,7 +158,7 @@ def lengths_of_rows(draw: st.DrawFn) -> tuple[int, list[list[int]]]:
 @settings(max_examples=examples(150), deadline=None)
 @given(lengths_of_rows(), st.randoms(use_true_random=False))
 def test_rows_have_the_bounds_and_the_next_labels_of_their_pieces(
-    drawn: tuple[int, list[list[int]]], source: Any
+    drawn: tuple[int, list[list[tuple[int, int]]]], source: Any
 ) -> None:
     length, rows = drawn
     columns: dict[str, list[list[int]]] = {
@@ -162,27 +166,29 @@ def test_rows_have_the_bounds_and_the_next_labels_of_their_pieces(
     }
     following = []
     for row in rows:
-        padding = length - sum(row)
         ids = [source.randint(0, 9) for _ in range(length)]
+        row[-1] = row[-1][0], row[-1][1] + length - sum(map(sum, row))
         labels: list[int] = []
-        for size in row:
+        for size, gap in row:
             labels += [IGNORED, *(ids[len(labels) + at] if source.random() < 0.6 else IGNORED for at in range(1, size))]
-        labels += [IGNORED] * padding
+            labels += [IGNORED] * gap
         columns["input_ids"].append(ids)
         columns["labels"].append(labels)
-        columns["attention_mask"].append([1] * (length - padding) + [0] * padding)
-        columns["position_ids"].append([at for size in (*row, padding) for at in range(size)])
+        columns["attention_mask"].append([on for size, gap in row for on in [1] * size + [0] * gap])
+        columns["position_ids"].append([at for sizes in row for size in sizes for at in range(size)])
         following.append([*labels[1:], IGNORED])
     kinds = {"attention_mask": pa.int8()}
     batch = pa.RecordBatch.from_pydict(
         {name: pa.array(values, pa.list_(kinds.get(name, pa.int32()), length)) for name, values in columns.items()}
     )
     found = rows_of(batch, length, Path("shard"))
-    assert found.lengths.tolist() == [size for row in rows for size in row]
+    assert found.lengths.tolist() == [size for row in rows for size, _ in row]
+    assert found.gaps.tolist() == [gap for row in rows for _, gap in row]
     assert found.pieces.tolist() == [len(row) for row in rows]
-    assert found.tokens.tolist() == [sum(row) for row in rows]
+    assert found.tokens.tolist() == [sum(size for size, _ in row) for row in rows]
+    assert found.filled.tolist() == [[on == 1 for on in row] for row in columns["attention_mask"]]
     assert found.starts.tolist() == [
-        number * length + sum(row[:at]) for number, row in enumerate(rows) for at in range(len(row))
+        number * length + sum(map(sum, row[:at])) for number, row in enumerate(rows) for at in range(len(row))
     ]
     assert found.next_labels().tolist() == following
     assert found.trained == sum(label != IGNORED for row in columns["labels"] for label in row)
@@ -200,18 +206,19 @@ def test_what_a_format_cannot_hold_is_noted(corpora: dict[str, Path], tmp_path: 
     own = {"trl": ["isolation"], "megatron": ["alignment", "labels"], "axolotl": ["rows"], "llama-factory": [],
            "xtuner": ["paths", "last_step"], "mds": ["labels"], "automodel": ["alignment"]}  # fmt: skip
     for (name, to), found in notes.items():
-        wanted = own[to] if to in own else ["isolation"] * (name == "no bos")
-        assert found == [*wanted, *["epochs"] * (name == "epochs")], (name, to)
+        wanted = own[to] if to in own else ["isolation"] * (name in ("no bos", "gaps"))
+        lost = ["align"] * (name == "gaps" and to in ("trl", "megatron", "axolotl"))
+        assert found == [*wanted, *lost, *["epochs"] * (name in ("epochs", "gaps"))], (name, to)
 
 
 def test_olmo_core_finds_bounds_by_eos_only_where_that_is_exact(corpora: dict[str, Path], tmp_path: Path) -> None:
     found = {name: export(manifest, "olmo-core", tmp_path / name).record for name, manifest in corpora.items()}
     settings = {name: record["settings"] for name, record in found.items()}
     assert {name: own["NumpyFSLDatasetConfig"]["generate_doc_lengths"] for name, own in settings.items()} == {
-        "epochs": True, "split": True, "eos pads": True, "no bos": False,
+        "epochs": True, "split": True, "eos pads": True, "gaps": False, "no bos": False,
     }  # fmt: skip
     assert {name: own["TokenizerConfig"]["bos_token_id"] for name, own in settings.items()} == {
-        "epochs": None, "split": None, "eos pads": 1, "no bos": None,
+        "epochs": None, "split": None, "eos pads": 1, "gaps": None, "no bos": None,
     }  # fmt: skip
     [note] = found["no bos"]["notes"]
     pieces = list(flat(expected(folder_of(corpora["no bos"]), "train")))

@@ -38,10 +38,16 @@ def expected(corpus: Path, split: str) -> list[Row]:
     rows = []
     for path in sorted(corpus.glob(f"{split}-*.arrow")):
         for row in stream(path):
-            size = sum(row["attention_mask"])
-            starts = [at for at in range(size) if row["position_ids"][at] == 0]
-            rows.append(pieces(row["input_ids"], row["labels"], [*starts, size]))
+            rows.append([])
+            for start, end in runs(row["position_ids"]):
+                if row["attention_mask"][start]:
+                    rows[-1] += pieces(row["input_ids"], row["labels"], [start, end])
     return rows
+
+
+def runs(positions: Sequence[int]) -> list[tuple[int, int]]:
+    """Return where each run of positions starts and ends; one begins at each 0."""
+    return list(pairwise([*(at for at, position in enumerate(positions) if position == 0), len(positions)]))
 
 
 def pieces(ids: Sequence[int], labels: Sequence[int], bounds: Sequence[int]) -> Row:
@@ -113,18 +119,24 @@ def llama_factory(export: Path, split: str, facts: Facts) -> list[Row]:
     rows = []
     for row in dataset(export / split):
         mask, width = row["attention_mask"], len(row["input_ids"])
-        size = width - mask.count(0)
-        assert size < width > facts.length
+        assert len(mask) == width > facts.length
         assert width % 8 == 0
-        starts = [at for at in range(size) if at == 0 or mask[at] != mask[at - 1]]
-        assert mask[:size] == [at + 1 for at, (s, e) in enumerate(pairwise([*starts, size])) for _ in range(s, e)]
-        assert row["input_ids"][size:] == [facts.pad] * (width - size)
-        assert row["labels"][size:] == [IGNORED] * (width - size)
-        counted = [at for start, end in pairwise([*starts, size]) for at in range(end - start)]
-        assert row["position_ids"] == counted + [0] * (width - size)
-        assert row["packing_params"]["sequence_boundaries"] == [*starts, size, width]
-        assert row["packing_params"]["right_padding_length"] == width - size
-        rows.append(pieces(row["input_ids"], row["labels"], [*starts, size]))
+        assert mask[-1] == 0
+        found = [[at for at in range(width) if mask[at] == number] for number in range(max(mask) + 1)]
+        padding, starts = found[0], [places[0] for places in found[1:]]
+        assert starts == sorted(starts)
+        assert all(places == list(range(places[0], places[-1] + 1)) for places in found[1:]), "one run each"
+        assert {row["input_ids"][at] for at in padding} == {facts.pad}
+        assert {row["labels"][at] for at in padding} == {IGNORED}
+        assert {row["position_ids"][at] for at in padding} == {0}
+        for places in found[1:]:
+            assert [row["position_ids"][at] for at in places] == list(range(len(places)))
+        end = found[-1][-1] + 1
+        assert row["packing_params"]["sequence_boundaries"] == [*starts, end, width]
+        assert row["packing_params"]["right_padding_length"] == width - end
+        rows.append([])
+        for places in found[1:]:
+            rows[-1] += pieces(row["input_ids"], row["labels"], [places[0], places[-1] + 1])
     return rows
 
 
@@ -144,10 +156,13 @@ def xtuner(export: Path, split: str, facts: Facts) -> list[Row]:
             assert last <= len(line["input_ids"]) == len(line["labels"])
             row += pieces(line["input_ids"], line["labels"], [first, last])
         assert sum(len(ids) for ids, _ in row) == facts.length
-        padded = set(row[-1][0]) == {facts.pad} and set(row[-1][1]) <= {IGNORED}
-        rows.append(row[:-1] if padded else row)
+        rows.append([piece for piece in row if not is_padding(piece, facts)])
     assert bounds[-1] * 6 == len(samples)
     return [rows[number] for number in npy(folder / "order.npy")]
+
+
+def is_padding(piece: Piece, facts: Facts) -> bool:
+    return set(piece[0]) == {facts.pad} and set(piece[1]) <= {IGNORED}
 
 
 def npy(path: Path) -> list[int]:
@@ -178,14 +193,17 @@ def olmo_core(export: Path, split: str, facts: Facts) -> list[Row]:
         bounds = [tuple(map(int, line.split(","))) for line in text.splitlines()]
         for top in range(0, len(ids), facts.length):
             inside = [(start, end) for start, end in bounds if top <= start < top + facts.length]
-            edges = [inside[0][0], *(end for _, end in inside)]
-            assert edges[0] == top
+            assert inside[0][0] == top
+            assert inside[-1][1] <= top + facts.length
             if own["generate_doc_lengths"]:
+                edges = [inside[0][0], *(end for _, end in inside)]
                 ends = [
                     at + 1 for at in range(top, edges[-1] - 1) if ids[at] == eos and (bos is None or ids[at + 1] == bos)
                 ]
                 assert ends == edges[1:-1]
-            rows.append(pieces(ids, labels, edges))
+            rows.append([])
+            for edges in inside:
+                rows[-1] += pieces(ids, labels, edges)
     return rows
 
 
@@ -208,11 +226,8 @@ def mds(export: Path, split: str, facts: Facts) -> list[Row]:
             values = array("i", data[start:end])
             size = facts.length
             ids, labels, positions = values[:size], values[size : 2 * size], values[2 * size :]
-            starts = [at for at in range(size) if positions[at] == 0]
-            row = pieces(ids, labels, [*starts, size])
-            padded = all(label == IGNORED for label in row[-1][1])
-            assert not padded or set(row[-1][0]) == {facts.pad}
-            rows.append(row[:-1] if padded else row)
+            row = [pieces(ids, labels, run)[0] for run in runs(positions)]
+            rows.append([piece for piece in row if not is_padding(piece, facts)])
     return rows
 
 

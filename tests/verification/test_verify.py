@@ -9,6 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from tasks.core.errors import DataError, InputMissing, PackError
 from tasks.corpus import shards
 from tasks.storage.corpus_folder import reading
 from tasks.storage.files import sha256_of, to_json
-from tasks.storage.manifest import manifest_digest
+from tasks.storage.manifest import manifest_digest, shape_of
 from tasks.storage.schemas import INDEX_SCHEMA, row_schema
 from tasks.verification import check_contents, partitions, read_index
 from tasks.verification.verify import verify
@@ -51,6 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "drop": {"overlong": "drop", "validation": 0.0},
     "split": {"overlong": "split", "train_on": "all"},
     "whole": {"packing": False},
+    "aligned": {"align": 16},
     "mixed": {
         "sources": [{"path": "chat.jsonl", "weight": 1.5, "limit": 25}], "duplicates": "drop", "max_turns": 2,
         "epochs": 2, "again": 3,
@@ -102,7 +104,7 @@ class Tampered:
         return int(self.rows["attention_mask"][row].sum())
 
     def write_rows(self, schema: pa.Schema | None = None) -> None:
-        schema = schema or row_schema(LENGTH, self.manifest["key"])
+        schema = schema or row_schema(LENGTH, self.manifest["key"], shape_of(self.manifest["config"]))
         arrays = []
         for field in schema:
             values = self.rows[field.name].reshape(-1).astype(field.type.value_type.to_pandas_dtype())
@@ -313,6 +315,105 @@ def test_a_row_that_breaks_one_invariant(tamper: Callable[[Tampered], None], sai
     message = truncated.refused()
     assert message.endswith(said)
     assert message.startswith(f"{truncated.shard}: row 0")
+
+
+# -- rows with gaps --------------------------------------------------------------------------------------------------
+
+
+def gap(t: Tampered) -> tuple[int, int, int]:
+    """(row, start, end) of padding of two tokens or more that another piece follows."""
+    for piece, following in pairwise(t.pieces()):
+        end = piece["start"] + piece["length"]
+        if piece["row"] == following["row"] and end + 1 < following["start"]:
+            return piece["row"], end, following["start"]
+    raise AssertionError("no row has a gap")
+
+
+def token_in_the_gap(t: Tampered) -> None:
+    row, start, _ = gap(t)
+    t.rows["input_ids"][row, start] = 9
+
+
+def label_in_the_gap(t: Tampered) -> None:
+    row, start, _ = gap(t)
+    t.rows["labels"][row, start] = t.rows["input_ids"][row, start]
+
+
+def mask_in_the_gap(t: Tampered) -> None:
+    row, start, _ = gap(t)
+    t.rows["attention_mask"][row, start : start + 1] = 1
+
+
+def other_place_in_the_mask(t: Tampered) -> None:
+    row, start, end = gap(t)
+    t.rows["attention_mask"][row, [start - 1, end - 1]] = 0, 1
+    t.rows["labels"][row, start - 1] = -100
+    t.rows["input_ids"][row, start - 1] = t.manifest["tokenizer"]["pad_token_id"]
+
+
+def positions_of_the_gap(t: Tampered) -> None:
+    row, start, end = gap(t)
+    t.rows["position_ids"][row, start:end] += t.rows["position_ids"][row, start - 1] + 1
+
+
+GAPS = [
+    (token_in_the_gap, "padding is not the pad token"),
+    (label_in_the_gap, "padding is trained on"),
+    (mask_in_the_gap, "the index covers a different number of tokens"),
+    (other_place_in_the_mask, "attention_mask is not 1 on exactly the pieces of the index"),
+    (positions_of_the_gap, "position_ids do not restart at 0 at every conversation"),
+]
+
+
+@pytest.mark.parametrize(("tamper", "said"), GAPS, ids=[tamper.__name__ for tamper, _ in GAPS])
+def test_a_gap_that_breaks_one_invariant(
+    tamper: Callable[[Tampered], None], said: str, made: dict[str, Path], tmp_path: Path
+) -> None:
+    t = copy_of(made, "aligned", tmp_path)
+    tamper(t)
+    t.write_rows()
+    t.sign()
+    assert t.refused().endswith(said)
+
+
+def test_an_index_with_pieces_beside_the_multiples(made: dict[str, Path], tmp_path: Path) -> None:
+    t = copy_of(made, "aligned", tmp_path)
+    row, end, _ = gap(t)
+    piece = next(p for p in t.pieces(row) if p["start"] >= end)
+    piece["start"] = end
+    t.write_index()
+    t.sign()
+    assert t.refused().endswith("the index's pieces do not follow one another at multiples of 16")
+
+
+def test_a_piece_beyond_the_end_of_its_row(made: dict[str, Path], tmp_path: Path) -> None:
+    """As many tokens as in the row, but its first piece takes one multiple more, and its last one goes too far."""
+    t = copy_of(made, "aligned", tmp_path)
+    for row in sorted({piece["row"] for piece in t.pieces()}):
+        first, *others = t.pieces(row)
+        more = -first["length"] % 16 + 1
+        if others and others[-1]["start"] + 16 + others[-1]["length"] - more > LENGTH:
+            break
+    first["length"] += more
+    others[-1]["length"] -= more
+    for piece in others:
+        piece["start"] += 16
+    t.write_index()
+    t.sign()
+    assert t.refused().endswith("a piece of the index goes beyond the end of the row")
+
+
+def test_another_count_of_alignment(made: dict[str, Path], tmp_path: Path) -> None:
+    t = copy_of(made, "aligned", tmp_path)
+    t.manifest["ledger"]["tokens"]["alignment"] -= 1
+    t.sign()
+    assert "alignment is recorded as" in t.refused()
+    del t.manifest["ledger"]["tokens"]["alignment"]
+    t.sign()
+    assert "was edited (alignment is False in one place and True in another)" in t.refused()
+    del t.manifest["shape"]
+    t.sign()
+    assert "was edited (shape is None in one place" in t.refused()
 
 
 def test_a_trained_separator_after_a_truncated_conversation(truncated: Tampered) -> None:

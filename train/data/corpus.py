@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pydantic import ValidationError
 
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection.manifests import HERE, by_name, find_manifest
 from tasks.storage.corpus_folder import check_listed, checked_folder, find_listed, published_copy, reading
 from tasks.storage.files import sha256_of
-from tasks.storage.keys import FORMAT_VERSION
-from tasks.storage.manifest import Manifest, load_manifest, lost_hint, read_values
+from tasks.storage.keys import PACKED, SHAPE_SETTINGS, SHAPED, WHOLE
+from tasks.storage.manifest import Manifest, RowShape, load_manifest, lost_hint, read_values, shape_of
 from tasks.storage.schemas import LOSS_WEIGHT, is_weighted
 from tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
 from tasks.storage.splits import SPLITS
@@ -29,7 +30,7 @@ from tasks.stores.scratch import local_path_of
 
 SHARD_NAME = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.arrow")
 KEY = re.compile(r"[0-9a-f]{64}")
-PACKED, WHOLE = FORMAT_VERSION[True], FORMAT_VERSION[False]
+VERSIONS = (PACKED, SHAPED, WHOLE)
 
 # Columns that rows of other tools must have. Without position_ids too, conversations see each other.
 REQUIRED = ("input_ids", "attention_mask", "labels")
@@ -54,7 +55,7 @@ class Corpus:
 
     name: str
     folder: Path
-    format_version: str  # 3.0: packed rows; 2.0: one conversation per row
+    format_version: str  # 3.0: packed rows; 3.1: packed rows of another shape; 2.0: one conversation per row
     key: str  # the manifest's; if shards have none, the SHA-256 of their bytes
     sequence_length: int
     manifest: Manifest | None
@@ -62,6 +63,12 @@ class Corpus:
     isolated: bool  # rows have position_ids
     weighted: bool = False  # rows have loss_weight
     notes: tuple[str, ...] = ()  # what the user should know, a sentence each
+    shape: RowShape = field(default_factory=RowShape)
+
+    @property
+    def packed(self) -> bool:
+        """Return whether rows have tokens, rather than the messages of one conversation."""
+        return self.format_version != WHOLE
 
     def rows(self, split: str) -> int:
         return sum(shard.rows for shard in self.splits.get(split, []))
@@ -114,9 +121,9 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
             f"{path}: is not a packcorpus manifest (format_version {version!r}, no digest of its own); "
             "to train on another tool's rows, pass the folder of their shards",
         )
-    if version not in (PACKED, WHOLE):
+    if version not in VERSIONS:
         raise DataError(
-            "bad_manifest", f"{path}: format_version is {version!r}, but training supports {PACKED} and {WHOLE}"
+            "bad_manifest", f"{path}: format_version is {version!r}, but training supports {', '.join(VERSIONS)}"
         )
     manifest = load_manifest(path)
     folder = checked_folder(manifest, path)
@@ -132,7 +139,7 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
         # Keep the comparison in this block: a damaged column name may not be UTF-8 and is decoded only when read.
         with reading(where, folder), pa.memory_map(str(where)) as file:
             schema = pa.ipc.open_stream(file).schema
-            if version == PACKED and schema.metadata == wanted.metadata and "position_ids" not in schema.names:
+            if version != WHOLE and schema.metadata == wanted.metadata and "position_ids" not in schema.names:
                 _check_rows(where, schema, allow_unisolated)
                 lacking = True
             else:
@@ -145,7 +152,8 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
         sequence_length=manifest.sequence_length,
         manifest=manifest,
         splits=splits,
-        isolated=version == PACKED and not lacking,
+        isolated=version != WHOLE and not lacking,
+        shape=manifest.row_shape,
         weighted=is_weighted(manifest.config),
     )
 
@@ -192,6 +200,7 @@ class _Header:
     key: str
     length: int
     isolated: bool
+    shape: RowShape
     weighted: bool
 
     def __str__(self) -> str:
@@ -227,6 +236,7 @@ def _from_shards(folder: Path, allow_unisolated: bool, *notes: str) -> Corpus:
         manifest=None,
         splits=splits,
         isolated=header.isolated,
+        shape=header.shape,
         weighted=header.weighted,
         notes=(*notes, f"{folder}: has no packcorpus manifest, so there are no digests and damage can go unnoticed"),
     )
@@ -279,7 +289,8 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
         key.decode(errors="replace"): value.decode(errors="replace") for key, value in (schema.metadata or {}).items()
     }
     version, length = metadata.get("format_version"), metadata.get("sequence_length", str(first_row))
-    columns = {PACKED: {"input_ids"}, WHOLE: {"messages", "text"}}.get(version or "", set())
+    packed = version in (PACKED, SHAPED)
+    columns = {"input_ids"} if packed else {"messages", "text"} if version == WHOLE else set()
     if version is None or not columns & set(names):
         raise DataError(
             "not_trainable",
@@ -288,10 +299,15 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
         )
     if not length.isdecimal() or not int(length):
         raise DataError("not_trainable", f"{path}: has no sequence_length: metadata {describe_metadata(schema)}")
-    if version == PACKED:
+    if packed:
         _check_rows(path, schema, allow_unisolated)
+    try:
+        shape = shape_of({name: metadata[name] for name in SHAPE_SETTINGS if name in metadata}) or RowShape()
+    except ValidationError as error:
+        found = error.errors(include_url=False)[0]
+        raise DataError("not_trainable", f"{path}: metadata: {found['loc'][0]}: {found['msg']}") from None
     key, columns = metadata.get("manifest_key", ""), set(schema.names)
-    return _Header(version, key, int(length), "position_ids" in columns, LOSS_WEIGHT in columns), rows
+    return _Header(version, key, int(length), "position_ids" in columns, shape, LOSS_WEIGHT in columns), rows
 
 
 def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool) -> None:

@@ -26,7 +26,7 @@ from tasks.core.errors import DataError
 from tasks.storage.corpus_folder import reading
 from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
 from tasks.storage.shards import check_row_count, read_verified
-from train.data.corpus import PACKED, Corpus, Shard, open_corpus
+from train.data.corpus import Corpus, Shard, open_corpus
 from train.machine.devices import cpus, free_memory, is_wsl, processes_here
 
 Columns = dict[str, np.ndarray]  # int32[rows, L] by name; loss_weight is float32[rows, L]
@@ -72,7 +72,7 @@ class PackedDataset(torch.utils.data.Dataset):
         allow_unisolated: bool = False,
     ):
         corpus = given if isinstance(given, Corpus) else open_corpus(given, allow_unisolated)
-        if corpus.format_version != PACKED:
+        if not corpus.packed:
             raise DataError(
                 "not_trainable",
                 f"{corpus.folder}: contains conversations (format {corpus.format_version}), not packed rows; pack them "
@@ -114,7 +114,8 @@ class PackedDataset(torch.utils.data.Dataset):
         """Map a shard, or copy it into `whole` from row `start`; and count its batches."""
         blocks, counts = [], []
         length = self.corpus.sequence_length
-        for first, columns, found in read_rows(self.corpus.folder, shard, self._names, length, whole is None):
+        align = self.corpus.shape.align
+        for first, columns, found in read_rows(self.corpus.folder, shard, self._names, length, whole is None, align):
             counts.append(found)
             if whole is None:
                 blocks.append(columns)
@@ -194,7 +195,7 @@ def copy_rows(
 
 
 def read_rows(
-    folder: Path, shard: Shard, names: Sequence[str], length: int, mapped: bool
+    folder: Path, shard: Shard, names: Sequence[str], length: int, mapped: bool, align: int = 1
 ) -> Iterator[tuple[int, Columns, Counts]]:
     """Verify a shard, then yield the first row, the columns, and the counts of each record batch.
 
@@ -205,7 +206,7 @@ def read_rows(
     for columns, mask in _record_batches(path, data, names, length):
         first, rows = rows, rows + len(mask)
         if rows <= shard.rows:
-            yield first, columns, _check_and_count(columns, mask, path, first)
+            yield first, columns, _check_and_count(columns, mask, path, first, align)
     check_row_count(path, rows, shard.rows, folder)
 
 
@@ -231,10 +232,10 @@ def _matrix(column: pa.Array, name: str, kind: pa.DataType, length: int) -> np.n
     return values.cast(kind).to_numpy().reshape(-1, length)
 
 
-def _check_and_count(columns: Columns, mask: np.ndarray, path: Path, first_row: int) -> Counts:
+def _check_and_count(columns: Columns, mask: np.ndarray, path: Path, first_row: int, align: int = 1) -> Counts:
     """Return max_id, tokens, trained tokens, and conversations.
 
-    Raises DataError if a row violates format 3.0. Shards without a manifest have never been verified, and these are the
+    Raises DataError if a row violates its format. Shards without a manifest have never been verified, and these are the
     faults that would train wrongly without an error.
     """
     ids, labels, positions = columns["input_ids"], columns["labels"], columns.get("position_ids")
@@ -247,7 +248,13 @@ def _check_and_count(columns: Columns, mask: np.ndarray, path: Path, first_row: 
     trained = labels != IGNORED
     require(ids >= 0, "a token id is negative")
     require((mask == 1) | (mask == 0), "attention_mask has values other than 0 and 1")
-    require(mask[:, 1:] <= mask[:, :-1], "attention_mask has padding before a token")
+    after_padding = mask[:, 1:] > mask[:, :-1]
+    if align == 1:
+        require(~after_padding, "attention_mask has padding before a token")
+    elif positions is not None:
+        require(~after_padding | (positions[:, 1:] == 0), "position_ids do not restart at 0 after padding")
+        at = np.arange(ids.shape[1]) % align == 0
+        require(at | (positions != 0) | (mask == 0), f"a conversation does not start at a multiple of {align}")
     require(trained <= mask, "padding is trained on")
     require((labels == ids) | ~trained, "a label is neither -100 nor the token itself")
     require(trained.any(axis=1, keepdims=True), "no token of the row is trained on")

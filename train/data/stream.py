@@ -21,7 +21,7 @@ from tasks.core.printable import counted
 from tasks.stores.mirror import remote_with
 from tasks.stores.scratch import home
 from train.config import STREAM_VERSION
-from train.data.corpus import PACKED, Corpus, open_corpus
+from train.data.corpus import Corpus, open_corpus
 from train.data.dataset import column_names, copy_rows
 from train.data.shard_files import Local, ShardCache, ShardFiles, copy_from
 from train.data.shard_reader import Place, ShardReader
@@ -152,7 +152,7 @@ class StreamedRows(torch.utils.data.IterableDataset):
 
 def check_streamable(corpus: Corpus) -> None:
     """Raise UsageError unless a corpus has packed rows and a digest of each shard."""
-    if corpus.format_version != PACKED:
+    if not corpus.packed:
         fault = (
             f"contains conversations (format {corpus.format_version}), not packed rows; pack them with packing: true"
         )

@@ -32,7 +32,7 @@ from tasks.core.printable import duration
 from tasks.core.suggest import suggest
 from tasks.storage.files import to_json, write_bytes
 from train.config import DEFAULT, TrainingConfig
-from train.data.corpus import PACKED, Corpus, open_corpus
+from train.data.corpus import Corpus, open_corpus
 from train.diagnose import show
 from train.diagnose.compare import (
     Conclusion,
@@ -272,7 +272,7 @@ def in_effect(record: dict[str, Any], corpus: Corpus) -> InEffect:
         micro_batch=choices["micro_batch"],
         rows_per_step=choices["micro_batch"] * choices["accumulation"],
         sequence_length=corpus.sequence_length,
-        packed=corpus.format_version == PACKED,
+        packed=corpus.packed,
         has_fused_loss=bool((choices["options"] or {}).get("fused_loss")),
     )
 

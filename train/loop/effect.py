@@ -15,7 +15,6 @@ from typing import Any
 
 from tasks.core.printable import counted, duration
 from train.config import TrainingConfig
-from train.data.corpus import PACKED
 from train.evaluation.history import described, unused
 from train.loop.display import si
 from train.loop.prepare import Run
@@ -108,7 +107,7 @@ def figures(run: Run, steps: Steps) -> dict[str, float]:
     # Of the small Llama, the embeddings are most of the weights.
     if config.base_model and config.quantization == "nf4":
         found["share_in_4_bits"] = flops.share_in_4_bits(run.model)
-    if run.corpus.format_version == PACKED:
+    if run.corpus.packed:
         found["padding"] = 1 - feed.tokens / feed.padded_tokens
         if feed.in_memory:
             found["workers"] = config.loader_workers
@@ -168,7 +167,7 @@ def warnings(run: Run, steps: Steps) -> list[str]:
             f"the corpus has {feed.packings} packings, one for each epoch, but {counted(steps.total, 'step')} use only "
             f"{math.ceil(steps.total / steps.per_epoch)}. Raise epochs to {feed.packings} to use all of them"
         )
-    if run.corpus.format_version == PACKED and not run.corpus.isolated:
+    if run.corpus.packed and not run.corpus.isolated:
         found.append("rows have no position_ids: the conversations of a row see each other (allow_unisolated)")
     if (repeated := -feed.rows % choices.ranks) and not feed.in_turn:
         found.append(

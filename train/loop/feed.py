@@ -19,7 +19,7 @@ from tasks.core.printable import counted
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 from tasks.stores.mirror import remote_with
 from train.config import TrainingConfig
-from train.data.corpus import PACKED, Corpus
+from train.data.corpus import Corpus
 from train.data.dataset import PackedDataset, Passes
 from train.data.dealt_rows import DealtRows, empty_row
 from train.data.shard_reader import last_id
@@ -193,7 +193,7 @@ def open_feed(corpus: Corpus, config: TrainingConfig) -> Feed:
     if config.load == "stream":
         feed = StreamedFeed(corpus, config)
     else:
-        feed = PackedFeed(corpus, config) if corpus.format_version == PACKED else ConversationFeed(corpus, config)
+        feed = PackedFeed(corpus, config) if corpus.packed else ConversationFeed(corpus, config)
     if config.cache and config.load != "stream":
         feed.notes.append("cache: has no effect without load: stream")
     if os.environ.get(WITHOUT_VALIDATION):

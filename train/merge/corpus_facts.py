@@ -22,7 +22,7 @@ from tasks.storage.shards import open_shard
 from tasks.templates.built_in import BUILT_IN
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TEXT, Span, Template, trained_turns
-from train.data.corpus import PACKED, Corpus, open_corpus
+from train.data.corpus import Corpus, open_corpus
 
 EXAMPLE = Conversation(
     (
@@ -86,7 +86,7 @@ class Facts:
 
     def rows(self, count: int, length: int) -> list[list[int]]:
         """Return the beginnings of some rows; none of format 2.0, whose rows are not token ids."""
-        if self.corpus is None or self.corpus.format_version != PACKED:
+        if self.corpus is None or not self.corpus.packed:
             return []
         shard = self.manifest.splits["train"].shards[0]
         with open_shard(self.manifest, self.corpus.folder, shard, verified=True) as batches:

@@ -173,6 +173,8 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
     if manifest.packing_metadata.enabled:
         rows, length = manifest.packing_metadata.rows, manifest.sequence_length
         _line(right, "+", "padding", tokens.padding)
+        if tokens.alignment is not None:
+            _detail(right, f"of align: {manifest.row_shape.align}", tokens.alignment)
         _line(right, "=", f"{counted(rows, 'row')} × {length:,}", tokens.packed + tokens.padding, "bold")
     heading(console, "Ledger")
     if console.width >= 76:

@@ -89,6 +89,7 @@ WORDS = {
     "ledger.tokens.separators": "separators",
     "ledger.tokens.repeated": "tokens of copies",
     "ledger.tokens.padding": "padding",
+    "ledger.tokens.alignment": "padding of align",
     "ledger.tokens": "tokens",
     "packing.rows": "",
     "packing.lower_bound_rows": "lower bound",

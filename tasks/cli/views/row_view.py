@@ -51,6 +51,9 @@ def show_row(row: Row, console: Console) -> None:
     if row.padding:
         console.print()
         share = f"{100 * row.padding / length:.1f} % of the row"
+        last = row.conversations[-1] if row.conversations else {"start": 0, "length": 0}
+        if between := row.padding - (length - last["start"] - last["length"]):
+            share += f"; {between:,} between conversations"
         console.print(Text.assemble(("━━ ", "dim"), counted(row.padding, "padding token"), (f"  {share}", "dim")))
 
 

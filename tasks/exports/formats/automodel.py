@@ -1,7 +1,7 @@
 """NeMo Automodel: prepacked rows, with labels that are already shifted.
 
-The padding of a row belongs to its last piece: `seq_lens` counts without it, `seq_lens_padded` with it, and the
-positions continue.
+The padding after a piece belongs to it, at the end of a row and, with `align`, before the next piece: `seq_lens` counts
+without it, `seq_lens_padded` with it, and the positions continue.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Automodel(DatasetFolder):
     name = "automodel"
     trainer = "NeMo Automodel"
     rows_kept = True
+    aligned = True
     shifted = "the export"
     bounds = "`seq_lens`, `seq_lens_padded`"
     layout = "a `datasets` folder: `input_ids`, `labels`, `position_ids`, `seq_lens`, `seq_lens_padded`"
@@ -29,11 +30,10 @@ class Automodel(DatasetFolder):
     def columns(self, rows: Rows, manifest: Manifest) -> dict[str, pa.Array]:
         count, length = rows.ids.shape
         places = np.full(count, length)
-        lasts = np.cumsum(rows.pieces) - 1
-        padded = rows.lengths.copy()
-        padded[lasts] += rows.padding
-        # The position of the first padding is the length of the last piece.
-        positions = rows.positions + np.where(rows.filled, 0, rows.lengths[lasts, None]).astype(np.int32)
+        padded = rows.lengths + rows.gaps
+        # The position of the first padding is the length of the piece before it.
+        before = np.repeat(rows.lengths, padded).reshape(count, length)
+        positions = rows.positions + np.where(rows.filled, 0, before).astype(np.int32)
         return {
             "input_ids": lists(rows.ids.reshape(-1), places),
             "labels": lists(rows.next_labels().reshape(-1), places),
@@ -55,4 +55,6 @@ class Automodel(DatasetFolder):
 
     def notes(self, manifest: Manifest, parts: Sequence[Part]) -> list[Note]:
         text = "pieces are not padded to multiples of 2 × the context-parallel size: use no context parallelism"
+        if (align := manifest.row_shape.align) > 1:
+            text = f"pieces are padded to multiples of {align}: 2 × the context-parallel size must divide it"
         return [Note("alignment", text)]

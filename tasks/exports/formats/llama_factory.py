@@ -28,6 +28,7 @@ class LlamaFactory(DatasetFolder):
     name = "llama-factory"
     trainer = "LLaMA-Factory"
     rows_kept = True
+    aligned = True
     shifted = "the model"
     bounds = "`attention_mask` with the number of the piece, `position_ids`"
     layout = "a `datasets` folder: `input_ids`, `attention_mask`, `position_ids`, `labels`, `packing_params`"
@@ -37,7 +38,6 @@ class LlamaFactory(DatasetFolder):
         count, length = rows.ids.shape
         width = (length // MULTIPLE + 1) * MULTIPLE
         filled = rows.filled
-        padding = width - rows.tokens
 
         def column(values: np.ndarray, empty: int, kind: type = np.int32) -> pa.Array:
             room = np.full((count, width), empty, kind)
@@ -50,7 +50,7 @@ class LlamaFactory(DatasetFolder):
             "attention_mask": column(np.repeat(of_row + 1, rows.lengths), 0),
             "position_ids": column(rows.positions[filled], 0),
             "labels": column(rows.labels[filled], IGNORED),
-            "packing_params": _packing_params(rows, width, padding),
+            "packing_params": _packing_params(rows, width),
         }
 
     def splits_loaded(self, splits: Sequence[str]) -> Sequence[str]:
@@ -66,15 +66,19 @@ class LlamaFactory(DatasetFolder):
         }
 
 
-def _packing_params(rows: Rows, width: int, padding: np.ndarray) -> pa.Array:
-    """Return the bounds of the pieces of each row, and its padding as one more piece."""
-    count = len(rows)
+def _packing_params(rows: Rows, width: int) -> pa.Array:
+    """Return the bounds of the pieces of each row, with padding between pieces, and its last padding as one more."""
+    count, length = rows.ids.shape
+    gaps = rows.gaps
+    lasts = np.cumsum(rows.pieces) - 1
+    padding = gaps[lasts] + width - length
+    gaps[lasts] = 0
     bounds = np.empty(len(rows.lengths) + 2 * count, np.int64)
     edges = offsets_of(rows.pieces + 2)  # a 0, the end of each piece, and the end of the row
     is_piece = np.ones(len(bounds), bool)
     is_piece[edges[:-1]] = is_piece[edges[1:] - 1] = False
     bounds[edges[:-1]], bounds[edges[1:] - 1] = 0, width
-    bounds[is_piece] = rows.starts + rows.lengths - np.repeat(np.arange(count) * rows.ids.shape[1], rows.pieces)
+    bounds[is_piece] = rows.starts + rows.lengths + gaps - np.repeat(np.arange(count) * length, rows.pieces)
     media = lists(np.full(count, NO_MEDIA, np.int64), np.ones(count, np.int64))
     return pa.StructArray.from_arrays(
         [lists(bounds, rows.pieces + 2), media, media, media, to_arrow(padding.astype(np.int64))],

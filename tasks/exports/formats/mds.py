@@ -24,6 +24,7 @@ class Mds(ExportFormat):
     name = "mds"
     trainer = "MosaicML `streaming`, Composer"
     rows_kept = True
+    aligned = True
     shifted = "the model"
     bounds = "`position_ids`"
     layout = "`index.json`, `shard.*.mds`: `input_ids`, `labels`, `position_ids`"

@@ -28,6 +28,7 @@ class OlmoCore(ExportFormat):
     name = "olmo-core"
     trainer = "OLMo-core"
     rows_kept = True
+    aligned = True
     shifted = "the trainer"
     bounds = "EOS, or EOS before BOS, if that is exact; else `.csv.gz`"
     layout = "`token_ids_part_*.npy`, `labels_mask_part_*.npy`, `token_ids_part_*.csv.gz`"

@@ -6,7 +6,8 @@
     <split>/pack/paths.json           the files
     <split>/order.npy                 int64[rows]: the order of the rows
 
-XTuner refuses a pack that is not full, so a row with padding ends with a slice of the line of padding.
+XTuner refuses a pack that is not full, so padding, at the end of a row or between pieces, is a slice of the line of
+padding.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class Xtuner(ExportFormat):
     name = "xtuner"
     trainer = "XTuner V1"
     rows_kept = True
+    aligned = True
     shifted = "the trainer"
-    bounds = "a slice per piece, and one for padding"
+    bounds = "a slice per piece, and one for the padding after it"
     layout = "`samples/*.jsonl`, `pack/` (`boundaries.npy`, `samples.npy`, `paths.json`), `order.npy`"
     reader = Reader("xtuner", "v1 of 2026-08-21 (b934f46)", "xtuner.v1.datasets.preset_pack.PresetPackDataset")
 
@@ -47,7 +49,8 @@ class Xtuner(ExportFormat):
                     line = {"input_ids": ids[start:end], "labels": labels[start:end]}
                     file.write(_line(line))
                 blocks.append(_ends(rows, top))
-                counts.append((rows.pieces + (rows.padding > 0)).astype(np.int32))
+                of_row = np.repeat(np.arange(len(rows)), rows.pieces)
+                counts.append((rows.pieces + np.bincount(of_row[rows.gaps > 0], minlength=len(rows))).astype(np.int32))
                 top += len(rows.lengths)
             slices = np.concatenate(blocks)
             if padding := int(slices[slices[:, 0] == PADDING, 1].max(initial=0)):
@@ -91,9 +94,10 @@ def _line(values: dict[str, Any]) -> bytes:
 def _ends(rows: Rows, top: int) -> np.ndarray:
     """Return the line of each slice and its end, int32[slices, 2]; `top` lines are before those of the rows."""
     slices = np.stack([np.arange(top, top + len(rows.lengths)), rows.lengths], axis=1).astype(np.int32)
-    short = np.flatnonzero(rows.padding)
-    padding = np.stack([np.full(len(short), PADDING), rows.padding[short]], axis=1)
-    return np.insert(slices, np.cumsum(rows.pieces)[short], padding, axis=0)
+    gaps = rows.gaps
+    followed = np.flatnonzero(gaps)
+    padding = np.stack([np.full(len(followed), PADDING), gaps[followed]], axis=1)
+    return np.insert(slices, followed + 1, padding, axis=0)
 
 
 def _samples(parts: Sequence[Part]) -> Iterator[np.ndarray]:

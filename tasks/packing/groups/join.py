@@ -40,13 +40,13 @@ def join_groups(recipe: Recipe, folder: Path) -> dict[str, Any]:
     some should be.
     """
     config, dealt = recipe.config, read_dealt(folder, recipe.layout)
-    account, blocks = Account.empty(recipe), Blocks({}, {}, [], {}, np.zeros((2, config.sequence_length + 1), np.int64))
+    account, blocks = Account.empty(recipe), Blocks({}, {}, [], {}, np.zeros((2, config.multiples + 1), np.int64))
     files, sha256, late = dict[str, int](), dict[str, str](), 0
     of_groups = dict[str, list[int]]()  # rows of each group, by split
     for group in range(dealt.groups):
         receipt = read_receipt(group_receipt(folder, group))
         account.add(receipt["account"], config)
-        own = blocks_of(receipt, config.sequence_length)
+        own = blocks_of(receipt, config.multiples)
         for split in recipe.shards:
             blocks.rows.setdefault(split, []).extend(own.rows[split])
             blocks.checksums.setdefault(split, []).extend(own.checksums[split])

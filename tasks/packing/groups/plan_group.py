@@ -85,9 +85,9 @@ def _plan(dealt: Dealt, folder: Path, group: int) -> dict[str, Any]:
     }
 
 
-def blocks_of(receipt: dict[str, Any], length: int) -> Blocks:
-    """Return what was planned for a group, from its receipt; `length` is that of a row."""
-    counts = np.zeros((2, length + 1), np.int64)
+def blocks_of(receipt: dict[str, Any], capacity: int) -> Blocks:
+    """Return what was planned for a group, from its receipt; `capacity` is that of a row, in multiples of `align`."""
+    counts = np.zeros((2, capacity + 1), np.int64)
     for own, (lengths, found) in zip(counts, receipt["counts"], strict=True):
         own[lengths] = found
     return Blocks(receipt["rows"], receipt["checksums"], [], receipt["row_sums"], counts)

@@ -39,7 +39,7 @@ from tasks.storage.manifest import REPAIR, load_manifest, manifest_digest
 from tasks.verification.repair import repair
 from tasks.verification.verify import verify
 from train.data.conversations import sft_dataset
-from train.data.corpus import PACKED, open_corpus
+from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
 
 EDITED, OF_ANOTHER, SWAPPED = "a number edited", "of another corpus", "two files swapped"
@@ -234,7 +234,7 @@ def load(path: Path, load: Literal["memory", "mmap"] = "memory") -> None:
     """Read all that a training run reads of a corpus: every row of every split."""
     corpus = open_corpus(path)
     for split in corpus.splits:
-        PackedDataset(corpus, split, load=load) if corpus.format_version == PACKED else sft_dataset(corpus, split)
+        PackedDataset(corpus, split, load=load) if corpus.packed else sft_dataset(corpus, split)
 
 
 def _diff(project: Project, turned: bool = False) -> None:
