@@ -230,7 +230,7 @@ class Recipe:
         return {
             "max_record_bytes": config.max_record_bytes,
             "tokenizer": [self.tokenizer_digest, config.eos_token, config.pad_token],
-            "template": [self.template_sha256, self.template_source and config.template_date],
+            "template": [self.template_sha256, self.template_source and config.template_date, *self._jinja_version],
             "train_on": config.train_on,
         } | config.settings_of_texts()
 
@@ -247,7 +247,13 @@ class Recipe:
 
     @property
     def key_version(self) -> int:
-        return VERSIONS["corpus" if self.most_groups == 1 else "groups"]
+        return VERSIONS["jinja " * bool(self._jinja_version) + ("corpus" if self.most_groups == 1 else "groups")]
+
+    @cached_property
+    def _jinja_version(self) -> list[int]:
+        """Return the version of what only a Jinja template and `reasoning: drop` do, as a list; empty without them."""
+        needs = self.template_source is not None or self.config.reasoning == "drop"
+        return [VERSIONS["jinja"]] if needs else []
 
     # Shards
 

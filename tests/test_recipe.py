@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 import yaml
 from support.small_corpus import conversations, make_recipe, pack_corpus
-from support.tokenizer_kinds import kind_path
+from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
 from tasks import recipe as recipe_module
 from tasks.config import NOT_IN_KEY, Config
@@ -340,6 +340,30 @@ def test_the_version_of_texts_changes_token_keys_and_no_corpus_key(
     assert not set(keys) & set(token_keys(after))
     assert after.plan_folder != plan_folder
     assert after.corpus_key == before.corpus_key
+
+
+def test_the_version_of_jinja_templates_is_in_their_keys_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own.jinja").write_text(CHATML_JINJA)
+    project(tmp_path)
+    given: list[dict[str, Any]] = [{}, {"template": "own.jinja"}, {"reasoning": "drop"}]
+
+    def keys() -> list[tuple[list[str], str, int]]:
+        found = [recipe(tmp_path, **settings) for settings in given]
+        return [(token_keys(each), each.corpus_key, each.key_version) for each in found]
+
+    before = keys()
+    assert [version for *_, version in before] == [
+        VERSIONS["corpus"],
+        VERSIONS["jinja corpus"],
+        VERSIONS["jinja corpus"],
+    ]
+    monkeypatch.setitem(VERSIONS, "jinja", VERSIONS["jinja"] + 1)
+    monkeypatch.setitem(VERSIONS, "jinja corpus", 99)
+    after = keys()
+    assert after[0] == before[0]
+    for one, other in zip(before[1:], after[1:], strict=True):
+        assert not set(one[0]) & set(other[0])
+        assert one[1] != other[1]
 
 
 def test_the_key_of_a_corpus_does_not_depend_on_how_license_is_spelled(tmp_path: Path) -> None:

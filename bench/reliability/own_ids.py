@@ -193,7 +193,7 @@ def columns(path: Path, length: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def is_trained(message: Record) -> bool:
-    says = message.get("tool_calls") or (message.get("content") or "").strip()
+    says = message.get("tool_calls") or (message.get("content") or message.get("reasoning_content") or "").strip()
     return message["role"] == "assistant" and bool(says)
 
 

@@ -77,6 +77,11 @@ def usual_order(roles: Sequence[str]) -> bool:
     return turns[:1] in ([], ["user"]) and all(b in follows.get(a, ()) for a, b in pairwise(turns))
 
 
+def is_blank(message: Message) -> bool:
+    """Return whether a message says nothing; its reasoning does not count."""
+    return not (message.tool_calls or message.content.strip() or message.context.strip())
+
+
 def full_text(message: Message) -> str:
     """Join content and context, for templates that do not separate them."""
     return "\n\n".join(filter(None, (message.content, message.context)))

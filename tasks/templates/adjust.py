@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tasks.conversations.model import Conversation, Message
+from tasks.conversations.model import Conversation, Message, is_blank
+from tasks.core.errors import Reject
 from tasks.templates.reasoning import without_reasoning
 
 
@@ -22,13 +23,17 @@ class Adjust(NamedTuple):
     default_system: str | None = None
 
     def of(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[Conversation, Sequence[bool], int]:
-        """Return the conversation, the flags of its messages, and how many messages were added before the others."""
+        """Return the conversation, the flags of its messages, and how many messages were added before the others.
+
+        Raises Reject if nothing is left to train on.
+        """
         messages = conversation.messages
         if messages[0].role == "text":
             return conversation, trained, 0
         if self.drop_reasoning:
             messages = tuple(without_reasoning(m) if m.role == "assistant" else m for m in messages)
             conversation = Conversation(messages, conversation.tools)
+            trained = _without_blank(messages, trained)
         if self.default_system is None or messages[0].role == "system":
             return conversation, trained, 0
         return (
@@ -39,3 +44,13 @@ class Adjust(NamedTuple):
 
 
 NO_CHANGE = Adjust()
+
+
+def _without_blank(messages: Sequence[Message], trained: Sequence[bool]) -> Sequence[bool]:
+    """Return flags without those of answers that had nothing but reasoning, which was dropped."""
+    found = [flag and not is_blank(message) for message, flag in zip(messages, trained, strict=True)]
+    if any(trained) and not any(found):
+        raise Reject(
+            "no_trained_tokens", "its answers are nothing but reasoning, which the setting `reasoning: drop` leaves out"
+        )
+    return found

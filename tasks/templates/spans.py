@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple, Protocol
 
-from tasks.conversations.model import ROLES, Conversation
+from tasks.conversations.model import ROLES, Conversation, is_blank
 from tasks.core.errors import PackError, Reject
 
 TrainOn = Literal["assistant", "all", "last"]
@@ -87,12 +87,13 @@ def up_to(conversation: Conversation, turn: int) -> tuple[Conversation, list[boo
 def trained_turns(conversation: Conversation, train_on: TrainOn) -> list[bool]:
     """Return which messages are trained on.
 
-    A blank turn and a turn with weight 0 never are; plain text always is.
+    A blank turn and a turn with weight 0 never are; plain text always is. An answer that is nothing but reasoning is
+    not blank: the model writes the reasoning and its stop token.
     """
     messages = conversation.messages
     roles = ROLES if train_on == "all" else ("assistant", "text")
     flags = [
-        m.role in roles and bool(m.weight and (m.tool_calls or m.content.strip() or m.context.strip()))
+        m.role in roles and bool(m.weight and (not is_blank(m) or (m.role == "assistant" and m.reasoning.strip())))
         for m in messages
     ]
     if train_on == "last":

@@ -30,6 +30,8 @@ _OPEN = re.compile(rf"\s*(?:{_OPENS})\s*")
 _CLOSE = re.compile(rf"\s*(?:{_CLOSES})")
 MARKER = re.compile(rf"\s*(?:{_OPENS}|{_CLOSES})")
 _EMPTY_BLOCK = re.compile(rf"\s*(?:(?:{_OPENS})?\s*(?:{_CLOSES})|<\|channel>thought\s*<channel\|>)\s*")
+# A prompt that ends like this leaves the model no room to reason.
+_CLOSED = re.compile(rf"(?:{_CLOSES}|<channel\|>)\s*\Z")
 # The start of a marker, in which the renderings of two turns may part.
 _MARKUP = re.compile(r"<[^<>\n]{0,60}\Z|\[[A-Z_/]{0,40}\Z")
 
@@ -117,7 +119,8 @@ def answer_of(turn: int, message: Any, prompt: str, base: Callable[[], str], alo
     else:
         written = _after_other_text(message, prompt, base, alone, ends)
         if written is None:
-            raise NotLocated(turn, _difference(alone, prompt))
+            closed = "; the prompt closes the reasoning: set `reasoning: drop`, or an option that lets the model reason"
+            raise NotLocated(turn, _difference(alone, prompt) + closed * _is_closed(message, prompt))
         answer = written
     last = max((match.end() for match in ends.finditer(answer)), default=0)
     return answer[:last] if last and not answer[last:].strip() else answer
@@ -138,6 +141,8 @@ def _after_other_text(
     reasoning = _reasoning(message)
     if not rest.strip():
         return written
+    if _is_closed(message, prompt):
+        return None
     if reasoning:
         # The prompt introduces the reasoning, unless this is a content that starts with the same words.
         start = written.lstrip()
@@ -162,6 +167,11 @@ def _after_other_text(
     if ends.search(header) and alone.count(header) == prompt.count(header):
         return alone[alone.rindex(header) + len(header) :]
     return None
+
+
+def _is_closed(message: Any, prompt: str) -> bool:
+    """Return whether a turn has reasoning, and its prompt has closed the reasoning already."""
+    return bool(_reasoning(message) and _CLOSED.search(prompt))
 
 
 def _starts_with_content(message: Any, written: str) -> bool:

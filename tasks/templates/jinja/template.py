@@ -328,6 +328,17 @@ class JinjaTemplate(Template):
                 return content is None, text_arguments
         return None
 
+    @cached_property
+    def _reasons_before_calls(self) -> bool:
+        """Return whether the template writes reasoning in turns with calls, although it writes none in other turns."""
+        null_content, text_arguments = self._call_form or (False, False)
+        function = {"name": "t-o-o-l", "arguments": json.dumps({"a": "b"}) if text_arguments else {"a": "b"}}
+        call = {"type": "function", "id": "callabcde", "function": function}
+        answer = {"role": "assistant", "content": None if null_content else "", "tool_calls": [call]}
+        return "r-e-a-s-o-n" in self._trial(
+            with_reasoning({**answer, "reasoning_content": "r-e-a-s-o-n"}, ReasoningForm.FIELD)
+        )
+
     def _trial(self, answer: dict[str, Any], tools: Any = None) -> str:
         try:
             return self._renderer.render(
@@ -379,6 +390,7 @@ class JinjaTemplate(Template):
         answer = _JSON_GAP.sub("\0\\1\0", answer)
         reasoning = reasoning_of(message)
         never = self._reasoning_form is ReasoningForm.NONE and bool(message.reasoning)
+        never = never and not (message.tool_calls and self._reasons_before_calls)
         if reasoning and (never or not _is_in(reasoning, answer)):
             raise DataError(
                 "reasoning_not_written",

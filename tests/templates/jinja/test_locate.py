@@ -219,3 +219,76 @@ def test_calls_reach_the_template_in_its_own_form_or_are_rejected() -> None:
 def test_two_names_of_reasoning_must_agree() -> None:
     with pytest.raises(Reject, match="reasoning_content and thinking differ"):
         read_record({"messages": [user("a"), answer("b", reasoning_content="r", thinking="s")]}, "messages")
+
+
+# -- answers of nothing but reasoning ---------------------------------------------------------------------------------
+
+FIELD, WRITTEN = answer("", reasoning_content="r"), answer("<think>\nr\n</think>\n\n")
+
+
+@pytest.mark.parametrize("message", [FIELD, WRITTEN, answer(" ", reasoning_content="r")])
+def test_an_answer_of_nothing_but_reasoning_is_trained_on_as_the_template_writes_it(message: dict[str, Any]) -> None:
+    [first, last] = samples_of(open_jinja(STRIPPED), [user("a"), message, user("c"), answer("d")])
+    assert first.turn == 1
+    assert "".join(trained(first)).rstrip(" ") in (
+        "<think>\nr\n</think>\n\n<|im_end|>",
+        "<think>\nr\n</think>\n\n <|im_end|>",
+    )
+    assert (last.turn, trained(last)) == (3, ["d<|im_end|>"])
+
+
+@pytest.mark.parametrize("message", [FIELD, WRITTEN])
+def test_nothing_is_left_to_train_on_of_such_an_answer_if_reasoning_is_dropped(message: dict[str, Any]) -> None:
+    drop = Adjust(drop_reasoning=True)
+    for template in (open_jinja(STRIPPED, adjust=drop), BuiltIn("chatml", open_kind(KIND), "assistant", adjust=drop)):
+        [sample] = samples_of(template, [user("a"), message, user("c"), answer("d")])
+        assert trained(sample) == ["d<|im_end|>"]
+        with pytest.raises(Reject, match="nothing but reasoning") as found:
+            samples_of(template, [user("a"), message])
+        assert found.value.reason == "no_trained_tokens"
+
+
+def test_such_an_answer_is_an_error_if_the_template_has_no_place_for_reasoning() -> None:
+    for template in (open_jinja(NO_CALLS), BuiltIn("chatml", open_kind(KIND), "assistant")):
+        with pytest.raises(DataError) as found:
+            samples_of(template, [user("a"), FIELD, user("c"), answer("d")])
+        assert found.value.reason == "reasoning_not_written"
+
+
+# A prompt that closes the reasoning, as `enable_thinking: false` does in many templates: turns have it all the same.
+CLOSES = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}"
+    "<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking is false %}<think>\n\n</think>\n\n"
+    "{% endif %}{% endif %}"
+)
+
+
+def test_reasoning_after_a_prompt_that_has_closed_it_is_refused() -> None:
+    """It was trained on after the end of the block, where no model reasons."""
+    messages = [user("a"), answer("b", reasoning_content="r")]
+    [sample] = samples_of(open_jinja(CLOSES), messages)
+    assert trained(sample) == ["<think>\nr\n</think>\n\nb<|im_end|>"]
+    options = {"enable_thinking": False}
+    with pytest.raises(DataError, match="the prompt closes the reasoning: set `reasoning: drop`") as found:
+        samples_of(open_jinja(CLOSES, options=options), messages)
+    assert found.value.reason == "turn_not_located"
+    dropped = open_jinja(CLOSES, options=options, adjust=Adjust(drop_reasoning=True))
+    assert trained(samples_of(dropped, messages)[0]) == ["b<|im_end|>"]
+
+
+# Reasoning has a place in turns with calls only.
+BEFORE_CALLS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.tool_calls %}{{ m.reasoning_content }};"
+    "{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}{% endif %}{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_reasoning_before_calls_is_trained_on_if_the_template_writes_it_there_alone() -> None:
+    template = open_jinja(BEFORE_CALLS)
+    [sample] = samples_of(template, [user("a"), answer("", reasoning_content="hmm", tool_calls=[CALL])])
+    assert "".join(trained(sample)).startswith("hmm;{")
+    with pytest.raises(DataError) as found:
+        samples_of(template, [user("a"), answer("r", reasoning_content="r")])
+    assert found.value.reason == "reasoning_not_written"
