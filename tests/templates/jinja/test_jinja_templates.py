@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from datetime import datetime
+from itertools import product
 from typing import Any
 from unittest import mock
 
@@ -51,7 +52,7 @@ from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TEXT, Span, TrainOn, Turns, trained_turns
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
-from transformers.utils.chat_template_utils import _compile_jinja_template
+from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 FEW = settings(max_examples=examples(10), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -169,6 +170,28 @@ def test_white_space_behind_the_stop_token_is_not_trained_and_no_separator_follo
     assert encoder.decode(row.ids[-2:]) == "<|im_end|>\n"
     assert row.trained[-3:].tolist() == [True, True, False]
     assert not row.separator
+
+
+@pytest.mark.parametrize(
+    ("end", "after"), [*product(("<|eot_id|>", "<|im_end|>"), ("", "\n")), ("</tool_call>", "")], ids=str
+)
+def test_the_separator_follows_the_end_token_of_a_turn_unless_that_is_eos(end: str, after: str) -> None:
+    """The EOS token is <|im_end|>. A separator is trained on, as for a runtime that stops at EOS alone."""
+    source = (
+        "{% for m in messages %}<|start_header_id|>{{ m.role }}<|end_header_id|>{{ m.content }}" + end + "{% endfor %}"
+        "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>{% else %}{{ after }}{% endif %}"
+    )
+    messages = [{"role": role, "content": text} for role, text in zip(("user", "assistant") * 2, "abcd", strict=True)]
+    encoder = open_kind("hf_byte_level")
+    template = JinjaTemplate("t", source, encoder, "assistant", "2026-01-01", options={"after": after})
+    [row], _ = tokenize([{"messages": messages}], encoder, template)
+    ids = its_own(row)
+    assert encoder.decode(ids) == render_jinja_template([messages], chat_template=source, after=after)[0][0]
+    assert [encoder.decode(ids[start : start + 2]) for start in starts(row)[:2]] == ["b" + end, "d" + end]
+    is_eos = end == "<|im_end|>"
+    assert row.separator != is_eos
+    assert [*row.ids].count(encoder.eos_id) == 4 * is_eos + row.separator
+    assert [bool(flag) for flag in row.trained[len(ids) :]] == [True] * row.separator
 
 
 def test_plain_text_is_framed_by_no_template() -> None:
