@@ -247,7 +247,7 @@ class Recipe:
 
     @property
     def key_version(self) -> int:
-        return VERSIONS["jinja " * bool(self._jinja_version) + ("corpus" if self.most_groups == 1 else "groups")]
+        return VERSIONS["corpus" if self.most_groups == 1 else "groups"]
 
     @cached_property
     def _jinja_version(self) -> list[int]:

@@ -23,13 +23,9 @@ import orjson
 # texts: the wording of reject messages, of the dataset card, and of the manifest's `tokenizer.engine`. It is in the key
 # of the tokens, whose receipts hold reject messages, and in the manifest. It is not in the key of the corpus: shards,
 # index, and plan do not depend on it. groups: takes the place of `corpus` for a corpus that may have several groups.
-# jinja: of what is located in the rendering of a Jinja template, and of `reasoning: drop`; it is in the key of the
-# tokens of such corpora only, and their corpus has one of the last two versions.
-VERSIONS = {"tokenizer": 1, "tokens": 9, "texts": 3, "engine": 3, "plan": 6, "corpus": 8, "groups": 9} | {
-    "jinja": 1,
-    "jinja corpus": 10,
-    "jinja groups": 11,
-}
+# jinja: of what is located in the rendering of a Jinja template, and of `reasoning: drop`; it is in the keys of the
+# tokens of such corpora only.
+VERSIONS = {"tokenizer": 1, "tokens": 9, "jinja": 1, "texts": 3, "engine": 3, "plan": 6, "corpus": 8, "groups": 9}
 
 
 PACKED, WHOLE, SHAPED = "3.0", "2.0", "3.1"  # rows of tokens, one conversation per row, rows of another shape

@@ -291,7 +291,7 @@ def test_a_shard_without_rows(tmp_path: Path) -> None:
 
 
 def test_rows_hold_their_arrays() -> None:
-    assert list(Rows.__slots__) == row_schema(8, "", True).names, "a column is in Rows and not in the schema"
+    assert list(Rows.__slots__) == row_schema(8, "", weighted=True).names, "a column is in Rows and not in the schema"
     assert row_schema(8, "").names == list(COLUMNS)
 
 

@@ -52,7 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "drop": {"overlong": "drop", "validation": 0.0},
     "split": {"overlong": "split", "train_on": "all"},
     "whole": {"packing": False},
-    "aligned": {"align": 16},
+    "aligned": {"align": 16, "seed": 1},
     "mixed": {
         "sources": [{"path": "chat.jsonl", "weight": 1.5, "limit": 25}], "duplicates": "drop", "max_turns": 2,
         "epochs": 2, "again": 3,
