@@ -160,6 +160,42 @@ def test_each_turn_has_its_own_weight(tmp_path: Path) -> None:
         assert ["train leaves" in runs[0][1], "40" in runs[1][1]] == [True, True]
 
 
+def test_a_split_conversation_keeps_the_weights_of_its_turns(tmp_path: Path) -> None:
+    records = conversations(40, longest=20)
+    for record in records:
+        for index, message in enumerate(record["messages"]):
+            message["loss_weight"] = 0.25 * (index + 1)
+    whole = pack_corpus(make_recipe(tmp_path / "whole", records, loss_weight="data", sequence_length=512))
+    split = pack_corpus(
+        make_recipe(tmp_path / "split", records, loss_weight="data", sequence_length=64, overlong="split")
+    )
+    expected = {record: weights for record, [(_, _, weights)] in pieces_of(whole).items()}
+    index = pa.ipc.open_stream(folder_of(split) / "index.arrow").read_all().to_pylist()
+    firsts = defaultdict(list)
+    for entry in index:
+        firsts[entry["record"]].append(entry["first"])
+    several = 0
+    for record, pieces in pieces_of(split).items():
+        for first, (_, _, weights) in zip(firsts[record], pieces, strict=True):
+            trained = np.flatnonzero(weights)
+            assert (weights[trained] == expected[record][first + trained]).all()
+            several += first > 0 and len(set(weights[trained])) > 1
+    assert several, "a later piece has turns of several weights"
+
+
+@pytest.mark.parametrize("copies", [1, 2, 2.5])
+def test_copies_count_and_each_split_has_its_own_mean(tmp_path: Path, copies: float) -> None:
+    sources = [{"path": "chat.jsonl", "weight": copies}]
+    recipe = make_recipe(tmp_path, weighed(60), sources=sources, loss_weight="conversation", validation=0.3)
+    path = pack_corpus(recipe)
+    assert verify(path)
+    for split, facts in (load_manifest(path).loss_weight or {}).items():
+        found = pieces_of(path, split)
+        assert facts.conversations == sum(map(len, found.values()))
+        sums = [float(weights.sum()) for pieces in found.values() for *_, weights in pieces]
+        assert sums == pytest.approx([facts.trained / facts.conversations] * len(sums), rel=1e-5)
+
+
 def test_conversation_mean_is_that_of_all_pieces_and_samples(tmp_path: Path) -> None:
     """A conversation that is split, or has a sample for each turn, counts as one, whatever its length."""
     for given_ in ({"overlong": "split", "sequence_length": 24}, {"turns": "apart"}, {"epochs": 2}):
