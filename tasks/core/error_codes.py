@@ -396,7 +396,7 @@ _ALL = [
          "rank, alpha, variant, and targets are those of the adapter", "leave the setting out"),
 
     Code("E680", "cannot_stream", USAGE, "The rows of this corpus cannot be streamed.",
-         "it has no manifest with digests, or it is not packed", "load: auto, or pack it with PackCorpus"),
+         "it has no manifest with digests, is not packed, or has balance", "load: auto, or follow the message"),
     Code("E681", "cannot_divide", USAGE, "Streamed rows cannot be divided like this.",
          "the number of ranks does not divide the rows of a step, or the loader has workers",
          "follow the message"),

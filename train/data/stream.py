@@ -151,10 +151,15 @@ class StreamedRows(torch.utils.data.IterableDataset):
 
 
 def check_streamable(corpus: Corpus) -> None:
-    """Raise UsageError unless a corpus has packed rows and a digest of each shard."""
+    """Raise UsageError unless a corpus has packed rows in random order and a digest of each shard."""
     if not corpus.packed:
         fault = (
             f"contains conversations (format {corpus.format_version}), not packed rows; pack them with packing: true"
+        )
+    elif corpus.manifest is not None and (balance := corpus.manifest.config.get("balance")):
+        fault = (
+            f"has its rows in the order of balance: {{ranks: {balance.get('ranks')}}}, and streaming has a random "
+            "order of its own; pack it without balance"
         )
     elif corpus.manifest is None:
         fault = "has no packcorpus manifest, so no shard could be checked when it is read"

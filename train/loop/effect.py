@@ -15,6 +15,7 @@ from typing import Any
 
 from tasks.core.printable import counted, duration
 from train.config import TrainingConfig
+from train.data.balanced_rows import why_unbalanced
 from train.evaluation.history import described, unused
 from train.loop.display import si
 from train.loop.prepare import Run
@@ -169,6 +170,13 @@ def warnings(run: Run, steps: Steps) -> list[str]:
         )
     if run.corpus.packed and not run.corpus.isolated:
         found.append("rows have no position_ids: the conversations of a row see each other (allow_unisolated)")
+    if choices.ranks > 1 and feed.balance:
+        why = why_unbalanced(feed.balance, choices.ranks, choices.micro_batch * choices.accumulation)
+        if why:
+            found.append(
+                f"rows are ordered for {feed.balance.ranks} ranks × {feed.balance.rows_per_rank} rows, but {why}: "
+                "ranks may wait for each other"
+            )
     if (repeated := -feed.rows % choices.ranks) and not feed.in_turn:
         found.append(
             f"{counted(repeated, 'row')} seen twice per epoch, so that all {choices.ranks} ranks have equally many"

@@ -1,6 +1,7 @@
 """The data of the Trainer, depending on the format of the corpus.
 
     format 3.0   packed rows from memory ─default collator─▶ Trainer
+                 in the order of balanced steps, if the corpus has `balance` ─▶ Trainer
                  streamed, dealt to the ranks (load: stream) ─▶ Trainer
     format 2.0   one conversation per row, tokenized with the manifest's template ─TRL's collator─▶ SFTTrainer
 
@@ -15,10 +16,12 @@ from typing import Any
 
 import torch
 
+from tasks.config import Balance
 from tasks.core.printable import counted
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 from tasks.stores.mirror import remote_with
 from train.config import TrainingConfig
+from train.data.balanced_rows import BalancedRows, balance_of
 from train.data.corpus import Corpus
 from train.data.dataset import PackedDataset, Passes
 from train.data.dealt_rows import DealtRows, empty_row
@@ -37,6 +40,7 @@ class PackedFeed:
     training split are used in turn, one in each epoch.
     """
 
+    balance: Balance | None = None  # the steps that rows are ordered for
     own_loss = True  # computed by the model, not by the trainer
     in_turn = False  # any rank may ask for any row
 
@@ -63,12 +67,23 @@ class PackedFeed:
         self.packings = len(same)
         if self.packings > 1:
             self.described += f"; {self.packings} packings, one for each epoch in turn"
+        self._seed, self.balance = config.seed, balance_of(corpus)
+        splits_of_manifest = corpus.manifest.splits if corpus.manifest else {}
+        self._groups = [splits_of_manifest[name].groups or [self.rows] for name in same] if self.balance else []
+        if self.balance:
+            self.described += f"; balanced for {self.balance.ranks} ranks"
 
     def collator(self, attention: str) -> Any:
         return Collator(attention)
 
     def trainer(self, model: Any, given: dict[str, Any], collator: Any) -> Any:
-        return packed_trainer(model, given, collator, self.passes, self.validation)
+        if self.balance is None:
+            return packed_trainer(model, given, collator, self.passes, self.validation)
+        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        steps = (ranks, given["per_device_train_batch_size"], given["gradient_accumulation_steps"])
+        rows = BalancedRows(self.passes, self._groups, self.balance, steps, self._seed)
+        given |= {"train_sampling_strategy": "sequential"}  # the order is that of the rows already
+        return packed_trainer(model, given, collator, rows, self.validation)
 
     def positions(self) -> torch.Tensor:
         """Return position_ids of typical rows, int[rows, L]; without any, 0 … L - 1."""
@@ -139,6 +154,7 @@ class ConversationFeed:
     """Conversations of format 2.0, one per row, padded to the longest of a batch."""
 
     in_turn = False
+    balance = None
     isolated = False  # nothing to isolate: a row is one conversation
     packings = 1
     own_loss = False

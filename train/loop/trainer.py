@@ -21,6 +21,7 @@ from tasks.core import process
 from tasks.core.errors import DataError
 from tasks.storage.schemas import LOSS_WEIGHT
 from train.config import TrainingConfig
+from train.data.balanced_rows import BalancedRows
 from train.data.dataset import Passes
 from train.data.dealt_rows import DealtRows
 from train.evaluation.accuracy import PredictedTokens
@@ -274,7 +275,7 @@ def one_gpu(args: TrainingArguments) -> TrainingArguments:
 class NextPacking(TrainerCallback):
     """Switches packings at each epoch; accelerate does so only on a single rank."""
 
-    def __init__(self, rows: Passes | DealtRows):
+    def __init__(self, rows: Passes | DealtRows | BalancedRows):
         self._rows = rows
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -285,7 +286,7 @@ class NextPacking(TrainerCallback):
 
 
 def packed_trainer(
-    model: Any, given: dict[str, Any], collator: Any, train: Passes | DealtRows, validation: Any
+    model: Any, given: dict[str, Any], collator: Any, train: Passes | DealtRows | BalancedRows, validation: Any
 ) -> PackedTrainer:
     return PackedTrainer(
         model=model,
