@@ -36,6 +36,7 @@ from tasks.cli.options import (
     DEFAULT_CONFIG,
     ConfigArgument,
     ConfigOption,
+    HiddenSizeOption,
     JsonOption,
     ManifestArgument,
     RootOption,
@@ -52,6 +53,7 @@ from tasks.inspection.manifests import (
     find_manifest,
     list_manifests,
 )
+from tasks.packing.balance.cost import HIDDEN_SIZE
 from tasks.stores.scratch import local_path_of
 
 app = typer.Typer(
@@ -159,6 +161,7 @@ def check(
     workers: Annotated[
         int, typer.Option(metavar="N", min=1, help="Number of worker processes for the time estimate.")
     ] = 2,
+    hidden_size: HiddenSizeOption = HIDDEN_SIZE,
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
@@ -178,7 +181,7 @@ def check(
     batches = list(batch_size or [])
     if tokens_per_step:
         batches.append(max(1, tokens_per_step // settings.sequence_length))
-    result = summarize(predict(settings, config.parent, root, workers), config, batches)
+    result = summarize(predict(settings, config.parent, root, workers), config, batches, hidden_size)
     _render(result, show_dry_run, json_output)
     if result.run_fails:
         raise typer.Exit(DATA)
@@ -310,13 +313,14 @@ def inspect(
     ids: Annotated[
         bool, typer.Option("--ids", help="With a row or conversation: show token ids and boundaries.")
     ] = False,
+    hidden_size: HiddenSizeOption = HIDDEN_SIZE,
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
     """Show the figures of a corpus, or its rows and conversations."""
     from tasks.cli.inspect_command import Question, answer, render
 
-    question = Question(row, split, conversation, at, line, search, rejects, limit, ids)
+    question = Question(row, split, conversation, at, line, search, rejects, limit, ids, hidden_size)
     question.option()  # report options that exclude each other before searching for a manifest
     _render(answer(find_file(path, root), question, root), render, json_output)
 
@@ -368,6 +372,7 @@ def report(
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="The file to write. Default: next to the corpus folder."),
     ] = None,
+    hidden_size: HiddenSizeOption = HIDDEN_SIZE,
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
@@ -375,7 +380,7 @@ def report(
     path = find_manifest(manifest, root)
     from tasks.report.report import write_report
 
-    written, size = write_report(path, output)
+    written, size = write_report(path, output, hidden_size)
     value = {"manifest": path, "report": written, "bytes": size}
     _show(value, lambda value: [str(value["report"])], json_output)
 

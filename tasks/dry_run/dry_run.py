@@ -30,6 +30,7 @@ from tasks.dry_run.sample_tokens import encodes_equally, fast_encoder, thinned, 
 from tasks.dry_run.warnings import find_failures, find_warnings
 from tasks.encoders.encoder import Encoder
 from tasks.packing import bin_packing
+from tasks.packing.balance.waiting import MOST_ROWS
 from tasks.packing.ledger import repeated_prompt_tokens
 from tasks.packing.pieces import Pieces
 from tasks.packing.plan import select_pieces
@@ -97,6 +98,7 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
         giving_all=_giving_all(selection),
         pieces=packed.pieces,
         rows=packed.rows,
+        squares=packed.squares,
         trained=packed.trained,
         tokens=packed.tokens,
         efficiency=packed.efficiency,
@@ -271,11 +273,16 @@ def _pack(selection: Selection) -> Packed:
     held_out, weight = accepted.held_out[conversation], (selection.weights * selection.shares.copies)[conversation]
     length, trained = pieces.columns(every).length, pieces.trained(every, selection.tokens)
     rows: dict[str, int] = {}
+    squares = np.zeros(0, np.int64)
     trained_of_splits: dict[str, float] = {}
     for split in split_names(config.epochs):
         own = held_out if split == "validation" else ~held_out
         # A further packing has the same pieces as the first, in as many rows.
-        rows[split] = _rows(length[own], weight[own], config) if split in SPLITS else rows["train"]
+        if split in SPLITS:
+            rows[split], of_rows = _rows(length[own], weight[own], config)
+            squares = of_rows if split == "train" else squares
+        else:
+            rows[split] = rows["train"]
         trained_of_splits[split] = float(trained[own] @ weight[own])
     total = weight * np.where(held_out, 1, config.epochs)
     trained_of_sources = np.bincount(accepted.part(conversation), trained * total, len(recipe.parts))
@@ -291,6 +298,7 @@ def _pack(selection: Selection) -> Packed:
         efficiency = min(100.0, 100 * tokens["packed"] / max(places, 1))
     return Packed(
         rows=rows,
+        squares=squares,
         trained=trained_of_splits,
         trained_of_sources=trained_of_sources.tolist(),
         pieces=float(total.sum()),
@@ -336,11 +344,16 @@ def _percent(values: np.ndarray, entry: int) -> float:
     return round(100 * float(values[entry]) / max(1.0, float(values.sum())), 4)
 
 
-def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> int:
+def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tuple[int, np.ndarray]:
+    """Return the number of rows, and Σn² of each, int64; of every n-th row only if there are more than MOST_ROWS."""
     if not config.packing or not len(lengths):
-        return round(float(weights.sum()))
+        return round(float(weights.sum())), np.zeros(0, np.int64)
     lengths = bin_packing.in_multiples(lengths, config.align)
-    return bin_packing.pack(scaled(lengths, weights, config.multiples), config.multiples).rows
+    found = bin_packing.pack(scaled(lengths, weights, config.multiples), config.multiples)
+    rows, shown = found.rows, min(found.rows, MOST_ROWS)
+    tokens = found.lengths.astype(np.int64) * config.align
+    squares = np.add.reduceat(tokens**2, found.offsets[:-1]) if rows else np.zeros(0, int)
+    return rows, squares[np.searchsorted(np.cumsum(found.copies), np.arange(shown) * rows // max(1, shown), "right")]
 
 
 def scaled(lengths: np.ndarray, weights: np.ndarray, capacity: int) -> np.ndarray:

@@ -71,6 +71,7 @@ class Packed:
     """Rows and tokens. Each conversation of the sample represents several, so that sums are floats."""
 
     rows: dict[str, int]  # by split
+    squares: np.ndarray  # Σn² of rows of the training split, int64
     trained: dict[str, float]  # tokens, by split
     trained_of_sources: list[float]
     pieces: float
@@ -116,6 +117,7 @@ class Prediction:
     giving_all: list[str]  # sources that limit the others, by token_share
     pieces: float
     rows: dict[str, int]  # by split
+    squares: np.ndarray  # Σn² of rows of the training split, int64
     trained: dict[str, float]  # tokens, by split
     tokens: dict[str, float]
     efficiency: float | None

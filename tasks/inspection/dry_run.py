@@ -10,12 +10,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tasks.core.error_codes import CODES
 from tasks.core.printable import counted
 from tasks.dry_run.model import Prediction, conversations_per_row, steps
 from tasks.dry_run.model import Source as PredictedSource
 from tasks.inspection.labels import BATCH_ROWS, FEW_STEPS
 from tasks.inspection.token_runs import Span, spans_of
+from tasks.packing.balance.cost import HIDDEN_SIZE
+from tasks.packing.balance.waiting import Waiting, forecast
 from tasks.storage.manifest import MixtureFacts
 from tasks.storage.schemas import IGNORED
 
@@ -119,12 +123,14 @@ class DryRun:
     seconds: float
     workers: int
     steps: list[Steps]
+    waiting: list[Waiting]
+    hidden_size: int
     run_fails: bool
     failures: list[str]
     warnings: list[str]
 
 
-def summarize(found: Prediction, config_file: Path, batches: list[int]) -> DryRun:
+def summarize(found: Prediction, config_file: Path, batches: list[int], hidden_size: int = HIDDEN_SIZE) -> DryRun:
     """Summarize a prediction, with the steps and their warnings at each of `batches` rows per step."""
     recipe, encoder = found.recipe, found.encoder
     trained_here = found.config.tokenizer is None
@@ -154,6 +160,14 @@ def summarize(found: Prediction, config_file: Path, batches: list[int]) -> DryRu
         seconds=round(found.seconds, 1),
         workers=found.workers,
         steps=[_steps(found, rows) for rows in batches or BATCH_ROWS],
+        waiting=forecast(
+            found.squares,
+            np.zeros(len(found.squares), np.int32),
+            found.config.sequence_length,
+            found.config.balance,
+            hidden_size,
+        ),
+        hidden_size=hidden_size,
         run_fails=found.fails,
         failures=found.failures,
         warnings=found.failures + found.warnings + step_warnings(found, batches),

@@ -99,3 +99,11 @@ def explain_samples(samples: Mapping[str, Any] | SampleFacts, packed: int) -> st
 SHARE_NOTE = "share: of all tokens read, before the mixture"
 
 TRAINED_TURNS = {"assistant": "assistant turns", "last": "the last assistant turn", "all": "all turns"}
+
+
+def waiting_note(balance: Mapping[str, Any] | None, hidden_size: int) -> str:
+    """Explain a forecast of waiting; `balance` is the setting of the corpus."""
+    order = "set balance: {ranks: N} to order rows for N ranks, or any divisor of N"
+    if balance:
+        order = f"the rows are ordered for {balance['ranks']:,} ranks, or any divisor of it"
+    return f"By the work of attention in a model with a hidden size of {hidden_size:,}; {order}."

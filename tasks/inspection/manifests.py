@@ -21,6 +21,7 @@ from tasks.core.suggest import suggest
 from tasks.stores.scratch import scratch_with, url_of
 
 if TYPE_CHECKING:
+    from tasks.packing.balance.waiting import Waiting
     from tasks.storage.manifest import Manifest
 
 HERE = Path()
@@ -208,15 +209,24 @@ def _check_kind(path: Path, root: Path) -> None:
 
 @dataclass(frozen=True)
 class Overview:
-    """A manifest and its corpus folder, which is None if it is gone."""
+    """A manifest and its corpus folder, which is None if it is gone.
+
+    `waiting` is a forecast for the training split, for a model of `hidden_size`; empty without statistics of rows.
+    """
 
     manifest: Path
     content: Manifest
     corpus: Path | None
+    waiting: list[Waiting]
+    hidden_size: int | None
 
 
-def overview(path: Path) -> Overview:
-    """Read a manifest. Raises DataError or InputMissing, naming what is missing or wrong."""
+def overview(path: Path, hidden_size: int | None = None) -> Overview:
+    """Read a manifest. With `hidden_size`, forecast how long ranks wait for each other in training.
+
+    Raises DataError or InputMissing, naming what is missing or wrong.
+    """
+    from tasks.inspection.waiting import waiting_of
     from tasks.storage.corpus_folder import checked_folder
     from tasks.storage.manifest import load_manifest
 
@@ -226,8 +236,9 @@ def overview(path: Path) -> Overview:
     except InputMissing as error:
         if error.reason != "corpus_missing":
             raise
-        return Overview(path, manifest, None)
-    return Overview(path, manifest, folder)
+        return Overview(path, manifest, None, [], hidden_size)
+    waiting = waiting_of(manifest, folder, hidden_size) if hidden_size else []
+    return Overview(path, manifest, folder, waiting, hidden_size)
 
 
 @dataclass(frozen=True)

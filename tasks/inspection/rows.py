@@ -54,6 +54,8 @@ class Row:
     tokens: int
     trained: int
     padding: int
+    longest: int  # tokens of the longest conversation
+    squares: int  # sum of the squared lengths of the conversations: what attention costs
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ def row_of_split(path: Path, number: int, split: str, tokens: bool = False) -> R
     place, shard, at = find_row(manifest, number, split)
     columns = read_row(manifest, folder, shard, at)
     places = pieces_in_row(manifest, folder, split, place, at)
-    filled = trained = padding = 0
+    filled = trained = padding = longest = squares = 0
     if manifest.format_version == "2.0":
         # A row that the damaged index lacks is shown all the same.
         pieces = [place_in_corpus(manifest, places[0] if places else None)]
@@ -95,10 +97,12 @@ def row_of_split(path: Path, number: int, split: str, tokens: bool = False) -> R
                 | {"spans": spans_of(encoder, ids, labels, tokens)}
                 | _weights(columns, slice(start, end))
             )
+        lengths = [piece["length"] for piece in pieces]
+        longest, squares = max(lengths, default=0), sum(length * length for length in lengths)
         columns = {name: values.tolist() for name, values in columns.items()}
-    return Row(
-        path, split, number, shard.path, at, columns, pieces, manifest.splits[split].rows, filled, trained, padding
-    )
+    rows = manifest.splits[split].rows
+    counts = filled, trained, padding, longest, squares
+    return Row(path, split, number, shard.path, at, columns, pieces, rows, *counts)
 
 
 def conversation(path: Path, places: Sequence[Place], tokens: bool = False) -> Conversation:

@@ -33,8 +33,11 @@ from tasks.inspection.labels import (
     content_tokens,
     explain_samples,
     unused_keys,
+    waiting_note,
 )
 from tasks.inspection.lookup import read_rejects
+from tasks.inspection.waiting import waiting_of
+from tasks.packing.balance.cost import HIDDEN_SIZE
 from tasks.report.figures import Figures, read_figures
 from tasks.report.rows import HUES, samples
 from tasks.storage.corpus_folder import changed_files, checked_folder, default_report_path, raise_all
@@ -52,7 +55,7 @@ LONGEST = 300  # characters of a name or message
 LONGEST_CONFIG = 12_000
 
 
-def write_report(path: Path, output: Path | None) -> tuple[Path, int]:
+def write_report(path: Path, output: Path | None, hidden_size: int = HIDDEN_SIZE) -> tuple[Path, int]:
     """Write the report of a manifest and return its path and size. `output` defaults to next to the corpus folder.
 
     Raises PartMissing without the `report` extra, DataError or InputMissing if a file of the corpus is not as recorded,
@@ -71,16 +74,18 @@ def write_report(path: Path, output: Path | None) -> tuple[Path, int]:
             "cannot_write", f"{output}: folder {output.parent} does not exist; create it, or choose another path"
         )
     raise_all(changed_files(folder, manifest.listed()), folder)  # damaged text must not be shown as data
-    page = next(page for page in _pages(manifest, folder) if len(page) <= MOST_BYTES)
+    page = next(page for page in _pages(manifest, folder, hidden_size) if len(page) <= MOST_BYTES)
     return output, write_bytes(output, page)["bytes"]
 
 
-def _pages(manifest: Manifest, folder: Path) -> Iterator[bytes]:
+def _pages(manifest: Manifest, folder: Path, hidden_size: int) -> Iterator[bytes]:
     """Yield the page with less and less text of the sampled rows."""
     render = _template()
     figures = read_figures(manifest, folder)
     common = common_folder([source.path for source in manifest.sources])
     facts = _facts(manifest, folder, figures) | {"common": common}
+    facts["waiting"] = waiting_of(manifest, folder, hidden_size)
+    facts["waiting_note"] = waiting_note(manifest.config.get("balance"), hidden_size)
     for budget in BUDGETS:
         yield render(samples=list(samples(manifest, folder, figures, ROWS, budget)), **facts).encode()
     yield render(samples=[], **facts).encode()

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tasks.cli.views.console import grid, heading, indented, plain_table, single, whole
+from tasks.cli.views.waiting_view import print_waiting
 from tasks.core.error_codes import CODES
 from tasks.core.printable import common_folder, counted, in_bytes, printable
 from tasks.corpus.mixture_table import fit_to_width, mixture_table
@@ -43,6 +44,7 @@ def show_overview(overview: Overview, console: Console) -> None:
     print_mixture(manifest.mixture, manifest.config.get("weighting"), console)
     _print_ledger(manifest, console)
     _print_packing(manifest, console)
+    print_waiting(overview.waiting, manifest.config.get("balance"), overview.hidden_size, console)
     _print_noticed(manifest, console)
 
 

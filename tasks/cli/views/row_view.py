@@ -44,6 +44,7 @@ def show_row(row: Row, console: Console) -> None:
         f"{counted(row.padding, 'padding token')}",
         soft_wrap=True,
     )
+    console.print(Text(f"longest {noun} {row.longest:,} tokens; Σn² {row.squares:,}", "dim"), soft_wrap=True)
     print_legend(console, any(_has_tokens(piece) for piece in row.conversations))
     for number, piece in enumerate(row.conversations, 1):
         console.print()

@@ -15,7 +15,7 @@ way, and the pairs again, so that the order also serves a divisor of `ranks`, ha
 as many takes the rows of two ranks whose work adds up to about the same for all.
 
 Rows that do not fill a group come last. They are taken from the middle of the sorted rows, so that they cost nearly the
-same, too. Numbers are integers and sorts are stable, so that the order is the same on every machine. Time: 1 s of one
+same, too. Numbers are integers and sorts are stable, so that the order is the same on every machine. Time: 0.5 s of one
 core for a million rows.
 """
 

@@ -251,7 +251,7 @@ _READERS: dict[str, tuple[Callable[[Project], Any], tuple[str, ...]]] = {
     "`verify FOLDER`": (lambda project: verify(project.own), ("*",)),
     "`verify --rebuild`": (_rebuild, ("*",)),
     "`report`": (lambda project: write_report(project.published, project.root.parent / "page.html"), ("*",)),
-    "`inspect`": (_inspect(), MANIFESTS),
+    "`inspect`": (_inspect(), ("rows.arrow", *MANIFESTS)),
     "`inspect --row`": (_inspect(row=0), ROW),
     "`inspect --conversation`": (
         lambda project: answer(project.published, Question(conversation=project.place["number"]), project.root),

@@ -1,0 +1,109 @@
+"""Measure how long ranks wait for the slowest of a step: in random order, and in the order of `balance`.
+
+    python bench/balance.py INDEX                             a forecast, at several lengths
+    python bench/balance.py INDEX --steps                     8 ranks, step by step: slowest over mean
+    python bench/balance.py --rows 1000000                    seconds of ordering so many rows
+
+INDEX is index.arrow of a corpus packed without limits of length (`overlong: error`, with a long row). Conversations are
+packed again at each length, as they are (`short`), and joined to longer ones (`joined`): neighbors in the sources, so
+many that lengths are log-normal with a median of an eighth of a row (sigma 1.3), cut at a row. They are joined again,
+at other places, until there are 10,000 rows: a few rows fill no step of 512 ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tasks.core.seeded_order import shuffle
+from tasks.packing import bin_packing
+from tasks.packing.balance.balanced_order import balanced_order
+from tasks.packing.balance.cost import HIDDEN_SIZE, linear_cost
+from tasks.packing.balance.waiting import RANKS, forecast
+
+LENGTHS = (1024, 4096, 16_384, 32_768, 131_072)
+ROWS = 10_000  # of joined conversations
+
+
+def lengths_of(index: Path) -> np.ndarray:
+    with pa.memory_map(str(index)) as file:
+        table = pa.ipc.open_stream(file).read_all()
+        return table.filter(table["row"].is_valid())["length"].to_numpy().copy()
+
+
+def joined(lengths: np.ndarray, row: int, seed: int) -> np.ndarray:
+    """Join neighboring conversations to ones of log-normal lengths."""
+    total = int(lengths.sum())
+    wanted = row / 8 * np.exp(np.random.default_rng(seed).normal(0, 1.3, 20 * total // row + 20))
+    ends = np.searchsorted(np.cumsum(lengths), np.cumsum(wanted))
+    ends = np.unique(ends[ends < len(lengths)])
+    found = np.add.reduceat(lengths, np.concatenate([[0], ends]))
+    return np.minimum(found[found > 1], row).astype(np.int32)
+
+
+def squares_of(lengths: np.ndarray, row: int) -> np.ndarray:
+    """Pack lengths, and return Σn² of each row, in random order."""
+    packed = bin_packing.pack(bin_packing.histogram(lengths, row), row)
+    squares = np.add.reduceat(packed.lengths.astype(np.int64) ** 2, packed.offsets[:-1])
+    return np.repeat(squares, packed.copies)[shuffle(packed.rows, 42, 0)]
+
+
+def corpora(lengths: np.ndarray) -> Iterator[tuple[str, int, np.ndarray]]:
+    """Yield name, length of a row, and Σn² of each row."""
+    for row in LENGTHS:
+        yield "short", row, squares_of(lengths[lengths <= row], row)
+        times = -(-ROWS * row // int(lengths.sum()))
+        yield "joined", row, squares_of(np.concatenate([joined(lengths, row, n) for n in range(times)]), row)
+
+
+def print_forecast(lengths: np.ndarray, hidden_size: int) -> None:
+    print("| conversations | row | rows | worst / best | " + " | ".join(f"{ranks} ranks" for ranks in RANKS) + " |")
+    print("|---|---:|---:|---:|" + "---:|" * len(RANKS))
+    for name, row, squares in corpora(lengths):
+        linear = linear_cost(row, hidden_size)
+        worst = (squares.max() + linear) / (squares.min() + linear)
+        found = {one.ranks: one for one in forecast(squares, np.zeros(len(squares), np.int32), row, None, hidden_size)}
+        shares = [f"{found[n].random:.2f} % → {found[n].balanced:.2f} %" if n in found else "–" for n in RANKS]
+        print(f"| {name} | {row:,} | {len(squares):,} | {worst:.2f} | {' | '.join(shares)} |", flush=True)
+
+
+def print_steps(lengths: np.ndarray, hidden_size: int) -> None:
+    print("| conversations | row | slowest / mean, random | with balance | 4 ranks | 2 ranks |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for name, row, squares in corpora(lengths):
+        order = balanced_order(squares, np.zeros(len(squares), np.int32), 8, 1, row, 42)
+        flops, shown = linear_cost(row, hidden_size) + squares, []
+        for rows, ranks in ((flops, 8), (flops[order], 8), (flops[order], 4), (flops[order], 2)):
+            steps = rows[: len(rows) // 8 * 8].reshape(-1, 8 // ranks, ranks).sum(axis=1)
+            shown.append(f"{(steps.max(axis=1) / steps.mean(axis=1)).mean():.4f}")
+        print(f"| {name} | {row:,} | {' | '.join(shown)} |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure how long ranks wait for the slowest of a step.")
+    parser.add_argument("index", nargs="?", type=Path)
+    parser.add_argument("--hidden-size", type=int, default=HIDDEN_SIZE)
+    parser.add_argument("--steps", action="store_true")
+    parser.add_argument("--rows", type=int)
+    given = parser.parse_args()
+    if given.rows:
+        random = np.random.default_rng(0)
+        squares = random.integers(1 << 17, 1 << 24, given.rows)
+        trained = random.integers(1, 4096, given.rows).astype(np.int32)
+        start = time.process_time()
+        balanced_order(squares, trained, 8, 1, 4096, 42)
+        print(f"{given.rows:,} rows: {time.process_time() - start:.2f} CPU s")
+    if given.index:
+        (print_steps if given.steps else print_forecast)(lengths_of(given.index), given.hidden_size)
+
+
+if __name__ == "__main__":
+    main()
