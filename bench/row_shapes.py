@@ -65,7 +65,8 @@ def main() -> None:
     arguments = parser.parse_args()
     print("| row | shape | rows | lower bound | full | alignment | other padding | MB of shards | plan s | write s |")
     print("|---:|---|---:|---|---:|---:|---:|---:|---:|---:|")
-    shapes = [{"align": align} for align in arguments.align]
+    shapes: list[dict[str, Any]] = [{"align": align} for align in arguments.align]
+    shapes += [{"padding": "none"}, {"padding": "none", "align": 16}]
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as name:
         for length in arguments.lengths:
             for shape in shapes:

@@ -36,6 +36,11 @@ TEXTS_IF_SET = ("turns", "reasoning", "template_options", "default_system", "con
 # and these do not (but see settings_of_texts):
 ROWS_IF_SET = ("company", "loss_weight", "balance", *SHAPE_SETTINGS)
 
+# Pairs of them that exclude each other.
+NOT_TOGETHER = (
+    ("padding", "loss_weight", "rows without padding have no column for weights"),
+    ("padding", "balance", "rows of a balanced order are equally long"),
+)
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
 
@@ -91,6 +96,11 @@ class Config(BaseModel):
         le=1 << 20,
         description="Conversations start at multiples of this number within a row, for context and sequence "
         "parallelism; padding fills the gaps. sequence_length must be a multiple of it.",
+    )
+    padding: Literal["row", "none"] = Field(
+        "row",
+        description="row: rows are filled up to sequence_length; none: rows end after their last conversation, for "
+        "trainers without padding.",
     )
     train_on: Literal["assistant", "all", "last"] = Field("assistant", description="Turns that are trained on.")
     turns: Literal["auto", "together", "apart"] = Field(
@@ -249,6 +259,14 @@ class Config(BaseModel):
                 f"align: {self.align} requires packing: true; without packing, a row has text instead of tokens; "
                 "remove align"
             )
+        if self.padding == "none" and not self.packing:
+            raise ValueError(
+                "padding: none requires packing: true; without packing, a row has text instead of tokens; remove "
+                "padding"
+            )
+        for one, other, why in NOT_TOGETHER:
+            if self._set_among((one, other)).keys() == {one, other}:
+                raise ValueError(f"{one} and {other} cannot be set together: {why}; remove one of them")
         if self.sequence_length % self.align:
             below = self.sequence_length // self.align * self.align
             nearest = [f"{length:,}" for length in (below, below + self.align) if 8 <= length <= 1 << 20]

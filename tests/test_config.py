@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.config import NOT_IN_KEY, ROWS_IF_SET, TEXTS_IF_SET, Config, load_config
+from tasks.config import NOT_IN_KEY, NOT_TOGETHER, ROWS_IF_SET, TEXTS_IF_SET, Config, load_config
 from tasks.core.errors import InputMissing, PackError, UsageError
 from tasks.core.yaml_settings import parse_settings
 from tasks.sources.model import Source
@@ -24,6 +24,7 @@ DEFAULTS = {
     "template": "chatml",
     "sequence_length": 1024,
     "align": 1,
+    "padding": "row",
     "train_on": "assistant",
     "turns": "auto",
     "overlong": "truncate",
@@ -95,6 +96,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "template": "llama2",
         "sequence_length": 8,
         "align": 4,
+        "padding": "row",
         "train_on": "last",
         "turns": "apart",
         "reasoning": "drop",
@@ -387,3 +389,11 @@ def test_a_bad_weight_or_limit_is_named(text: str, said: str, tmp_path: Path) ->
 )
 def test_settings_that_cannot_go_together_are_named(text: str, said: str, tmp_path: Path) -> None:
     assert said in refusal(tmp_path, f"sources: [{{path: x.jsonl, weight: 1.5}}]\n{text}\n")
+
+
+@pytest.mark.parametrize(("one", "other"), [pair[:2] for pair in NOT_TOGETHER])
+def test_settings_that_exclude_each_other_are_refused(one: str, other: str, tmp_path: Path) -> None:
+    values = {"padding": "none", "loss_weight": "conversation", "balance": "{ranks: 2}"}
+    text = f"sources: [{{path: x.jsonl}}]\n{one}: {values[one]}\n"
+    load(tmp_path, text)
+    assert f"{one} and {other} cannot be set together" in refusal(tmp_path, f"{text}{other}: {values[other]}\n")

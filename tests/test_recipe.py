@@ -92,6 +92,7 @@ CHANGES: dict[str, tuple[Any, bool]] = {
     "language": (["en"], False),
     "packing": (False, True),
     "align": (8, False),
+    "padding": ("none", False),
     "seed": (43, False),
     "eos_token": ("</s>", True),
     "pad_token": ("<pad>", True),

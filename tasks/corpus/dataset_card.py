@@ -41,6 +41,15 @@ COLUMNS = {
 | `position_ids` | int32[{length}] | positions; restart at 0 at every conversation and at the padding |
 | `attention_mask` | int8[{length}] | 1 for tokens, 0 for padding; **do not pass it to the model** (see Training) |
 """,
+    "lists": """\
+| column | type | content |
+|---|---|---|
+| `input_ids` | list of int32 | token ids: conversations, each ending with EOS ({eos}); {length} at most |
+| `labels` | list of int32 | the token id if the token is trained on, otherwise -100 |
+| `position_ids` | list of int32 | positions; restart at 0 at every conversation |
+| `seq_lens` | list of int32 | the tokens of each conversation |
+| `max_seqlen` | int32 | the longest of them |
+""",
     "2.0": """\
 | column | content |
 |---|---|
@@ -71,6 +80,31 @@ for batch in DataLoader(rows, batch_size=8, shuffle=True, collate_fn=default_dat
 With flash attention, this works only for batches of one row. Larger batches also need `cu_seq_lens_q` and related
 arguments, which `train.model.attention.Collator` of packcorpus computes. To check for leaks, replace the tokens of the
 first conversation in a row: the logits of all later conversations must not change.
+""",
+    "lists": """\
+Several conversations share a row and must not attend to each other. Join the rows of a batch to one row, pass its
+`input_ids`, `labels`, and `position_ids` to the model, disable its cache, and do **not** pass an `attention_mask`:
+transformers then separates the conversations where the positions restart at 0, with flash attention, too.
+
+```python
+import torch
+from datasets import load_dataset
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM
+
+NAMES = ("input_ids", "labels", "position_ids")
+
+def join(rows):
+    return {{name: torch.cat([row[name] for row in rows])[None] for name in NAMES}}
+
+rows = load_dataset("path/to/this/folder", split="{split}").with_format("torch")
+model = AutoModelForCausalLM.from_pretrained("path/to/model", attn_implementation="sdpa", use_cache=False)
+for batch in DataLoader(rows, batch_size=8, shuffle=True, collate_fn=join):
+    loss = model(**batch).loss
+```
+
+To check for leaks, replace the tokens of the first conversation in a row: the logits of all later conversations must
+not change.
 """,
     "2.0": """\
 Each row is one conversation. Train on `messages` (or on `text` if it is null) with a trainer that applies the chat
@@ -174,6 +208,8 @@ def _body(manifest: Manifest) -> str:
     licenses = ", ".join(map(_code, manifest.config.get("license") or [])) or "not specified; see the sources"
     copies = f"; {tokens.repeated:,} are further copies" if tokens.repeated else ""
     kind = PACKED if packing.enabled else WHOLE
+    if manifest.row_shape.padding == "none":
+        kind, form = "lists", f"{rows} of up to {length:,} tokens ({packing.packing_efficiency:.2f} % full)"
     training = TRAINING[kind].format(split=first, length=f"{length:,}", trained_on=trained_on)
     columns = COLUMNS[kind]
     if is_weighted(manifest.config):
@@ -230,7 +266,7 @@ def _alignment(manifest: Manifest) -> str:
         return ""
     return (
         f"Conversations start at multiples of {align}. Padding fills the gap after each of them: the pad token, label "
-        "-100, mask 0, and positions from 0.\n\n"
+        "-100, and positions from 0.\n\n"
     )
 
 

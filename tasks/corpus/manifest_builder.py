@@ -6,6 +6,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from tasks.config import Config
 from tasks.core.errors import DataError
 from tasks.encoders.tokenizer_files import joined_sha256
 from tasks.recipe import Recipe
@@ -41,7 +42,7 @@ def build_manifest(
         if of_groups := plan.get("rows_of_groups"):
             splits[split]["groups"] = of_groups[split]
     ledger = Ledger.model_validate(plan["ledger"])
-    _check_shards(ledger, plan["rows_of_shards"], shards, config.sequence_length if config.packing else 0)
+    _check_shards(ledger, plan["rows_of_shards"], shards, config)
     settings = recipe.settings()
     shape = shape_of(settings)
     values: dict[str, Any] = {
@@ -104,11 +105,8 @@ def _weight_sums(recipe: Recipe, plan: dict[str, Any], shards: list[dict[str, An
     return found
 
 
-def _check_shards(ledger: Ledger, planned_rows: list[int], shards: list[dict[str, Any]], length: int) -> None:
-    """Raise DataError if the shards do not have the planned rows and tokens.
-
-    `length` is 0 without packing.
-    """
+def _check_shards(ledger: Ledger, planned_rows: list[int], shards: list[dict[str, Any]], config: Config) -> None:
+    """Raise DataError if the shards do not have the planned rows and tokens."""
     for name, planned in (("packed", ledger.tokens.packed), ("trained", ledger.tokens.trained)):
         written = sum(shard[name] for shard in shards)
         if written != planned:
@@ -116,7 +114,8 @@ def _check_shards(ledger: Ledger, planned_rows: list[int], shards: list[dict[str
                 "open_ledger", f"the ledger does not balance: {planned:,} {name} tokens planned, {written:,} written"
             )
     rows = [shard["rows"] for shard in shards]
-    ledger.check(sum(rows) * length)
+    places = sum(rows) * config.sequence_length if config.packing else 0
+    ledger.check(sum(shard["places"] for shard in shards) if config.padding == "none" else places)
     if rows != planned_rows:
         raise DataError("open_ledger", "the ledger does not balance: the rows per shard differ from the plan")
 

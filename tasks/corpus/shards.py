@@ -5,8 +5,9 @@
                                                     (loss_weight, if the config sets it)
 
 A row has L tokens: conversations, each closed by the EOS separator, then padding. With `align`, padding also fills the
-gaps between a conversation and the next multiple. Rows are built in batches: every piece of a conversation is read
-once, directly into its place, and the four columns are computed from there.
+gaps between a conversation and the next multiple; with `padding: none`, the padding after the last conversation is
+left out, and columns are lists. Rows are built in batches: every piece of a conversation is read once, directly into
+its place, and the four columns are computed from there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
-from tasks.storage.arrow import to_arrow, to_numpy
+from tasks.storage.arrow import offsets_of, to_arrow, to_numpy
 from tasks.storage.files import atomic_file
 from tasks.storage.manifest import RowShape
 from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
@@ -148,6 +149,26 @@ def sum_of_weights(weights: np.ndarray) -> float:
     return math.fsum((values.astype(np.float64) * counts).tolist())
 
 
+def _lists(rows: Rows, plan: dict[str, np.ndarray], schema: pa.Schema, shape: RowShape) -> pa.RecordBatch:
+    """Return rows without the padding after their last piece, as lists."""
+    count, length = rows.input_ids.shape
+    lengths = (plan["taken"] + plan["closed"]).astype(np.int32)
+    pieces = np.bincount(plan["row"], minlength=count)
+    sizes = np.bincount(plan["row"], weights=shape.physical(lengths), minlength=count).astype(np.int64)
+    kept = np.arange(length) < sizes[:, None]
+    columns = []
+    for field in schema:
+        if field.name == "max_seqlen":
+            longest = np.zeros(count, np.int32)
+            np.maximum.at(longest, plan["row"], lengths)
+            columns.append(to_arrow(longest))
+            continue
+        values, of_rows = (lengths, pieces) if field.name == "seq_lens" else (getattr(rows, field.name)[kept], sizes)
+        offsets = to_arrow(offsets_of(of_rows).astype(np.int32))
+        columns.append(pa.ListArray.from_arrays(offsets, to_arrow(values), type=field.type))
+    return pa.record_batch(columns, schema=schema)
+
+
 def _record_batch(rows: Rows, schema: pa.Schema) -> pa.RecordBatch:
     columns = []
     for field in schema:
@@ -193,7 +214,12 @@ def write_shard(
                 counts["trained"] += int(np.count_nonzero(built.labels != IGNORED))
                 if weighting:
                     sums.append(weigh_rows(chosen, runs and runs.between(inside), weighting, built))
-                writer.write_batch(_record_batch(built, schema))
+                if shape and shape.padding == "none":
+                    batch = _lists(built, chosen, schema, shape)
+                    counts["places"] = counts.get("places", 0) + len(batch.column("input_ids").flatten())
+                else:
+                    batch = _record_batch(built, schema)
+                writer.write_batch(batch)
         counts |= {"loss_weight": math.fsum(sums)} if weighting else {}
         return {"bytes": out.size, "sha256": out.digest()} | counts
 

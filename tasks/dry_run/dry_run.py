@@ -295,6 +295,8 @@ def _pack(selection: Selection) -> Packed:
     if config.packing:
         places = sum(rows.values()) * config.sequence_length
         tokens["padding"] = max(0.0, places - tokens["packed"])
+        if config.padding == "none":
+            tokens["padding"] = float((-length % config.align) @ total)
         efficiency = min(100.0, 100 * tokens["packed"] / max(places, 1))
     return Packed(
         rows=rows,

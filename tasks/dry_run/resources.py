@@ -21,6 +21,9 @@ INDEX_BYTES, PLAN_BYTES = 50.5, 25
 BASE_MEMORY, TEXT_MEMORY, TEXT_START, PLAN_MEMORY = 105e6, 7.5e6, 100_000, 28
 
 
+LIST_BYTES = 12.0  # per token of rows without padding: three columns, and little for lengths
+
+
 TOKEN_BYTES = 4  # mean bytes of text per token
 
 
@@ -36,9 +39,10 @@ def estimate_costs(
     weights = [each.sample.expected / max(len(each.sample.records), 1) for each in sampled]
     token_files = sum(each.file.size * weight for each, weight in zip(sampled, weights, strict=True))
     if config.packing:
-        shards = (
-            sum(packed.rows.values()) * config.sequence_length * float(ROW_BYTES + 4 * (config.loss_weight != "none"))
-        )
+        row_bytes = float(ROW_BYTES + 4 * (config.loss_weight != "none"))
+        shards = sum(packed.rows.values()) * config.sequence_length * row_bytes
+        if config.padding == "none":
+            shards = (packed.tokens["packed"] + packed.tokens["padding"]) * LIST_BYTES
     else:  # all text is written twice, as messages and as rendered
         text = np.concatenate([each.text * weight for each, weight in zip(sampled, weights, strict=True)])
         shards = 2 * float(text @ copies)

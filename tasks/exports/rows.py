@@ -15,13 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError
-from tasks.storage.arrow import to_numpy
 from tasks.storage.corpus_folder import check_listed
-from tasks.storage.manifest import Manifest, Shard
+from tasks.storage.manifest import Manifest, RowShape, Shard
 from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
-from tasks.storage.shards import bounds_of_pieces, open_shard
+from tasks.storage.shards import bounds_of_pieces, open_shard, row_columns
 
 KNOWN = ("input_ids", "attention_mask", "labels", "position_ids")
+# Of rows without padding: they follow from the positions.
+DERIVED = ("seq_lens", "max_seqlen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +77,19 @@ def read_rows(manifest: Manifest, folder: Path, shard: Shard) -> Iterator[Rows]:
     with open_shard(manifest, folder, shard, streamed=True) as batches:
         for batch in batches:
             if batch.num_rows:
-                yield rows_of(batch, manifest.sequence_length, folder / shard.path)
+                pad = manifest.tokenizer.pad_token_id
+                yield rows_of(batch, manifest.sequence_length, folder / shard.path, manifest.row_shape, pad)
 
 
-def rows_of(batch: pa.RecordBatch, length: int, path: Path) -> Rows:
+def rows_of(batch: pa.RecordBatch, length: int, path: Path, shape: RowShape | None = None, pad: int = 0) -> Rows:
     """Return the rows of a record batch. Raises DataError if no export could hold them."""
-    if unknown := [name for name in batch.schema.names if name not in KNOWN]:
+    if unknown := [name for name in batch.schema.names if name not in (*KNOWN, *DERIVED)]:
         fix = " (loss_weight: none)" if unknown[0] == LOSS_WEIGHT else ""
         raise DataError(
             "cannot_export", f"{path}: no format can hold the column {unknown[0]}; pack the corpus without it{fix}"
         )
-    ids, mask, labels, positions = (to_numpy(batch.column(name).flatten()).reshape(-1, length) for name in KNOWN)
+    columns = row_columns(batch, length, shape or RowShape(), pad)
+    ids, mask, labels, positions = (columns[name] for name in KNOWN)
     tokens = np.count_nonzero(mask, axis=1).astype(np.int64)
     if not ((positions == 0) & (mask == 1))[:, 0].all():
         raise DataError("bad_row", f"{path}: a row does not start at position 0; run packcorpus verify")

@@ -13,7 +13,7 @@ from tasks.core.errors import InputMissing, UsageError
 from tasks.readers.containers import container_by_extension
 from tasks.storage.corpus_folder import check_copies, check_unchanged
 from tasks.storage.manifest import Shard, load_manifest, lost_hint
-from tasks.storage.shards import open_shard
+from tasks.storage.shards import open_shard, row_columns
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ def shard_figures(path: Path) -> ShardFigures:
     counts = [np.zeros(0, np.int64)]
     with open_shard(manifest, path.parent, shard) as batches:
         for batch in batches:
-            mask = batch.column("attention_mask").flatten().to_numpy().reshape(-1, length)
-            starts = batch.column("position_ids").flatten().to_numpy().reshape(-1, length) == 0
+            columns = row_columns(batch, length, manifest.row_shape)
+            mask, starts = columns["attention_mask"], columns["position_ids"] == 0
             counts.append(np.count_nonzero(starts & (mask == 1), 1))
             tokens += int(np.count_nonzero(mask))
-            trained += int(np.count_nonzero(batch.column("labels").flatten().to_numpy() >= 0))
+            trained += int(np.count_nonzero(columns["labels"] >= 0))
     held = np.concatenate(counts)
     return ShardFigures(
         path, beside, split, first_row, shard.rows, tokens, trained, 100 * tokens / max(shard.rows * length, 1),

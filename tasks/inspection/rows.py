@@ -84,7 +84,7 @@ def row_of_split(path: Path, number: int, split: str, tokens: bool = False) -> R
         encoder = encoder_for_row(manifest, folder, columns)
         filled = int(columns["attention_mask"].sum())
         trained = int((columns["labels"] != IGNORED).sum())
-        padding = manifest.sequence_length - filled
+        padding = len(columns["input_ids"]) - filled
         by_start = {place["start"]: place for place in places}
         bounds = bounds_of_pieces(columns["attention_mask"][None], columns["position_ids"][None])
         pieces = []
@@ -99,6 +99,9 @@ def row_of_split(path: Path, number: int, split: str, tokens: bool = False) -> R
             )
         lengths = [piece["length"] for piece in pieces]
         longest, squares = max(lengths, default=0), sum(length * length for length in lengths)
+        if manifest.row_shape.padding == "none":  # these rows have no mask
+            columns = {name: values for name, values in columns.items() if name != "attention_mask"}
+            columns["max_seqlen"] = columns["max_seqlen"][0]
         columns = {name: values.tolist() for name, values in columns.items()}
     rows = manifest.splits[split].rows
     counts = filled, trained, padding, longest, squares

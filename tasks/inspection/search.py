@@ -22,10 +22,11 @@ from tasks.encoders.encoder import Encoder
 from tasks.inspection.lookup import Place, find_row, pieces_in_row, read_rejects, row_number
 from tasks.inspection.rows import Piece, place_in_corpus, read_row
 from tasks.inspection.token_runs import Span, spans_of
+from tasks.storage.arrow import to_arrow
 from tasks.storage.corpus_folder import check_unchanged, checked_folder
 from tasks.storage.manifest import Manifest, Shard, load_manifest
 from tasks.storage.schemas import IGNORED
-from tasks.storage.shards import open_shard, to_dicts
+from tasks.storage.shards import open_shard, row_columns, to_dicts
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 
 # Tokens converted to bytes at a time: 4 to 5 bytes each.
@@ -105,20 +106,21 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
                 step = max(1, _TOKENS // manifest.sequence_length)
                 for top in range(0, batch.num_rows, step):
                     rows = batch.slice(top, step)
-                    for row, start, first, last, trained in _in_rows(rows, vocabulary, needle):
+                    columns = row_columns(rows, manifest.sequence_length, manifest.row_shape)
+                    for row, start, first, last, trained in _in_rows(columns, vocabulary, needle):
                         yield Hit(split, number, at + top + row, start, first, last, trained)
                 at += batch.num_rows
 
 
-def _in_rows(batch: pa.RecordBatch, vocabulary: pa.Array, needle: bytes) -> Iterator[tuple[int, int, int, int, bool]]:
+def _in_rows(
+    columns: dict[str, np.ndarray], vocabulary: pa.Array, needle: bytes
+) -> Iterator[tuple[int, int, int, int, bool]]:
     """Yield (row, start of the conversation, first and last token of the match, whether it is trained on)."""
-    length = batch.schema.field("input_ids").type.list_size
-    found = vocabulary.take(batch.column("input_ids").flatten())
+    length = columns["input_ids"].shape[1]
+    found = vocabulary.take(to_arrow(columns["input_ids"].reshape(-1)))
     offsets = np.frombuffer(found.buffers()[1], np.int32)[: len(found) + 1]
     written = found.buffers()[2].to_pybytes()
-    labels = batch.column("labels").flatten().to_numpy()
-    positions = batch.column("position_ids").flatten().to_numpy()
-    mask = batch.column("attention_mask").flatten().to_numpy()
+    labels, positions, mask = (columns[name].reshape(-1) for name in ("labels", "position_ids", "attention_mask"))
     at = written.find(needle)
     while at >= 0:
         # The token with the first byte; tokens without bytes have the offset of the next token.

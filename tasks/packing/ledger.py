@@ -259,7 +259,8 @@ def make_ledger(
 ) -> Ledger:
     """Build the manifest's ledger. `receipts` are those of the token files, `rejected` conversations by reason.
 
-    `places` is rows × sequence_length, or 0 without packing. Raises DataError if it does not balance.
+    `places` is rows × sequence_length, or 0 without packing; with `padding: none` those that rows have. Raises
+    DataError if it does not balance.
     """
     sums, lost, samples = account.tally, account.lost, account.samples
     packed = sums.total("places")

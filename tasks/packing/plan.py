@@ -148,6 +148,8 @@ def plan_facts(
     rows_of_shards = [rows for own in blocks.rows.values() for rows in own]
     rows = sum(rows_of_shards)
     places = rows * config.sequence_length if config.packing else 0
+    if config.padding == "none":
+        places = account.tally.total("places") + account.alignment
     return {
         "ledger": make_ledger(receipts, account, rejected, places, config.align > 1).model_dump(),
         "packing_metadata": packing_metadata(config, account.tally, rows, blocks.bounds),

@@ -301,7 +301,8 @@ def _plots(manifest: Manifest, figures: Figures, steps: list[Step], token_steps:
     }
     if packed:
         pads = pad_groups((manifest.sequence_length - figures.filled)[~figures.repacked])
-        drawn["fill"] = plots.bars("fill", pads, "padding per row")
+        unused = "unused tokens per row" if manifest.row_shape.padding == "none" else "padding per row"
+        drawn["fill"] = plots.bars("fill", pads, unused)
         groups = count_groups(figures.conversations[~figures.repacked])
         noun = "samples" if manifest.ledger.samples else "conversations"
         drawn["row"] = plots.bars("row", groups, f"{noun} per row")

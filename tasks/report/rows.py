@@ -123,7 +123,7 @@ def _packed(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: s
     trained = labels != IGNORED
     starts, lengths = figures.start[pieces].tolist(), figures.length[pieces].tolist()
     filled = sum(lengths)
-    sample = Sample("", 0, "", filled, int(trained.sum()), length - filled, len(starts))
+    sample = Sample("", 0, "", filled, int(trained.sum()), len(ids) - filled, len(starts))
     for number, (start, size) in enumerate(zip(starts, lengths, strict=True)):
         own = slice(start, start + size)
         runs = [

@@ -31,7 +31,7 @@ VERSIONS = {"tokenizer": 1, "tokens": 9, "jinja": 1, "texts": 3, "engine": 3, "p
 PACKED, WHOLE, SHAPED = "3.0", "2.0", "3.1"  # rows of tokens, one conversation per row, rows of another shape
 
 # Settings with which rows differ from those of format 3.0. At their default they are not among the recorded settings.
-SHAPE_SETTINGS = ("align",)
+SHAPE_SETTINGS = ("align", "padding")
 
 
 def format_version_of(settings: dict[str, Any]) -> str:

@@ -144,7 +144,10 @@ class Pieces(_Part):
 
 
 class Tokens(_Part):
-    """encoded + separators + repeated = packed + truncated + dropped; packed + padding = rows × sequence_length."""
+    """encoded + separators + repeated = packed + truncated + dropped; packed + padding = places in rows.
+
+    Rows have sequence_length places; with `padding: none`, as many as they need.
+    """
 
     encoded: int
     separators: int
@@ -193,7 +196,7 @@ class Ledger(_Part):
     def check(self, places: int) -> None:
         """Raise DataError unless conversations, tokens, and places in rows balance: something was lost.
 
-        `places` is rows × sequence_length, or 0 without packing.
+        `places` is rows × sequence_length, or 0 without packing; with `padding: none` those that rows have.
         """
         of, tokens = self.conversations, self.tokens
         for unit, count, accounted in (
@@ -291,6 +294,9 @@ class RowShape(_Part):
     """How rows differ from those of format 3.0. What does not differ is left out."""
 
     align: int = Field(default=1, ge=1, description="Pieces start at multiples of it.")
+    padding: Literal["row", "none"] = Field(
+        default="row", description="none: rows are lists that end after their last piece."
+    )
 
     @model_serializer(mode="wrap")
     def _leave_out_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -116,6 +116,11 @@ def row_schema(sequence_length: int, key: str, shape: RowShape | None = None, we
         pa.field("position_ids", fixed(pa.int32()), nullable=False),
         *[pa.field(LOSS_WEIGHT, fixed(pa.float32()), nullable=False)] * weighted,
     ]
+    if shape and shape.padding == "none":
+        numbers = pa.list_(pa.field("item", pa.int32(), nullable=False))
+        names = ("input_ids", "labels", "position_ids", "seq_lens")
+        fields = [pa.field(name, numbers, nullable=False) for name in names]
+        fields.append(pa.field("max_seqlen", pa.int32(), nullable=False))
     facts = {name: str(value) for name, value in shape.model_dump().items()} if shape else {}
     return pa.schema(fields, metadata(sequence_length, key, SHAPED if shape else PACKED) | facts)
 

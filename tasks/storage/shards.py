@@ -21,9 +21,10 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError
+from tasks.storage.arrow import to_numpy
 from tasks.storage.corpus_folder import check_digest, check_unchanged, find_listed, listed_file, reading
-from tasks.storage.manifest import Manifest, repair_hint
-from tasks.storage.schemas import conversation_schema, index_schema, is_weighted, row_schema
+from tasks.storage.manifest import Manifest, RowShape, repair_hint
+from tasks.storage.schemas import IGNORED, conversation_schema, index_schema, is_weighted, row_schema
 
 
 class ListedFile(Protocol):
@@ -164,7 +165,7 @@ def read_rows(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield rows of a shard by number, ascending: numpy arrays [sequence_length], or in format 2.0 Python values.
 
-    Raises as `open_shard` does.
+    Rows without padding are as long as they are, and have an `attention_mask`, too. Raises as `open_shard` does.
     """
     wanted = iter(numbers)
     number = next(wanted, None)
@@ -183,11 +184,83 @@ def read_rows(
 
 
 def _row_arrays(row: pa.RecordBatch, manifest: Manifest) -> dict[str, Any]:
+    if manifest.row_shape.padding == "none":
+        size = len(row.column("input_ids")[0])
+        columns = row_columns(row, manifest.sequence_length, manifest.row_shape)
+        return {name: values[0, :size] for name, values in columns.items()} | {
+            "seq_lens": _values(row, "seq_lens"),
+            "max_seqlen": to_numpy(row.column("max_seqlen")),
+        }
     columns = {name: row.column(name).flatten().to_numpy() for name in row.schema.names}
     for name, values in columns.items():
         if len(values) != manifest.sequence_length:
             raise ValueError(f"a row has {len(values):,} {name}, not {manifest.sequence_length:,}")
     return columns
+
+
+def row_columns(batch: pa.RecordBatch, length: int, shape: RowShape, pad: int = 0) -> dict[str, np.ndarray]:
+    """Return the columns of packed rows: input_ids, attention_mask, labels, and position_ids, [rows, length] each.
+
+    Rows without padding are filled up with it, and get their mask: they are those of another corpus without their
+    padding. Raises ValueError if a row is empty or too long, or if its columns have different lengths.
+    """
+    names = ("input_ids", "attention_mask", "labels", "position_ids")
+    if shape.padding == "row":
+        return {name: _values(batch, name).reshape(-1, length) for name in names}
+    sizes = sizes_of(batch, "input_ids")
+    for name in ("labels", "position_ids"):
+        if not np.array_equal(sizes_of(batch, name), sizes):
+            raise ValueError(f"a row has more or fewer {name} than input_ids")
+    if len(sizes) and not 1 <= sizes.min() <= sizes.max() <= length:
+        raise ValueError(f"a row has {sizes.min():,} to {sizes.max():,} tokens, not 1 to {length:,}")
+    places = np.arange(length, dtype=np.int32)
+    filled = places < sizes[:, None]
+    found: dict[str, np.ndarray] = {
+        "input_ids": np.full((len(sizes), length), pad, np.int32),
+        "attention_mask": filled.astype(np.int8),
+        "labels": np.full((len(sizes), length), IGNORED, np.int32),
+        "position_ids": places - sizes[:, None].astype(np.int32),
+    }
+    for name in ("input_ids", "labels", "position_ids"):
+        found[name][filled] = _values(batch, name)
+    if shape.align > 1:
+        found["attention_mask"] = _mask_of_pieces(batch, length, shape)
+        # A row may end with a gap, whose positions go on in the padding.
+        rows, lasts, positions = np.arange(len(sizes)), sizes - 1, found["position_ids"]
+        further = np.where(found["attention_mask"][rows, lasts] == 1, 0, positions[rows, lasts] + 1)
+        positions += np.where(filled, 0, further[:, None]).astype(np.int32)
+    return found
+
+
+def sizes_of(batch: pa.RecordBatch, name: str) -> np.ndarray:
+    """Return the length of each list of a column, int64[rows]."""
+    if batch.column(name).null_count:
+        raise ValueError(f"{name} has nulls")
+    return batch.column(name).value_lengths().to_numpy().astype(np.int64)
+
+
+def _values(batch: pa.RecordBatch, name: str) -> np.ndarray:
+    """Return the values of all lists of a column."""
+    values = batch.column(name).flatten()
+    if batch.column(name).null_count or values.null_count:
+        raise ValueError(f"{name} has nulls")
+    return to_numpy(values)
+
+
+def _mask_of_pieces(batch: pa.RecordBatch, length: int, shape: RowShape) -> np.ndarray:
+    """Return the mask of rows whose pieces, of the lengths `seq_lens`, start at multiples: int8[rows, length]."""
+    rows, tokens = batch.num_rows, _values(batch, "seq_lens").astype(np.int64)
+    of_row = np.repeat(np.arange(rows), sizes_of(batch, "seq_lens"))
+    places = shape.physical(tokens)
+    before = np.cumsum(places) - places
+    firsts = np.searchsorted(of_row, np.arange(rows))
+    inside = before - before[firsts[of_row]] if len(of_row) else before
+    if len(tokens) and (tokens.min() < 1 or (inside + tokens).max() > length):
+        raise ValueError("seq_lens go beyond the end of a row")
+    edges = np.zeros(rows * length + 1, np.int8)
+    edges[of_row * length + inside] += 1
+    edges[of_row * length + inside + tokens] -= 1
+    return np.cumsum(edges[:-1], dtype=np.int8).reshape(rows, length)
 
 
 def bounds_of_pieces(mask: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -146,7 +146,7 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: Index, tokens
         require("above_lower_bound_percent", above, packing.above_lower_bound_percent)
         require("truncated", seen.truncated, ledger.conversations.truncated)
         places = tokens.rows * manifest.sequence_length
-        require("padding", places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)
+        require("padding", tokens.places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)
         require("alignment", tokens.alignment, ledger.tokens.alignment or 0)
         selection.check()
     if ledger.samples is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from tasks.core.errors import DataError
 from tasks.storage.manifest import Manifest, Shard
 from tasks.storage.row_statistics import RowStatistics
 from tasks.storage.schemas import IGNORED
-from tasks.storage.shards import open_shard
+from tasks.storage.shards import open_shard, row_columns, sizes_of
 from tasks.verification.check_statistics import RecordedStatistics
 from tasks.verification.read_index import PIECE, Index
 
@@ -30,6 +30,7 @@ class Tokens:
     pieces: int = 0
     weights: dict[str, Weights] = field(default_factory=dict)  # by split, if rows have any
     alignment: int = 0  # padding between pieces and the next multiple of `align`
+    places: int = 0  # in rows
 
 
 @dataclass(slots=True)
@@ -79,9 +80,10 @@ def _check_batch(
 ) -> RowStatistics:
     """Check the rows of a record batch, and return their statistics."""
     length, count = manifest.sequence_length, batch.num_rows
+    shape = manifest.row_shape
+    columns_of_rows = row_columns(batch, length, shape, manifest.tokenizer.pad_token_id)
     ids, mask, labels, positions = (
-        batch.column(name).flatten().to_numpy().reshape(count, length)
-        for name in ("input_ids", "attention_mask", "labels", "position_ids")
+        columns_of_rows[name] for name in ("input_ids", "attention_mask", "labels", "position_ids")
     )
 
     def require(held: Any, what: str) -> None:
@@ -93,7 +95,7 @@ def _check_batch(
 
     filled = mask.sum(axis=1, dtype=np.int64)
     columns = np.arange(length)
-    align = manifest.row_shape.align
+    align = shape.align
     require(((mask == 0) | (mask == 1)).all(axis=1), "attention_mask has values other than 0 and 1")
     if align == 1:
         require((mask == (columns < filled[:, None])).all(axis=1), "attention_mask has padding among the tokens")
@@ -146,6 +148,11 @@ def _check_batch(
     )
     if (trained != pieces["trained"]).any():
         raise DataError("bad_row", f"{where}: the index and the labels disagree about trained tokens")
+    if shape.padding == "none":
+        sizes = _check_lists(batch, pieces["row"], lengths, np.bincount(pieces["row"], places, count), require)
+        total.places += int(sizes.sum())
+    else:
+        total.places += ids.size
     total.pieces += len(first_tokens)
     total.packed += int(filled.sum())
     total.alignment += int((places - lengths).sum())
@@ -213,6 +220,27 @@ def _count_conversations(
         row = int(places[np.flatnonzero(own != np.repeat(of_pieces, tokens))[0]]) // length
         raise DataError("bad_row", f"{where} + {row}: a conversation has several values of loss_weight")
     return math.fsum((tokens / whole).tolist())
+
+
+def _check_lists(
+    batch: pa.RecordBatch,
+    row: np.ndarray,
+    lengths: np.ndarray,
+    places: np.ndarray,
+    require: Callable[[Any, str], None],
+) -> np.ndarray:
+    """Check what only rows without padding have, and return their sizes, int64[rows].
+
+    `row` and `lengths` are those of the pieces; `places` are what the pieces of each row take.
+    """
+    sizes, counts = sizes_of(batch, "input_ids"), sizes_of(batch, "seq_lens")
+    require(sizes == places, "the row does not end where its last piece does")
+    require(counts == np.bincount(row, minlength=len(sizes)), "seq_lens has another number of pieces than the index")
+    found = batch.column("seq_lens").flatten().to_numpy()
+    require(np.bincount(row[found != lengths], minlength=len(sizes)) == 0, "seq_lens differ from the index")
+    longest = np.maximum.reduceat(found, np.cumsum(counts) - counts)
+    require(batch.column("max_seqlen").to_numpy() == longest, "max_seqlen is not the longest of seq_lens")
+    return sizes
 
 
 def check_unpacked_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:

@@ -40,6 +40,7 @@ CORPORA: dict[str, dict[str, Any]] = {
     "split": {"overlong": "split", "sequence_length": 32},
     # EOS ends every turn, and is the padding; a BOS begins each conversation.
     "eos pads": {"tokenizer": str(kind_path("hf_metaspace")), "template": "mistral", "sequence_length": 96},
+    "lists": {"padding": "none", "overlong": "split", "sequence_length": 32},
     "gaps": {"align": 16, "overlong": "split", "sequence_length": 96, "epochs": 2},
     "no bos": {"tokenizer": str(kind_path("hf_unigram")), "template": "zephyr", "sequence_length": 256},
 }
@@ -90,6 +91,17 @@ def test_an_export_holds_every_conversation(name: str, to: str, corpora: dict[st
     record = present.pop("export.json")
     assert listed == {path: (file.stat().st_size, sha256_of(file)) for path, file in present.items()}
     assert json.loads(record.read_bytes()) == found.record
+
+
+@pytest.mark.parametrize("to", NAMES)
+def test_rows_without_padding_are_exported_as_those_with_it(to: str, corpora: dict[str, Path], tmp_path: Path) -> None:
+    padded, lists = (
+        {p.relative_to(found.folder): p for p in found.folder.rglob("*") if p.is_file()}
+        for found in (export(corpora[name], to, tmp_path / name) for name in ("split", "lists"))
+    )
+    assert padded.keys() == lists.keys()
+    differ = {path.name for path in padded if padded[path].read_bytes() != lists[path].read_bytes()}
+    assert differ <= {"export.json", "state.json", "dataset_info.json", "paths.json"}
 
 
 def test_the_corpora_have_what_is_hard(corpora: dict[str, Path]) -> None:
@@ -215,10 +227,10 @@ def test_olmo_core_finds_bounds_by_eos_only_where_that_is_exact(corpora: dict[st
     found = {name: export(manifest, "olmo-core", tmp_path / name).record for name, manifest in corpora.items()}
     settings = {name: record["settings"] for name, record in found.items()}
     assert {name: own["NumpyFSLDatasetConfig"]["generate_doc_lengths"] for name, own in settings.items()} == {
-        "epochs": True, "split": True, "eos pads": True, "gaps": False, "no bos": False,
+        "epochs": True, "split": True, "eos pads": True, "lists": True, "gaps": False, "no bos": False,
     }  # fmt: skip
     assert {name: own["TokenizerConfig"]["bos_token_id"] for name, own in settings.items()} == {
-        "epochs": None, "split": None, "eos pads": 1, "gaps": None, "no bos": None,
+        "epochs": None, "split": None, "eos pads": 1, "lists": None, "gaps": None, "no bos": None,
     }  # fmt: skip
     [note] = found["no bos"]["notes"]
     pieces = list(flat(expected(folder_of(corpora["no bos"]), "train")))

@@ -22,6 +22,7 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from tasks.core.errors import DataError, UsageError
 from tasks.dry_run.dry_run import predict
 from tasks.inspection.diff import compare
+from tasks.inspection.kinds import shard_figures
 from tasks.inspection.rows import row_of_split
 from tasks.inspection.search import find_conversations
 from tasks.packing.groups import dealt
@@ -33,6 +34,7 @@ from tasks.verification.verify import verify
 
 LENGTH = 128
 COLUMNS = ("input_ids", "labels", "position_ids")
+SHAPES: list[dict[str, Any]] = [{"align": 16}, {"padding": "none"}, {"align": 16, "padding": "none"}]
 
 
 @st.composite
@@ -76,6 +78,12 @@ def check_row(row: Row, align: int, pad: int, length: int) -> int:
             assert columns["attention_mask"][after] == [0] * len(gap)
         at = following
     assert at <= length
+    if "attention_mask" not in columns:
+        assert size == at, "a row without padding ends where its last piece does"
+        assert columns["seq_lens"] == [entry["length"] for entry in row.entries]
+        assert columns["max_seqlen"] == max(columns["seq_lens"])
+    else:
+        assert size == length
     return aligned
 
 
@@ -89,36 +97,42 @@ def check_corpus(found: Shaped, align: int) -> None:
     assert tokens.packed + tokens.padding == places
     assert (tokens.alignment or 0) == alignment
     assert (tokens.alignment is None) == (align == 1)
+    if "padding" in manifest.config:
+        assert tokens.padding == alignment
     assert manifest.packing_metadata.rows == len(rows) >= manifest.packing_metadata.lower_bound_rows
 
 
 @settings(max_examples=examples(24), deadline=None)
-@given(settings_of_corpora(), st.sampled_from([1, 2, 8, 32, 64]))
-def test_align_keeps_every_conversation_and_invariant(given: dict[str, Any], align: int) -> None:
+@given(settings_of_corpora(), st.sampled_from([1, 2, 8, 32, 64]), st.sampled_from(["row", "none"]))
+def test_every_shape_keeps_every_conversation_and_invariant(given: dict[str, Any], align: int, padding: str) -> None:
     with tempfile.TemporaryDirectory() as name:
-        plain, aligned = (pack(Path(name), **given, **extra) for extra in ({}, {"align": align}))
-        verify(aligned)
-        usual, found = read_corpus(plain), read_corpus(aligned)
+        plain, shaped = (pack(Path(name), **given, **extra) for extra in ({}, {"align": align, "padding": padding}))
+        verify(shaped)
+        usual, found = read_corpus(plain), read_corpus(shaped)
         check_corpus(usual, 1)
         check_corpus(found, align)
         assert found.contents() == usual.contents()
-        assert (aligned == plain) == (align == 1), "align: 1 is the standard row"
-        assert found.manifest.format_version == ("3.0" if align == 1 else "3.1")
+        is_standard = (align, padding) == (1, "row")
+        assert (shaped == plain) == is_standard
+        assert found.manifest.format_version == ("3.0" if is_standard else "3.1")
+        if align == 1:
+            assert found.index == usual.index, "without padding, every conversation is where it was"
         assert found.manifest.packing_metadata.rows >= usual.manifest.packing_metadata.lower_bound_rows
 
 
-def test_align_with_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_shapes_with_groups(shape: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.recipe.SOURCE_BYTES_PER_SHARD", 2000)
     monkeypatch.setattr("tasks.recipe.BYTES_PER_CONVERSATION", 100)
     given = {"plan_group": 9, "plan_chunk": 4, "epochs": 2}
     plain = pack_corpus(make_recipe(tmp_path, conversations(60), **given))
-    recipe = make_recipe(tmp_path, conversations(60), **given, align=16)
-    aligned = pack_corpus(recipe)
+    recipe = make_recipe(tmp_path, conversations(60), **given, **shape)
+    shaped = pack_corpus(recipe)
     assert recipe.most_groups > 1
     assert (recipe.plan_folder / dealt.DEAL).is_file()
-    verify(aligned)
-    found = read_corpus(aligned)
-    check_corpus(found, 16)
+    verify(shaped)
+    found = read_corpus(shaped)
+    check_corpus(found, shape.get("align", 1))
     assert found.contents() == read_corpus(plain).contents()
 
 
@@ -127,43 +141,63 @@ def aligned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_small(tmp_path_factory.mktemp("aligned"), align=16, epochs=2)
 
 
-def test_an_aligned_corpus_is_rebuilt_and_repaired(tmp_path: Path) -> None:
-    aligned = pack(tmp_path, align=16, epochs=2)
-    assert rebuild(aligned).endswith("the same bytes")
-    shard = shards_of(aligned)[0]
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_corpus_of_another_shape_is_rebuilt_and_repaired(shape: dict[str, Any], tmp_path: Path) -> None:
+    shaped = pack(tmp_path, epochs=2, **shape)
+    assert rebuild(shaped).endswith("the same bytes")
+    shard = shards_of(shaped)[0]
     before = shard.read_bytes()
     shard.unlink()
-    assert [file.path for file in repair(aligned)] == [shard]
+    assert [file.path for file in repair(shaped)] == [shard]
     assert shard.read_bytes() == before
-    verify(aligned)
+    verify(shaped)
 
 
-def test_rows_with_gaps_are_inspected_and_searched(aligned: Path) -> None:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rows_of_other_shapes_are_inspected_and_searched(shape: dict[str, Any], tmp_path: Path) -> None:
+    aligned = pack_small(tmp_path, epochs=2, **shape)
     corpus = read_corpus(aligned)
     number, row = next((n, row) for n, row in enumerate(corpus.rows["train"]) if len(row.entries) > 1)
     held = row_of_split(aligned, number, "train")
     assert [(piece["start"], piece["length"], piece["trained"], piece["record"]) for piece in held.conversations] == [
         (entry["start"], entry["length"], entry["trained"], entry["record"]) for entry in row.entries
     ]
-    assert held.tokens + held.padding == corpus.manifest.sequence_length
+    assert held.columns == row.columns
+    assert held.tokens + held.padding == len(row.columns["input_ids"])
+    figures = shard_figures(shards_of(aligned)[0])
+    own = corpus.rows["train"][: corpus.manifest.splits["train"].shards[0].rows]
+    assert figures.tokens == sum(entry["length"] for row in own for entry in row.entries)
+    assert figures.conversations == sum(len(row.entries) for row in own)
     words = held.conversations[1]["spans"][-2].text
     wanted = [entry for rows in ("train", "validation") for row in corpus.rows[rows] for entry in row.entries]
     found = find_conversations(aligned, words, len(wanted)).conversations
     assert row.entries[1]["record"] in [each["record"] for each in found]
-    plain = pack_small(folder_of(aligned).parents[2], epochs=2)
+    plain = pack_small(tmp_path, epochs=2)
     assert {each["record"] for each in found} == {
         each["record"] for each in find_conversations(plain, words, len(wanted)).conversations
     }
     changes = {change.name: change.after for change in compare(plain, aligned).settings}
-    assert changes == {"align": 16, "format_version": "3.1"}
+    assert changes == shape | {"format_version": "3.1"}
 
 
-def test_the_dry_run_and_the_report_know_the_shape(tmp_path: Path) -> None:
-    recipe = make_recipe(tmp_path, conversations(30), align=32, max_rejects=1)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_dry_run_the_report_and_the_card_know_the_shape(shape: dict[str, Any], tmp_path: Path) -> None:
+    given = shape | ({"align": 32} if "align" in shape else {})
+    recipe = make_recipe(tmp_path, conversations(30), max_rejects=1, **given)
     manifest = load_manifest(pack_corpus(recipe))
     found = predict(recipe.config, tmp_path, tmp_path)
     assert found.rows == {name: split.rows for name, split in manifest.splits.items()}
+    assert found.tokens["padding"] == manifest.ledger.tokens.padding
+    size = sum(shard.bytes for split in manifest.splits.values() for shard in split.shards)
+    assert 0.7 * size < found.disk["shards"] < size * 1.1
     page = write_report(recipe.published, tmp_path / "report.html")[0].read_text()
+    card = (folder_of(recipe.published) / "README.md").read_text()
+    columns = set(read_corpus(recipe.published).rows["train"][0].columns)
+    assert set(re.findall(r"^\| `(\w+)` \| (?:int|list)", card, re.M)) == columns
+    assert ("Conversations start at multiples of 32" in card) == ("align" in shape)
+    assert ("They have no padding at their end" in page) == ("padding" in shape)
+    if "align" not in shape:
+        return
     assert f"{manifest.ledger.tokens.alignment:,}" in page
     assert "padding that aligns conversations" in page
     assert re.search(rf"of align: 32 +{manifest.ledger.tokens.alignment:,}", shown(recipe.published))
@@ -175,6 +209,7 @@ def test_the_dry_run_and_the_report_know_the_shape(tmp_path: Path) -> None:
         ({"sequence_length": 100, "align": 16}, r"100 is not a multiple of align: 16; .* are 96 and 112"),
         ({"sequence_length": 12, "align": 16}, r"12 is not a multiple of align: 16; .* are 16"),
         ({"align": 16, "packing": False}, "align: 16 requires packing: true"),
+        ({"padding": "none", "packing": False}, "padding: none requires packing: true"),
     ],
 )
 def test_settings_that_do_not_fit(given: dict[str, Any], message: str, tmp_path: Path) -> None:

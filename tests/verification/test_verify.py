@@ -53,6 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "split": {"overlong": "split", "train_on": "all"},
     "whole": {"packing": False},
     "aligned": {"align": 16, "seed": 1},
+    "lists": {"padding": "none"},
     "mixed": {
         "sources": [{"path": "chat.jsonl", "weight": 1.5, "limit": 25}], "duplicates": "drop", "max_turns": 2,
         "epochs": 2, "again": 3,
@@ -140,7 +141,7 @@ def copy_of(made: dict[str, Path], kind: str, folder: Path) -> Tampered:
     with pa.OSFile(str(folder / kind / manifest["corpus"] / "index.arrow")) as file:
         index = pa.ipc.open_stream(file).read_all().to_pylist()
     copy = Tampered(path, manifest, index, {})
-    if manifest["packing_metadata"]["enabled"]:
+    if manifest["packing_metadata"]["enabled"] and "padding" not in manifest["config"]:
         with pa.OSFile(str(copy.shard)) as file:
             table = pa.ipc.open_stream(file).read_all().combine_chunks()
         for name in table.schema.names:
@@ -401,6 +402,68 @@ def test_a_piece_beyond_the_end_of_its_row(made: dict[str, Path], tmp_path: Path
     t.write_index()
     t.sign()
     assert t.refused().endswith("a piece of the index goes beyond the end of the row")
+
+
+def longer(row: dict[str, Any]) -> None:
+    for name, value in (("input_ids", 0), ("labels", -100), ("position_ids", 0)):
+        row[name].append(value)
+
+
+def without_a_length(row: dict[str, Any]) -> None:
+    row["seq_lens"].pop()
+
+
+def other_length(row: dict[str, Any]) -> None:
+    row["seq_lens"][-1] -= 1
+
+
+def other_longest(row: dict[str, Any]) -> None:
+    row["max_seqlen"] += 1
+
+
+def fewer_labels(row: dict[str, Any]) -> None:
+    row["labels"].pop()
+
+
+def too_long(row: dict[str, Any]) -> None:
+    for _ in range(LENGTH):
+        longer(row)
+
+
+def no_tokens(row: dict[str, Any]) -> None:
+    for name in ("input_ids", "labels", "position_ids"):
+        row[name] = []
+
+
+def joined_positions(row: dict[str, Any]) -> None:
+    row["position_ids"] = list(range(len(row["position_ids"])))
+
+
+LISTS = [
+    (longer, "the index covers a different number of tokens"),
+    (without_a_length, "seq_lens has another number of pieces than the index"),
+    (other_length, "seq_lens differ from the index"),
+    (other_longest, "max_seqlen is not the longest of seq_lens"),
+    (fewer_labels, "a row has more or fewer labels than input_ids"),
+    (too_long, f"tokens, not 1 to {LENGTH}"),
+    (no_tokens, f"tokens, not 1 to {LENGTH}"),
+    (joined_positions, "position_ids do not restart at 0 at every conversation"),
+]
+
+
+@pytest.mark.parametrize(("tamper", "said"), LISTS, ids=[tamper.__name__ for tamper, _ in LISTS])
+def test_a_row_without_padding_that_breaks_one_invariant(
+    tamper: Callable[[dict[str, Any]], None], said: str, made: dict[str, Path], tmp_path: Path
+) -> None:
+    t = copy_of(made, "lists", tmp_path)
+    with pa.OSFile(str(t.shard)) as file:
+        table = pa.ipc.open_stream(file).read_all()
+    rows = table.to_pylist()
+    tamper(next(row for row in rows if len(row["seq_lens"]) > 1))
+    with pa.OSFile(str(t.shard), "w") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_batch(pa.RecordBatch.from_pylist(rows, schema=table.schema))
+    t.sign()
+    assert said in t.refused()
 
 
 def test_another_count_of_alignment(made: dict[str, Path], tmp_path: Path) -> None:

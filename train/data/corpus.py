@@ -34,6 +34,8 @@ VERSIONS = (PACKED, SHAPED, WHOLE)
 
 # Columns that rows of other tools must have. Without position_ids too, conversations see each other.
 REQUIRED = ("input_ids", "attention_mask", "labels")
+# The same of rows without padding.
+LISTS = ("input_ids", "labels", "seq_lens")
 
 # The end of a complete Arrow stream. A file that was cut between two batches lacks it but is otherwise readable.
 END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
@@ -140,7 +142,7 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
         with reading(where, folder), pa.memory_map(str(where)) as file:
             schema = pa.ipc.open_stream(file).schema
             if version != WHOLE and schema.metadata == wanted.metadata and "position_ids" not in schema.names:
-                _check_rows(where, schema, allow_unisolated)
+                _check_rows(where, schema, allow_unisolated, manifest.row_shape)
                 lacking = True
             else:
                 check_schema(where, schema, wanted, folder)
@@ -299,27 +301,30 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
         )
     if not length.isdecimal() or not int(length):
         raise DataError("not_trainable", f"{path}: has no sequence_length: metadata {describe_metadata(schema)}")
-    if packed:
-        _check_rows(path, schema, allow_unisolated)
     try:
         shape = shape_of({name: metadata[name] for name in SHAPE_SETTINGS if name in metadata}) or RowShape()
     except ValidationError as error:
         found = error.errors(include_url=False)[0]
         raise DataError("not_trainable", f"{path}: metadata: {found['loc'][0]}: {found['msg']}") from None
+    if packed:
+        _check_rows(path, schema, allow_unisolated, shape)
     key, columns = metadata.get("manifest_key", ""), set(schema.names)
     return _Header(version, key, int(length), "position_ids" in columns, shape, LOSS_WEIGHT in columns), rows
 
 
-def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool) -> None:
+def _check_rows(path: Path, schema: pa.Schema, allow_unisolated: bool, shape: RowShape) -> None:
     """Check that columns are lists of integers, and that position_ids exist."""
-    for name in (*REQUIRED, "position_ids"):
+    required = LISTS if shape.padding == "none" else REQUIRED
+    if shape.padding == "none" and "position_ids" not in schema.names:
+        raise DataError("not_trainable", f"{path}: rows without padding have no position_ids; pack them again")
+    for name in (*required, "position_ids"):
         if name not in schema.names:
             continue
         type_ = schema.field(name).type
         is_list = any(test(type_) for test in (pa.types.is_fixed_size_list, pa.types.is_list, pa.types.is_large_list))
         if not is_list or not pa.types.is_integer(type_.value_type):
             raise DataError("not_trainable", f"{path}: {name} is {type_}, not a list of integers")
-    if missing := [name for name in REQUIRED if name not in schema.names]:
+    if missing := [name for name in required if name not in schema.names]:
         raise DataError("not_trainable", f"{path}: has no {', '.join(missing)}; columns {describe_columns(schema)}")
     if "position_ids" not in schema.names and not allow_unisolated:
         raise DataError(

@@ -5,6 +5,8 @@
 
 In memory, the bytes that are parsed are exactly those that were hashed; they are freed once their rows are copied.
 attention_mask is checked and then dropped: passed to a model, it disables the isolation of conversations.
+
+Rows without padding (`padding: none`) are as long as they are: int32[n] of each column, one row after the other.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ import operator
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex
 
 import numpy as np
 import pyarrow as pa
@@ -23,14 +26,34 @@ import pyarrow.compute as pc
 import torch
 
 from tasks.core.errors import DataError
+from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.corpus_folder import reading
+from tasks.storage.manifest import RowShape
 from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
-from tasks.storage.shards import check_row_count, read_verified
+from tasks.storage.shards import bounds_of_pieces, check_row_count, read_verified, row_columns, sizes_of
 from train.data.corpus import Corpus, Shard, open_corpus
 from train.machine.devices import cpus, free_memory, is_wsl, processes_here
 
-Columns = dict[str, np.ndarray]  # int32[rows, L] by name; loss_weight is float32[rows, L]
+Columns = dict[str, Any]  # int32[rows, L], or Ragged, by name; loss_weight is float32[rows, L]
 Counts = tuple[int, ...]  # max_id, tokens, trained tokens, conversations
+
+
+@dataclass(frozen=True, slots=True)
+class Ragged:
+    """A column of rows of different lengths: int32[tokens], and where each row starts, int64[rows + 1]."""
+
+    values: np.ndarray
+    offsets: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, row: int) -> np.ndarray:
+        return self.values[self.offsets[row] : self.offsets[row + 1]]
+
+    def copy(self) -> Ragged:
+        return Ragged(self.values.copy(), self.offsets)
+
 
 # Bytes of shards in memory at a time, besides the rows copied from them: 26 shards of the size that PackCorpus makes
 # from 8 MB of chats, or one larger shard.
@@ -51,8 +74,10 @@ class PackedDataset(torch.utils.data.Dataset):
     A row is {"input_ids": int32[L], "labels": int64[L], "position_ids": int32[L]}: copies, which may be modified. It
     never has an attention_mask, and no position_ids if the corpus has none and `allow_unisolated` is set. With
     `loss_weight` in the config of the corpus, it has "loss_weight": float32[L], which `weigh_loss` makes a model honor.
+    Rows without padding have different lengths; `train.model.attention.Collator` joins those of a batch.
 
     rows, tokens, trained_tokens   counts; tokens exclude padding
+    lengths                        int64[rows], the places of each row
     conversations                  pieces of conversations in rows; None if rows have no position_ids
     max_id                         the largest token id
     load                           "memory" or "mmap". "auto" chooses memory if the rows of all processes of this
@@ -100,11 +125,18 @@ class PackedDataset(torch.utils.data.Dataset):
             whole: Columns | None = {name: np.empty(shape, dtype_of(name)) for name in self._names}
         else:
             whole = None
+        if corpus.shape.padding == "none":
+            whole = None
         first_rows = accumulate((shard.rows for shard in shards), initial=0)
         with ThreadPoolExecutor(threads) as pool:  # hashing and copying release the GIL
             loaded = list(pool.map(lambda shard, first: self._load(shard, first, whole), shards, first_rows))
         self._blocks = [whole] if whole else [block for blocks, _ in loaded for block in blocks]
         self._first_rows = [0, *accumulate(len(block["input_ids"]) for block in self._blocks)][:-1]
+        if corpus.shape.padding == "none":
+            self.lengths = np.concatenate([np.diff(block["input_ids"].offsets) for block in self._blocks])
+            self.nbytes = 4 * len(self._names) * int(self.lengths.sum())
+        else:
+            self.lengths = np.full(self.rows, corpus.sequence_length)
         facts = np.array([fact for _, facts in loaded for fact in facts])
         self.max_id = int(facts[:, 0].max())
         self.tokens, self.trained_tokens, conversations = facts[:, 1:].sum(axis=0).tolist()
@@ -114,11 +146,11 @@ class PackedDataset(torch.utils.data.Dataset):
         """Map a shard, or copy it into `whole` from row `start`; and count its batches."""
         blocks, counts = [], []
         length = self.corpus.sequence_length
-        align = self.corpus.shape.align
-        for first, columns, found in read_rows(self.corpus.folder, shard, self._names, length, whole is None, align):
+        shape, mapped = self.corpus.shape, self.load == "mmap"
+        for first, columns, found in read_rows(self.corpus.folder, shard, self._names, length, mapped, shape):
             counts.append(found)
             if whole is None:
-                blocks.append(columns)
+                blocks.append(columns if mapped else {name: values.copy() for name, values in columns.items()})
             else:
                 for name, values in columns.items():
                     whole[name][start + first : start + first + len(values)] = values
@@ -141,6 +173,19 @@ class PackedDataset(torch.utils.data.Dataset):
             raise IndexError(f"row {operator.index(number)} of {self.rows}")
         block = bisect_right(self._first_rows, row) - 1
         return self._blocks[block], row - self._first_rows[block]
+
+
+class Longest(torch.utils.data.Dataset):
+    """The rows of a dataset, the longest first: what is measured on them holds for all."""
+
+    def __init__(self, rows: PackedDataset):
+        self._rows, self._order = rows, np.argsort(-rows.lengths, kind="stable")
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        return self._rows[int(self._order[number])]
 
 
 class Passes(torch.utils.data.Dataset):
@@ -183,7 +228,13 @@ def dtype_of(name: str) -> type[np.generic]:
 def copy_rows(
     places: Sequence[tuple[Columns, int]], names: Sequence[str], length: int
 ) -> list[dict[str, torch.Tensor]]:
-    """Copy rows from their blocks; they share one tensor for each column."""
+    """Copy rows from their blocks; if they are equally long, they share one tensor for each column."""
+    kinds = {name: np.int64 if name == "labels" else np.int32 for name in names}
+    if any(isinstance(block["input_ids"], Ragged) for block, _ in places):
+        return [
+            {name: torch.from_numpy(block[name][row].astype(kind)) for name, kind in kinds.items()}
+            for block, row in places
+        ]
     batch = []
     for name in names:
         kind = torch.int64 if name == "labels" else torch.float32 if name == LOSS_WEIGHT else torch.int32
@@ -195,7 +246,7 @@ def copy_rows(
 
 
 def read_rows(
-    folder: Path, shard: Shard, names: Sequence[str], length: int, mapped: bool, align: int = 1
+    folder: Path, shard: Shard, names: Sequence[str], length: int, mapped: bool, shape: RowShape
 ) -> Iterator[tuple[int, Columns, Counts]]:
     """Verify a shard, then yield the first row, the columns, and the counts of each record batch.
 
@@ -203,23 +254,52 @@ def read_rows(
     """
     data = read_verified(folder, shard, mapped=mapped)
     path, rows = folder / shard.path, 0
-    for columns, mask in _record_batches(path, data, names, length):
+    for batch in _record_batches(path, data):
+        columns: Columns
+        with reading(path):
+            columns, mask = _matrices(batch, names, length, shape)
         first, rows = rows, rows + len(mask)
-        if rows <= shard.rows:
-            yield first, columns, _check_and_count(columns, mask, path, first, align)
+        if rows > shard.rows:
+            continue
+        counts = _check_and_count(columns, mask, path, first, shape.align)
+        if shape.padding == "none":
+            _check_lengths(batch, columns, mask, path)
+            with reading(path):
+                columns = {name: _ragged(batch, name) for name in names}
+        yield first, columns, counts
     check_row_count(path, rows, shard.rows, folder)
 
 
-def _record_batches(
-    path: Path, data: pa.Buffer, names: Sequence[str], length: int
-) -> Iterator[tuple[Columns, np.ndarray]]:
-    """Yield (columns, attention_mask int8[rows, L]), if possible views of `data`."""
+def _record_batches(path: Path, data: pa.Buffer) -> Iterator[pa.RecordBatch]:
     with reading(path):
-        for batch in pa.ipc.open_stream(data):
-            if batch.num_rows:
-                kinds = {name: pa.from_numpy_dtype(dtype_of(name)) for name in names}
-                columns = {name: _matrix(batch.column(name), name, kind, length) for name, kind in kinds.items()}
-                yield columns, _matrix(batch.column("attention_mask"), "attention_mask", pa.int8(), length)
+        yield from (batch for batch in pa.ipc.open_stream(data) if batch.num_rows)
+
+
+def _matrices(
+    batch: pa.RecordBatch, names: Sequence[str], length: int, shape: RowShape
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Return columns and attention_mask, int8[rows, L], if possible views; rows without padding are padded."""
+    if shape.padding == "none":
+        batch.validate()
+        columns = row_columns(batch, length, shape)
+        mask = columns.pop("attention_mask")
+        return columns, mask
+    kinds = {name: pa.from_numpy_dtype(dtype_of(name)) for name in names}
+    columns = {name: _matrix(batch.column(name), name, kind, length) for name, kind in kinds.items()}
+    return columns, _matrix(batch.column("attention_mask"), "attention_mask", pa.int8(), length)
+
+
+def _ragged(batch: pa.RecordBatch, name: str) -> Ragged:
+    return Ragged(to_numpy(batch.column(name).flatten()), offsets_of(sizes_of(batch, name)))
+
+
+def _check_lengths(batch: pa.RecordBatch, columns: dict[str, np.ndarray], mask: np.ndarray, path: Path) -> None:
+    """Raise DataError if `seq_lens` are not the conversations of the rows."""
+    starts, lengths = bounds_of_pieces(mask, columns["position_ids"])
+    counts = np.bincount(starts // mask.shape[1], minlength=len(mask))
+    found = to_numpy(batch.column("seq_lens").flatten())
+    if not (np.array_equal(sizes_of(batch, "seq_lens"), counts) and np.array_equal(found, lengths)):
+        raise DataError("bad_row", f"{path}: seq_lens are not the runs of position_ids")
 
 
 def _matrix(column: pa.Array, name: str, kind: pa.DataType, length: int) -> np.ndarray:

@@ -176,8 +176,8 @@ class ShardReader:
         """Map a shard, and check its digest and its rows."""
         folder, most = self.files.fetch(shard.path), last_id(self.corpus)
         first_rows, blocks = [], []
-        length, align = self.corpus.sequence_length, self.corpus.shape.align
-        for first, columns, (largest, *_) in read_rows(folder, shard, self.names, length, True, align):
+        length, shape = self.corpus.sequence_length, self.corpus.shape
+        for first, columns, (largest, *_) in read_rows(folder, shard, self.names, length, True, shape):
             if largest > most:
                 raise DataError(
                     "bad_row",

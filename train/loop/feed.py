@@ -23,7 +23,7 @@ from tasks.stores.mirror import remote_with
 from train.config import TrainingConfig
 from train.data.balanced_rows import BalancedRows, balance_of
 from train.data.corpus import Corpus
-from train.data.dataset import PackedDataset, Passes
+from train.data.dataset import Longest, PackedDataset, Passes
 from train.data.dealt_rows import DealtRows, empty_row
 from train.data.shard_reader import last_id
 from train.data.stream import StreamedRows, check_streamable
@@ -56,14 +56,15 @@ class PackedFeed:
         splits = [split for split in (*self.passes.packings, self.validation) if split]
         self.max_id = max(split.max_id for split in splits)
         self.tokens, self.trained = self.train.tokens, self.train.trained_tokens
-        self.padded_tokens = len(self.train) * corpus.sequence_length
+        self.padded_tokens = int(self.train.lengths.sum())
         self.rows = len(self.train)
         self.notes = list(self.train.notes)
         self.in_memory = self.train.load == "memory"
-        self.longest: Any = self.train  # all rows are equally long
+        self.equal = corpus.shape.padding == "row"
+        self.longest: Any = self.train if self.equal else Longest(self.train)
         full = 100 * self.tokens / self.padded_tokens
         rows = counted(len(self.train), "row")
-        self.described = f"{rows} of {corpus.sequence_length:,}, {full:.2f} % full, {_location(self.train)}"
+        self.described = f"{rows} of {_size(corpus)}, {full:.2f} % full, {_location(self.train)}"
         self.packings = len(same)
         if self.packings > 1:
             self.described += f"; {self.packings} packings, one for each epoch in turn"
@@ -86,10 +87,9 @@ class PackedFeed:
         return packed_trainer(model, given, collator, rows, self.validation)
 
     def positions(self) -> torch.Tensor:
-        """Return position_ids of typical rows, int[rows, L]; without any, 0 … L - 1."""
+        """Return position_ids of typical rows, one after another, int[1, tokens]; without any, 0 … L - 1."""
         rows = [self.train[row] for row in range(min(64, len(self.train)))]
-        length = len(rows[0]["input_ids"])
-        return torch.stack([row.get("position_ids", torch.arange(length)) for row in rows])
+        return torch.cat([row.get("position_ids", torch.arange(len(row["input_ids"]))) for row in rows])[None]
 
 
 class StreamedFeed(PackedFeed):
@@ -109,11 +109,12 @@ class StreamedFeed(PackedFeed):
         self.rows, self.packings, self.in_memory = corpus.rows("train"), len(self._splits), False
         shards = corpus.splits["train"]
         self.train = PackedDataset(replace(corpus, splits={"train": shards[:1]}), "train", "mmap")
-        self.longest = self.train
+        self.equal = corpus.shape.padding == "row"
+        self.longest = self.train if self.equal else Longest(self.train)
         self.validation = PackedDataset(corpus, "validation") if corpus.rows("validation") else None
         self.max_id = last_id(corpus)
-        self.padded_tokens = self.rows * corpus.sequence_length
-        ledger = corpus.manifest.ledger.tokens
+        ledger, of_all = corpus.manifest.ledger.tokens, corpus.manifest.packing_metadata.rows
+        self.padded_tokens = round(self.rows * (ledger.packed + ledger.padding) / of_all)
         full = ledger.packed / (ledger.packed + ledger.padding)
         self.tokens = round(full * self.padded_tokens)
         self.trained = round(self.tokens * ledger.trained / ledger.packed)
@@ -123,7 +124,7 @@ class StreamedFeed(PackedFeed):
         remote = remote_with(corpus.folder)
         where = f"copied to {config.cache}" if config.cache else "copied from the bucket" if remote else "mapped"
         self.described = (
-            f"{counted(self.rows, 'row')} of {corpus.sequence_length:,}, {100 * full:.2f} % full, streamed from "
+            f"{counted(self.rows, 'row')} of {_size(corpus)}, {100 * full:.2f} % full, streamed from "
             f"{counted(len(shards), 'shard')}, {where}"
         )
         if self.packings > 1:
@@ -153,6 +154,7 @@ class StreamedFeed(PackedFeed):
 class ConversationFeed:
     """Conversations of format 2.0, one per row, padded to the longest of a batch."""
 
+    equal = True  # padded by the collator
     in_turn = False
     balance = None
     isolated = False  # nothing to isolate: a row is one conversation
@@ -215,6 +217,10 @@ def open_feed(corpus: Corpus, config: TrainingConfig) -> Feed:
     if os.environ.get(WITHOUT_VALIDATION):
         feed.validation = None
     return feed
+
+
+def _size(corpus: Corpus) -> str:
+    return f"{'up to ' * (corpus.shape.padding == 'none')}{corpus.sequence_length:,}"
 
 
 def _location(dataset: PackedDataset) -> str:

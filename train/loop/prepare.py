@@ -190,7 +190,9 @@ def _choose(
     elif config.fused_loss is True and not feed.own_loss:
         notes.append("fused_loss: not used: TRL computes the loss of format 2.0 itself")
     size, accumulation, speed, measured = _choose_size(model, feed, config, before, known, collator, device, state)
-    if _is_wanted("compile", config, before, known, device):
+    if not feed.equal and config.compile:
+        notes.append("compile: not used: rows without padding have different lengths")
+    elif _is_wanted("compile", config, before, known, device):
         batch = batch_of(feed.longest, range(size), collator, state.device)
         compiled = options.try_compile(model, batch, device.dtype, config.seed, timed=not known)
         used["compile"] = compiled.used

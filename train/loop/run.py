@@ -183,7 +183,7 @@ def _trainer(run: Run, *callbacks: Any) -> Any:
     given["save_on_each_node"] = not run.disk.shared
     trainer = run.feed.trainer(run.model, given, run.feed.collator(choices.attention))
     peak = flops.peak_flops(device.name, device.dtype)
-    trainer.measure(run.feed.tokens / run.feed.rows, run.flops_per_token, peak and peak * choices.ranks)
+    trainer.measure(run.feed.tokens / run.feed.padded_tokens, run.flops_per_token, peak and peak * choices.ranks)
     if run.config.profile and trainer.is_world_process_zero():
         callbacks = (*callbacks, Profile(run.config.profile, run.folder.path))
     checkpoints = Checkpoints({"corpus": run.corpus.key}, run.config.keep_checkpoints, run.config.keep == "best")

@@ -83,19 +83,19 @@ def arguments(
 class Measured:
     """Mixin for a Trainer that adds measurements to the log of each step.
 
-    `tokens_per_row` is the mean number of tokens of a packed row without padding, `flops` the useful work per token,
-    and `peak` the FLOP/s of the devices of all ranks (None if unknown; then there is no MFU).
+    `share` is that of tokens that are not padding in packed rows, `flops` the useful work per token, and `peak` the
+    FLOP/s of the devices of all ranks (None if unknown; then there is no MFU).
     """
 
-    tokens_per_row: float
+    share: float
     flops: float
     peak: float | None
     args: Any
     state: Any
     model: Any
 
-    def measure(self, tokens_per_row: float, flops: float, peak: float | None) -> None:
-        self.tokens_per_row, self.flops, self.peak = tokens_per_row, flops, peak
+    def measure(self, share: float, flops: float, peak: float | None) -> None:
+        self.share, self.flops, self.peak = share, flops, peak
         self._phases = Phases(self.args.device)
         self._skipped = 0  # steps in a row
         self._reset()
@@ -123,7 +123,7 @@ class Measured:
         for batch in batches:
             self._padded_tokens += batch["labels"].numel()
             mask = batch.get("attention_mask")  # present if the collator pads the rows
-            self._tokens += len(batch["labels"]) * self.tokens_per_row if mask is None else float(mask.sum())
+            self._tokens += batch["labels"].numel() * self.share if mask is None else float(mask.sum())
         self._trained = float(trained)
         if batches and LOSS_WEIGHT in batches[0]:
             return batches, self._sum_of_weights(batches, device)

@@ -10,6 +10,8 @@ no `attention_mask` and no cache: transformers turns the positions into a mask. 
 They see the batch as one sequence of B × L tokens, cut into segments at `cu_seq_lens`. transformers finds the segments
 itself only for a batch of one row, hence the Collator. A segment is a conversation, or the padding of a row.
 
+Rows without padding have different lengths: the Collator joins those of a batch to one row, [1, tokens].
+
 `varlen` is torch's own kernel and needs no other package. Importing this module registers it with transformers.
 """
 
@@ -163,6 +165,8 @@ def segments(position_ids: torch.Tensor) -> tuple[torch.Tensor, int]:
 class Collator:
     """transformers' `default_data_collator`, plus segment bounds if needed.
 
+    Rows of different lengths are joined to one, which their positions divide.
+
     The bounds are valid only for the unchanged batch: accelerate must not split or join batches. It does neither for a
     dataset with a length, of which every rank reads its own batches; torch's DataParallel would.
     """
@@ -170,7 +174,10 @@ class Collator:
     backend: str
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        batch = default_data_collator(list(rows))
+        if len({len(row["input_ids"]) for row in rows}) > 1:
+            batch = {name: torch.cat([torch.as_tensor(row[name]) for row in rows])[None] for name in rows[0]}
+        else:
+            batch = default_data_collator(list(rows))
         if self.backend in BY_SEGMENTS:
             ids = batch["input_ids"]
             # Rows without positions, if allowed, are trained on as one conversation each.

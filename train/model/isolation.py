@@ -95,14 +95,16 @@ def count_conversations(row: dict[str, Any]) -> int:
 def number_conversations(rows: Sequence[dict[str, Any]]) -> torch.Tensor:
     """Number the conversations of a batch that are trained on, from 0 over all rows; return int64[B, L].
 
-    Other tokens, such as padding, have the number of the conversation before them, or -1.
+    Other tokens, such as padding, have the number of the conversation before them, or -1. Rows of different lengths
+    are one row, as the Collator joins them.
     """
-    positions = torch.stack([torch.as_tensor(row["position_ids"]) for row in rows])
-    trained = torch.stack([torch.as_tensor(row["labels"]) for row in rows]) >= 0
-    starts = positions == 0
-    starts[:, 0] = True
-    runs = starts.flatten().cumsum(0)
-    return (torch.searchsorted(runs[trained.flatten()].unique(), runs, right=True) - 1).reshape(positions.shape)
+    trained = torch.cat([torch.as_tensor(row["labels"]) for row in rows]) >= 0
+    starts = torch.cat([torch.as_tensor(row["position_ids"]) for row in rows]) == 0
+    firsts = torch.tensor([0, *(len(row["labels"]) for row in rows)]).cumsum(0)[:-1]
+    starts[firsts] = True
+    runs = starts.cumsum(0)
+    equal = len({len(row["labels"]) for row in rows}) == 1
+    return (torch.searchsorted(runs[trained].unique(), runs, right=True) - 1).reshape(len(rows) if equal else 1, -1)
 
 
 def choose_rows(dataset: Any, count: int) -> list[int]:

@@ -51,7 +51,8 @@ def show_overview(overview: Overview, console: Console) -> None:
 def _print_head(overview: Overview, console: Console) -> None:
     manifest = overview.content
     length = manifest.sequence_length
-    unit = f"rows of {length:,} tokens" if manifest.packing_metadata.enabled else "one conversation per row"
+    size = f"up to {length:,}" if manifest.row_shape.padding == "none" else f"{length:,}"
+    unit = f"rows of {size} tokens" if manifest.packing_metadata.enabled else "one conversation per row"
     console.print(
         Text.assemble(
             (printable(manifest.name), "bold"),
@@ -177,7 +178,10 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
         _line(right, "+", "padding", tokens.padding)
         if tokens.alignment is not None:
             _detail(right, f"of align: {manifest.row_shape.align}", tokens.alignment)
-        _line(right, "=", f"{counted(rows, 'row')} × {length:,}", tokens.packed + tokens.padding, "bold")
+        places = f"{counted(rows, 'row')} × {length:,}"
+        if manifest.row_shape.padding == "none":
+            places = f"in {counted(rows, 'row')}"
+        _line(right, "=", places, tokens.packed + tokens.padding, "bold")
     heading(console, "Ledger")
     if console.width >= 76:
         both = grid(False, False, padding=4)

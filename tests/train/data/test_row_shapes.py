@@ -7,16 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
-from support.packed_rows import COLUMNS, LENGTH, pack_small, shards_of, write_rows
+from support.packed_rows import COLUMNS, LENGTH, shards_of, write_rows
 from support.row_shapes import read_corpus
-from support.training.tiny_training import gradients, largest_difference, tiny_model
+from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.training.tiny_training import force_attention, gradients, largest_difference, plain_kernels, tiny_model
 
+from tasks import recipe as recipe_module
 from tasks.core.errors import DataError
+from tasks.corpus import shards
+from train.config import TrainingConfig
 from train.data.corpus import open_corpus
-from train.data.dataset import PackedDataset
+from train.data.dataset import Longest, PackedDataset
 from train.data.stream import StreamedRows
+from train.loop.feed import open_feed
+from train.loop.trainer import arguments
 from train.model.attention import Collator
 from train.model.isolation import check_isolation, choose_rows, require_isolation
 
@@ -27,7 +34,16 @@ ALIGNED = {"format_version": "3.1", "sequence_length": str(LENGTH), "align": "8"
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("corpora")
-    return {name: pack_small(folder, **given) for name, given in {"plain": {}, "aligned": {"align": 16}}.items()}
+    lists = {"padding": "none"}
+    shapes = {"plain": {}, "aligned": {"align": 16}, "lists": lists, "aligned lists": {"align": 16} | lists}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "BATCH_TOKENS", 5 * LENGTH)
+        patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 3000)
+        common = {"sequence_length": LENGTH, "validation": 0.2}
+        return {
+            name: pack_corpus(make_recipe(folder, conversations(30), **common, **given))
+            for name, given in shapes.items()
+        }
 
 
 def all_rows(dataset: Any) -> list[dict[str, torch.Tensor]]:
@@ -126,3 +142,147 @@ def test_isolation_is_proven_with_gaps(corpora: dict[str, Path]) -> None:
     chosen = [rows[number] for number in choose_rows(rows, 2)]
     held = sum(int(((row["position_ids"] == 0).cumsum(0)[row["labels"] >= 0]).unique().numel()) for row in chosen)
     assert check_isolation(tiny_model(), Collator("sdpa")(chosen), chosen, seed=1).conversations == held
+
+
+# -- rows without padding ----------------------------------------------------------------------------------------------
+
+LISTS = {"format_version": "3.1", "sequence_length": str(LENGTH), "padding": "none"}
+
+
+@pytest.mark.parametrize("name", ["lists", "aligned lists"])
+@pytest.mark.parametrize("load", ["memory", "mmap"])
+def test_rows_without_padding_are_those_of_the_shards(corpora: dict[str, Path], name: str, load: Any) -> None:
+    wanted, rows = read_corpus(corpora[name]).rows["train"], PackedDataset(corpora[name], load=load)
+    assert len(rows) == len(wanted)
+    for row, other in zip(all_rows(rows), wanted, strict=True):
+        assert list(row) == ["input_ids", "labels", "position_ids"]
+        assert row["labels"].dtype == torch.int64
+        assert {key: values.tolist() for key, values in row.items()} == {key: other.columns[key] for key in row}
+        row["labels"] += 1  # a copy
+    assert rows[0]["labels"].tolist() == wanted[0].columns["labels"]
+    sizes = [len(row.columns["input_ids"]) for row in wanted]
+    assert rows.lengths.tolist() == sizes
+    assert rows.nbytes == 12 * sum(sizes)
+    assert rows.conversations == sum(len(row.entries) for row in wanted)
+    assert rows.tokens == sum(entry["length"] for row in wanted for entry in row.entries)
+    assert [len(row["input_ids"]) for row in all_rows(Longest(rows))] == sorted(sizes, reverse=True)
+    streamed = list(StreamedRows(corpora[name], rows_per_step=4))
+    assert sorted(row["labels"].tolist() for row in streamed) == sorted(row.columns["labels"] for row in wanted)
+
+
+def test_a_folder_of_rows_without_padding_needs_no_manifest(corpora: dict[str, Path], tmp_path: Path) -> None:
+    for shard in shards_of(corpora["aligned lists"]):
+        (tmp_path / shard.name).write_bytes(shard.read_bytes())
+    alone, whole = PackedDataset(tmp_path), PackedDataset(corpora["aligned lists"])
+    assert (alone.tokens, alone.conversations) == (whole.tokens, whole.conversations)
+
+
+def two_lists() -> dict[str, list[Any]]:
+    """Rows of two conversations, of 5 and 3 and of 4 and 2 tokens."""
+    lengths = [[5, 3], [4, 2]]
+    positions = [[at for size in sizes for at in range(size)] for sizes in lengths]
+    return {
+        "input_ids": [[7] * len(row) for row in positions],
+        "labels": [[7 if at else -100 for at in row] for row in positions],
+        "position_ids": positions,
+        "seq_lens": lengths,
+    }
+
+
+def joined_lists(rows: dict[str, list[Any]]) -> None:
+    rows["position_ids"][1] = list(range(6))
+
+
+def more_lengths(rows: dict[str, list[Any]]) -> None:
+    rows["seq_lens"][0] = [5, 2, 1]
+
+
+def fewer_positions(rows: dict[str, list[Any]]) -> None:
+    rows["position_ids"][0].pop()
+
+
+def no_positions(rows: dict[str, list[Any]]) -> None:
+    del rows["position_ids"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (joined_lists, "seq_lens are not the runs of position_ids"),
+        (more_lengths, "seq_lens are not the runs of position_ids"),
+        (fewer_positions, "more or fewer position_ids than input_ids"),
+        (no_positions, "rows without padding have no position_ids"),
+    ],
+)
+def test_lists_that_would_train_wrongly_are_refused(
+    damage: Callable[[dict[str, list[Any]]], None], message: str, tmp_path: Path
+) -> None:
+    rows = two_lists()
+    write_rows(tmp_path / NAME, rows, LISTS, pa.list_(pa.int32()))
+    assert PackedDataset(tmp_path).conversations == 4
+    damage(rows)
+    write_rows(tmp_path / NAME, rows, LISTS, pa.list_(pa.int32()))
+    with pytest.raises(DataError, match=message):
+        PackedDataset(tmp_path)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "eager", "varlen"])
+@pytest.mark.parametrize("name", ["lists", "aligned lists"])
+def test_rows_without_padding_have_the_same_loss_and_gradient(
+    corpora: dict[str, Path], name: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain_kernels(monkeypatch)
+    padded, lists = (all_rows(PackedDataset(corpora[of]))[:6] for of in ("plain", "lists"))
+    if name == "aligned lists":
+        padded, lists = (all_rows(PackedDataset(corpora[of]))[:6] for of in ("aligned", name))
+    assert len({len(row["input_ids"]) for row in lists}) > 1
+    model = tiny_model()
+    loss, gradient = gradients(model, **Collator("sdpa")(padded))
+    force_attention(model, backend)
+    batch = Collator(backend)(lists)
+    assert batch["input_ids"].shape == (1, sum(len(row["input_ids"]) for row in lists))
+    other_loss, other = gradients(model, **batch)
+    assert loss == pytest.approx(other_loss, rel=1e-5)
+    assert largest_difference(gradient, other) < 1e-4
+
+
+def test_isolation_is_proven_without_padding(corpora: dict[str, Path]) -> None:
+    rows = PackedDataset(corpora["lists"])
+    proof = require_isolation(tiny_model(), rows, Collator("sdpa"), 2, attention="sdpa", seed=1)
+    assert proof is not None
+    assert proof.moved == 0
+    chosen = [rows[number] for number in choose_rows(rows, 8)]
+    batch = Collator("sdpa")(chosen)
+    assert batch["input_ids"].shape[0] == 1
+    assert check_isolation(tiny_model(), batch, chosen, seed=1).passed
+    leaking = batch | {"position_ids": torch.arange(batch["input_ids"].shape[1])[None]}
+    assert not check_isolation(tiny_model(), leaking, chosen, seed=1).passed
+
+
+@pytest.mark.parametrize("load", ["memory", "stream"])
+def test_a_run_takes_the_same_steps_without_padding(corpora: dict[str, Path], load: str, tmp_path: Path) -> None:
+    found = {}
+    for name in ("plain", "lists"):
+        config = TrainingConfig(load=load, max_steps=3, warmup=0, learning_rate=1e-2)
+        feed = open_feed(open_corpus(corpora[name]), config)
+        assert feed.equal == (name == "plain")
+        given = arguments(config, str(tmp_path / name), 3, 4, "cpu", "fp32")
+        given |= {
+            "optim": "sgd",
+            "activation_checkpointing": False,
+            "report_to": "none",
+            "dataloader_pin_memory": False,
+        }
+        trainer = feed.trainer(tiny_model(), given, feed.collator("sdpa"))
+        trainer.measure(feed.tokens / feed.padded_tokens, 1.0, None)
+        trainer.train()
+        losses = [entry for entry in trainer.state.log_history if "step_seconds" in entry]
+        tokens = [entry["non_pad_tokens_per_second"] / entry["tokens_per_second"] for entry in losses]
+        found[name] = [entry["loss"] for entry in losses], trainer.evaluate()["eval_loss"], tokens
+        assert feed.positions().shape[0] == 1
+    plain, lists = found["plain"], found["lists"]
+    assert len(plain[0]) == 3
+    assert lists[0] == pytest.approx(plain[0], rel=1e-4)
+    assert lists[1] == pytest.approx(plain[1], rel=1e-4)
+    assert set(lists[2]) == {1.0}
+    assert max(plain[2]) < 1
