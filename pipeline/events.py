@@ -25,7 +25,7 @@ from tasks.conversations.keys.loss_weights import loss_weight_hints
 from tasks.conversations.keys.training_flags import flag_hints
 from tasks.core.errors import Busy
 from tasks.core.notes import show_notes_with
-from tasks.core.printable import aligned, counted, duration
+from tasks.core.printable import aligned, counted, duration, lengths_in_words
 from tasks.core.process import peak_memory
 from tasks.corpus.mixture_table import explain_limits, fit_to_width, mixture_table
 from tasks.inspection.labels import unused_keys
@@ -104,7 +104,7 @@ def announce(recipe: Recipe) -> None:
     config = recipe.config
     size = sum(file.bytes for file in recipe.files)
     files, parts = counted(len(recipe.files), "file"), counted(len(recipe.parts), "part")
-    rows, shards = f"rows of {config.sequence_length:,} tokens", counted(len(recipe.shard_names()), "shard")
+    rows, shards = f"rows of {lengths_in_words(config.row_lengths)} tokens", counted(len(recipe.shard_names()), "shard")
     display.show(f"{config.name}: {files}, {size / 1e6:,.2f} MB, {parts} → {rows}, {shards}")
     if recipe.tokenizer_key is None and recipe.template.markers_as_text:
         markers = ", ".join(recipe.template.markers_as_text)
@@ -195,10 +195,10 @@ def planned(task: luigi.Task, receipt: dict[str, Any]) -> None:
         return
     full = packing["packing_efficiency"]
     counters.put(task.task_id, fill=full, rows=packing["rows"])
-    message = (
-        f"planned {counted(packing['rows'], 'row')}, {full:.2f} % full; "
-        f"no plan can use fewer than {counted(packing['lower_bound_rows'], 'row')}"
-    )
+    needed = counted(packing["lower_bound_rows"], "row")
+    if "lower_bound_places" in packing:
+        needed = f"{packing['lower_bound_places']:,} of the {packing['places']:,} places"
+    message = f"planned {counted(packing['rows'], 'row')}, {full:.2f} % full; no plan can use fewer than {needed}"
     display.show(
         message, planned={"rows": packing["rows"], "fill": full, "lower_bound_rows": packing["lower_bound_rows"]}
     )

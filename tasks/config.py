@@ -14,7 +14,17 @@ from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from tasks.conversations.keys.role_names import Roles, with_roles
 from tasks.core.errors import UsageError
@@ -27,14 +37,21 @@ from tasks.storage.keys import KEY_NAMES, SHAPE_SETTINGS
 # part of each of the `sources`.
 NOT_IN_KEY = {"part_size", "engine", "roles"}
 
-# Settings of KEYED_IF_SET that change texts.
-TEXTS_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
-
 # Settings that are neither in the corpus key nor in the manifest at their default, so that older corpora keep theirs.
 # These change texts, and so tokens:
 TEXTS_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
 # and these do not (but see settings_of_texts):
-ROWS_IF_SET = ("company", "loss_weight", "balance", *SHAPE_SETTINGS)
+ROWS_IF_SET = ("company", "loss_weight", "balance", *SHAPE_SETTINGS, "mix")
+
+# Lengths of a row, in tokens, and how many of them a corpus may have.
+SHORTEST_ROW, LONGEST_ROW, MOST_LENGTHS = 8, 1 << 20, 8
+
+# Settings that do not go with several lengths of rows, and why.
+NOT_WITH_LENGTHS = {
+    "align": "rows are chosen by the number of tokens, not of multiples",
+    "balance": "all rows of a balanced step have one length",
+    "padding": "rows without padding have no length",
+}
 
 # Pairs of them that exclude each other.
 NOT_TOGETHER = (
@@ -52,6 +69,28 @@ def _or_paths(schema: dict[str, Any]) -> None:
     path = {"type": "string", "minLength": 1}
     entries["items"] = {"anyOf": [path, entries["items"]]}
     schema.update(anyOf=[path, {key: entries.pop(key) for key in ("type", "items", "minItems")}], **entries)
+
+
+def _or_lengths(schema: dict[str, Any]) -> None:
+    """Allow several lengths in the JSON Schema."""
+    bounds = {name: schema.pop(name) for name in ("minimum", "maximum")}
+    one = {"type": schema.pop("type"), **bounds}
+    several = {"type": "array", "items": one, "minItems": 1, "maxItems": MOST_LENGTHS, "uniqueItems": True}
+    schema["anyOf"] = [one, several]
+
+
+def _lengths_of(value: list[Any]) -> tuple[int, ...]:
+    """Return several lengths of rows, ascending. Raises ValueError."""
+    for length in value:
+        if type(length) is not int or not SHORTEST_ROW <= length <= LONGEST_ROW:
+            raise ValueError(
+                f"sequence_length: {length!r} in {value!r} must be an integer from {SHORTEST_ROW} to {LONGEST_ROW:,}"
+            )
+    if not value or len(set(value)) != len(value) or len(value) > MOST_LENGTHS:
+        raise ValueError(
+            f"sequence_length: {value!r}: expected 1 to {MOST_LENGTHS} lengths, each once, such as [512, 1024]"
+        )
+    return tuple(sorted(value))
 
 
 class Balance(BaseModel):
@@ -89,7 +128,20 @@ class Config(BaseModel):
     template: str = Field(
         "chatml", min_length=1, description="Built-in name, `tokenizer` (its own chat template), or a Jinja file."
     )
-    sequence_length: int = Field(1024, ge=8, le=1 << 20, description="Tokens in a row.")
+    sequence_length: int = Field(
+        1024,
+        ge=SHORTEST_ROW,
+        le=LONGEST_ROW,
+        description="Tokens in a row; or a list of lengths, such as [512, 1024]: each conversation goes to the length "
+        "that keeps all rows together fullest, and each length has splits of its own, such as `train-512`.",
+        json_schema_extra=_or_lengths,
+    )
+    mix: Literal["tokens", "blocks"] = Field(
+        "tokens",
+        description="Order of the steps if rows have several lengths; each step has rows of one length. tokens: "
+        "steps of all lengths evenly spread, in proportion to their tokens; blocks: all steps of the shortest length, "
+        "then of the next, in each epoch.",
+    )
     align: int = Field(
         1,
         ge=1,
@@ -208,6 +260,31 @@ class Config(BaseModel):
     )
     max_record_bytes: int = Field(16_000_000, ge=1 << 10, description="Reject longer lines.")
 
+    # Ascending; empty if there is only one. `sequence_length` is the longest.
+    _lengths: tuple[int, ...] = PrivateAttr(())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _take_lengths(cls, values: Any, check: ModelWrapValidatorHandler[Config]) -> Config:
+        """Accept several lengths of rows."""
+        lengths: tuple[int, ...] = ()
+        if isinstance(values, dict) and isinstance(given := values.get("sequence_length"), list):
+            lengths = _lengths_of(given)
+            values = {**values, "sequence_length": lengths[-1]}
+        config = check(values)
+        if len(lengths) > 1:
+            config._lengths = lengths
+        config._check_lengths()
+        return config
+
+    @model_serializer(mode="wrap")
+    def _write_lengths(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Write `sequence_length` as it is read."""
+        values: dict[str, Any] = dump(self)
+        if self._lengths and "sequence_length" in values:
+            values["sequence_length"] = list(self._lengths)
+        return values
+
     @model_validator(mode="before")
     @classmethod
     def _accept_other_names(cls, values: Any) -> Any:
@@ -289,6 +366,27 @@ class Config(BaseModel):
                     )
         return self
 
+    def _check_lengths(self) -> None:
+        """Raise ValueError if other settings do not go with several lengths of rows, or need them."""
+        if self._lengths and not self.packing:
+            raise ValueError(
+                f"sequence_length: {list(self._lengths)} requires packing: true; without packing, rows have no length"
+            )
+        for name in self._set_among(NOT_WITH_LENGTHS if self._lengths else ()):
+            raise ValueError(
+                f"sequence_length: {list(self._lengths)} and {name} do not go together: {NOT_WITH_LENGTHS[name]}; "
+                f"remove {name}, or keep one length"
+            )
+        if self.mix != "tokens" and not self._lengths:
+            raise ValueError(
+                f"mix: {self.mix} requires several lengths, such as sequence_length: [512, 1024]; with one, remove it"
+            )
+
+    @property
+    def row_lengths(self) -> tuple[int, ...]:
+        """Return the lengths that rows have, ascending. The last is `sequence_length`."""
+        return self._lengths or (self.sequence_length,)
+
     @property
     def view_of_all(self) -> str:
         """Return a setting that compares the contents of all conversations, as it is written; "" if there is none."""
@@ -356,7 +454,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def load_config(path: Path, sequence_length: str = "") -> Config:
-    """Read and check a config. `sequence_length` replaces the config's unless it is empty.
+    """Read and check a config. `sequence_length` replaces the config's unless it is empty: a length, or 512,1024.
 
     A source may be a plain path. Raises UsageError or InputMissing, naming the key and the closest known one.
     """
@@ -364,7 +462,8 @@ def load_config(path: Path, sequence_length: str = "") -> Config:
     if not values:
         raise UsageError("bad_config_file", f"{path}: is empty; add at least `sources:`")
     if sequence_length:
-        values["sequence_length"] = int(sequence_length) if sequence_length.isdecimal() else sequence_length
+        given = [int(part) if part.strip().isdecimal() else part for part in sequence_length.split(",")]
+        values["sequence_length"] = given if len(given) > 1 else given[0]
     sources = values.get("sources")
     if isinstance(sources, str):
         sources = [sources]

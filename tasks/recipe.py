@@ -30,7 +30,7 @@ from tasks.sources.parts import find_parts
 from tasks.storage.files import has_artifact
 from tasks.storage.keys import ONE_PLAN, VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
-from tasks.storage.splits import split_names
+from tasks.storage.splits import kind_of, length_in, split_names
 from tasks.stores.scratch import scratch_of, url_of
 from tasks.templates.adjust import Adjust
 from tasks.templates.built_in import BUILT_IN, MARKERS, BuiltIn, built_in_sha256
@@ -270,14 +270,17 @@ class Recipe:
 
     @cached_property
     def shards(self) -> dict[str, int]:
-        """Return the number of shards of each split."""
+        """Return the number of shards of each split; the same for all lengths of rows."""
         config, train = self.config, self._shards_by_size
         if self.most_groups == 1:
             train = min(train, MOST_SHARDS, MOST_SHARDS_OF_EPOCHS // config.epochs)
         validation = math.ceil(train * config.validation)
-        if validation:  # each group fills shards of its own
-            validation = max(validation, self.most_groups)
-        return {name: validation if name == "validation" else train for name in split_names(config.epochs)}
+        lengths = len(config.row_lengths)  # how the tokens are divided among them is not known yet
+        train, validation = -(-train // lengths), -(-validation // lengths)
+        # Each group fills shards of its own.
+        train, validation = max(train, self.most_groups), validation and max(validation, self.most_groups)
+        names = split_names(config.epochs, config.row_lengths)
+        return {name: validation if kind_of(name) == "validation" else train for name in names}
 
     @property
     def _shards_by_size(self) -> int:
@@ -306,6 +309,11 @@ class Recipe:
             for split, count in self.shards.items()
             for number in range(count)
         ]
+
+    def length_of_shard(self, number: int) -> int:
+        """Return the length of the rows of shard `number`, counted over all splits."""
+        name = self._shard_names[number].rpartition("-of-")[0].rpartition("-")[0]
+        return length_in(name, self.config.sequence_length)
 
     # Paths
 

@@ -254,8 +254,8 @@ class WriteShard(Stage):
         recipe, config = self.recipe, self.recipe.config
         special = (recipe.encoder.eos_id, recipe.encoder.pad_id) if config.packing else None
         path, root = self.outputs()[0], recipe.layout.root
-        shape, key = shape_of(recipe.settings()), recipe.corpus_key
-        return Pack(root, recipe.plan_folder, path, self.shard, config.sequence_length, special, key, shape)
+        length, shape = recipe.length_of_shard(self.shard), shape_of(recipe.settings())
+        return Pack(root, recipe.plan_folder, path, self.shard, length, special, recipe.corpus_key, shape)
 
     def run(self, progress: Progress = SILENT) -> dict[str, Any]:
         return self.step().work(progress)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.config import NOT_IN_KEY, NOT_TOGETHER, ROWS_IF_SET, TEXTS_IF_SET, Config, load_config
+from tasks.config import NOT_IN_KEY, NOT_TOGETHER, NOT_WITH_LENGTHS, ROWS_IF_SET, TEXTS_IF_SET, Config, load_config
 from tasks.core.errors import InputMissing, PackError, UsageError
 from tasks.core.yaml_settings import parse_settings
 from tasks.sources.model import Source
@@ -23,6 +24,7 @@ DEFAULTS = {
     "tokenizer": None,
     "template": "chatml",
     "sequence_length": 1024,
+    "mix": "tokens",
     "align": 1,
     "padding": "row",
     "train_on": "assistant",
@@ -94,8 +96,8 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "roles": {"user": ["customer"]},
         "tokenizer": "t.model",
         "template": "llama2",
-        "sequence_length": 8,
-        "align": 4,
+        "sequence_length": [8, 16],
+        "mix": "blocks",
         "padding": "row",
         "train_on": "last",
         "turns": "apart",
@@ -113,7 +115,6 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "max_turns": 9,
         "company": "apart",
         "epochs": 3,
-        "balance": {"ranks": 8, "rows_per_rank": 4},
         "license": ["cc-by-4.0", "mit"],
         "language": ["en", "zh-Hant"],
         "packing": True,
@@ -130,11 +131,40 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "plan_chunk": 1,
         "max_record_bytes": 1024,
     }
-    assert set(values) == set(Config.model_fields)
-    config = load(tmp_path, yaml.safe_dump(values))
-    assert config.model_dump(exclude={"sources"}) == {k: v for k, v in values.items() if k != "sources"}
-    assert isinstance(config.max_rejects, float), "1 and 1.0 must give the same key"
-    assert config.sources[0].columns == {"instruction": "frage"}
+    with_one_length = {"sequence_length": 8, "mix": "tokens", "align": 4, "balance": {"ranks": 8, "rows_per_rank": 4}}
+    assert {*with_one_length} - {*values} == {*NOT_WITH_LENGTHS}
+    assert {*values, *with_one_length} == set(Config.model_fields)
+    for chosen in (values, values | with_one_length):
+        config = load(tmp_path, yaml.safe_dump(chosen))
+        unset = {"sources", *NOT_WITH_LENGTHS} - ({*chosen} - {"sources"})
+        assert config.model_dump(exclude=unset) == {k: v for k, v in chosen.items() if k != "sources"}
+        assert isinstance(config.max_rejects, float), "1 and 1.0 must give the same key"
+        assert config.sources[0].columns == {"instruction": "frage"}
+
+
+def test_several_lengths(tmp_path: Path) -> None:
+    def config(line: str) -> Config:
+        return load(tmp_path, f"sources: x.jsonl\n{line}\n")
+
+    several, one = config("sequence_length: [1024, 512]"), config("sequence_length: [512]")
+    assert (several.sequence_length, several.row_lengths) == (1024, (512, 1024))
+    assert several.settings()["sequence_length"] == [512, 1024]
+    assert Config.model_validate(several.model_dump()) == several == copy.deepcopy(several)
+    assert one == config("sequence_length: 512")
+    assert one.settings() == config("sequence_length: 512").settings()
+    file = tmp_path / "corpus.yaml"
+    assert load_config(file, "256,64").row_lengths == (64, 256)
+    for line, problem in (
+        ("sequence_length: []", "sequence_length: []: expected 1 to 8 lengths"),
+        ("sequence_length: [512, 512]", "each once"),
+        ("sequence_length: [512, 4]", "sequence_length: 4 in [512, 4] must be an integer from 8 to 1,048,576"),
+        ("sequence_length: [512, '1024']", "'1024' in [512, '1024'] must be an integer"),
+        ("sequence_length: [512, 1024]\npacking: false", "sequence_length: [512, 1024] requires packing: true"),
+        ("mix: blocks", "mix: blocks requires several lengths"),
+        ("sequence_length: [512, 1024]\nalign: 8", "[512, 1024] and align do not go together: rows are chosen by"),
+        ("sequence_length: [512, 1024]\nbalance: {ranks: 8}", "balance, or keep one length"),
+    ):
+        assert problem in refusal(tmp_path, f"sources: x.jsonl\n{line}\n"), line
 
 
 def test_roles_of_the_config_hold_for_all_sources(tmp_path: Path) -> None:

@@ -109,6 +109,10 @@ SOMETIMES: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
+# Settings that change rows but not texts, where they have an effect.
+OF_ROWS: dict[str, tuple[Any, dict[str, Any]]] = {"mix": ("blocks", {"sequence_length": [64, 128]})}
+
+
 # Of no effect in BASE, which is too small to be planned in groups.
 OF_GROUPS: dict[str, tuple[Any, dict[str, Any]]] = {
     "plan_group": (5, {}),
@@ -117,7 +121,7 @@ OF_GROUPS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def test_every_setting_is_decided_on() -> None:
-    assert {*CHANGES, *SOMETIMES, *OF_GROUPS} == set(Config.model_fields) - NOT_IN_KEY - {"name"}
+    assert {*CHANGES, *SOMETIMES, *OF_GROUPS, *OF_ROWS} == set(Config.model_fields) - NOT_IN_KEY - {"name"}
 
 
 @pytest.mark.parametrize("field", SOMETIMES)
@@ -128,6 +132,16 @@ def test_a_setting_changes_the_corpus_key_only_where_it_has_an_effect(field: str
     before, after = recipe(tmp_path, **where), recipe(tmp_path, **where, **{field: value})
     assert before.corpus_key != after.corpus_key
     assert not set(token_keys(before)) & set(token_keys(after))
+    assert after.settings()[field] == value
+
+
+@pytest.mark.parametrize("field", OF_ROWS)
+def test_a_setting_of_the_rows_changes_no_token_file(field: str, tmp_path: Path) -> None:
+    value, where = OF_ROWS[field]
+    before, after = recipe(tmp_path, **where), recipe(tmp_path, **where, **{field: value})
+    assert before.corpus_key != after.corpus_key
+    assert token_keys(before) == token_keys(after)
+    assert field not in before.settings()
     assert after.settings()[field] == value
 
 

@@ -129,3 +129,9 @@ def in_bytes(count: int) -> str:
         value /= 1000
         units.pop(0)
     return f"{value:,.1f} {units[0]}" if value < 100 and units[0] != "B" else f"{value:,.0f} {units[0]}"
+
+
+def lengths_in_words(lengths: Sequence[int]) -> str:
+    """Return the lengths that rows have: "1,024", or "512 and 1,024"."""
+    *first, last = (f"{length:,}" for length in lengths)
+    return " and ".join([", ".join(first), last]) if first else last

@@ -15,12 +15,12 @@ from typing import Any
 
 import yaml
 
-from tasks.core.printable import counted, printable
+from tasks.core.printable import counted, lengths_in_words, printable
 from tasks.corpus.mixture_table import mixture_table
 from tasks.storage.keys import PACKED, WHOLE
 from tasks.storage.manifest import Manifest, SourceFacts
 from tasks.storage.schemas import is_weighted
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX
+from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
 
 CARD = "README.md"
 
@@ -134,6 +134,12 @@ loss = (weights * losses).sum() / weights.sum()
 of the weights of the whole step.
 """
 
+LENGTHS = """
+Rows have {lengths} tokens; rows of each length are a configuration of their own, named by the length. A training step
+has rows of one length, and steps of all lengths have equally many tokens: of shorter rows, a step has more. In
+`manifest.json`, `shape.mix: {mix}` is the order of the steps.
+"""
+
 COPIED = "`tokens` counts each conversation once; `trained on` counts all rows, including further copies.\n\n"
 
 
@@ -145,11 +151,14 @@ def dataset_card(manifest: Manifest) -> bytes:
 
 def _header(manifest: Manifest) -> dict[str, Any]:
     licenses, languages = (manifest.config.get(name) or [] for name in ("license", "language"))
-    configs = [
-        {"split": split_name(split), "path": _pattern(facts.shards[0].path)}
-        for split, facts in manifest.splits.items()
-        if facts.rows
-    ]
+    files: dict[str, list[dict[str, str]]] = {}  # by config: rows of other lengths are other types for `datasets`
+    for split, facts in manifest.splits.items():
+        if facts.rows:
+            length = facts.sequence_length
+            name = "default" if length is None else str(length)
+            listed = split_name(split if length is None else kind_of(split))
+            files.setdefault(name, []).append({"split": listed, "path": _pattern(facts.shards[0].path)})
+    files = files or {"default": []}
     return {
         "pretty_name": manifest.name,
         **({"license": licenses[0] if len(licenses) == 1 else licenses} if licenses else {}),
@@ -157,8 +166,12 @@ def _header(manifest: Manifest) -> dict[str, Any]:
         "task_categories": ["text-generation"],
         "size_categories": [size_category(sum(split.rows for split in manifest.splits.values()))],
         "tags": ["packcorpus", "conversational", "sft", *["packed"] * manifest.packing_metadata.enabled],
-        "configs": [{"config_name": "default", "data_files": configs}],
+        "configs": [{"config_name": name, "data_files": files[name]} for name in sorted(files, key=_by_length)],
     }
+
+
+def _by_length(name: str) -> int:
+    return int(name) if name.isdecimal() else 0
 
 
 def split_name(split: str) -> str:
@@ -196,10 +209,19 @@ def _body(manifest: Manifest) -> str:
     length, packing, tokenizer = manifest.sequence_length, manifest.packing_metadata, manifest.tokenizer
     conversations, tokens = manifest.ledger.conversations, manifest.ledger.tokens
     rows = counted(packing.rows, "row")
-    form = f"{rows} of {length:,} tokens ({packing.packing_efficiency:.2f} % full)" if packing.enabled else rows
-    names = {"length": length, "eos": tokenizer.eos_token_id, "pad": tokenizer.pad_token_id}
+    form = (
+        f"{rows} of {lengths_in_words(manifest.row_lengths)} tokens ({packing.packing_efficiency:.2f} % full)"
+        if packing.enabled
+        else rows
+    )
+    names = {
+        "length": " or ".join(map(str, manifest.row_lengths)),
+        "eos": tokenizer.eos_token_id,
+        "pad": tokenizer.pad_token_id,
+    }
     trained_on = TRAINED_ON[manifest.train_on]
-    first = split_name(next((split for split, facts in manifest.splits.items() if facts.rows), "train"))
+    several = len(manifest.row_lengths) > 1
+    first = split_name(kind_of(next((split for split, facts in manifest.splits.items() if facts.rows), "train")))
     share = 100 * tokens.trained / max(tokens.packed, 1)
     rejected = sum(conversations.rejected.values())
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in conversations.dropped.items() if count)
@@ -211,6 +233,9 @@ def _body(manifest: Manifest) -> str:
     if manifest.row_shape.padding == "none":
         kind, form = "lists", f"{rows} of up to {length:,} tokens ({packing.packing_efficiency:.2f} % full)"
     training = TRAINING[kind].format(split=first, length=f"{length:,}", trained_on=trained_on)
+    config = f', "{manifest.row_lengths[-1]}"' if several else ""
+    if several:
+        training = training.replace('"path/to/this/folder", split', f'"path/to/this/folder"{config}, split')
     columns = COLUMNS[kind]
     if is_weighted(manifest.config):
         columns, training = columns + WEIGHT_COLUMN, training + WEIGHTED_TRAINING
@@ -236,9 +261,9 @@ row, run `packcorpus verify path/to/this/folder`.
 ```python
 from datasets import load_dataset
 
-dataset = load_dataset("path/to/this/folder")
+dataset = load_dataset("path/to/this/folder"{config})
 ```
-
+{LENGTHS.format(lengths=lengths_in_words(manifest.row_lengths), mix=manifest.row_shape.mix) * several}
 ### Splits
 
 | split | rows | shards | bytes |
@@ -251,7 +276,7 @@ dataset = load_dataset("path/to/this/folder")
 
 ## Training
 
-{training}{_packings(manifest)}
+{training}{_packings(manifest, config)}
 ## Sources
 
 {mixture}| file | format | conversations | rejected | tokens | trained on |
@@ -270,9 +295,10 @@ def _alignment(manifest: Manifest) -> str:
     )
 
 
-def _packings(manifest: Manifest) -> str:
+def _packings(manifest: Manifest, config: str) -> str:
     """Explain how to train on several packings; empty if there is only one."""
-    repacked = [name for name in manifest.splits if name.startswith(TRAIN_EPOCH_PREFIX)]
+    kinds = dict.fromkeys(kind_of(name) for name in manifest.splits)
+    repacked = [name for name in kinds if name.startswith(TRAIN_EPOCH_PREFIX)]
     if not repacked:
         return ""
     names = ", ".join(f"`{name}`" for name in repacked)
@@ -283,7 +309,7 @@ epoch; do not concatenate them:
 ```python
 packings = {["train", *repacked]}
 for epoch in range(3):
-    rows = load_dataset("path/to/this/folder", split=packings[epoch % {len(repacked) + 1}])
+    rows = load_dataset("path/to/this/folder"{config}, split=packings[epoch % {len(repacked) + 1}])
 ```
 """
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tasks.config import Config
 from tasks.core.errors import DataError
 from tasks.encoders.tokenizer_files import joined_sha256
 from tasks.recipe import Recipe
 from tasks.storage.files import sync_folder, to_json, write_bytes
 from tasks.storage.keys import VERSIONS, format_version_of
 from tasks.storage.manifest import FileFacts, Ledger, Manifest, manifest_digest, shape_of
+from tasks.storage.splits import kind_of, length_in
 
 
 def build_manifest(
@@ -22,7 +23,7 @@ def build_manifest(
 
     Raises DataError if it does not, or if the tokenizer changed during the run.
     """
-    config, encoder, template = recipe.config, recipe.encoder, recipe.template
+    config, encoder, template, settings = recipe.config, recipe.encoder, recipe.template, recipe.settings()
     # Of the copies: they are what the corpus has.
     tokenizer_sha256 = joined_sha256(
         (Path(file["path"]).name, file["sha256"]) for file in files if file["path"].startswith("tokenizer/")
@@ -41,8 +42,15 @@ def build_manifest(
             splits[split]["statistics"] = plan["row_sums"][split]
         if of_groups := plan.get("rows_of_groups"):
             splits[split]["groups"] = of_groups[split]
+        if len(config.row_lengths) > 1:
+            splits[split] |= {
+                "sequence_length": length_in(split, config.sequence_length),
+                "tokens": sum(shard["packed"] for _, shard in own),
+                "lower_bound_rows": plan["bounds_of_splits"][len(splits) - 1],
+            }
     ledger = Ledger.model_validate(plan["ledger"])
-    _check_shards(ledger, plan["rows_of_shards"], shards, config)
+    lengths = [recipe.length_of_shard(number) * config.packing for number in range(len(shards))]
+    _check_shards(ledger, plan["rows_of_shards"], shards, lengths)
     settings = recipe.settings()
     shape = shape_of(settings)
     values: dict[str, Any] = {
@@ -95,18 +103,26 @@ def build_manifest(
 
 
 def _weight_sums(recipe: Recipe, plan: dict[str, Any], shards: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Add up the weights that were written to the shards of each split."""
-    found, first = {}, 0
+    """Add up the weights that were written to the shards of each split, of whatever length."""
+    sums, first = dict[str, list[float]](), 0
     for split, count in recipe.shards.items():
         own, first = shards[first : first + count], first + count
-        facts = plan["loss_weight"]["validation" if split == "validation" else "train"]
-        found[split] = {name: facts[name] for name in ("trained", "conversations")}
-        found[split]["loss_weight"] = math.fsum(shard["loss_weight"] for shard in own)
+        sums.setdefault(kind_of(split), []).extend(shard["loss_weight"] for shard in own)
+    found = {}
+    for kind, written in sums.items():
+        facts = plan["loss_weight"]["validation" if kind == "validation" else "train"]
+        found[kind] = {name: facts[name] for name in ("trained", "conversations")}
+        found[kind]["loss_weight"] = math.fsum(written)
     return found
 
 
-def _check_shards(ledger: Ledger, planned_rows: list[int], shards: list[dict[str, Any]], config: Config) -> None:
-    """Raise DataError if the shards do not have the planned rows and tokens."""
+def _check_shards(
+    ledger: Ledger, planned_rows: list[int], shards: list[dict[str, Any]], lengths: Sequence[int]
+) -> None:
+    """Raise DataError if the shards do not have the planned rows and tokens.
+
+    `lengths` are those of the rows of each shard, 0 without packing.
+    """
     for name, planned in (("packed", ledger.tokens.packed), ("trained", ledger.tokens.trained)):
         written = sum(shard[name] for shard in shards)
         if written != planned:
@@ -114,8 +130,9 @@ def _check_shards(ledger: Ledger, planned_rows: list[int], shards: list[dict[str
                 "open_ledger", f"the ledger does not balance: {planned:,} {name} tokens planned, {written:,} written"
             )
     rows = [shard["rows"] for shard in shards]
-    places = sum(rows) * config.sequence_length if config.packing else 0
-    ledger.check(sum(shard["places"] for shard in shards) if config.padding == "none" else places)
+    # Shards of rows without padding count their places.
+    places = sum(shard.get("places", n * length) for shard, n, length in zip(shards, rows, lengths, strict=True))
+    ledger.check(places)
     if rows != planned_rows:
         raise DataError("open_ledger", "the ledger does not balance: the rows per shard differ from the plan")
 

@@ -43,7 +43,8 @@ def write_planned_shard(
 ) -> dict[str, Any]:
     """Write shard number `shard` of a plan from the token files the plan refers to; `fetch` makes them readable.
 
-    `special` has the ids of EOS and padding; without them, the shard has format 2.0. Returns the shard's receipt.
+    `special` has the ids of EOS and padding; without them, the shard has format 2.0.
+    Returns the shard's receipt.
     """
     facts = read_receipt(plan_folder / "plan.json")
     name, number = placements_of(shard, facts)

@@ -29,7 +29,7 @@ from tasks.dry_run.resources import estimate_costs
 from tasks.dry_run.sample_tokens import encodes_equally, fast_encoder, thinned, tokenize_sample, train_on_sample
 from tasks.dry_run.warnings import find_failures, find_warnings
 from tasks.encoders.encoder import Encoder
-from tasks.packing import bin_packing
+from tasks.packing import bin_packing, several_lengths
 from tasks.packing.balance.waiting import MOST_ROWS
 from tasks.packing.ledger import repeated_prompt_tokens
 from tasks.packing.pieces import Pieces
@@ -42,7 +42,7 @@ from tasks.sources.source_files import find_files
 from tasks.storage.manifest import MixtureFacts
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import DROP_REASONS, REJECTED, drop_code
-from tasks.storage.splits import SPLITS, split_names
+from tasks.storage.splits import SPLITS, length_in, split_names, splits_of
 from tasks.storage.token_files import TokenColumns
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.tokenization.token_batch import noticed_in
@@ -275,15 +275,17 @@ def _pack(selection: Selection) -> Packed:
     rows: dict[str, int] = {}
     squares = np.zeros(0, np.int64)
     trained_of_splits: dict[str, float] = {}
-    for split in split_names(config.epochs):
-        own = held_out if split == "validation" else ~held_out
+    for kind in split_names(config.epochs):
+        own = held_out if kind == "validation" else ~held_out
+        names = splits_of(kind, config.row_lengths)
         # A further packing has the same pieces as the first, in as many rows.
-        if split in SPLITS:
-            rows[split], of_rows = _rows(length[own], weight[own], config)
-            squares = of_rows if split == "train" else squares
+        if kind in SPLITS:
+            counts, of_rows = _rows(length[own], weight[own], config)
+            squares = of_rows if kind == "train" else squares
         else:
-            rows[split] = rows["train"]
-        trained_of_splits[split] = float(trained[own] @ weight[own])
+            counts = [rows[name] for name in splits_of("train", config.row_lengths)]
+        rows |= zip(names, counts, strict=True)
+        trained_of_splits[kind] = float(trained[own] @ weight[own])
     total = weight * np.where(held_out, 1, config.epochs)
     trained_of_sources = np.bincount(accepted.part(conversation), trained * total, len(recipe.parts))
     tokens = {
@@ -293,7 +295,7 @@ def _pack(selection: Selection) -> Packed:
     }
     efficiency = None
     if config.packing:
-        places = sum(rows.values()) * config.sequence_length
+        places = sum(count * length_in(split, config.sequence_length) for split, count in rows.items())
         tokens["padding"] = max(0.0, places - tokens["packed"])
         if config.padding == "none":
             tokens["padding"] = float((-length % config.align) @ total)
@@ -346,16 +348,24 @@ def _percent(values: np.ndarray, entry: int) -> float:
     return round(100 * float(values[entry]) / max(1.0, float(values.sum())), 4)
 
 
-def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tuple[int, np.ndarray]:
-    """Return the number of rows, and Σn² of each, int64; of every n-th row only if there are more than MOST_ROWS."""
-    if not config.packing or not len(lengths):
-        return round(float(weights.sum())), np.zeros(0, np.int64)
-    lengths = bin_packing.in_multiples(lengths, config.align)
-    found = bin_packing.pack(scaled(lengths, weights, config.multiples), config.multiples)
+def _rows(lengths: np.ndarray, weights: np.ndarray, config: Config) -> tuple[list[int], np.ndarray]:
+    """Return the rows of each length, and Σn² of each row, int64.
+
+    If there are more than MOST_ROWS, they are those of every n-th row; if rows have several lengths, of none.
+    """
+    nothing = np.zeros(0, np.int64)
+    if not config.packing:
+        return [round(float(weights.sum()))], nothing
+    counts = scaled(bin_packing.in_multiples(lengths, config.align), weights, config.multiples)
+    if not counts.any():
+        return [0] * len(config.row_lengths), nothing
+    if len(config.row_lengths) > 1:
+        return [patterns.rows for patterns in several_lengths.solve(counts, config.row_lengths).patterns], nothing
+    found = bin_packing.pack(counts, config.multiples)
     rows, shown = found.rows, min(found.rows, MOST_ROWS)
-    tokens = found.lengths.astype(np.int64) * config.align
-    squares = np.add.reduceat(tokens**2, found.offsets[:-1]) if rows else np.zeros(0, int)
-    return rows, squares[np.searchsorted(np.cumsum(found.copies), np.arange(shown) * rows // max(1, shown), "right")]
+    squares = np.add.reduceat((found.lengths.astype(np.int64) * config.align) ** 2, found.offsets[:-1])
+    every = np.arange(shown) * rows // max(1, shown)
+    return [rows], squares[np.searchsorted(np.cumsum(found.copies), every, "right")]
 
 
 def scaled(lengths: np.ndarray, weights: np.ndarray, capacity: int) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,7 @@ from tasks.encoders.encoder import Encoder
 from tasks.recipe import Recipe
 from tasks.sources.sampling.sample import Sample
 from tasks.storage.manifest import MixtureFacts
+from tasks.storage.splits import kind_of, length_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +142,23 @@ def about(count: float, found: Prediction) -> str:
 
 
 def conversations_per_row(found: Prediction) -> float:
-    """Return the mean number of conversations (or pieces of them) per row."""
-    return found.pieces / max(sum(found.rows.values()), 1)
+    """Return the mean number of conversations (or pieces of them) in the tokens of a row, the longest if several."""
+    longest = found.config.sequence_length
+    places = sum(count * length_in(split, longest) for split, count in found.rows.items())
+    return found.pieces / max(places / longest, 1)
+
+
+def train_rows(rows: Mapping[str, int]) -> dict[str, int]:
+    """Return the rows of the training split by its name; of each of its splits, if rows have several lengths."""
+    return {split: count for split, count in rows.items() if kind_of(split) == "train"}
 
 
 def steps(found: Prediction, batch_rows: int) -> tuple[int, float]:
-    """Return the optimizer steps per epoch at `batch_rows` rows per step, and trained tokens per step."""
-    rows = found.rows.get("train", 0)
-    count = -(-rows // batch_rows)
+    """Return the optimizer steps per epoch at `batch_rows` rows per step, and trained tokens per step.
+
+    If rows have several lengths, rows per step are those of the longest; a step has more of the shorter ones.
+    """
+    longest, count = found.config.sequence_length, 0
+    for split, rows in train_rows(found.rows).items():
+        count += -(-rows * length_in(split, longest) // (batch_rows * longest))
     return count, found.trained.get("train", 0.0) / max(count, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tasks.conversations.keys.loss_weights import loss_weight_hints
 from tasks.conversations.keys.training_flags import flag_hints
 from tasks.corpus.mixture_table import explain_limits
-from tasks.dry_run.model import Prediction, about
+from tasks.dry_run.model import Prediction, about, train_rows
 from tasks.encoders.added_tokens import is_blank
 from tasks.packing.rejects import suggest_settings
 
@@ -31,7 +31,7 @@ def find_failures(found: Prediction) -> list[str]:
             f"The run will fail: {about(found.too_long, found)} conversations are longer than a row, and overlong is "
             "error; use truncate, drop, or split (figures below are for truncate)"
         )
-    if not found.rows["train"]:
+    if not sum(train_rows(found.rows).values()):
         failures.append("The run will fail: no conversation of the sample is left to train on")
     elif found.empty_shares:
         failures.append(

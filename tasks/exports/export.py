@@ -15,10 +15,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from tasks.core.errors import Busy, DataError, UsageError
 from tasks.core.suggest import suggest
 from tasks.exports.export_formats import EXPORTS
-from tasks.exports.model import ExportFormat, OutputFolder, Part, ShardJob, note_on_alignment, note_on_epochs
+from tasks.exports.model import FOLDER, ExportFormat, OutputFolder, Part, ShardJob, note_on_alignment, note_on_epochs
 from tasks.exports.rows import Rows, read_rows
 from tasks.storage.corpus_folder import checked_folder
 from tasks.storage.files import locked, make_folder, read_json, sync_folder, to_json, write_bytes
@@ -85,6 +87,7 @@ def _provenance(manifest: Manifest, format: ExportFormat) -> dict[str, Any]:
             "key": manifest.key,
             "manifest_digest": manifest.digest,
             "sequence_length": manifest.sequence_length,
+            **({"lengths": list(manifest.row_lengths)} if len(manifest.row_lengths) > 1 else {}),
             "tokenizer_sha256": manifest.tokenizer.sha256,
         },
     }
@@ -133,7 +136,41 @@ def _write(
 
 
 def _write_files(manifest: Manifest, folder: Path, format: ExportFormat, out: OutputFolder) -> dict[str, Any]:
-    """Write every file of an export but its record, and return what is recorded of them."""
+    """Write every file of an export but its record, and return what is recorded of them.
+
+    Rows of each of several lengths are an export of their own, in a folder that is named after the length.
+    """
+    if len(manifest.row_lengths) == 1:
+        values, parts = _write_rows(manifest, folder, format, out)
+    else:
+        found = {}
+        parts = []
+        for length in manifest.row_lengths:
+            part = manifest.of_length(length)
+            if any(split.rows for split in part.splits.values()):
+                inside = OutputFolder(out.folder / str(length), out.final / str(length))
+                found[str(length)], own = _write_rows(part, folder, format, inside)
+                parts += own
+                for file in inside.files:
+                    out.files.append(file.model_copy(update={"path": f"{length}/{file.path}"}))
+        values = {
+            "settings": {length: _within(own["settings"], length) for length, own in found.items()},
+            "notes": [*{orjson.dumps(note): note for own in found.values() for note in own["notes"]}.values()],
+            "splits": {f"{kind}-{n}": figures for n, own in found.items() for kind, figures in own["splits"].items()},
+        }
+    _check_counts(manifest, parts)
+    return values | {"files": [file.model_dump() for file in sorted(out.files, key=lambda file: file.path)]}
+
+
+def _within(settings: Any, length: str) -> Any:
+    """Return settings for the folder of one length within that of the export."""
+    return orjson.loads(orjson.dumps(settings).replace(FOLDER.encode(), f"{FOLDER}/{length}".encode()))
+
+
+def _write_rows(
+    manifest: Manifest, folder: Path, format: ExportFormat, out: OutputFolder
+) -> tuple[dict[str, Any], list[Part]]:
+    """Write rows of one length; return their settings, notes, and figures, and the parts."""
     splits = {name: split.shards for name, split in manifest.splits.items() if split.rows}
     jobs = [job for name, shards in splits.items() for job in _jobs(manifest, name, shards)]
 
@@ -160,14 +197,12 @@ def _write_files(manifest: Manifest, folder: Path, format: ExportFormat, out: Ou
     for name, own in of_split.items():
         format.close_split(manifest, name, own, out)
     format.close(manifest, list(splits), out)
-    _check_counts(manifest, parts)
     notes = [*format.notes(manifest, parts), *note_on_alignment(manifest, format), *note_on_epochs(list(splits))]
     return {
         "settings": format.settings(manifest, parts),
         "notes": [asdict(note) for note in notes],
         "splits": {name: _figures(own) for name, own in of_split.items()},
-        "files": [file.model_dump() for file in sorted(out.files, key=lambda file: file.path)],
-    }
+    }, parts
 
 
 def _jobs(manifest: Manifest, split: str, shards: list[Shard]) -> Iterator[tuple[ShardJob, Shard]]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from tasks.core.error_codes import CODES
 from tasks.core.printable import counted
-from tasks.dry_run.model import Prediction, conversations_per_row, steps
+from tasks.dry_run.model import Prediction, conversations_per_row, steps, train_rows
 from tasks.dry_run.model import Source as PredictedSource
 from tasks.inspection.labels import BATCH_ROWS, FEW_STEPS
 from tasks.inspection.token_runs import Span, spans_of
@@ -219,7 +219,7 @@ def _source(found: Prediction, source: PredictedSource) -> Source:
 
 def _steps(found: Prediction, rows: int) -> Steps:
     count, trained = steps(found, rows)
-    conversations = conversations_per_row(found) * min(rows, found.rows["train"])
+    conversations = conversations_per_row(found) * min(rows, sum(train_rows(found.rows).values()))
     return Steps(rows, count, round(trained), round(conversations))
 
 
@@ -230,10 +230,10 @@ def step_warnings(found: Prediction, batches: list[int]) -> list[str]:
     for rows in batches or BATCH_ROWS[1:2]:
         count, trained = steps(found, rows)
         if 0 < count < FEW_STEPS:
-            alone = math.ceil(held * found.rows["train"] / rows)
+            alone = math.ceil(held * sum(train_rows(found.rows).values()) / rows)
             noun = "sample" if found.samples else "conversation"
             apart = f" One {noun} per row would make {alone:,}." if held > 1.05 and alone > count else ""
-            fewer, epochs = found.rows["train"] // FEW_STEPS, -(-FEW_STEPS // count)
+            fewer, epochs = sum(train_rows(found.rows).values()) // FEW_STEPS, -(-FEW_STEPS // count)
             ways = [f"{counted(fewer, 'row')} per step"] * (fewer > 0) + [f"{epochs} epochs"] * (epochs <= MOST_EPOCHS)
             advice = f"Use {', or '.join(ways)}." if ways else "Only more conversations can change that."
             warnings.append(
@@ -242,7 +242,7 @@ def step_warnings(found: Prediction, batches: list[int]) -> list[str]:
             )
         if 0 < trained < FEW_TRAINED:
             more = -(-rows * FEW_TRAINED // max(1, round(trained)))
-            advice = f" Use {more:,} rows per step." if more < found.rows["train"] else ""
+            advice = f" Use {more:,} rows per step." if more < sum(train_rows(found.rows).values()) else ""
             warnings.append(
                 f"At {counted(rows, 'row')} per step, a step has {trained:,.0f} trained tokens, fewer than "
                 f"{FEW_TRAINED:,}. Its gradient comes from a few answers.{advice}"

@@ -81,7 +81,7 @@ def shard_figures(path: Path) -> ShardFigures:
     if manifest.format_version == "2.0":
         return ShardFigures(path, beside, split, first_row, shard.rows)
     check_unchanged(path.parent, shard)
-    length, tokens, trained = manifest.sequence_length, 0, 0
+    length, tokens, trained = manifest.length_of(shard.path), 0, 0
     counts = [np.zeros(0, np.int64)]
     with open_shard(manifest, path.parent, shard) as batches:
         for batch in batches:

@@ -248,10 +248,11 @@ class Listed:
     path: Path
     name: str
     key: str
-    sequence_length: int
+    sequence_length: int  # the longest
     rows: int
     packing_efficiency: float | None
     finished: str | None
+    row_lengths: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -297,6 +298,7 @@ def _listed(path: Path) -> Listed | Unreadable:
         manifest.packing_metadata.rows,
         manifest.packing_metadata.packing_efficiency,
         _finished(found.corpus),
+        manifest.row_lengths,
     )
 
 

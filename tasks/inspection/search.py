@@ -103,7 +103,7 @@ def search(manifest: Manifest, folder: Path, text: str, encoder: Encoder | None 
         check_unchanged(folder, shard)
         with open_shard(manifest, folder, shard) as batches:
             for batch in batches:
-                step = max(1, _TOKENS // manifest.sequence_length)
+                step = max(1, _TOKENS // manifest.length_of(shard.path))
                 for top in range(0, batch.num_rows, step):
                     rows = batch.slice(top, step)
                     columns = row_columns(rows, manifest.sequence_length, manifest.row_shape)

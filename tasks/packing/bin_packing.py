@@ -168,23 +168,29 @@ def solve(counts: np.ndarray, capacity: int) -> Packing:
             f"counts must hold {capacity + 1} numbers of at least 0, and start with 0; got {len(counts)} numbers, "
             f"the smallest is {min(counts, default=0)}, the first is {counts[0] if len(counts) else 'missing'}"
         )
+    rows, bound = solve_rows(counts, capacity)
+    return Packing(patterns_of(rows), bound)
+
+
+def solve_rows(counts: np.ndarray, capacity: int) -> tuple[list[tuple[Row, int]], tuple[int, str]]:
+    """Pack a histogram as `solve` does. Returns the rows as (row, copies), and the bound."""
     bound = lower_bound(counts, capacity)
     rows = search(counts, capacity, bound[0])
     if rows_of(rows) > bound[0]:
-        better, proved = improve(counts, capacity, rows, bound[0], lambda left: search(left, capacity))
+        better, proved = improve(counts, (capacity,), rows, bound[0], lambda left: search(left, capacity))
         rows = better or rows
         bound = max(bound, (proved, "linear program"), key=lambda each: each[0])
-    return Packing(_patterns(rows), bound)
+    return rows, bound
 
 
 def search(counts: np.ndarray, capacity: int, enough: int = 0) -> list[tuple[Row, int]]:
     """Pack by the search or, if that takes more than `enough` rows, by best-fit-decreasing where it takes fewer."""
-    rows, left = _exact_fill(counts, capacity)
+    rows, left = exact_fill(counts, capacity)
     rows += best_fit_decreasing(left, capacity)
     return rows if rows_of(rows) <= enough else min(rows, best_fit_decreasing(counts, capacity), key=rows_of)
 
 
-def _patterns(rows: list[tuple[Row, int]]) -> Patterns:
+def patterns_of(rows: list[tuple[Row, int]]) -> Patterns:
     length = np.array([length for row, _ in rows for length, _ in row], dtype=np.int32)
     times = np.array([times for row, _ in rows for _, times in row], dtype=np.int64)
     sizes = np.array([sum(times for _, times in row) for row, _ in rows], dtype=np.int64)
@@ -222,10 +228,11 @@ def counts_of(patterns: Patterns, capacity: int) -> np.ndarray:
     return counts
 
 
-def _exact_fill(counts: np.ndarray, capacity: int) -> tuple[list[tuple[Row, int]], np.ndarray]:
+def exact_fill(counts: np.ndarray, capacity: int, shorter: int = 0) -> tuple[list[tuple[Row, int]], np.ndarray]:
     """Pack by bottleneck-exact-fit until SEARCH_STEPS are used up.
 
-    Returns the rows as (row, copies), and the counts that remain unpacked.
+    Only conversations longer than `shorter` open a row. Returns the rows as (row, copies), and the counts that remain
+    unpacked.
     """
     lengths: list[int] = np.flatnonzero(counts)[::-1].tolist()  # a *class* is an index into this list: 0 is longest
     left: list[int] = [int(counts[length]) for length in lengths]
@@ -281,7 +288,7 @@ def _exact_fill(counts: np.ndarray, capacity: int) -> tuple[list[tuple[Row, int]
 
     rows: list[tuple[Row, int]] = []
     last = classes - 1  # the shortest class with conversations left
-    for opening in range(classes):
+    for opening in range(sum(length > shorter for length in lengths)):
         while left[opening] and steps <= SEARCH_STEPS:
             while not left[last]:
                 last -= 1

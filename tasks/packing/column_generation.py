@@ -14,12 +14,17 @@ Every machine gets the same rows: floats are only added, subtracted, multiplied,
 IEEE 754 defines it, and all limits are counts. A solver such as HiGHS adds in another order on another processor, and
 chooses other rows that are as good. That is why the simplex method is written out here.
 
+Rows may have several lengths. A row then costs as much as it is long, and the sum of the costs is to be as small as
+possible; with one length, a row costs 1. A pattern is a row of the shortest length that holds it.
+
 More than MOST_CLASSES different lengths are rounded up to as many classes. This leaves a few tokens in each row; the
 bound is that of the lengths themselves.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -46,36 +51,62 @@ _Pattern = tuple[tuple[int, int], ...]  # (length of a class, times), longest fi
 
 
 class Improved(NamedTuple):
-    """`rows` are (row, copies), or None if they are not fewer than before; `bound` is what every packing needs."""
+    """`rows` are (row, copies), or None if they cost no less than before; `bound` is what every packing costs."""
 
     rows: list[tuple[Row, int]] | None
     bound: int
 
 
+class Capacities:
+    """The lengths that a row may have, ascending, and what a row of each costs: its length in units of their GCD."""
+
+    def __init__(self, lengths: Sequence[int]):
+        self.lengths, self.unit = tuple(lengths), math.gcd(*lengths)
+        self.costs = tuple(length // self.unit for length in lengths)
+
+    @property
+    def longest(self) -> int:
+        return self.lengths[-1]
+
+    def cost_of(self, row: Iterable[tuple[int, int]]) -> int:
+        """Return the cost of the shortest row that holds `row`."""
+        tokens = sum(length * times for length, times in row)
+        return self.costs[min(bisect_left(self.lengths, tokens), len(self.costs) - 1)]
+
+    def cost(self, rows: Iterable[tuple[Row, int]]) -> int:
+        if len(self.lengths) == 1:
+            return rows_of(rows)
+        return sum(copies * self.cost_of(row) for row, copies in rows)
+
+
 def improve(
     counts: np.ndarray,
-    capacity: int,
+    lengths: Sequence[int],
     rows: list[tuple[Row, int]],
     bound: int,
     search: Callable[[np.ndarray], list[tuple[Row, int]]],
 ) -> Improved:
-    """Pack a histogram in fewer rows than `rows`, or prove a higher bound. `search` packs what is left at the end."""
-    left, fewest = counts.copy(), rows_of(rows)
+    """Pack a histogram at a lower cost than `rows`, or prove a higher bound. `search` packs what is left at the end.
+
+    `lengths` are those that a row may have, ascending. Costs are as in Capacities: with one length, numbers of rows.
+    """
+    capacities = Capacities(lengths)
+    left, fewest = counts.copy(), capacities.cost(rows)
     work = _Work(min(MOST_WORK, MOST_WORK * 100 * (fewest - bound) // fewest))
-    classes = _Classes(counts)
-    program = _Program(classes.counts(left), capacity, map(classes.pattern, (row for row, _ in rows)), work)
+    classes = _Classes(counts, capacities)
+    program = _Program(classes.counts(left), capacities, map(classes.pattern, (row for row, _ in rows)), work)
     program.solve(enough=fewest)
-    bound = max(bound, classes.bound(program, counts, capacity))
+    bound = max(bound, classes.bound(program, counts, capacities))
     best, kept = None, list[tuple[Row, int]]()
     while bound < fewest and work.left > 0 and (more := list(classes.take(program.whole(), left))):
         kept += more
         work.left -= SEARCH_WORK
         rest = search(left)
-        if (total := rows_of(kept) + rows_of(rest)) < fewest:
+        if (total := capacities.cost(kept) + capacities.cost(rest)) < fewest:
             best, fewest = kept + rest, total
         if not left.any():
             break
-        program = _Program(classes.counts(left), capacity, program.patterns, work)
+        program = _Program(classes.counts(left), capacities, program.patterns, work)
         program.solve()
     return Improved(best, bound)
 
@@ -92,11 +123,15 @@ class _Work:
 
 
 class _Classes:
-    """The lengths, or if there are too many of them, groups of neighboring ones. A class is named by its longest."""
+    """The lengths, or if there are too many of them, groups of neighboring ones. A class is named by its longest.
 
-    def __init__(self, counts: np.ndarray):
+    All lengths of a class fit in the same rows.
+    """
+
+    def __init__(self, counts: np.ndarray, capacities: Capacities):
         lengths = np.flatnonzero(counts)[::-1]
         step = np.arange(len(lengths)) * min(len(lengths), MOST_CLASSES) // len(lengths)
+        step = step * len(capacities.lengths) - np.searchsorted(capacities.lengths, lengths)
         first = np.searchsorted(step, step)
         self._of = dict(zip(lengths.tolist(), lengths[first].tolist(), strict=True))
         self._members: dict[int, list[int]] = {}
@@ -139,7 +174,7 @@ class _Classes:
                 return []
         return row
 
-    def bound(self, program: _Program, counts: np.ndarray, capacity: int) -> int:
+    def bound(self, program: _Program, counts: np.ndarray, capacities: Capacities) -> int:
         """Return the bound that the best prices of a program prove for the lengths themselves."""
         if len(self._members) == len(self._of):
             return program.bound
@@ -150,18 +185,19 @@ class _Classes:
         above = np.searchsorted(names, lengths)
         below = above - 1
         rise = (units[above] - units[below]) * (lengths - names[below]) // (names[above] - names[below])
-        return _bound(units[below] + rise, lengths, counts[lengths].tolist(), capacity)[0]
+        return _bound(units[below] + rise, lengths, counts[lengths].tolist(), capacities)[0]
 
 
 class _Program:
-    """The linear program: as few rows as possible that hold `counts` conversations of each length.
+    """The linear program: the cheapest rows that hold `counts` conversations of each length.
 
     Solved by the revised simplex method with an explicit inverse of the basis. A basic column is a pattern, or None
     with the number of a length of which there may be more places than conversations.
     """
 
-    def __init__(self, counts: dict[int, int], capacity: int, patterns: Iterable[_Pattern], work: _Work):
-        self._capacity, self._work = capacity, work
+    def __init__(self, counts: dict[int, int], capacities: Capacities, patterns: Iterable[_Pattern], work: _Work):
+        self._capacities, self._work = capacities, work
+        capacity = capacities.longest
         self._lengths, self._counts = np.array(list(counts)), list(counts.values())
         self._number = {length: number for number, length in enumerate(counts)}
         times = capacity // self._lengths
@@ -170,22 +206,24 @@ class _Program:
         ]
         self._inverse = np.diag(1.0 / times)
         self._copies = np.array(self._counts) / times  # of each basic column
-        self._prices = 1.0 / times
-        self.best_prices, self.bound = self._lengths / capacity, 0
+        self._prices = np.array([float(capacities.cost_of(pattern or ())) for pattern in self._basis]) / times
+        self.best_prices, self.bound = self._lengths / capacities.unit, 0
         self.patterns: list[_Pattern] = []
         self._known: set[_Pattern] = set()
+        self._costs = np.zeros(0)  # of the patterns
         # Columns as (class, times), padded with times 0.
         self._class, self._times = np.zeros((2, 0, 1), dtype=np.int64)
         self._add([pattern for pattern in patterns if self._fits(pattern)])
 
     def _fits(self, pattern: _Pattern) -> bool:
         inside = all(length in self._number for length, _ in pattern)
-        return inside and sum(length * times for length, times in pattern) <= self._capacity
+        return inside and sum(length * times for length, times in pattern) <= self._capacities.longest
 
     def _add(self, patterns: Sequence[_Pattern]) -> None:
         new = [pattern for pattern in dict.fromkeys(patterns) if pattern not in self._known]
         self._known.update(new)
         self.patterns += new
+        self._costs = np.append(self._costs, [float(self._capacities.cost_of(pattern)) for pattern in new])
         width = max([self._class.shape[1], *map(len, new)])
         classes, times = np.zeros((2, len(self.patterns), width), dtype=np.int64)
         classes[: len(self._class), : self._class.shape[1]] = self._class
@@ -199,20 +237,21 @@ class _Program:
         """Solve the program, unless it takes too much work. Stop once the bound is `enough`, if given."""
         while self._work.left > 0:
             self._improve()
-            rows = float(sum(self._whole_and_part().values()))
-            if self.bound >= (enough or rows - ROUNDING) or not self._generate():
+            cost = float(sum(self._capacities.cost_of(p) * copies for p, copies in self._whole_and_part().items()))
+            if self.bound >= (enough or cost - ROUNDING) or not self._generate():
                 return
 
     def _improve(self) -> None:
-        """Exchange basic columns as long as a known column makes the rows fewer."""
+        """Exchange basic columns as long as a known column makes the rows cheaper."""
         size = len(self._lengths)
         while self._work.left > 0:
             self._work.left -= 2 * size * size + self._class.size
             worth = np.zeros(len(self.patterns))
             for place in range(self._class.shape[1]):
                 worth += self._prices[self._class[:, place]] * self._times[:, place]
-            best, cheapest = int(worth.argmax()) if len(worth) else -1, int(self._prices.argmin())
-            gain = worth[best] - 1.0 if len(worth) else 0.0
+            gains = worth - self._costs
+            best, cheapest = int(gains.argmax()) if len(gains) else -1, int(self._prices.argmin())
+            gain = gains[best] if len(gains) else 0.0
             if max(gain, -self._prices[cheapest]) < EPSILON:
                 return
             if gain >= -self._prices[cheapest]:
@@ -238,20 +277,19 @@ class _Program:
         self._basis[leaving] = entering
 
     def _generate(self) -> bool:
-        """Add patterns that make the rows fewer. Returns False if there are none."""
-        smoothing = SMOOTHING
+        """Add patterns that make the rows cheaper. Returns False if there are none."""
+        smoothing, capacities = SMOOTHING, self._capacities
         while self._work.left > 0:
             prices = smoothing * self.best_prices + (1.0 - smoothing) * np.maximum(self._prices, 0.0)
             units = np.floor(prices / UNIT).astype(np.int64)
-            bound, table = _bound(units, self._lengths, self._counts, self._capacity)
+            bound, table = _bound(units, self._lengths, self._counts, capacities)
             if bound > self.bound:
-                self.bound, self.best_prices = bound, units / float(table[-1])
-            self._work.left -= len(units) * self._capacity
-            # The best row with each length, the rows that are worth most first.
-            with_it = units + table[self._capacity - self._lengths]
-            rows = [self._best_row(int(each), units, table) for each in np.argsort(-with_it, kind="stable")]
+                each = zip(capacities.lengths, capacities.costs, strict=True)
+                self.bound, self.best_prices = bound, units / max(float(table[length]) / cost for length, cost in each)
+            self._work.left -= len(units) * capacities.longest
+            rows = [row for length in reversed(capacities.lengths) for row in self._best_rows(length, units, table)]
             before = len(self.patterns)
-            self._add([row for row in rows if self._worth(row) > 1.0 + EPSILON])
+            self._add([row for row in rows if self._worth(row) > capacities.cost_of(row) + EPSILON])
             if len(self.patterns) > before:
                 return True
             if not smoothing:
@@ -265,10 +303,17 @@ class _Program:
             worth += float(self._prices[self._number[length]]) * times
         return worth
 
-    def _best_row(self, first: int, units: np.ndarray, table: np.ndarray) -> _Pattern:
+    def _best_rows(self, capacity: int, units: np.ndarray, table: np.ndarray) -> Iterator[_Pattern]:
+        """Yield the best row of `capacity` with each length, the rows that are worth most first."""
+        fitting = np.flatnonzero(self._lengths <= capacity)
+        with_it = units[fitting] + table[capacity - self._lengths[fitting]]
+        for each in fitting[np.argsort(-with_it, kind="stable")].tolist():
+            yield self._best_row(each, capacity, units, table)
+
+    def _best_row(self, first: int, capacity: int, units: np.ndarray, table: np.ndarray) -> _Pattern:
         """Read the best row that has length number `first` out of a knapsack's table."""
         times = {first: 1}
-        free = self._capacity - int(self._lengths[first])
+        free = capacity - int(self._lengths[first])
         while value := int(table[free]):
             free = int(np.searchsorted(table, value))
             rest = np.maximum(free - self._lengths, 0)
@@ -293,8 +338,9 @@ class _Program:
         return [(pattern, 1) for pattern in nearest[: 1 + len(nearest) // 16]]
 
 
-def _bound(units: np.ndarray, lengths: np.ndarray, counts: list[int], capacity: int) -> tuple[int, np.ndarray]:
-    """Return the rows that prices prove to be needed, and the most that can be had for each number of tokens."""
+def _bound(units: np.ndarray, lengths: np.ndarray, counts: list[int], capacities: Capacities) -> tuple[int, np.ndarray]:
+    """Return the cost that prices prove to be needed, and the most that can be had for each number of tokens."""
+    capacity = capacities.longest
     table = np.zeros(capacity + 1, np.int64)
     for length, price in zip(lengths.tolist(), units.tolist(), strict=True):
         # Blocks of `length` tokens: a block can hold one more of it than the one before.
@@ -302,4 +348,5 @@ def _bound(units: np.ndarray, lengths: np.ndarray, counts: list[int], capacity: 
             stop = min(start + length, capacity + 1)
             np.maximum(table[start:stop], table[start - length : stop - length] + price, out=table[start:stop])
     value = sum(price * count for price, count in zip(units.tolist(), counts, strict=True))
-    return -(-value // max(1, int(table[-1]))), table
+    each = zip(capacities.lengths, capacities.costs, strict=True)
+    return min(-(-value * cost // max(1, int(table[length]))) for length, cost in each), table

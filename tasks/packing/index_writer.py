@@ -45,7 +45,7 @@ class IndexWriter:
         self._shards = shards
         self._reasons = DROP_REASONS if schema is INDEX_SCHEMA else SAMPLE_DROP_REASONS
         self._sources = source_numbers(recipe)
-        self._splits = split_names(recipe.config.epochs)
+        self._splits = split_names(recipe.config.epochs, recipe.config.row_lengths)
 
     def write(self, pieces: Pieces, placed: Placed, with_dropped: bool) -> None:
         """Write the pieces of one packing and the dropped conversations, in source order."""

@@ -16,6 +16,7 @@ import numpy as np
 
 from tasks.config import Config
 from tasks.conversations.keys.unused import sum_counts
+from tasks.packing import several_lengths
 from tasks.packing.bin_packing import ALGORITHM
 from tasks.packing.pieces import CHUNK, Accepted, Pieces, piece_counts
 from tasks.recipe import Recipe
@@ -307,25 +308,37 @@ def weighting_facts(config: Config, account: Account) -> dict[str, dict[str, Any
     }
 
 
-def packing_metadata(config: Config, sums: Tally, rows: int, bounds: Sequence[tuple[int, str]]) -> dict[str, Any]:
-    """Compute how full the rows are, and compare their number with the lower bound.
+def packing_metadata(
+    config: Config,
+    sums: Tally,
+    rows: int,
+    places: int,
+    bounds: Sequence[tuple[int, str]],
+    bounds_of_places: Sequence[tuple[int, str]],
+) -> dict[str, Any]:
+    """Compute how full the rows are, and compare them with the lower bound.
 
-    `bounds` are those of all splits, with their names.
+    `bounds` are those of all splits, with their names. If rows have several lengths, each is the bound of the pieces
+    that were chosen for its length, and `bounds_of_places` are those of all lengths together.
     """
     bound = sum(rows for rows, _ in bounds)
-    places = rows * config.sequence_length
     per_row = round(sums.total("pieces") / rows, 4)
+    several, above, algorithm = {}, rows / bound - 1, ALGORITHM
+    if bounds_of_places:
+        needed = sum(count for count, _ in bounds_of_places)
+        several = {"places": places, "lower_bound_places": needed}
+        above, bounds, algorithm = places / needed - 1, bounds_of_places, several_lengths.ALGORITHM
     return {
         "enabled": config.packing,
-        "algorithm": ALGORITHM if config.packing else "one conversation a row",
+        "algorithm": algorithm if config.packing else "one conversation a row",
         "rows": rows,
         "lower_bound_rows": bound,
         "lower_bound": ", ".join(sorted({name for _, name in bounds if name})),
-        "above_lower_bound_percent": round(100 * (rows / bound - 1), 4),
+        "above_lower_bound_percent": round(100 * above, 4),
         "packing_efficiency": round(100 * sums.total("places") / places, 4) if config.packing else None,
         "avg_conversations_per_sequence": per_row,
         "compression_ratio": per_row,
-    }
+    } | several
 
 
 def source_facts(recipe: Recipe, receipts: Sequence[dict[str, Any]], account: Account) -> list[dict[str, Any]]:

@@ -13,16 +13,21 @@ in every epoch.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 
 from tasks.config import Config
 from tasks.core.seeded_order import GROUP, shuffle
-from tasks.packing import bin_packing
-from tasks.storage.splits import SPLITS
+from tasks.packing import bin_packing, several_lengths
+from tasks.storage.splits import SPLITS, kind_of, length_in, splits_of
+
+# The distance of the streams of rows of one length from those of the next; below it are those of epochs.
+LENGTH = 1 << 17
 
 
 @dataclass(slots=True)
@@ -35,6 +40,8 @@ class Placed:
     rows_of_splits: dict[str, int]
     lower_bounds: list[tuple[int, str]]  # per split: rows, and the name of the bound
     counts: list[np.ndarray]  # per split: int64[multiples + 1], pieces of each length; zeros without packing
+    # If rows have several lengths: the places that all of them need, and the name of the bound.
+    places: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def rows(self) -> int:
@@ -58,14 +65,14 @@ def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dic
     `lengths` are int32[pieces]. The order of rows depends on the number of the group.
     """
     if not held_out.any():
-        train = _place_split("train", lengths, config, shards["train"], group)
-        nothing = _place_split("validation", lengths[:0], config, shards["validation"], group)
+        train = _place_split("train", lengths, config, shards, group)
+        nothing = _place_split("validation", lengths[:0], config, shards, group)
         return _joined([train, nothing], train.row, train.start)
     row, start = np.empty(len(lengths), np.int32), np.empty(len(lengths), np.int32)
     placed: list[Placed] = []
     for number, split in enumerate(SPLITS):
         chosen = held_out == bool(number)
-        own = _place_split(split, lengths[chosen], config, shards[split], group)
+        own = _place_split(split, lengths[chosen], config, shards, group)
         own.row += placed[0].rows if placed else 0
         row[chosen], start[chosen] = own.row, own.start
         placed.append(own)
@@ -73,8 +80,11 @@ def place(lengths: np.ndarray, held_out: np.ndarray, config: Config, shards: dic
 
 
 def repack(lengths: np.ndarray, config: Config, epoch: int, split: str, shards: int, group: int = 0) -> Placed:
-    """Pack the pieces of the training split again, for epoch 2 or later."""
-    return _placed(pack_group(lengths, config, split, epoch, group), split, shards)
+    """Pack the pieces of the training split again, for epoch 2 or later.
+
+    `shards` is the number of shards of the split or, if rows have several lengths, of each of its splits.
+    """
+    return _placed(pack_group(lengths, config, split, epoch, group), splits_of(split, config.row_lengths), shards)
 
 
 def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
@@ -86,17 +96,23 @@ def _joined(placed: list[Placed], row: np.ndarray, start: np.ndarray) -> Placed:
         first.rows_of_splits | second.rows_of_splits,
         first.lower_bounds + second.lower_bounds,
         first.counts + second.counts,
+        first.places + second.places,
     )
 
 
-def _place_split(split: str, lengths: np.ndarray, config: Config, shards: int, group: int) -> Placed:
-    return _placed(pack_group(lengths, config, split, 1, group), split, shards)
+def _place_split(split: str, lengths: np.ndarray, config: Config, shards: dict[str, int], group: int) -> Placed:
+    names = splits_of(split, config.row_lengths)
+    return _placed(pack_group(lengths, config, split, 1, group), names, shards[names[0]])
 
 
-def _placed(packed: PackedGroup, split: str, shards: int) -> Placed:
-    edges = np.arange(shards + 1) * packed.rows // max(shards, 1)
-    bound = packed.bound if packed.rows else (0, "")
-    return Placed(packed.row, packed.start, edges, {split: packed.rows}, [bound], [packed.counts])
+def _placed(packed: PackedGroup, splits: Sequence[str], shards: int) -> Placed:
+    edges, top = [np.zeros(1, np.int64)], 0
+    for rows in packed.rows_of_lengths:
+        edges.append(top + np.arange(1, shards + 1) * rows // max(shards, 1))
+        top += rows
+    rows_of_splits = dict(zip(splits, packed.rows_of_lengths, strict=True))
+    bounds = [packed.bounds[number] if rows else (0, "") for number, rows in enumerate(packed.rows_of_lengths)]
+    return Placed(packed.row, packed.start, np.concatenate(edges), rows_of_splits, bounds, packed.counts, packed.places)
 
 
 # The bound without packing.
@@ -104,13 +120,18 @@ ALONE = "one conversation a row"
 
 
 class PackedGroup(NamedTuple):
-    """The rows of one split of a group or of the corpus, numbered from 0."""
+    """The rows of one split of a group or of the corpus, numbered from 0: those of the shortest length first."""
 
     row: np.ndarray  # int32[pieces]
     start: np.ndarray  # int32[pieces]
-    rows: int
-    counts: np.ndarray  # int64[multiples + 1], pieces of each length in multiples; zeros without packing
-    bound: tuple[int, str]  # the number of rows that every packing needs, and the name of the bound
+    rows_of_lengths: list[int]
+    counts: list[np.ndarray]  # per length of rows: int64[multiples + 1], pieces of each length in multiples
+    bounds: list[tuple[int, str]]  # per length: the rows that every packing of its pieces needs, and the bound's name
+    places: list[tuple[int, str]]  # if there are several lengths: the places that all pieces need, and the bound's name
+
+    @property
+    def rows(self) -> int:
+        return sum(self.rows_of_lengths)
 
 
 def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, group: int) -> PackedGroup:
@@ -124,22 +145,39 @@ def pack_group(lengths: np.ndarray, config: Config, split: str, epoch: int, grou
     if not config.packing:
         row, nothing = shuffle(len(lengths), config.seed, stream), np.zeros(capacity + 1, np.int64)
         bound = len(lengths), ALONE
-        return PackedGroup(row, np.zeros(len(lengths), np.int32), len(lengths), nothing, bound)
+        return PackedGroup(row, np.zeros(len(lengths), np.int32), [len(lengths)], [nothing], [bound], [])
     lengths = bin_packing.in_multiples(lengths, config.align)
     counts = bin_packing.histogram(lengths, capacity)
-    patterns, bound = bin_packing.solve(counts, capacity)
-    # Neighbors in a source are often alike: in source order, those of equal length would share rows.
+    if len(config.row_lengths) == 1:
+        solved, bound = bin_packing.solve(counts, capacity)
+        patterns, counts_of_lengths, bounds, places = [solved], [counts], [bound], []
+    else:
+        patterns, bound = several_lengths.solve(counts, config.row_lengths)
+        counts_of_lengths = [bin_packing.counts_of(each, capacity) for each in patterns]
+        bounds = [_lower_bound(own, length) for own, length in zip(counts_of_lengths, config.row_lengths, strict=True)]
+        places = [bound]
+    # Neighbors in a source are often alike: in source order, those of equal length would share rows, or all be in rows
+    # of one length.
     order = shuffle(len(lengths), config.seed, (epoch << 10) + group * GROUP)
-    if epoch > 1:
-        patterns = _other_patterns(lengths, order, patterns, capacity)
+    if epoch > 1 and len(patterns) == 1:
+        patterns = [_other_patterns(lengths, order, patterns[0], capacity)]
+    elif epoch > 1:
+        for number, (length, own) in enumerate(zip(config.row_lengths, counts_of_lengths, strict=True)):
+            pieces = np.repeat(np.arange(len(own), dtype=np.int32), own)
+            own_order = shuffle(len(pieces), config.seed, (epoch << 10) + (number + 1) * LENGTH + group * GROUP)
+            patterns[number] = _other_patterns(pieces, own_order, patterns[number], length)
+    rows = [each.rows for each in patterns]
     # Shuffle before allocating columns over the pieces, since it temporarily takes 20 bytes per row.
-    place_of = shuffle(patterns.rows, config.seed, stream)
-    row, start = bin_packing.assign(lengths, patterns, order)
+    places_of = [shuffle(own, config.seed, stream + number * LENGTH) for number, own in enumerate(rows)]
+    for top, place_of in zip(accumulate(rows), places_of[1:], strict=False):
+        place_of += np.int32(top)
+    place_of = np.concatenate(places_of) if len(places_of) > 1 else places_of[0]
+    row, start = bin_packing.assign(lengths, reduce(bin_packing.joined, patterns), order)
     for top in range(0, len(row), bin_packing.CHUNK):
         chunk = slice(top, top + bin_packing.CHUNK)
         row[chunk] = place_of[row[chunk]]
     start *= config.align
-    return PackedGroup(row, start, patterns.rows, counts, bound)
+    return PackedGroup(row, start, rows, counts_of_lengths, bounds, places)
 
 
 def stream_of(split: str, epoch: int, group: int) -> int:
@@ -147,14 +185,26 @@ def stream_of(split: str, epoch: int, group: int) -> int:
     return (1 if split == "validation" else epoch if epoch > 1 else 0) + group * GROUP
 
 
-def bound_of(rows: int, counts: np.ndarray, config: Config) -> tuple[int, str]:
+def _lower_bound(counts: np.ndarray, length: int) -> tuple[int, str]:
+    """Return the lower bound of the rows of one length; `counts` may be longer than it, with zeros."""
+    return bin_packing.lower_bound(counts[: length + 1], length)
+
+
+def bound_of(rows: int, counts: np.ndarray, config: Config, split: str) -> tuple[int, str]:
     """Return the lower bound of all groups of a split with its name; `counts` are its pieces of each length.
 
     The bounds of groups may add up to more than one plan needs.
     """
     if not config.packing:
         return rows, ALONE
-    return bin_packing.lower_bound(counts, config.multiples) if rows else (0, "")
+    return _lower_bound(counts, length_in(split, config.multiples)) if rows else (0, "")
+
+
+def number_of(split: str, config: Config) -> int:
+    """Return the number of a split among those of the first packing, in which Blocks.counts has its lengths."""
+    lengths = config.row_lengths
+    within = splits_of(kind_of(split), lengths).index(split)
+    return within + len(lengths) * (kind_of(split) == "validation")
 
 
 def _other_patterns(

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ from tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of,
 from tasks.storage.row_statistics import ROWS, RowStatistics
 from tasks.storage.samples import samples_of
 from tasks.storage.schemas import REJECTED, ROWS_SCHEMA, plan_schema
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX
+from tasks.storage.splits import SPLITS, TRAIN_EPOCH_PREFIX, kind_of, length_in, splits_of
 from tasks.storage.token_files import TokenColumns
 from tasks.tokenization.token_batch import noticed_in
 
@@ -146,28 +146,39 @@ def plan_facts(
     """
     config = recipe.config
     rows_of_shards = [rows for own in blocks.rows.values() for rows in own]
-    rows = sum(rows_of_shards)
-    places = rows * config.sequence_length if config.packing else 0
-    if config.padding == "none":
+    rows_of_splits = {split: sum(own) for split, own in blocks.rows.items()}
+    room = sum(rows * length_in(split, config.sequence_length) for split, rows in rows_of_splits.items())
+    places = room * config.packing
+    if config.padding == "none":  # rows may be shorter than they could be
         places = account.tally.total("places") + account.alignment
-    return {
-        "ledger": make_ledger(receipts, account, rejected, places, config.align > 1).model_dump(),
-        "packing_metadata": packing_metadata(config, account.tally, rows, blocks.bounds),
-        "sources": source_facts(recipe, receipts, account),
-        "mixture": mixture_facts(recipe, account),
-        "noticed": noticed_in(receipts)
-        | ({"unused_keys": unused} if (unused := unused_keys(recipe, receipts)) else {}),
-        "rows_of_shards": rows_of_shards,
-        "placements": [checksum for own in blocks.checksums.values() for checksum in own],
-        "row_sums": blocks.sums,
-    } | _weighting_facts(config, account, blocks)
+    several = {}
+    if len(config.row_lengths) > 1:
+        several = {"bounds_of_splits": [rows for rows, _ in blocks.bounds]}
+    return (
+        several
+        | {
+            "ledger": make_ledger(receipts, account, rejected, places, config.align > 1).model_dump(),
+            "packing_metadata": packing_metadata(
+                config, account.tally, sum(rows_of_shards), room, blocks.bounds, blocks.places
+            ),
+            "sources": source_facts(recipe, receipts, account),
+            "mixture": mixture_facts(recipe, account),
+            "noticed": noticed_in(receipts)
+            | ({"unused_keys": unused} if (unused := unused_keys(recipe, receipts)) else {}),
+            "rows_of_shards": rows_of_shards,
+            "placements": [checksum for own in blocks.checksums.values() for checksum in own],
+            "row_sums": blocks.sums,
+        }
+        | _weighting_facts(config, account, blocks)
+    )
 
 
 def _weighting_facts(config: Config, account: Account, blocks: Blocks) -> dict[str, Any]:
     """Return what shards need to weigh tokens, and the split of each shard as the facts name it."""
     if config.loss_weight == "none":
         return {}
-    splits = ["validation" if split == "validation" else "train" for split, own in blocks.rows.items() for _ in own]
+    kinds = {split: "validation" if kind_of(split) == "validation" else "train" for split in blocks.rows}
+    splits = [kinds[split] for split, own in blocks.rows.items() for _ in own]
     return {"loss_weight": weighting_facts(config, account), "weighted_as": splits}
 
 
@@ -278,7 +289,13 @@ class Blocks:
     checksums: dict[str, list[str]]  # of the placements of each shard
     bounds: list[tuple[int, str]]  # of the rows of each split, with their names
     sums: dict[str, dict[str, int]]  # of the statistics of rows, by split; empty without packing
-    counts: np.ndarray  # int64[2, multiples + 1], pieces of each length in the first packing of each split
+    counts: np.ndarray  # int64[splits, multiples + 1], pieces of each length in the first packing of each split
+    places: list[tuple[int, str]] = field(default_factory=list)  # that are needed, if rows have several lengths
+
+    @classmethod
+    def empty(cls, config: Config) -> Blocks:
+        counts = np.zeros((len(SPLITS) * len(config.row_lengths), config.multiples + 1), np.int64)
+        return cls({}, {}, [], {}, counts)
 
 
 def write_blocks(
@@ -295,7 +312,7 @@ def write_blocks(
     whether it has any or not, and its statistics are an IPC file, whose batches can be read in any order.
     """
     config, sizes, number = recipe.config, {split: len(own) for split, own in shards.items()}, group or 0
-    blocks = Blocks({}, {}, [], {}, np.zeros((2, config.multiples + 1), np.int64))
+    blocks = Blocks.empty(config)
     with_turns = group is not None or pieces.accepted.samples.several
     with (
         atomic_file(files["plan"]) as out,
@@ -308,11 +325,12 @@ def write_blocks(
         trained = trained_of_conversations(pieces, tokens) if config.weighs_conversations else None
         for epoch in range(1, config.epochs + 1):
             split = "train" if epoch == 1 else f"{TRAIN_EPOCH_PREFIX}{epoch}"
+            own_splits = splits_of(split, config.row_lengths)
             if epoch == 1:
                 placed = place(pieces.lengths(), held_out, config, sizes, number)
                 blocks.counts[:] = placed.counts
             else:
-                placed = repack(pieces.lengths(), config, epoch, split, sizes[split], number)
+                placed = repack(pieces.lengths(), config, epoch, split, sizes[own_splits[0]], number)
             _choose_company(company, pieces, placed, held_out if epoch == 1 else None, config)
             if epoch > 1:
                 places = bin_packing.in_multiples(pieces.lengths(), config.align)
@@ -324,6 +342,7 @@ def write_blocks(
                 blocks.sums |= {own: statistics.take(rows).sums() for own, rows in placed.slices().items()}
                 write_rows(statistics, placed.edges)
             blocks.bounds += placed.lower_bounds
+            blocks.places += placed.places
             checksums, rows = list(_write_plan(plan, pieces, tokens, placed, trained)), np.diff(placed.edges).tolist()
             for own in placed.rows_of_splits:
                 blocks.rows[own], rows = rows[: sizes[own]], rows[sizes[own] :]
@@ -334,7 +353,7 @@ def write_blocks(
                     in_train = ~held_out
                     pieces = replace(pieces, of=pieces.of[in_train])
                     placed = replace(placed, row=placed.row[in_train])
-                companions.remember(placed.row, pieces.of, placed.rows_of_splits[split])
+                companions.remember(placed.row, pieces.of, sum(placed.rows_of_splits[own] for own in own_splits))
             del placed  # its columns are not needed any more
     return blocks
 
@@ -361,7 +380,7 @@ def _rows_writer(path: Path | None, as_stream: bool) -> Iterator[Callable[[RowSt
 def _choose_company(
     company: Company, pieces: Pieces, placed: Placed, held_out: np.ndarray | None, config: Config
 ) -> None:
-    """Let pieces that take equal room swap their places within each split."""
+    """Let pieces that take equal room swap places: in training rows or in held-out rows, of whatever length."""
     if company.matters:
         kind = bin_packing.in_multiples(pieces.lengths(), config.align)
         if held_out is not None:

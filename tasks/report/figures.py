@@ -26,6 +26,7 @@ class Figures:
     lengths: np.ndarray  # int64, tokens per sample, nearly always a conversation, counted once; all of a dropped one
     repacked: np.ndarray  # bool[rows], conversations of train, for a later epoch
     filled: np.ndarray  # int64[rows], tokens
+    padding: np.ndarray  # int64[rows], places without a token
     conversations: np.ndarray  # int64[rows], conversations and pieces
     source: np.ndarray  # of each piece in a row, sorted by row and start
     record: np.ndarray
@@ -55,13 +56,14 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
         pieces = np.bincount(row, minlength=rows)
         filled = np.bincount(row[order], weights=length, minlength=rows).astype(np.int64)
         if manifest.packing_metadata.enabled and len(row):
-            ends = start[order].astype(np.int64) + length
-            if start.min() < 0 or length.min() < 1 or max(ends.max(), filled.max()) > manifest.sequence_length:
+            ends, rooms = start[order].astype(np.int64) + length, _lengths_of_rows(manifest)
+            if start.min() < 0 or length.min() < 1 or (ends > rooms[row[order]]).any() or (filled > rooms).any():
                 raise ValueError("it refers to tokens beyond the end of a row")
         return Figures(
             lengths=_lengths(index),
             repacked=np.repeat([name.startswith(TRAIN_EPOCH_PREFIX) for name in manifest.splits], rows_of_splits),
             filled=filled,
+            padding=_lengths_of_rows(manifest) - filled,
             conversations=pieces,
             source=placed["source"].to_numpy()[order],
             record=placed["record"].to_numpy()[order],
@@ -72,6 +74,12 @@ def read_figures(manifest: Manifest, folder: Path) -> Figures:
             truncated=placed["truncated"].to_numpy()[order],
             first_piece=np.concatenate([[0], np.cumsum(pieces)]),
         )
+
+
+def _lengths_of_rows(manifest: Manifest) -> np.ndarray:
+    """Return the length of each row, int64, numbered over all splits."""
+    lengths = [manifest.length_of_split(name) for name in manifest.splits]
+    return np.repeat(np.array(lengths, np.int64), [split.rows for split in manifest.splits.values()])
 
 
 def _lengths(index: pa.Table) -> np.ndarray:

@@ -22,7 +22,7 @@ import yaml
 
 from tasks.core.error_codes import CODES
 from tasks.core.errors import DataError, PartMissing, StorageError
-from tasks.core.printable import common_folder, counted, printable
+from tasks.core.printable import common_folder, counted, lengths_in_words, printable
 from tasks.corpus.mixture_table import mixture_table
 from tasks.inspection.labels import (
     BATCH_ROWS,
@@ -43,7 +43,7 @@ from tasks.report.rows import HUES, samples
 from tasks.storage.corpus_folder import changed_files, checked_folder, default_report_path, raise_all
 from tasks.storage.files import write_bytes
 from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts, load_manifest
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX
+from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
 
 MOST_BYTES = 500_000
 ROWS = 20
@@ -137,9 +137,10 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "packed": packed,
         "conversation_steps": steps,
         "token_steps": token_steps,
-        "packings": 1
-        + len(manifest.splits)
-        - len([name for name in manifest.splits if not name.startswith(TRAIN_EPOCH_PREFIX)]),
+        "packings": 1 + len({kind_of(name) for name in manifest.splits if name.startswith(TRAIN_EPOCH_PREFIX)}),
+        "lengths": lengths_in_words(manifest.row_lengths),
+        "steps_of_splits": _steps(manifest),
+        "first_steps": sum(steps[1] for name, steps in _steps(manifest).items() if kind_of(name) == "train"),
         "first_splits": " and ".join(first),
         "mixture": mixture_table(manifest.mixture, manifest.config.get("weighting")),
         "by_entry": _is_mixed(manifest),
@@ -170,6 +171,15 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "hues": range(HUES),
         "counted": counted,
         "plots": _plots(manifest, figures, steps, token_steps),
+    }
+
+
+def _steps(manifest: Manifest) -> dict[str, list[int]]:
+    """Return the optimizer steps of each split at each of BATCH_ROWS rows per step, of the longest length."""
+    longest = manifest.sequence_length
+    return {
+        name: [-(-split.rows * manifest.length_of_split(name) // (batch * longest)) for batch in BATCH_ROWS]
+        for name, split in manifest.splits.items()
     }
 
 
@@ -300,7 +310,7 @@ def _plots(manifest: Manifest, figures: Figures, steps: list[Step], token_steps:
         "lengths": plots.lengths(figures.lengths, manifest.sequence_length, packed),
     }
     if packed:
-        pads = pad_groups((manifest.sequence_length - figures.filled)[~figures.repacked])
+        pads = pad_groups(figures.padding[~figures.repacked])
         unused = "unused tokens per row" if manifest.row_shape.padding == "none" else "padding per row"
         drawn["fill"] = plots.bars("fill", pads, unused)
         groups = count_groups(figures.conversations[~figures.repacked])

@@ -106,7 +106,7 @@ def samples(manifest: Manifest, folder: Path, figures: Figures, count: int, budg
                 if encoder is None:
                     sample = _whole(manifest, columns, figures, pieces)
                 else:
-                    sample = _packed(manifest, columns, figures, pieces, encoder)
+                    sample = _packed(manifest, columns, figures, pieces, encoder, manifest.length_of_split(split))
                 sample.split, sample.row, sample.shard = split, number - of_split, shard.path
                 _fit(sample, budget)
                 yield sample
@@ -116,8 +116,10 @@ def samples(manifest: Manifest, folder: Path, figures: Figures, count: int, budg
 # -- format 3.0 -------------------------------------------------------------------------------------------------------
 
 
-def _packed(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: slice, encoder: Encoder) -> Sample:
-    ids, labels, length = row["input_ids"], row["labels"], manifest.sequence_length
+def _packed(
+    manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: slice, encoder: Encoder, length: int
+) -> Sample:
+    ids, labels = row["input_ids"], row["labels"]
     if ids.min() < 0 or ids.max() >= encoder.vocab_size:
         raise DataError("bad_row", "a row contains ids that the tokenizer does not have; run: packcorpus verify")
     trained = labels != IGNORED

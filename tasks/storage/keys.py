@@ -38,7 +38,8 @@ def format_version_of(settings: dict[str, Any]) -> str:
     """Return the format of a corpus from its settings, as they are recorded."""
     if settings.get("packing") is False:
         return WHOLE
-    return SHAPED if any(name in settings for name in SHAPE_SETTINGS) else PACKED
+    is_shaped = isinstance(settings.get("sequence_length"), list) or any(name in settings for name in SHAPE_SETTINGS)
+    return SHAPED if is_shaped else PACKED
 
 
 # Settings that locate or name something: the corpus key contains the digest of the content, and no byte of a shard

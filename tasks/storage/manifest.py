@@ -32,6 +32,7 @@ from tasks.core.errors import DataError, InputMissing, StorageError
 from tasks.storage.files import read_json, to_json
 from tasks.storage.keys import KEY_NAMES, SHAPE_SETTINGS, corpus_key, format_version_of
 from tasks.storage.paths import Layout
+from tasks.storage.splits import kind_of, length_in
 
 REPAIR = "run: packcorpus repair"
 
@@ -237,6 +238,16 @@ class PackingMetadata(_Part):
     packing_efficiency: float | None
     avg_conversations_per_sequence: float
     compression_ratio: float
+    places: int | None = Field(None, description="Tokens and padding of all rows. Only if rows have several lengths.")
+    lower_bound_places: int | None = Field(
+        None,
+        description="The places that every packing needs; `above_lower_bound_percent` compares them. Only if rows have "
+        "several lengths: `lower_bound_rows` then is the bound of the conversations that were chosen for each length.",
+    )
+
+    @model_serializer(mode="wrap")
+    def _leave_out_places(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return _set_only(dump(self), "places", "lower_bound_places")
 
 
 class Shard(_Part):
@@ -268,6 +279,9 @@ class Split(_Part):
     groups: list[int] | None = Field(
         None, description="With `balance`, if the corpus is planned in several groups: the rows of each, in order."
     )
+    sequence_length: int | None = Field(None, description="Length of its rows, if rows have several lengths.")
+    tokens: int | None = Field(None, description="Tokens without padding, if rows have several lengths.")
+    lower_bound_rows: int | None = Field(None, description="For the conversations of this length.")
 
     @model_serializer(mode="wrap")
     def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -297,6 +311,10 @@ class RowShape(_Part):
     padding: Literal["row", "none"] = Field(
         default="row", description="none: rows are lists that end after their last piece."
     )
+    lengths: list[int] | None = Field(default=None, description="The lengths that rows have, ascending.")
+    mix: Literal["tokens", "blocks"] | None = Field(
+        default=None, description="The order of training steps of several lengths."
+    )
 
     @model_serializer(mode="wrap")
     def _leave_out_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -311,6 +329,8 @@ class RowShape(_Part):
 def shape_of(settings: dict[str, Any]) -> RowShape | None:
     """Return the shape of rows from the recorded settings; None if it is that of format 3.0."""
     values = {name: settings[name] for name in SHAPE_SETTINGS if name in settings}
+    if isinstance(lengths := settings.get("sequence_length"), list):
+        values |= {"lengths": lengths, "mix": settings.get("mix", "tokens")}
     return RowShape.model_validate(values) if values else None
 
 
@@ -323,7 +343,7 @@ class Manifest(_Part):
     key_version: int = Field(ge=1, description="Version of the rules that compute the key from the manifest.")
     texts_version: int = Field(1, ge=1, description="Version of the wording of reject messages and the dataset card.")
     corpus: str = Field(description="The corpus folder, relative to the project root.")
-    sequence_length: int
+    sequence_length: int = Field(description="Tokens in a row; if rows have several lengths, the longest.")
     shape: RowShape | None = Field(None, description="Only in format 3.1: how its rows differ from those of 3.0.")
     tokenizer: Tokenizer
     template: TemplateFacts
@@ -340,7 +360,9 @@ class Manifest(_Part):
     packing_metadata: PackingMetadata
     splits: dict[str, Split]
     loss_weight: dict[str, WeightSums] | None = Field(
-        None, description="By split, if rows have a column `loss_weight`; otherwise absent."
+        None,
+        description="By split, if rows have a column `loss_weight`; otherwise absent. Splits that differ only in the "
+        "length of their rows, such as train-512 and train-1024, are one here.",
     )
     files: list[FileFacts] = Field(description="Files next to the shards: index, rejects, tokenizer, dataset card.")
     config: dict[str, Any]
@@ -355,6 +377,32 @@ class Manifest(_Part):
     def row_shape(self) -> RowShape:
         """Return the shape of rows; with its defaults in format 3.0."""
         return self.shape or RowShape()
+
+    @property
+    def row_lengths(self) -> tuple[int, ...]:
+        """Return the lengths that rows have, ascending. The last is `sequence_length`."""
+        return tuple(self.row_shape.lengths or [self.sequence_length])
+
+    @property
+    def places(self) -> int:
+        """Return the tokens and the padding of all rows."""
+        return sum(split.rows * (split.sequence_length or self.sequence_length) for split in self.splits.values())
+
+    def length_of_split(self, split: str) -> int:
+        """Return the length of the rows of a split."""
+        return self.splits[split].sequence_length or self.sequence_length
+
+    def length_of(self, shard: str) -> int:
+        """Return the length of the rows of a shard, given by its path."""
+        if len(self.row_lengths) == 1:
+            return self.sequence_length
+        name = next((n for n, split in self.splits.items() for own in split.shards if own.path == shard), "")
+        return self.length_of_split(name) if name else self.sequence_length
+
+    def of_length(self, length: int) -> Manifest:
+        """Return the part of the corpus with rows of one length: its splits without the length in their names."""
+        splits = {kind_of(name): split for name, split in self.splits.items() if split.sequence_length == length}
+        return self.model_copy(update={"sequence_length": length, "shape": None, "splits": splits})
 
     @property
     def noticed_counts(self) -> dict[str, int]:
@@ -471,8 +519,14 @@ def _edits(path: Path, manifest: Manifest, values: dict[str, Any]) -> Iterator[s
 def _repeated_values(manifest: Manifest) -> Iterator[tuple[str, Any, Any]]:
     """Yield (name, value, value) for everything that a manifest records twice."""
     config, tokenizer = manifest.config, manifest.tokenizer
-    for name in ("name", "sequence_length", "train_on", "seed"):
+    lengths = config.get("sequence_length")
+    for name in ("name", "train_on", "seed"):
         yield name, getattr(manifest, name), config.get(name)
+    yield "sequence_length", list(manifest.row_lengths), lengths if isinstance(lengths, list) else [lengths]
+    yield "sequence_length", manifest.sequence_length, manifest.row_lengths[-1]
+    if manifest.row_shape.lengths:
+        for split, facts in manifest.splits.items():
+            yield f"sequence_length of {split}", facts.sequence_length, length_in(split, 0)
     yield "corpus", manifest.corpus, Layout.corpus_name(manifest.name, manifest.key)
     yield "template", manifest.template.name, config.get("template")
     yield "packing", manifest.packing_metadata.enabled, config.get("packing")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.storage.keys import PACKED, SHAPED, WHOLE
+from tasks.storage.keys import PACKED, SHAPE_SETTINGS, SHAPED, WHOLE
 from tasks.storage.manifest import RowShape
 
 INDEX_SCHEMA = pa.schema(
@@ -121,7 +121,8 @@ def row_schema(sequence_length: int, key: str, shape: RowShape | None = None, we
         names = ("input_ids", "labels", "position_ids", "seq_lens")
         fields = [pa.field(name, numbers, nullable=False) for name in names]
         fields.append(pa.field("max_seqlen", pa.int32(), nullable=False))
-    facts = {name: str(value) for name, value in shape.model_dump().items()} if shape else {}
+    settings = shape.model_dump() if shape else {}
+    facts = {name: str(settings[name]) for name in SHAPE_SETTINGS if name in settings}
     return pa.schema(fields, metadata(sequence_length, key, SHAPED if shape else PACKED) | facts)
 
 

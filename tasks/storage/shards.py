@@ -43,11 +43,12 @@ class ListedShard(ListedFile, Protocol):
     def rows(self) -> int: ...
 
 
-def shard_schema(manifest: Manifest) -> pa.Schema:
-    """Return the schema of every shard of a corpus, with its metadata."""
+def shard_schema(manifest: Manifest, shard: str = "") -> pa.Schema:
+    """Return the schema of a shard, given by its path, with its metadata: the same for all rows of one length."""
+    length = manifest.length_of(shard)
     if not manifest.packing_metadata.enabled:
-        return conversation_schema(manifest.sequence_length, manifest.key)
-    return row_schema(manifest.sequence_length, manifest.key, manifest.shape, is_weighted(manifest.config))
+        return conversation_schema(length, manifest.key)
+    return row_schema(length, manifest.key, manifest.shape, is_weighted(manifest.config))
 
 
 @contextmanager
@@ -63,7 +64,7 @@ def open_shard(
     path = folder / shard.path
     data = _private_map(folder, shard) if streamed else None
     with _open_stream(folder, shard, verified, source=data) as reader:
-        check_schema(path, reader.schema, shard_schema(manifest), folder)
+        check_schema(path, reader.schema, shard_schema(manifest, shard.path), folder)
         yield _counted(reader, path, shard.rows, folder, data)
 
 
@@ -163,7 +164,7 @@ def check_row_count(path: Path, found: int, recorded: int, folder: Path) -> None
 def read_rows(
     manifest: Manifest, folder: Path, shard: ListedShard, numbers: Sequence[int]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield rows of a shard by number, ascending: numpy arrays [sequence_length], or in format 2.0 Python values.
+    """Yield rows of a shard by number, ascending: numpy arrays of its length, or in format 2.0 Python values.
 
     Rows without padding are as long as they are, and have an `attention_mask`, too. Raises as `open_shard` does.
     """
@@ -176,25 +177,26 @@ def read_rows(
         for batch in batches:
             while number is not None and number < top + batch.num_rows:
                 row = batch.slice(number - top, 1)
-                yield number, _row_arrays(row, manifest) if manifest.packing_metadata.enabled else to_dicts(row)[0]
+                packed, length = manifest.packing_metadata.enabled, manifest.length_of(shard.path)
+                yield number, _row_arrays(row, manifest, length) if packed else to_dicts(row)[0]
                 number = next(wanted, None)
             if number is None:
                 return
             top += batch.num_rows
 
 
-def _row_arrays(row: pa.RecordBatch, manifest: Manifest) -> dict[str, Any]:
+def _row_arrays(row: pa.RecordBatch, manifest: Manifest, length: int) -> dict[str, Any]:
     if manifest.row_shape.padding == "none":
         size = len(row.column("input_ids")[0])
-        columns = row_columns(row, manifest.sequence_length, manifest.row_shape)
+        columns = row_columns(row, length, manifest.row_shape)
         return {name: values[0, :size] for name, values in columns.items()} | {
             "seq_lens": _values(row, "seq_lens"),
             "max_seqlen": to_numpy(row.column("max_seqlen")),
         }
     columns = {name: row.column(name).flatten().to_numpy() for name in row.schema.names}
     for name, values in columns.items():
-        if len(values) != manifest.sequence_length:
-            raise ValueError(f"a row has {len(values):,} {name}, not {manifest.sequence_length:,}")
+        if len(values) != length:
+            raise ValueError(f"a row has {len(values):,} {name}, not {length:,}")
     return columns
 
 

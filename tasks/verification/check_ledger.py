@@ -136,23 +136,39 @@ def check_recorded_ledger(manifest: Manifest, folder: Path, index: Index, tokens
         require("separators", index.separators, ledger.tokens.separators)
         require("repeated", tokens.packed - index.separators - seen.tokens, ledger.tokens.repeated)
         require("rows", tokens.rows, packing.rows)
-        require("splits", list(manifest.splits), list(split_names(manifest.config.get("epochs", 1))))
+        names = split_names(manifest.config.get("epochs", 1), manifest.row_lengths)
+        require("splits", list(manifest.splits), list(names))
         for name, split in manifest.splits.items():
             require(f"rows of {name}", sum(shard.rows for shard in split.shards), split.rows)
+            if split.tokens is not None:
+                require(f"tokens of {name}", tokens.of_splits.get(name, 0), split.tokens)
         per_row = round(tokens.pieces / tokens.rows, 4)
         require("avg_conversations_per_sequence", per_row, packing.avg_conversations_per_sequence)
         require("compression_ratio", per_row, packing.compression_ratio)
         above = round(100 * (packing.rows / packing.lower_bound_rows - 1), 4) if packing.lower_bound_rows else None
+        if packing.places is not None:
+            require("places", tokens.places, packing.places)
+            bound = packing.lower_bound_places
+            above = round(100 * (tokens.places / bound - 1), 4) if bound else None
         require("above_lower_bound_percent", above, packing.above_lower_bound_percent)
         require("truncated", seen.truncated, ledger.conversations.truncated)
-        places = tokens.rows * manifest.sequence_length
         require("padding", tokens.places - tokens.packed if packing.enabled else 0, ledger.tokens.padding)
         require("alignment", tokens.alignment, ledger.tokens.alignment or 0)
         selection.check()
     if ledger.samples is not None:
         _check_samples(ledger.samples, samples, require)
-    efficiency = round(100 * tokens.packed / places, 4) if packing.enabled else None
+    efficiency = round(100 * tokens.packed / manifest.places, 4) if packing.enabled else None
     require("packing_efficiency", efficiency, packing.packing_efficiency)
+    for name, split in manifest.splits.items():
+        if split.lower_bound_rows is not None and split.rows < split.lower_bound_rows:
+            raise DataError(
+                "wrong_figure", f"{split.rows:,} rows of {name} are fewer than the bound {split.lower_bound_rows:,}"
+            )
+    if packing.places is not None and packing.places < (packing.lower_bound_places or 0):
+        raise DataError(
+            "wrong_figure",
+            f"{packing.places:,} places are fewer than the lower bound {packing.lower_bound_places:,}",
+        )
     if packing.rows < packing.lower_bound_rows:
         raise DataError(
             "wrong_figure", f"{packing.rows:,} rows are fewer than the lower bound {packing.lower_bound_rows:,}"

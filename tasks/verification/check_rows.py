@@ -16,6 +16,7 @@ from tasks.storage.manifest import Manifest, Shard
 from tasks.storage.row_statistics import RowStatistics
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard, row_columns, sizes_of
+from tasks.storage.splits import kind_of
 from tasks.verification.check_statistics import RecordedStatistics
 from tasks.verification.read_index import PIECE, Index
 
@@ -28,9 +29,10 @@ class Tokens:
     trained: int = 0
     rows: int = 0
     pieces: int = 0
-    weights: dict[str, Weights] = field(default_factory=dict)  # by split, if rows have any
+    places: int = 0
+    of_splits: dict[str, int] = field(default_factory=dict)  # tokens without padding
+    weights: dict[str, Weights] = field(default_factory=dict)  # by kind of split, if rows have any
     alignment: int = 0  # padding between pieces and the next multiple of `align`
-    places: int = 0  # in rows
 
 
 @dataclass(slots=True)
@@ -53,10 +55,10 @@ def _shards(manifest: Manifest, index: Index) -> Iterator[tuple[str, Shard, dict
 def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
     total = Tokens()
     if manifest.loss_weight is not None:
-        total.weights = {split: Weights() for split in manifest.splits}
+        total.weights = {kind_of(split): Weights() for split in manifest.splits}
     with RecordedStatistics(manifest, folder) as recorded:
         for split, shard, pieces in _shards(manifest, index):
-            path = folder / shard.path
+            path, length, kind = folder / shard.path, manifest.length_of_split(split), kind_of(split)
             rows, counted, sums = 0, list[RowStatistics](), list[float]()
             with open_shard(manifest, folder, shard, streamed=True) as batches:
                 for batch in batches:
@@ -64,23 +66,24 @@ def check_packed_rows(manifest: Manifest, folder: Path, index: Index) -> Tokens:
                     inside = slice(*np.searchsorted(pieces["row"], [top, rows]).tolist())
                     chosen = {name: values[inside] for name, values in pieces.items()}
                     chosen["row"] = chosen["row"] - top
-                    counted.append(_check_batch(batch, chosen, manifest, f"{path}: row {top}", total))
+                    where = f"{path}: row {top}"
+                    counted.append(_check_batch(batch, chosen, manifest, length, where, total))
                     if manifest.loss_weight is not None:
-                        sums.append(_check_weights(batch, chosen, manifest, split, f"{path}: row {top}", total))
+                        sums.append(_check_weights(batch, chosen, manifest, length, kind, where, total))
             recorded.check_shard(counted)
             total.rows += rows
+            total.of_splits[split] = total.of_splits.get(split, 0) + int(pieces["length"].sum(dtype=np.int64))
             if manifest.loss_weight is not None:
-                total.weights[split].sums.append(math.fsum(sums))
+                total.weights[kind].sums.append(math.fsum(sums))
         recorded.check_sums()
     return total
 
 
 def _check_batch(
-    batch: pa.RecordBatch, pieces: dict[str, np.ndarray], manifest: Manifest, where: str, total: Tokens
+    batch: pa.RecordBatch, pieces: dict[str, np.ndarray], manifest: Manifest, length: int, where: str, total: Tokens
 ) -> RowStatistics:
     """Check the rows of a record batch, and return their statistics."""
-    length, count = manifest.sequence_length, batch.num_rows
-    shape = manifest.row_shape
+    count, shape = batch.num_rows, manifest.row_shape
     columns_of_rows = row_columns(batch, length, shape, manifest.tokenizer.pad_token_id)
     ids, mask, labels, positions = (
         columns_of_rows[name] for name in ("input_ids", "attention_mask", "labels", "position_ids")
@@ -166,10 +169,16 @@ def _check_batch(
 
 
 def _check_weights(
-    batch: pa.RecordBatch, pieces: dict[str, np.ndarray], manifest: Manifest, split: str, where: str, total: Tokens
+    batch: pa.RecordBatch,
+    pieces: dict[str, np.ndarray],
+    manifest: Manifest,
+    length: int,
+    kind: str,
+    where: str,
+    total: Tokens,
 ) -> float:
     """Check the column `loss_weight` of some rows, and return its sum, added exactly."""
-    length, found = manifest.sequence_length, total.weights[split]
+    found = total.weights[kind]
     weights = batch.column("loss_weight").flatten().to_numpy()
     trained = batch.column("labels").flatten().to_numpy() != IGNORED
     for bad, what in (
@@ -180,7 +189,7 @@ def _check_weights(
         if bad.any():
             raise DataError("bad_row", f"{where} + {int(np.flatnonzero(bad)[0]) // length}: {what}")
     if manifest.config["loss_weight"] == "conversation":
-        found.conversations.append(_count_conversations(weights, trained, pieces, manifest, split, where))
+        found.conversations.append(_count_conversations(weights, trained, pieces, manifest, length, kind, where))
     found.trained += int(np.count_nonzero(trained))
     values, counts = np.unique(weights, return_counts=True)
     return math.fsum(float(value) * count for value, count in zip(values, counts.tolist(), strict=True))
@@ -191,7 +200,8 @@ def _count_conversations(
     trained: np.ndarray,
     pieces: dict[str, np.ndarray],
     manifest: Manifest,
-    split: str,
+    length: int,
+    kind: str,
     where: str,
 ) -> float:
     """Check that the weight of each piece is that of a conversation, and count conversations.
@@ -199,7 +209,7 @@ def _count_conversations(
     The weight w of a conversation of n trained tokens is t / (c n), of a split with t trained tokens and c
     conversations. So n follows from the weight of a piece. Its share of its conversation is its trained tokens over n.
     """
-    facts, length = (manifest.loss_weight or {})[split], manifest.sequence_length
+    facts = (manifest.loss_weight or {})[kind]
     places, tokens = np.flatnonzero(trained), pieces["trained"].astype(np.int64)
     counted = tokens > 0
     tokens, rows = tokens[counted], pieces["row"][counted]

@@ -18,7 +18,7 @@ from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
 from tasks.verification.check_contents import Contents
 from tasks.verification.check_mixture import Mixture
-from tasks.verification.read_index import names_of_splits
+from tasks.verification.read_index import kinds_of_splits
 from tasks.verification.rules import Conversations, Rules
 
 
@@ -111,7 +111,7 @@ class Selection:
         self._contents.check(self._rules)
         self._rules.check(self._manifest, self._where)
         self._mixture.check_entries(self._where)
-        for name in (name for name in self._manifest.splits if name in self._other_epochs):
+        for name in (name for name in kinds_of_splits(self._manifest) if name in self._other_epochs):
             raise DataError("bad_index", f"{self._where}: {name} has different pieces from train")
         self._mixture.check_figures(self._folder / "manifest.json")
 
@@ -121,8 +121,9 @@ class Selection:
     def _compare_epochs(self, entries: np.ndarray) -> None:
         """Compare the pieces of every packing of the training split."""
         wanted: np.ndarray | None = None
-        for number, name in enumerate(names_of_splits(self._manifest)):
-            if name == "validation" or len(self._manifest.splits) <= 2:
+        kinds = kinds_of_splits(self._manifest)
+        for number, name in enumerate(kinds):
+            if name == "validation" or len(kinds) <= 2:
                 continue
             own = entries[entries["split"] == number]
             columns = [own[column] for column in ("source", "record", "first", "length", "trained", "turn")]

@@ -21,7 +21,7 @@ from tasks.core.errors import DataError
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import SAMPLE_DROP_REASONS
 from tasks.storage.shards import open_index
-from tasks.storage.splits import SPLITS
+from tasks.storage.splits import SPLITS, kind_of
 from tasks.verification.partitions import Partitions
 
 BLOCK = 1 << 16  # entries of the index that are handled at a time
@@ -35,7 +35,7 @@ PIECE = np.dtype(
     [("row", "i4"), ("start", "i4"), ("length", "i4"), ("trained", "i4"), ("separator", "?"), ("closed", "?")]
 )
 
-# `split` is a number in `names_of_splits`, `dropped` one in SAMPLE_DROP_REASONS; -1 is null or unknown. `first` is -1
+# `split` is a number in `kinds_of_splits`, `dropped` one in SAMPLE_DROP_REASONS; -1 is null or unknown. `first` is -1
 # if the conversation was dropped, `turn` if the index has no such column.
 ENTRY = np.dtype(
     [
@@ -73,9 +73,9 @@ class Index:
     )
 
 
-def names_of_splits(manifest: Manifest) -> list[str]:
-    """Return the names of splits by their number in ENTRY."""
-    return [*SPLITS, *(name for name in manifest.splits if name not in SPLITS)]
+def kinds_of_splits(manifest: Manifest) -> list[str]:
+    """Return the kinds of splits by their number in ENTRY; rows of several lengths are in splits of one kind."""
+    return list(dict.fromkeys([*SPLITS, *map(kind_of, manifest.splits)]))
 
 
 @contextmanager
@@ -90,15 +90,19 @@ def read_index(manifest: Manifest, folder: Path) -> Iterator[Index]:
     with ExitStack() as stack:
         by_shard = stack.enter_context(Partitions(sum(shards), PIECE))
         by_conversation = stack.enter_context(Partitions(ranges, ENTRY))
-        names = names_of_splits(manifest)
+        names, kinds = list(manifest.splits), kinds_of_splits(manifest)
+        # By the number of a split's name: that of its kind. The last is unknown.
+        kind_numbers = np.array([*(kinds.index(kind_of(name)) for name in names), -1])
         known, of_splits = np.full(len(names) + 1, -1), np.zeros(len(names) + 1, np.int64)  # the last is unknown
         for split, (name, count) in enumerate(zip(manifest.splits, shards, strict=True)):
             known[names.index(name)], of_splits[names.index(name)] = sum(shards[:split]), count
         for block in _blocks(manifest, folder):
             entries = _entries(block, names)
+            split_of_entry = entries["split"].astype(np.int64)
+            entries["split"] = kind_numbers[split_of_entry]
             by_conversation.add(range_of(entries, totals, ranges), entries)
             in_row = block.column("row").is_valid()
-            placed, split = block.filter(in_row), entries["split"][in_row.to_numpy(zero_copy_only=False)]
+            placed, split = block.filter(in_row), split_of_entry[in_row.to_numpy(zero_copy_only=False)]
             shard = _numpy(placed, "shard").astype(np.int64)
             exists = (known[split] >= 0) & (shard >= 0) & (shard < of_splits[split])
             pieces = np.empty(len(shard), PIECE)

@@ -50,7 +50,7 @@ def config_for(manifest: Manifest, corpus: Path, config_file: Path | None) -> tu
     They come from `config_file` or, without one, from the manifest and run.json.
     """
     if config_file is not None:
-        return load_config(config_file, str(manifest.sequence_length)), config_file.parent
+        return load_config(config_file, ",".join(map(str, manifest.row_lengths))), config_file.parent
     record = corpus / "run.json"
     try:
         made_from = read_json(record)["made_from"]

@@ -261,7 +261,7 @@ class _Origins:
         if self.manifest.packing_metadata.enabled:
             encoder = open_tokenizer(self.manifest, self.folder)
             special = encoder.eos_id, encoder.pad_id
-        length, key = self.manifest.sequence_length, self.manifest.key
+        length, key = self.manifest.length_of(file.path), self.manifest.key
         number, shape = self._shards.index(file.path), self.manifest.shape
         write_planned_shard(path, number, plan_folder, tokens, special, length, key, shape=shape)
         return path

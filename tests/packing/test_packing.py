@@ -144,7 +144,7 @@ def test_best_fit_decreasing_is_that_of_single_conversations(case: tuple[np.ndar
 def test_best_fit_decreasing_wins_where_it_is_better() -> None:
     lengths = np.array([17, 16, 15, 9, 9, 7, 6, 3])
     counts = bin_packing.histogram(lengths, 28)
-    rows, left = bin_packing._exact_fill(counts, 28)
+    rows, left = bin_packing.exact_fill(counts, 28)
     assert (len(rows), left.sum()) == (4, 0), "no longer a case where it is better: find another"
     assert check_plan(lengths, 28) == 3
 
@@ -153,7 +153,7 @@ def test_a_row_whose_search_was_cut_short_is_not_kept() -> None:
     counts = bin_packing.histogram(np.array([9, 5, 4, 3]), 16)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bin_packing, "SEARCH_STEPS", 0)
-        rows, left = bin_packing._exact_fill(counts, 16)
+        rows, left = bin_packing.exact_fill(counts, 16)
     assert rows == []
     assert (left == counts).all()
 
@@ -190,7 +190,7 @@ def test_column_generation_against_the_optimum(capacity: int, data: st.DataObjec
         patch.setattr(column_generation, "MOST_WORK", data.draw(st.sampled_from([0, 1_000, 10**9])))
         patch.setattr(column_generation, "SEARCH_WORK", 1)
         found = column_generation.improve(
-            counts, capacity, alone, 0, lambda left: bin_packing.best_fit_decreasing(left, capacity)
+            counts, (capacity,), alone, 0, lambda left: bin_packing.best_fit_decreasing(left, capacity)
         )
     rows = found.rows or alone
     assert found.bound <= optimal_rows(lengths, capacity) <= column_generation.rows_of(rows)

@@ -5,6 +5,7 @@ Nothing that comes from a file is interpreted as markup, and its control charact
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from rich.text import Text
 from tasks.cli.views.console import grid, heading, indented, plain_table, single, whole
 from tasks.cli.views.waiting_view import print_waiting
 from tasks.core.error_codes import CODES
-from tasks.core.printable import common_folder, counted, in_bytes, printable
+from tasks.core.printable import common_folder, counted, in_bytes, lengths_in_words, printable
 from tasks.corpus.mixture_table import fit_to_width, mixture_table
 from tasks.inspection.labels import (
     BATCH_ROWS,
@@ -32,6 +33,7 @@ from tasks.inspection.labels import (
 from tasks.inspection.manifests import Listing, Overview, Unreadable
 from tasks.inspection.verification import Verification
 from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts
+from tasks.storage.splits import kind_of
 
 SHOWN_SOURCES = 30
 
@@ -50,8 +52,9 @@ def show_overview(overview: Overview, console: Console) -> None:
 
 def _print_head(overview: Overview, console: Console) -> None:
     manifest = overview.content
-    length = manifest.sequence_length
-    size = f"up to {length:,}" if manifest.row_shape.padding == "none" else f"{length:,}"
+    size = lengths_in_words(manifest.row_lengths)
+    if manifest.row_shape.padding == "none":
+        size = f"up to {size}"
     unit = f"rows of {size} tokens" if manifest.packing_metadata.enabled else "one conversation per row"
     console.print(
         Text.assemble(
@@ -174,14 +177,14 @@ def _print_ledger(manifest: Manifest, console: Console) -> None:
     _line(right, "=", "packed", tokens.packed, "bold")
     _detail(right, f"trained, {100 * tokens.trained / max(tokens.packed, 1):.1f} %", tokens.trained)
     if manifest.packing_metadata.enabled:
-        rows, length = manifest.packing_metadata.rows, manifest.sequence_length
+        rows, length = counted(manifest.packing_metadata.rows, "row"), f" × {manifest.sequence_length:,}"
         _line(right, "+", "padding", tokens.padding)
         if tokens.alignment is not None:
             _detail(right, f"of align: {manifest.row_shape.align}", tokens.alignment)
-        places = f"{counted(rows, 'row')} × {length:,}"
+        all_rows = rows + length * (len(manifest.row_lengths) == 1)
         if manifest.row_shape.padding == "none":
-            places = f"in {counted(rows, 'row')}"
-        _line(right, "=", places, tokens.packed + tokens.padding, "bold")
+            all_rows = f"in {rows}"
+        _line(right, "=", all_rows, tokens.packed + tokens.padding, "bold")
     heading(console, "Ledger")
     if console.width >= 76:
         both = grid(False, False, padding=4)
@@ -217,7 +220,11 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
         heading(console, "Packing", packing.algorithm)
         table = grid(False, True, False)
         table.add_row("rows", f"{packing.rows:,}", "")
-        table.add_row("lower bound", f"{packing.lower_bound_rows:,}", Text(printable(packing.lower_bound), "dim"))
+        bound, proof = f"{packing.lower_bound_rows:,}", Text(printable(packing.lower_bound), "dim")
+        if packing.places is not None and packing.lower_bound_places is not None:
+            table.add_row("places", f"{packing.places:,}", Text("rows of all lengths", "dim"))
+            bound = f"{packing.lower_bound_places:,}"
+        table.add_row("lower bound", bound, proof)
         table.add_row("above the bound", f"{packing.above_lower_bound_percent:.2f} %", "")
         if packing.packing_efficiency is not None:
             table.add_row(
@@ -234,19 +241,45 @@ def _print_packing(manifest: Manifest, console: Console) -> None:
     heading(console, "Splits")
     table = plain_table()
     table.add_column("split")
-    for name in ("rows", "shards", "size", *(f"steps at {batch}" for batch in BATCH_ROWS)):
+    several = len(manifest.row_lengths) > 1
+    for name in (
+        "rows",
+        *("full", "bound") * several,
+        "shards",
+        "size",
+        *(f"steps at {batch}" for batch in BATCH_ROWS),
+    ):
         table.add_column(name, justify="right", no_wrap=True)
     for name, split in manifest.splits.items():
         size = sum(shard.bytes for shard in split.shards)
-        steps = [f"{-(-split.rows // batch):,}" if name != "validation" else "" for batch in BATCH_ROWS]
+        # Steps have equally many tokens, so of shorter rows there are more in a step.
+        times = manifest.sequence_length / manifest.length_of_split(name)
+        is_trained = kind_of(name) != "validation"
+        steps = [f"{math.ceil(split.rows / (batch * times)):,}" if is_trained else "" for batch in BATCH_ROWS]
+        filled = []
+        if several:
+            places = split.rows * manifest.length_of_split(name)
+            filled = [f"{100 * (split.tokens or 0) / places:.2f} %" if places else "-", f"{split.lower_bound_rows:,}"]
         style = "" if split.rows else "dim"
         table.add_row(
-            Text(printable(name)), f"{split.rows:,}", f"{len(split.shards):,}", in_bytes(size), *steps, style=style
+            Text(printable(name)),
+            f"{split.rows:,}",
+            *filled,
+            f"{len(split.shards):,}",
+            in_bytes(size),
+            *steps,
+            style=style,
         )
     indented(console, table)
-    console.print(Text("  steps: optimizer steps per epoch, by rows per step", "dim"))
-    rows = manifest.splits["train"].rows if "train" in manifest.splits else 0
-    epoch = -(-rows // BATCH_ROWS[1])
+    longest = f" of {manifest.sequence_length:,} tokens" if several else ""
+    console.print(Text(f"  steps: optimizer steps per epoch, by rows{longest} per step", "dim"))
+    trained = [name for name in manifest.splits if kind_of(name) == "train"]
+    epoch = sum(
+        math.ceil(
+            manifest.splits[name].rows * manifest.length_of_split(name) / (BATCH_ROWS[1] * manifest.sequence_length)
+        )
+        for name in trained
+    )
     if epoch < FEW_STEPS:
         seen = packing.avg_conversations_per_sequence * BATCH_ROWS[1]
         noun = "samples" if manifest.ledger.samples else "conversations"
@@ -314,5 +347,5 @@ def show_list(listing: Listing, console: Console) -> None:
             continue
         full = "-" if one.packing_efficiency is None else f"{one.packing_efficiency:.2f} %"
         finished = printable((one.finished or "")[:16].replace("T", " ")) or "-"
-        table.add_row(name, f"{one.sequence_length:,}", f"{one.rows:,}", full, finished)
+        table.add_row(name, ", ".join(f"{n:,}" for n in one.row_lengths), f"{one.rows:,}", full, finished)
     whole(console, table)

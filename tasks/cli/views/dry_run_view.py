@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
@@ -11,11 +12,12 @@ from tasks.cli.views.console import grid, heading, indented, plain_table, single
 from tasks.cli.views.corpus_view import SHOWN_SOURCES, print_content_tokens, print_facts, print_mixture, print_unused
 from tasks.cli.views.token_text import print_hanging, print_legend, print_title, text_of
 from tasks.cli.views.waiting_view import print_waiting
-from tasks.core.printable import common_folder, counted, duration, in_bytes, printable
+from tasks.core.printable import common_folder, counted, duration, in_bytes, lengths_in_words, printable
 from tasks.corpus.mixture_table import mixture_table
 from tasks.inspection.dry_run import DryRun
 from tasks.inspection.labels import DROPPED, NOTICED, SHARE_NOTE, TRAINED_TURNS, explain_samples, weighting
 from tasks.inspection.token_runs import Span
+from tasks.storage.splits import splits_of
 
 SHOWN_CONVERSATIONS = 12
 # A longer text is shown by its start and its end, in characters; of more spans, the first and the last are shown.
@@ -174,11 +176,16 @@ def _print_figures(run: DryRun, console: Console) -> None:
     table.add_row("tokens", _number(tokens["packed"], run), Text("packed, separators included", "dim"))
     share = 100 * tokens["trained"] / max(tokens["packed"], 1)
     table.add_row("  trained", _number(tokens["trained"], run), Text(f"{share:.1f} %", "dim"))
-    remark = f"of {settings['sequence_length']:,} tokens" if settings["packing"] else "one conversation each"
+    lengths = _lengths(settings)
+    remark = f"of {lengths_in_words(lengths)} tokens" if settings["packing"] else "one conversation each"
     remark += f", in each of {settings['epochs']} epochs" if settings["epochs"] > 1 else ""
-    table.add_row("rows", _number(run.rows["train"], run), Text(remark, "dim"))
-    if run.rows["validation"]:
-        table.add_row("  validation", _number(run.rows["validation"], run), "")
+    for kind, title in (("train", "rows"), ("validation", "  validation")):
+        names = splits_of(kind, lengths)
+        rows = sum(run.rows[name] for name in names)
+        if rows or kind == "train":
+            table.add_row(title, _number(rows, run), Text(remark, "dim") if kind == "train" else "")
+        for name in names if len(names) > 1 and rows else ():
+            table.add_row(f"  {name}", _number(run.rows[name], run), "")
     if run.packing_efficiency is not None:
         table.add_row("efficiency", f"{'' if run.whole else '~ '}{run.packing_efficiency:.2f} %", "")
     sizes = ", ".join(f"{name.replace('_', ' ')} {in_bytes(size)}" for name, size in run.bytes_on_disk.items())
@@ -217,7 +224,13 @@ def _print_steps(run: DryRun, console: Console) -> None:
     ):
         table.add_column(name, justify="right", no_wrap=True)
     for one in run.steps:
-        tokens = f"{one.rows_per_step * run.settings['sequence_length']:,}" if run.settings["packing"] else ""
+        tokens = f"{one.rows_per_step * _lengths(run.settings)[-1]:,}" if run.settings["packing"] else ""
         counts = (f"{one.trained_tokens_per_step:,}", f"{one.conversations_per_step:,}")
         table.add_row(f"{one.steps:,}", f"{one.rows_per_step:,}", tokens, *counts)
     indented(console, table)
+
+
+def _lengths(settings: Mapping[str, Any]) -> list[int]:
+    """Return the lengths of rows, ascending."""
+    given = settings["sequence_length"]
+    return given if isinstance(given, list) else [given]

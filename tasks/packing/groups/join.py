@@ -23,14 +23,16 @@ from tasks.packing.groups.deal import place_of_shard
 from tasks.packing.groups.dealt import Dealt, read_dealt, token_receipts
 from tasks.packing.groups.plan_group import blocks_of, files_of_group, group_receipt
 from tasks.packing.ledger import Account
-from tasks.packing.placement import bound_of
+from tasks.packing.placement import bound_of, number_of
 from tasks.packing.plan import Blocks, check_left, dropped, early_rejects, plan_facts, seal_plan
 from tasks.packing.rejects import check_rejects, write_rejects
+from tasks.packing.several_lengths import lower_bound_places
 from tasks.recipe import Recipe
 from tasks.storage.arrow import strings
 from tasks.storage.files import CHUNK, atomic_file, digest_of, read_receipt
 from tasks.storage.row_statistics import ROWS, add_sums
 from tasks.storage.schemas import DROP_REASONS, INDEX_SCHEMA, ROWS_SCHEMA, index_schema
+from tasks.storage.splits import kind_of, length_in, splits_of
 
 
 def join_groups(recipe: Recipe, folder: Path) -> dict[str, Any]:
@@ -40,13 +42,13 @@ def join_groups(recipe: Recipe, folder: Path) -> dict[str, Any]:
     some should be.
     """
     config, dealt = recipe.config, read_dealt(folder, recipe.layout)
-    account, blocks = Account.empty(recipe), Blocks({}, {}, [], {}, np.zeros((2, config.multiples + 1), np.int64))
+    account, blocks = Account.empty(recipe), Blocks.empty(config)
     files, sha256, late = dict[str, int](), dict[str, str](), 0
     of_groups = dict[str, list[int]]()  # rows of each group, by split
     for group in range(dealt.groups):
         receipt = read_receipt(group_receipt(folder, group))
         account.add(receipt["account"], config)
-        own = blocks_of(receipt, config.multiples)
+        own = blocks_of(receipt, config)
         for split in recipe.shards:
             blocks.rows.setdefault(split, []).extend(own.rows[split])
             blocks.checksums.setdefault(split, []).extend(own.checksums[split])
@@ -77,7 +79,13 @@ def join_groups(recipe: Recipe, folder: Path) -> dict[str, Any]:
         joined.append(_join_rows(folder, dealt, sha256))
     # The bounds of all pieces together: those of groups may add up to more than one plan needs.
     for split, rows in blocks.rows.items():
-        blocks.bounds.append(bound_of(sum(rows), blocks.counts[int(split == "validation")], config))
+        kind = "validation" if kind_of(split) == "validation" else "train"
+        first = splits_of(kind, config.row_lengths)[config.row_lengths.index(length_in(split, config.sequence_length))]
+        blocks.bounds.append(bound_of(sum(rows), blocks.counts[number_of(first, config)], config, split))
+    if len(config.row_lengths) > 1:
+        train, held_out = np.split(blocks.counts, 2)
+        for counts, times in ((train, config.epochs), (held_out, 1)):
+            blocks.places += [lower_bound_places(counts.sum(axis=0), config.row_lengths)] * times
     facts = plan_facts(recipe, receipts, account, rejected, blocks)
     facts["groups"] = dealt.groups
     facts["shards"] = recipe.shards

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tasks.config import Config
 from tasks.packing.groups.columns import GroupColumns
 from tasks.packing.groups.deal import runs_of, shards_of
 from tasks.packing.groups.dealt import Dealt, read_dealt
@@ -26,6 +27,7 @@ from tasks.packing.plan import Blocks, late_rejects, select_pieces, write_blocks
 from tasks.packing.rejects import write_rejects
 from tasks.storage.files import atomic_file, digest_of, sha256_of, write_receipt
 from tasks.storage.paths import Layout
+from tasks.storage.splits import splits_of
 
 
 def files_of_group(folder: Path, group: int) -> dict[str, Path]:
@@ -60,7 +62,7 @@ def _plan(dealt: Dealt, folder: Path, group: int) -> dict[str, Any]:
     config, files = dealt.recipe.config, files_of_group(folder, group)
     if not config.packing:
         del files["rows"]
-    runs = runs_of(group, dealt.groups, dealt.edges, config.plan_chunk, dealt.shards["train"], config.seed)
+    runs = runs_of(group, dealt.groups, dealt.edges, config.plan_chunk, _train_shards(dealt), config.seed)
     tokens = GroupColumns(dealt.files(), dealt.bases, runs)
     # Each run is a part of the group.
     recipe = replace(dealt.recipe, parts=tuple(dealt.recipe.parts[run.part] for run in tokens.runs))
@@ -85,9 +87,14 @@ def _plan(dealt: Dealt, folder: Path, group: int) -> dict[str, Any]:
     }
 
 
-def blocks_of(receipt: dict[str, Any], capacity: int) -> Blocks:
-    """Return what was planned for a group, from its receipt; `capacity` is that of a row, in multiples of `align`."""
-    counts = np.zeros((2, capacity + 1), np.int64)
-    for own, (lengths, found) in zip(counts, receipt["counts"], strict=True):
+def _train_shards(dealt: Dealt) -> int:
+    """Return the shards of the training split, which each length of rows has as many of."""
+    return dealt.shards[splits_of("train", dealt.recipe.config.row_lengths)[0]]
+
+
+def blocks_of(receipt: dict[str, Any], config: Config) -> Blocks:
+    """Return what was planned for a group, from its receipt."""
+    blocks = Blocks.empty(config)
+    for own, (lengths, found) in zip(blocks.counts, receipt["counts"], strict=True):
         own[lengths] = found
-    return Blocks(receipt["rows"], receipt["checksums"], [], receipt["row_sums"], counts)
+    return replace(blocks, rows=receipt["rows"], checksums=receipt["checksums"], sums=receipt["row_sums"])

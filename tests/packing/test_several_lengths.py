@@ -1,0 +1,230 @@
+"""Rows of several lengths: as few places as possible, and every invariant of a corpus for each length.
+
+lengths ─solve─▶ rows of each length ┬ each conversation once, no row too full
+                                     ├ the lower bound is one: compared with the optimum of small cases
+                                     └ at most a thousandth more places than any one length needs
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.profiles import examples
+from support.small_corpus import conversations, make_recipe, pack_corpus
+
+from tasks import recipe as recipe_module
+from tasks.config import Config
+from tasks.packing import bin_packing, several_lengths
+from tasks.packing.placement import Placed, place, repack
+from tasks.sources.model import Source
+from tasks.storage.manifest import Manifest, _repeated_values, load_manifest
+from tasks.storage.splits import kind_of, length_in, split_names
+from tasks.verification.rebuild import rebuild
+from tasks.verification.verify import verify
+
+SEVERAL = st.lists(st.integers(8, 40), min_size=2, max_size=4, unique=True).map(sorted)
+
+
+def places_of(patterns: list[bin_packing.Patterns], lengths: list[int]) -> int:
+    return sum(each.rows * length for each, length in zip(patterns, lengths, strict=True))
+
+
+def fewest_places(pieces: tuple[int, ...], lengths: tuple[int, ...]) -> int:
+    """The optimum, by trying every set of pieces that can share a row with the first one."""
+
+    @cache
+    def best(left: tuple[int, ...]) -> int:
+        if not left:
+            return 0
+        found = []
+        for chosen in range(1 << (len(left) - 1)):
+            inside = [left[0], *(piece for at, piece in enumerate(left[1:]) if chosen >> at & 1)]
+            if (tokens := sum(inside)) <= lengths[-1]:
+                rest = tuple(piece for at, piece in enumerate(left[1:]) if not chosen >> at & 1)
+                found.append(next(length for length in lengths if length >= tokens) + best(rest))
+        return min(found)
+
+    return best(tuple(sorted(pieces)))
+
+
+@settings(max_examples=examples(150), deadline=None)
+@given(SEVERAL, st.data())
+def test_rows_hold_every_conversation_in_few_places(lengths: list[int], data: st.DataObject) -> None:
+    pieces = data.draw(st.lists(st.integers(1, lengths[-1]), min_size=1, max_size=60))
+    counts = bin_packing.histogram(np.array(pieces), lengths[-1])
+    found = several_lengths.solve(counts, lengths)
+    packed = sum(bin_packing.counts_of(each, lengths[-1]) for each in found.patterns)
+    assert np.array_equal(packed, counts)
+    for each, length in zip(found.patterns, lengths, strict=True):
+        assert all(each.lengths[a:b].sum() <= length for a, b in pairwise(each.offsets.tolist()))
+    places = places_of(found.patterns, lengths)
+    assert several_lengths.lower_bound_places(counts, lengths)[0] <= found.bound[0] <= places
+    for length in lengths:
+        if length >= max(pieces):
+            alone = bin_packing.pack(counts[: length + 1], length).rows * length
+            assert several_lengths.NEAR * places <= (several_lengths.NEAR + 1) * alone, f"{length} alone is fuller"
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(st.integers(8, 24), min_size=2, max_size=3, unique=True).map(sorted), st.data())
+def test_the_bound_is_one(lengths: list[int], data: st.DataObject) -> None:
+    pieces = tuple(data.draw(st.lists(st.integers(1, lengths[-1]), min_size=1, max_size=7)))
+    found = several_lengths.solve(bin_packing.histogram(np.array(pieces), lengths[-1]), lengths)
+    assert found.bound[0] <= fewest_places(pieces, tuple(lengths)) <= places_of(found.patterns, lengths)
+
+
+def test_conversations_are_in_short_rows_where_that_takes_no_more_places() -> None:
+    counts = bin_packing.histogram(np.array([512] * 10 + [256] * 20 + [700] * 3 + [324] * 3), 1024)
+    short, long = several_lengths.solve(counts, [512, 1024]).patterns
+    assert (short.rows, long.rows) == (20, 3)
+    assert set(long.lengths.tolist()) == {700, 324}
+
+
+def test_conversations_that_waste_short_rows_are_in_long_ones() -> None:
+    """Three of 300 waste 124 of 1024, or 212 of 512 each."""
+    counts = bin_packing.histogram(np.array([300] * 300), 1024)
+    short, long = several_lengths.solve(counts, [512, 1024]).patterns
+    assert (short.rows, long.rows) == (0, 100)
+
+
+# -- placement ---------------------------------------------------------------------------------------------------------
+
+
+def config(**values: Any) -> Config:
+    return Config.model_validate({"sources": [Source(path="x")]} | values)
+
+
+def check(placed: Placed, pieces: np.ndarray, settings: Config) -> None:
+    """Every row of a split is filled from its start without a gap, and is not longer than the split's rows."""
+    tops, names = np.cumsum([0, *placed.rows_of_splits.values()]), list(placed.rows_of_splits)
+    rows: dict[int, list[tuple[int, int]]] = {}
+    for row, start, length in zip(placed.row.tolist(), placed.start.tolist(), pieces.tolist(), strict=True):
+        rows.setdefault(row, []).append((start, length))
+    assert sorted(rows) == list(range(placed.rows))
+    for row, places in rows.items():
+        end = 0
+        for start, length in sorted(places):
+            assert start == end, "a gap or an overlap"
+            end += length
+        split = names[int(np.searchsorted(tops, row, side="right")) - 1]
+        assert end <= length_in(split, 0)
+    assert placed.edges[-1] == placed.rows
+    for (bound, _), count in zip(placed.lower_bounds, placed.rows_of_splits.values(), strict=True):
+        assert bound <= count
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(SEVERAL, st.data())
+def test_every_packing_is_valid_and_reproducible(lengths: list[int], data: st.DataObject) -> None:
+    drawn = data.draw(st.lists(st.integers(2, lengths[-1]), min_size=1, max_size=60))
+    pieces, settings = np.array(drawn, np.int32), config(sequence_length=lengths, epochs=3, validation=0.1)
+    held_out = np.array([data.draw(st.booleans()) for _ in pieces])
+    shards = dict.fromkeys(split_names(3, lengths), 2)
+    placed = place(pieces, held_out, settings, shards)
+    check(placed, pieces, settings)
+    again = place(pieces, held_out, settings, shards)
+    assert (placed.row == again.row).all()
+    assert (placed.start == again.start).all()
+    numbers = [list(placed.rows_of_splits)[number // 2] for number in placed.shard(slice(None)).tolist()]
+    assert [kind_of(split) == "validation" for split in numbers] == held_out.tolist()
+    own = pieces[~held_out]
+    for epoch in (2, 3):
+        more = repack(own, settings, epoch, f"train_epoch_{epoch}", 2)
+        check(more, own, settings)
+        assert list(more.rows_of_splits.values()) == list(placed.rows_of_splits.values())[: len(lengths)]
+
+
+def test_conversations_of_equal_length_are_divided_evenly_among_the_rows() -> None:
+    """Every length of rows has its share of the beginning of the corpus: no source goes to one length alone."""
+    pieces = np.array([200] * 4000 + [824] * 2000, np.int32)
+    settings = config(sequence_length=[400, 1024])
+    placed = place(
+        pieces,
+        np.zeros(6000, bool),
+        settings,
+        {"train-400": 1, "train-1024": 1} | dict.fromkeys(("validation-400", "validation-1024"), 0),
+    )
+    long = placed.row[:4000] >= placed.rows_of_splits["train-400"]
+    assert long.sum() == 2000
+    assert abs(int(long[:2000].sum()) - 1000) < 150
+
+
+# -- whole corpora -----------------------------------------------------------------------------------------------------
+
+RECORDS = [*conversations(70, seed=1), *conversations(30, seed=2, longest=60)]
+LENGTHS = [32, 96]
+
+
+def made(folder: Path, **values: Any) -> tuple[Path, Manifest]:
+    recipe = make_recipe(folder, RECORDS, **{"sequence_length": LENGTHS, "max_rejects": 0.5} | values)
+    path = pack_corpus(recipe)
+    return path, load_manifest(path)
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "drop", "split"])
+def test_a_corpus_of_several_lengths(tmp_path: Path, overlong: str) -> None:
+    path, manifest = made(tmp_path, overlong=overlong, validation=0.2, epochs=2)
+    verify(path)
+    assert rebuild(path)
+    assert (manifest.format_version, manifest.sequence_length, manifest.row_lengths) == ("3.1", 96, (32, 96))
+    assert manifest.shape is not None
+    assert manifest.shape.mix == "tokens"
+    assert list(manifest.splits) == [
+        f"{kind}-{length}" for kind in ("train", "validation", "train_epoch_2") for length in LENGTHS
+    ]
+    folder, read = path.parent.parent / manifest.corpus, Counter[str]()
+    for name, split in manifest.splits.items():
+        assert split.sequence_length == int(name.rpartition("-")[2])
+        assert split.tokens is not None
+        assert split.tokens <= split.rows * split.sequence_length
+        for shard in split.shards:
+            rows = Dataset.from_file(str(folder / shard.path))
+            assert len(rows) == shard.rows
+            assert all(len(row["input_ids"]) == split.sequence_length for row in rows)
+            read[name] += sum(sum(row["attention_mask"]) for row in rows)
+    assert +read == {name: split.tokens for name, split in manifest.splits.items() if split.tokens}
+    tokens, packing = manifest.ledger.tokens, manifest.packing_metadata
+    assert manifest.places == packing.places == tokens.packed + tokens.padding
+    assert packing.lower_bound_places is not None
+    assert packing.lower_bound_places <= manifest.places
+
+
+def test_groups_of_a_corpus_of_several_lengths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
+    recipe = make_recipe(
+        tmp_path, RECORDS * 3, sequence_length=LENGTHS, max_rejects=0.5, validation=0.3, epochs=2, plan_group=20,
+        plan_chunk=5,
+    )  # fmt: skip
+    assert recipe.most_groups > 2
+    path = pack_corpus(recipe)
+    verify(path)
+    rows = {name: split.rows for name, split in load_manifest(path).splits.items()}
+    assert rows["train-32"] == rows["train_epoch_2-32"] > 0
+    assert rows["train-96"] == rows["train_epoch_2-96"] > 0
+
+
+def test_a_list_of_one_length_is_the_length(tmp_path: Path) -> None:
+    listed, _ = made(tmp_path / "a", sequence_length=[96])
+    plain, manifest = made(tmp_path / "b", sequence_length=96)
+    assert listed.name == plain.name
+    assert listed.read_bytes() == plain.read_bytes()
+    assert manifest.format_version == "3.0"
+    assert b'"shape"' not in plain.read_bytes()
+
+
+def test_edited_lengths_are_noticed(tmp_path: Path) -> None:
+    path, _ = made(tmp_path)
+    values = orjson.loads(path.read_bytes())
+    for name, value in (("lengths", [64, 96]), ("mix", "blocks")):
+        edited = Manifest.model_validate(values | {"shape": values["shape"] | {name: value}})
+        assert any(once != again for _, once, again in _repeated_values(edited)), name
