@@ -24,11 +24,11 @@ from tasks.storage.keys import PACKED, SHAPE_SETTINGS, SHAPED, WHOLE
 from tasks.storage.manifest import Manifest, RowShape, load_manifest, lost_hint, read_values, shape_of
 from tasks.storage.schemas import LOSS_WEIGHT, is_weighted
 from tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
-from tasks.storage.splits import SPLITS
+from tasks.storage.splits import SPLITS, kind_of, length_in
 from tasks.stores.mirror import remote_with
 from tasks.stores.scratch import local_path_of
 
-SHARD_NAME = re.compile(r"(\w+)-(\d{5})-of-(\d{5})\.arrow")
+SHARD_NAME = re.compile(r"([\w-]+)-(\d{5})-of-(\d{5})\.arrow")
 KEY = re.compile(r"[0-9a-f]{64}")
 VERSIONS = (PACKED, SHAPED, WHOLE)
 
@@ -59,7 +59,7 @@ class Corpus:
     folder: Path
     format_version: str  # 3.0: packed rows; 3.1: packed rows of another shape; 2.0: one conversation per row
     key: str  # the manifest's; if shards have none, the SHA-256 of their bytes
-    sequence_length: int
+    sequence_length: int  # of the longest rows
     manifest: Manifest | None
     splits: dict[str, list[Shard]]
     isolated: bool  # rows have position_ids
@@ -72,8 +72,19 @@ class Corpus:
         """Return whether rows have tokens, rather than the messages of one conversation."""
         return self.format_version != WHOLE
 
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return the lengths that rows have, ascending."""
+        return self.manifest.row_lengths if self.manifest else (self.sequence_length,)
+
+    def length_of(self, split: str) -> int:
+        """Return the length of the rows of a split."""
+        return length_in(split, self.sequence_length) if len(self.lengths) > 1 else self.sequence_length
+
     def rows(self, split: str) -> int:
-        return sum(shard.rows for shard in self.splits.get(split, []))
+        """Return the rows of a split, or of all splits of its kind if rows have several lengths."""
+        own = [name for name in self.splits if split in (name, kind_of(name))]
+        return sum(shard.rows for name in own for shard in self.splits[name])
 
 
 def open_corpus(path: Path | str, allow_unisolated: bool = False, root: Path = HERE) -> Corpus:
@@ -133,9 +144,10 @@ def _from_manifest(path: Path, allow_unisolated: bool) -> Corpus:
     for file in manifest.files:  # 2 % of the bytes of a corpus; they define what its ids and labels mean
         check_listed(folder, file)
     splits = {name: [Shard(**shard.model_dump()) for shard in split.shards] for name, split in manifest.splits.items()}
-    wanted, lacking = shard_schema(manifest), False
+    lacking, first = False, next(shard for shards in splits.values() for shard in shards)
     for shard in (shard for shards in splits.values() for shard in shards):
-        if remote_with(folder) and shard != splits["train"][0]:
+        wanted = shard_schema(manifest, shard.path)
+        if remote_with(folder) and shard != first:
             continue  # in a bucket; its digest is checked when it is read
         where = find_listed(folder, shard.path, shard.bytes)
         # Keep the comparison in this block: a damaged column name may not be UTF-8 and is decoded only when read.
@@ -291,6 +303,12 @@ def _read_header(path: Path, allow_unisolated: bool) -> tuple[_Header, int]:
         key.decode(errors="replace"): value.decode(errors="replace") for key, value in (schema.metadata or {}).items()
     }
     version, length = metadata.get("format_version"), metadata.get("sequence_length", str(first_row))
+    if version == SHAPED and not metadata.keys() & set(SHAPE_SETTINGS):
+        raise DataError(
+            "not_trainable",
+            f"{path}: has rows of one of several lengths, which need the manifest of their corpus; copy its "
+            "manifest.json and the files beside the shards into the folder",
+        )
     packed = version in (PACKED, SHAPED)
     columns = {"input_ids"} if packed else {"messages", "text"} if version == WHOLE else set()
     if version is None or not columns & set(names):

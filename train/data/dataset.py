@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from tasks.core.errors import DataError
+from tasks.core.errors import DataError, UsageError
 from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.corpus_folder import reading
 from tasks.storage.manifest import RowShape
@@ -61,7 +61,7 @@ RAW_BYTES = 1 << 30
 
 
 class PackedDataset(torch.utils.data.Dataset):
-    """The packed rows of one split of a corpus (format 3.0).
+    """The packed rows of one split of a corpus (format 3.0), or of one length (format 3.1): train-512.
 
     A DataLoader fetches the rows of a batch at once:
 
@@ -105,11 +105,18 @@ class PackedDataset(torch.utils.data.Dataset):
             )
         self.corpus, self.split = corpus, split
         self.rows = corpus.rows(split)
+        if len(corpus.lengths) > 1 and split not in corpus.splits:
+            raise UsageError(
+                "no_rows",
+                f"{corpus.folder}: {split!r}: rows have several lengths; open one of the splits "
+                f"{', '.join(corpus.splits)}",
+            )
+        self.length = corpus.length_of(split)
         if not self.rows:
             counts = ", ".join(f"{name} has {corpus.rows(name):,}" for name in corpus.splits)
             raise DataError("no_rows", f"{corpus.folder}: the split {split!r} has no rows ({counts})")
         self._names = column_names(corpus)
-        self.nbytes = self.rows * corpus.sequence_length * 4 * len(self._names)
+        self.nbytes = self.rows * self.length * 4 * len(self._names)
         shards = corpus.splits[split]
         largest = max(shard.bytes for shard in shards)
         processes = processes_here()
@@ -121,7 +128,7 @@ class PackedDataset(torch.utils.data.Dataset):
         threads = max(1, cpus() // processes)
         if self.load == "memory":
             threads = max(1, min(threads, RAW_BYTES // largest))
-            shape = (self.rows, corpus.sequence_length)
+            shape = (self.rows, self.length)
             whole: Columns | None = {name: np.empty(shape, dtype_of(name)) for name in self._names}
         else:
             whole = None
@@ -145,8 +152,7 @@ class PackedDataset(torch.utils.data.Dataset):
     def _load(self, shard: Shard, start: int, whole: Columns | None) -> tuple[list[Columns], list[Counts]]:
         """Map a shard, or copy it into `whole` from row `start`; and count its batches."""
         blocks, counts = [], []
-        length = self.corpus.sequence_length
-        shape, mapped = self.corpus.shape, self.load == "mmap"
+        length, shape, mapped = self.length, self.corpus.shape, self.load == "mmap"
         for first, columns, found in read_rows(self.corpus.folder, shard, self._names, length, mapped, shape):
             counts.append(found)
             if whole is None:
@@ -164,7 +170,7 @@ class PackedDataset(torch.utils.data.Dataset):
 
     def __getitems__(self, rows: Sequence[SupportsIndex]) -> list[dict[str, torch.Tensor]]:
         """Return several rows; negative numbers count from the end, as in a list."""
-        return copy_rows([self._place(row) for row in rows], self._names, self.corpus.sequence_length)
+        return copy_rows([self._place(row) for row in rows], self._names, self.length)
 
     def _place(self, number: SupportsIndex) -> tuple[Columns, int]:
         row = operator.index(number)

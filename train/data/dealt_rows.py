@@ -68,9 +68,9 @@ class DealtRows(torch.utils.data.Dataset):
             pass
 
 
-def empty_row(corpus: Corpus) -> Row:
-    """Return a row without a trained token, which changes no loss."""
-    length = corpus.sequence_length
+def empty_row(corpus: Corpus, split: str = "train") -> Row:
+    """Return a row without a trained token, which changes no loss; as long as those of a split."""
+    length = corpus.length_of(split)
     ids, labels = torch.zeros(length, dtype=torch.int32), torch.full((length,), -100, dtype=torch.int64)
     positions = {"position_ids": torch.arange(length, dtype=torch.int32)} if corpus.isolated else {}
     weights = {LOSS_WEIGHT: torch.zeros(length)} if corpus.weighted else {}

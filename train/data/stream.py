@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from tasks.core.errors import DataError, UsageError
-from tasks.core.printable import counted
+from tasks.core.printable import counted, lengths_in_words
 from tasks.stores.mirror import remote_with
 from tasks.stores.scratch import home
 from train.config import STREAM_VERSION
@@ -161,6 +161,8 @@ def check_streamable(corpus: Corpus) -> None:
             f"has its rows in the order of balance: {{ranks: {balance.get('ranks')}}}, and streaming has a random "
             "order of its own; pack it without balance"
         )
+    elif len(corpus.lengths) > 1:
+        fault = f"has rows of several lengths ({lengths_in_words(corpus.lengths)}), which load: stream cannot read"
     elif corpus.manifest is None:
         fault = "has no packcorpus manifest, so no shard could be checked when it is read"
     else:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tasks.config import Config
 from tasks.core.errors import UsageError
 from tasks.recipe import recipe_of
 from tasks.stages import Publish, run_all
@@ -35,6 +36,9 @@ def replan(corpus: Corpus, changes: Mapping[str, Any], root: Path, folder: Path)
     if corpus.manifest is None:
         raise UsageError("config_unknown", f"{corpus.folder}: has no manifest, so it cannot be packed again")
     config, sources = config_for(corpus.manifest, corpus.folder, None)
+    if len(config.row_lengths) > 1:  # a trial has rows of one length
+        one = {"sequence_length": config.sequence_length, "mix": "tokens"}
+        config = Config.model_validate(config.model_dump() | one)
     for name in REUSED:
         known, link = root / "data" / name, folder / "data" / name
         if known.is_dir() and not link.exists():

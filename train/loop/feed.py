@@ -2,6 +2,7 @@
 
     format 3.0   packed rows from memory ─default collator─▶ Trainer
                  in the order of balanced steps, if the corpus has `balance` ─▶ Trainer
+    format 3.1   packed rows of several lengths, steps of one length each ─▶ Trainer
                  streamed, dealt to the ranks (load: stream) ─▶ Trainer
     format 2.0   one conversation per row, tokenized with the manifest's template ─TRL's collator─▶ SFTTrainer
 
@@ -10,6 +11,7 @@ Both have the same interface, so that a run does not depend on the format.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from typing import Any
@@ -18,13 +20,14 @@ import torch
 
 from tasks.config import Balance
 from tasks.core.printable import counted
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX
+from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
 from tasks.stores.mirror import remote_with
 from train.config import TrainingConfig
 from train.data.balanced_rows import BalancedRows, balance_of
 from train.data.corpus import Corpus
 from train.data.dataset import Longest, PackedDataset, Passes
 from train.data.dealt_rows import DealtRows, empty_row
+from train.data.mixed_rows import JoinedRows, Mix, MixedRows
 from train.data.shard_reader import last_id
 from train.data.stream import StreamedRows, check_streamable
 from train.loop.run_folder import WITHOUT_VALIDATION
@@ -151,6 +154,68 @@ class StreamedFeed(PackedFeed):
         return trainer
 
 
+class MixedFeed(PackedFeed):
+    """Packed rows of several lengths (format 3.1). `rows` are counted in tokens of the longest length.
+
+    Measurements before the first step are of the longest rows: passes of shorter ones have equally many tokens.
+    """
+
+    in_turn = True
+    equal = True  # in places, pass by pass
+
+    def __init__(self, corpus: Corpus, config: TrainingConfig):
+        assert corpus.manifest is not None
+        self._corpus, self._config, self.isolated = corpus, config, corpus.isolated
+        self._mix: Mix = corpus.shape.mix or "tokens"
+        load = "auto" if config.load == "stream" else config.load
+        lengths = [length for length in corpus.lengths if corpus.rows(f"train-{length}")]
+        kinds = dict.fromkeys(kind_of(name) for name in corpus.splits)
+        same = [
+            kind
+            for kind in kinds
+            if kind != "validation"
+            and all(corpus.rows(f"{kind}-{length}") == corpus.rows(f"train-{length}") for length in lengths)
+        ]
+        self._packings = [
+            {length: PackedDataset(corpus, f"{kind}-{length}", load) for length in lengths} for kind in same
+        ]
+        held_out = [
+            PackedDataset(corpus, f"validation-{length}", load)
+            for length in corpus.lengths
+            if corpus.rows(f"validation-{length}")
+        ]
+        first = self._packings[0]
+        self.train = self.longest = first[lengths[-1]]
+        self.validation: Any = JoinedRows(held_out) if held_out else None
+        self.max_id = max(rows.max_id for own in (*(own.values() for own in self._packings), held_out) for rows in own)
+        self.tokens = sum(rows.tokens for rows in first.values())
+        self.trained = sum(rows.trained_tokens for rows in first.values())
+        self.padded_tokens = sum(len(rows) * length for length, rows in first.items())
+        self.rows = math.ceil(self.padded_tokens / self.longest.length)
+        self.notes = list(dict.fromkeys(note for rows in first.values() for note in rows.notes))
+        self.in_memory = all(rows.load == "memory" for rows in first.values())
+        of_lengths = ", ".join(f"{counted(len(rows), 'row')} of {length:,}" for length, rows in first.items())
+        size = sum(rows.nbytes for rows in first.values()) / 1e6
+        self.described = (
+            f"{of_lengths}, {100 * self.tokens / self.padded_tokens:.2f} % full, {size:,.1f} MB "
+            f"{'in memory' if self.in_memory else 'mapped'}; steps of one length each, mix: {self._mix}"
+        )
+        self.packings = len(same)
+        if self.packings > 1:
+            self.described += f"; {self.packings} packings, one for each epoch in turn"
+
+    def trainer(self, model: Any, given: dict[str, Any], collator: Any) -> Any:
+        micro_batch = given["per_device_train_batch_size"]
+        ranks = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+        batches, longest = given["gradient_accumulation_steps"] * ranks, self.train.length
+        mixed = MixedRows(self._packings, longest, micro_batch, batches, self._mix, self._config.seed)
+        given |= {"train_sampling_strategy": "sequential"}  # the order is that of the rows already
+        trainer = packed_trainer(model, given, collator, mixed, self.validation)
+        if not trainer.model_accepts_loss_kwargs:  # its loss of a batch without trained tokens would be NaN
+            mixed.fillers = {length: rows[0] for length, rows in self._packings[0].items()}
+        return trainer
+
+
 class ConversationFeed:
     """Conversations of format 2.0, one per row, padded to the longest of a batch."""
 
@@ -210,6 +275,8 @@ def open_feed(corpus: Corpus, config: TrainingConfig) -> Feed:
     feed: Feed
     if config.load == "stream":
         feed = StreamedFeed(corpus, config)
+    elif len(corpus.lengths) > 1:
+        feed = MixedFeed(corpus, config)
     else:
         feed = PackedFeed(corpus, config) if corpus.packed else ConversationFeed(corpus, config)
     if config.cache and config.load != "stream":

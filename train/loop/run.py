@@ -227,6 +227,7 @@ def _record(
             "name": corpus.name,
             "key": corpus.key,
             "sequence_length": corpus.sequence_length,
+            **({"lengths": list(corpus.lengths)} if len(corpus.lengths) > 1 else {}),
             "rows": feed.rows,
             "tokens": feed.tokens,
             "trained": feed.trained,

@@ -24,6 +24,7 @@ from train.config import TrainingConfig
 from train.data.balanced_rows import BalancedRows
 from train.data.dataset import Passes
 from train.data.dealt_rows import DealtRows
+from train.data.mixed_rows import JoinedRows, MixedRows
 from train.evaluation.accuracy import PredictedTokens
 from train.measures.phases import COMPUTE, Phases
 from train.model.attention import autocast, dtype_of
@@ -246,11 +247,12 @@ class Measured:
 
     def _batches_of_rank(self, dataset: Any) -> Iterator[tuple[dict[str, torch.Tensor], bool]]:
         """Yield batches, and whether they count: equally many on all ranks, which may share a model's weights."""
-        mine = range(self.args.process_index, len(dataset), self.args.world_size)
         size = self.args.per_device_eval_batch_size
-        for start in range(0, math.ceil(len(dataset) / self.args.world_size), size):
-            rows = [dataset[row] for row in mine[start : start + size] or range(1)]
-            yield self._prepare_inputs(self.data_collator(rows)), start < len(mine)  # type: ignore[attr-defined]
+        for part in dataset.parts if isinstance(dataset, JoinedRows) else [dataset]:  # rows of one length each
+            mine = range(self.args.process_index, len(part), self.args.world_size)
+            for start in range(0, math.ceil(len(part) / self.args.world_size), size):
+                rows = [part[row] for row in mine[start : start + size] or range(1)]
+                yield self._prepare_inputs(self.data_collator(rows)), start < len(mine)  # type: ignore[attr-defined]
 
     def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
         if training and is_sharded(model):
@@ -275,7 +277,7 @@ def one_gpu(args: TrainingArguments) -> TrainingArguments:
 class NextPacking(TrainerCallback):
     """Switches packings at each epoch; accelerate does so only on a single rank."""
 
-    def __init__(self, rows: Passes | DealtRows | BalancedRows):
+    def __init__(self, rows: Passes | DealtRows | BalancedRows | MixedRows):
         self._rows = rows
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -286,7 +288,11 @@ class NextPacking(TrainerCallback):
 
 
 def packed_trainer(
-    model: Any, given: dict[str, Any], collator: Any, train: Passes | DealtRows | BalancedRows, validation: Any
+    model: Any,
+    given: dict[str, Any],
+    collator: Any,
+    train: Passes | DealtRows | BalancedRows | MixedRows,
+    validation: Any,
 ) -> PackedTrainer:
     return PackedTrainer(
         model=model,

@@ -88,7 +88,7 @@ class Facts:
         """Return the beginnings of some rows; none of format 2.0, whose rows are not token ids."""
         if self.corpus is None or not self.corpus.packed:
             return []
-        shard = self.manifest.splits["train"].shards[0]
+        shard = next(shard for split in self.manifest.splits.values() for shard in split.shards if shard.rows)
         with open_shard(self.manifest, self.corpus.folder, shard, verified=True) as batches:
             first = next(iter(batches))
         return [row.as_py()[:length] for row in first.column("input_ids").slice(0, count)]

@@ -1,0 +1,130 @@
+"""Rows of several lengths for the Trainer: each step has rows of one length, and all steps have equally many tokens.
+
+    rows of each length ─seeded order of an epoch─▶ steps of each length ─mix─▶ the steps of the epoch
+    numbers of a batch, as the Trainer asks for them ─its step, its place in the step─▶ rows of the step's length
+
+The Trainer counts in rows of the longest length: a step of `rows_per_step` of them has twice as many rows of half the
+length, divided evenly among the passes and ranks of the step. The last step of each length has the rows that are left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from tasks.core.seeded_order import draws, shuffle
+from train.data.dataset import PackedDataset
+from train.data.dealt_rows import empty_row
+
+Row = dict[str, torch.Tensor]
+Mix = Literal["tokens", "blocks"]
+
+# The distance of the streams of one length from those of the next; below it are epochs.
+STREAMS = 1 << 24
+
+
+class Step(NamedTuple):
+    """A step has the rows [first, last) of a length, in the order of the epoch."""
+
+    length: int
+    first: int
+    last: int
+
+
+class JoinedRows(torch.utils.data.Dataset):
+    """The rows of all lengths, one length after the other."""
+
+    def __init__(self, parts: Sequence[PackedDataset]):
+        self.parts = list(parts)
+
+    @property
+    def max_id(self) -> int:
+        return max(part.max_id for part in self.parts)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.parts))
+
+    def __getitem__(self, row: int) -> Row:
+        for part in self.parts:
+            if row < len(part):
+                return part[row]
+            row -= len(part)
+        raise IndexError("there are fewer rows")
+
+
+def steps_of(rows: Mapping[int, int], rows_per_step: int, longest: int, mix: Mix, seed: int, epoch: int) -> list[Step]:
+    """Return the steps of an epoch in their order; `rows` has the number of rows of each length.
+
+    tokens: the steps of each length are spread evenly, each at a random place of one of as many equal stretches.
+    blocks: the shortest length first.
+    """
+    found: list[tuple[float, Step]] = []
+    for number, (length, count) in enumerate(sorted(rows.items())):
+        size = rows_per_step * longest // length
+        steps = math.ceil(count / size)
+        places = np.zeros(steps)
+        if mix == "tokens":
+            within = draws(steps, seed, epoch + number * STREAMS) >> np.uint64(40)
+            places = (np.arange(steps) + within / 2**24) / max(steps, 1)
+        own = (Step(length, first, min(first + size, count)) for first in range(0, count, size))
+        found += zip(places.tolist(), own, strict=True)
+    # A stable sort: blocks stay in the order of their lengths, and steps at the same place, too.
+    return [step for _, step in sorted(found, key=lambda each: each[0])]
+
+
+class MixedRows(torch.utils.data.Dataset):
+    """Rows of several lengths for a DataLoader that deals batches to the ranks in turn, as that of the Trainer does.
+
+    Its numbers are those of rows of the longest length: batch b has the numbers [b · micro_batch, (b + 1) ·
+    micro_batch), and gets its share of the rows of step b // batches_per_step. A batch without a row gets `filler`, a
+    row without a trained token. `packings` have the rows by length; each epoch reads the next. All have equally many.
+    """
+
+    def __init__(
+        self,
+        packings: Sequence[Mapping[int, PackedDataset]],
+        longest: int,
+        micro_batch: int,
+        batches_per_step: int,
+        mix: Mix,
+        seed: int,
+    ):
+        self.packings, self._micro_batch, self._batches = packings, micro_batch, batches_per_step
+        self._longest, self._mix, self._seed = longest, mix, seed
+        self.fillers: dict[int, Row] = {}  # by length, if another row is needed
+        self.start_pass(0)
+
+    def start_pass(self, number: int) -> None:
+        """Switch to an epoch, counted from 0."""
+        self._rows = self.packings[number % len(self.packings)]
+        counts = {length: len(rows) for length, rows in self._rows.items()}
+        size = self._micro_batch * self._batches
+        self.steps = steps_of(counts, size, self._longest, self._mix, self._seed, number)
+        self._order = {
+            length: shuffle(count, self._seed, number + (place + 1) * 8 * STREAMS)
+            for place, (length, count) in enumerate(sorted(counts.items()))
+        }
+
+    def close(self) -> None:
+        """End reading; these rows need nothing."""
+
+    def __len__(self) -> int:
+        return len(self.steps) * self._batches * self._micro_batch
+
+    def __getitem__(self, number: int) -> Row:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int]) -> list[Row]:
+        """Return the rows of the batch that begins with the first number."""
+        step, batch = divmod(numbers[0] // self._micro_batch, self._batches)
+        length, first, last = self.steps[step]
+        size = last - first
+        own = self._order[length][first + size * batch // self._batches : first + size * (batch + 1) // self._batches]
+        if len(own):
+            return self._rows[length].__getitems__(own.tolist())
+        rows = self._rows[length]
+        return [self.fillers.get(length) or empty_row(rows.corpus, rows.split)]
