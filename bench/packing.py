@@ -2,10 +2,13 @@
 
     python bench/packing.py [lengths.npy] [--conversations 10000000]
     python bench/packing.py hard
+    python bench/packing.py several [lengths.npy] [--conversations 10000000]
 
 lengths.npy contains the number of tokens of each conversation; without it, a skewed sample is generated. For each usual
 sequence length, the lengths are packed as they are, and resampled to the given number of conversations (100 million
-need 1.3 GB). `hard` packs lengths spread evenly over a part of a row, with and without column generation.
+need 1.3 GB). `hard` packs lengths spread evenly over a part of a row, with and without column generation. `several`
+packs in rows of several lengths, next to rows of each one that holds all conversations: lengths as they are, times 32,
+resampled, and evenly spread lengths that need column generation.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import argparse
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +25,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tasks.core.seeded_order import shuffle
-from tasks.packing import bin_packing
+from tasks.packing import bin_packing, several_lengths
 from tasks.packing.column_generation import rows_of
 
 
@@ -77,12 +81,58 @@ def measure_hard(capacity: int, count: int, low: float, high: float) -> str:
     )
 
 
+SEVERAL = [(512, 1024), (1024, 4096), (16384, 32768, 131072)]
+
+
+def measure_several(name: str, source: np.ndarray, lengths: tuple[int, ...]) -> Iterator[str]:
+    """Yield a line of the table for rows of several lengths, and for each that holds all conversations."""
+    values = source[source <= lengths[-1]]
+    counts = bin_packing.histogram(values, lengths[-1])
+    tokens = int(values.sum(dtype=np.int64))
+    singles = [(length,) for length in lengths if length >= int(values.max())]
+    for own in (lengths, *singles):
+        start = time.process_time()
+        if len(own) > 1:
+            patterns, (bound, proof) = several_lengths.solve(counts, own)
+        else:
+            solved, (rows, proof) = bin_packing.solve(counts[: own[0] + 1], own[0])
+            patterns, bound = [solved], rows * own[0]
+        seconds = time.process_time() - start
+        rows_of = [each.rows for each in patterns]
+        places = sum(rows * length for rows, length in zip(rows_of, own, strict=True))
+        shown = " + ".join(f"{rows:,} × {length:,}" for rows, length in zip(rows_of, own, strict=True))
+        yield (
+            f"| {name} | {len(values):,} | {shown} | {places:,} | {100 * tokens / places:.3f} % | {bound:,} | {proof} "
+            f"| {100 * (places / bound - 1):.4f} % | {seconds:.2f} |"
+        )
+
+
+def print_several(source: np.ndarray, conversations: int) -> None:
+    random = np.random.default_rng(0)
+    print("| lengths | conversations | rows | places | full | bound | proof | above | CPU s |")
+    print("|---|---:|---|---:|---:|---:|---|---:|---:|")
+    many = source[random.integers(0, len(source), conversations)]
+    even = random.integers(257, 513, conversations, dtype=np.int32)
+    for lengths in SEVERAL:
+        scale = 32 if lengths[0] > 4096 else 1
+        cases = [("as they are", source), *[("times 32", source * 32)] * (scale > 1), ("resampled", many * scale)]
+        for name, values in cases:
+            for line in measure_several(name, values, lengths):
+                print(line, flush=True)
+    for line in measure_several("257 to 512", even, (512, 1024)):
+        print(line, flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the rows, lower bound, time, and memory of packing.")
-    parser.add_argument("lengths", nargs="?", help="a .npy file of lengths in tokens, or: hard")
+    parser.add_argument(
+        "lengths", nargs="*", help="a .npy file of lengths in tokens, after `several` if given; or: hard"
+    )
     parser.add_argument("--conversations", type=int, default=10_000_000, help="size of the resampled corpus")
     arguments = parser.parse_args()
-    if arguments.lengths == "hard":
+    is_several = arguments.lengths[:1] == ["several"]
+    given = (arguments.lengths[is_several:] or [None])[0]
+    if given == "hard":
         print("| row | lengths, in rows | count | simple bound | search | bound | rows | above | search s | all s |")
         print("|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|")
         for case in HARD:
@@ -90,7 +140,10 @@ def main() -> None:
         return
     random = np.random.default_rng(0)
     drawn = 20 + np.exp(random.normal(5.3, 0.9, 25_000))
-    source = (np.load(arguments.lengths) if arguments.lengths else drawn).astype(np.int32)
+    source = (np.load(given) if given else drawn).astype(np.int32)
+    if is_several:
+        print_several(source, arguments.conversations)
+        return
     print(
         f"{'capacity':>8} {'conversations':>13} {'rows':>11} {'bound':>11} {'name of the bound':<20} {'% above':>7} "
         f"{'BFD %':>8} {'plan s':>7} {'place s':>7} {'peak MB':>8}"
