@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import pyarrow as pa
 import pytest
 from datasets import Dataset
 from hypothesis import given, settings
@@ -211,6 +212,16 @@ def test_groups_of_a_corpus_of_several_lengths(tmp_path: Path, monkeypatch: pyte
     rows = {name: split.rows for name, split in load_manifest(path).splits.items()}
     assert rows["train-32"] == rows["train_epoch_2-32"] > 0
     assert rows["train-96"] == rows["train_epoch_2-96"] > 0
+    manifest = load_manifest(path)
+    with (
+        pa.OSFile(str(path.parent.parent / manifest.corpus / "index.arrow")) as source,
+        pa.ipc.open_stream(source) as index,
+    ):
+        places = index.read_all().unify_dictionaries().to_pylist()
+    for name, split in manifest.splits.items():
+        own = np.array([place["length"] for place in places if place["split"] == name], np.int64)
+        counts = bin_packing.histogram(own, length_in(name, 0))
+        assert split.lower_bound_rows == bin_packing.lower_bound(counts, length_in(name, 0))[0]
 
 
 def test_a_list_of_one_length_is_the_length(tmp_path: Path) -> None:
