@@ -7,8 +7,8 @@
 Guarantee for epochs: each contains every piece of the training split, in the same number of rows, and no group of two
 or more pieces shares a row in two epochs, unless no swap with another piece of equal length exists. To achieve this, a
 seeded half of the conversations is packed before the rest, conversations of equal length are assigned in another
-order, and groups that still meet again are broken up (row_companions.py). A row filled by one conversation is the same
-in every epoch.
+order, and groups that still meet again are broken up (company/other_epochs.py). A row filled by one conversation is the
+same in every epoch.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from tasks.packing import bin_packing
 from tasks.packing.balance.count_rows import statistics_of
 from tasks.packing.balance.put_in_order import put_in_order
 from tasks.packing.company.arrange import Company
+from tasks.packing.company.other_epochs import Companions
 from tasks.packing.filters import filter_conversations
 from tasks.packing.index_writer import index_writer
 from tasks.packing.ledger import (
@@ -61,7 +62,6 @@ from tasks.packing.pieces import (
 )
 from tasks.packing.placement import Placed, hold_out_at_least_one, place, repack
 from tasks.packing.rejects import Rejected, check_rejects, first_of_each, write_rejects
-from tasks.packing.row_companions import Companions
 from tasks.recipe import Recipe
 from tasks.sources.model import Part
 from tasks.storage.arrow import to_arrow, xxh3_of

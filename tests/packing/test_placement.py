@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from support.profiles import examples
 
 from tasks.config import Config
+from tasks.packing.company.other_epochs import Companions
 from tasks.packing.placement import Placed, hold_out_at_least_one, place, repack
-from tasks.packing.row_companions import Companions
 from tasks.sources.model import Source
 from tasks.storage.splits import SPLITS
 
