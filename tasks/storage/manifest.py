@@ -402,7 +402,8 @@ class Manifest(_Part):
     def of_length(self, length: int) -> Manifest:
         """Return the part of the corpus with rows of one length: its splits without the length in their names."""
         splits = {kind_of(name): split for name, split in self.splits.items() if split.sequence_length == length}
-        return self.model_copy(update={"sequence_length": length, "shape": None, "splits": splits})
+        # Its shards are of format 3.1, as a shape says, if only an empty one.
+        return self.model_copy(update={"sequence_length": length, "shape": RowShape(), "splits": splits})
 
     @property
     def noticed_counts(self) -> dict[str, int]:

@@ -25,10 +25,15 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
 from tasks.config import Config
+from tasks.core.errors import DataError
+from tasks.exports.export import export_corpus
+from tasks.exports.export_formats import EXPORTS
 from tasks.packing import bin_packing, several_lengths
 from tasks.packing.placement import Placed, place, repack
 from tasks.sources.model import Source
-from tasks.storage.manifest import Manifest, _repeated_values, load_manifest
+from tasks.storage.files import to_json
+from tasks.storage.manifest import Manifest, _repeated_values, load_manifest, manifest_digest
+from tasks.storage.row_statistics import RowStatistics, open_statistics
 from tasks.storage.splits import kind_of, length_in, split_names
 from tasks.verification.rebuild import rebuild
 from tasks.verification.verify import verify
@@ -239,3 +244,99 @@ def test_edited_lengths_are_noticed(tmp_path: Path) -> None:
     for name, value in (("lengths", [64, 96]), ("mix", "blocks")):
         edited = Manifest.model_validate(values | {"shape": values["shape"] | {name: value}})
         assert any(once != again for _, once, again in _repeated_values(edited)), name
+
+
+# -- with other settings -----------------------------------------------------------------------------------------------
+
+
+BOTH = [48, 96]  # lengths that the conversations below use both of
+
+
+def rows_of(path: Path, manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
+    folder = path.parent.parent / manifest.corpus
+    return {
+        name: [row for shard in split.shards for row in Dataset.from_file(str(folder / shard.path))]
+        for name, split in manifest.splits.items()
+    }
+
+
+@pytest.mark.parametrize("company", ["similar", "apart"])
+def test_company_changes_who_shares_a_row_and_not_which_rows_there_are(tmp_path: Path, company: str) -> None:
+    values = {"sequence_length": BOTH, "validation": 0.2, "epochs": 2}
+    _, plain = made(tmp_path / "random", **values)
+    path, manifest = made(tmp_path / company, **values, company=company)
+    verify(path)
+    assert rebuild(path)
+    for name, split in manifest.splits.items():
+        before = plain.splits[name]
+        assert (split.rows, split.tokens) == (before.rows, before.tokens)
+        assert split.statistics is not None
+        assert before.statistics is not None
+        assert (split.statistics.squares, split.statistics.longest) == (
+            before.statistics.squares,
+            before.statistics.longest,
+        )
+    if company == "similar":
+        assert manifest.splits["train-96"].shards[0].sha256 != plain.splits["train-96"].shards[0].sha256
+
+
+@pytest.mark.parametrize("overlong", ["truncate", "split"])
+def test_weights_are_those_of_all_training_rows_together(tmp_path: Path, overlong: str) -> None:
+    """Each conversation counts the same in the loss, whatever the length of its row."""
+    path, manifest = made(
+        tmp_path, sequence_length=BOTH, loss_weight="conversation", overlong=overlong, validation=0.2, epochs=2
+    )
+    verify(path)
+    assert rebuild(path)
+    assert manifest.loss_weight is not None
+    assert [*manifest.loss_weight] == ["train", "validation", "train_epoch_2"]
+    rows = rows_of(path, manifest)
+    assert all(rows[f"train-{length}"] for length in BOTH)
+    with (
+        pa.OSFile(str(path.parent.parent / manifest.corpus / "index.arrow")) as source,
+        pa.ipc.open_stream(source) as index,
+    ):
+        pieces = [piece for piece in index.read_all().unify_dictionaries().to_pylist() if piece["split"]]
+    for kind, sums in manifest.loss_weight.items():
+        of_conversations = Counter[tuple[int, int]]()
+        for piece in pieces:
+            if kind_of(piece["split"]) == kind:
+                row = rows[piece["split"]][piece["row"]]
+                own = slice(piece["start"], piece["start"] + piece["length"])
+                of_conversations[piece["source"], piece["record"]] += sum(row["loss_weight"][own])
+        assert len(of_conversations) == sums.conversations
+        each = sums.trained / sums.conversations
+        assert list(of_conversations.values()) == pytest.approx([each] * sums.conversations, rel=1e-5)
+
+
+def test_statistics_are_those_of_the_rows_of_each_length(tmp_path: Path) -> None:
+    path, manifest = made(tmp_path, sequence_length=BOTH, validation=0.2, epochs=2)
+    rows = rows_of(path, manifest)
+    with open_statistics(manifest, path.parent.parent / manifest.corpus) as shards:
+        for name, split in manifest.splits.items():
+            recorded = RowStatistics.joined([next(shards) for _ in split.shards])
+            assert recorded.trained.tolist() == [sum(label != -100 for label in row["labels"]) for row in rows[name]]
+            assert recorded.longest.max(initial=0) <= length_in(name, 0)
+            assert split.statistics is not None
+            assert recorded.sums() == split.statistics.model_dump()
+
+
+def test_wrong_statistics_of_a_length_are_found(tmp_path: Path) -> None:
+    path, _ = made(tmp_path, sequence_length=BOTH)
+    values = orjson.loads(path.read_bytes())
+    values["splits"]["train-48"]["statistics"]["squares"] += 1
+    data = to_json(values | {"digest": manifest_digest(values)})
+    path.write_bytes(data)
+    (path.parent.parent / values["corpus"] / "manifest.json").write_bytes(data)
+    with pytest.raises(DataError, match="statistics of train-48 are recorded as"):
+        verify(path)
+
+
+@pytest.mark.parametrize("format", [format.name for format in EXPORTS])
+def test_exports_have_a_folder_for_each_length(tmp_path: Path, format: str) -> None:
+    path, manifest = made(tmp_path, sequence_length=BOTH, validation=0.2)
+    export = export_corpus(path, format, tmp_path / "out", tmp_path)
+    assert {file["path"].split("/")[0] for file in export.record["files"]} == {str(length) for length in BOTH}
+    written = {name: figures["rows"] for name, figures in export.record["splits"].items()}
+    assert written == {name: split.rows for name, split in manifest.splits.items() if name in written}
+    assert sum(written.values()) == manifest.packing_metadata.rows

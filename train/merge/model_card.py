@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from tasks.core.printable import counted, printable
+from tasks.storage.splits import kind_of
 from train.merge.companions import Companions
 from train.merge.corpus_facts import Facts
 from train.merge.find_run import Base, Run
@@ -119,10 +120,12 @@ def _rows(facts: Facts | None, length: int) -> str:
         return f"of {length:,} tokens; the corpus was not here when this was merged"
     manifest = facts.manifest
     tokens = manifest.ledger.tokens
-    return (
-        f"{manifest.splits['train'].rows:,} of {length:,} tokens; the corpus has {tokens.packed:,} tokens, "
-        f"{tokens.trained:,} of them trained on"
+    rows = " and ".join(
+        f"{split.rows:,} of {manifest.length_of_split(name):,}"
+        for name, split in manifest.splits.items()
+        if kind_of(name) == "train"
     )
+    return f"{rows} tokens; the corpus has {tokens.packed:,} tokens, {tokens.trained:,} of them trained on"
 
 
 def _loss(result: dict[str, Any]) -> str:

@@ -8,6 +8,7 @@ a corpus of rows of 96 and 192 ─MixedFeed─▶ Trainer ┬ every row once per
 from __future__ import annotations
 
 import math
+import shutil
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -23,10 +24,11 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from support.training.gloo_ranks import gloo_ranks
 from support.training.tiny_training import tiny_model
 
-from tasks.core.errors import UsageError
+from tasks.core.errors import DataError, UsageError
 from train.config import TrainingConfig
 from train.data.corpus import open_corpus
 from train.data.dataset import PackedDataset
+from train.data.dealt_rows import empty_row
 from train.data.mixed_rows import steps_of
 from train.loop.effect import count_steps
 from train.loop.feed import MixedFeed, open_feed
@@ -190,3 +192,28 @@ def test_what_several_lengths_do_not_go_with(manifest: Path, tmp_path: Path) -> 
         open_feed(corpus, TrainingConfig(load="stream"))
     with pytest.raises(UsageError, match="open one of the splits train-96, train-192"):
         PackedDataset(corpus)
+
+
+def test_rows_of_each_length_have_their_weights(tmp_path: Path) -> None:
+    records = [*conversations(50, seed=1, longest=6), *conversations(10, seed=2, longest=40)]
+    values = {"sequence_length": LENGTHS, "loss_weight": "conversation", "max_rejects": 0.5}
+    corpus = open_corpus(pack_corpus(make_recipe(tmp_path, records, **values)))
+    assert corpus.manifest is not None
+    assert corpus.manifest.loss_weight is not None
+    total = 0.0
+    for length in LENGTHS:
+        rows = PackedDataset(corpus, f"train-{length}")
+        total += sum(float(rows[number]["loss_weight"].double().sum()) for number in range(len(rows)))
+        filler = empty_row(corpus, rows.split)
+        shapes = [{name: (values.shape, values.dtype) for name, values in row.items()} for row in (rows[0], filler)]
+        assert shapes[0] == shapes[1]
+        assert not filler["loss_weight"].any()
+    assert total == pytest.approx(corpus.manifest.loss_weight["train"].loss_weight)
+
+
+def test_shards_without_the_manifest_of_several_lengths_are_refused(manifest: Path, tmp_path: Path) -> None:
+    corpus = open_corpus(manifest)
+    for shard in (*corpus.splits["train-96"], *corpus.splits["train-192"]):
+        shutil.copy(corpus.folder / shard.path, tmp_path)
+    with pytest.raises(DataError, match="has rows of one of several lengths, which need the manifest of their corpus"):
+        open_corpus(tmp_path)
