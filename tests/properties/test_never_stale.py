@@ -74,6 +74,11 @@ OTHER: dict[str, tuple[Any, dict[str, Any]]] = {
     "max_turns": (2, {}),
     "epochs": (2, {}),
     "balance": ({"ranks": 2}, {}),
+    "company": ("similar", {}),
+    "align": (8, {}),
+    "padding": ("none", {}),
+    "loss_weight": ("conversation", {}),
+    "mix": ("blocks", {"sequence_length": [64, 128]}),
     "license": (["cc-by-4.0"], {}),
     "language": (["en"], {}),
     "packing": (False, {}),
@@ -171,7 +176,9 @@ def test_every_field_of_a_source_changes_the_key_where_it_is_read_otherwise(tmp_
     )
 
 
-@pytest.mark.parametrize("field", ["weighting", "duplicates", "min_tokens", "max_turns", "epochs", "balance"])
+@pytest.mark.parametrize(
+    "field", ["weighting", "duplicates", "min_tokens", "max_turns", "epochs", "balance", "align", "padding"]
+)
 def test_who_is_packed_and_how_often_does_not_change_a_token_file(field: str, tmp_path: Path) -> None:
     before, after = resolved(tmp_path), resolved(tmp_path, **{field: OTHER[field][0]})
     assert [before.tokens_key(part) for part in before.parts] == [after.tokens_key(part) for part in after.parts]

@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from tasks.core.errors import DataError, UsageError
+from tasks.core.errors import DataError
 from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.corpus_folder import reading
 from tasks.storage.manifest import RowShape
@@ -106,7 +106,7 @@ class PackedDataset(torch.utils.data.Dataset):
         self.corpus, self.split = corpus, split
         self.rows = corpus.rows(split)
         if len(corpus.lengths) > 1 and split not in corpus.splits:
-            raise UsageError(
+            raise DataError(
                 "no_rows",
                 f"{corpus.folder}: {split!r}: rows have several lengths; open one of the splits "
                 f"{', '.join(corpus.splits)}",
