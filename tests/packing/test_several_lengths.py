@@ -8,6 +8,7 @@ lengths ─solve─▶ rows of each length ┬ each conversation once, no row to
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -171,10 +172,17 @@ RECORDS = [*conversations(70, seed=1), *conversations(30, seed=2, longest=60)]
 LENGTHS = [32, 96]
 
 
-def made(folder: Path, **values: Any) -> tuple[Path, Manifest]:
-    recipe = make_recipe(folder, RECORDS, **{"sequence_length": LENGTHS, "max_rejects": 0.5} | values)
+def made(folder: Path, records: Sequence[Any] = RECORDS, **values: Any) -> tuple[Path, Manifest]:
+    recipe = make_recipe(folder, records, **{"sequence_length": LENGTHS, "max_rejects": 0.5} | values)
     path = pack_corpus(recipe)
     return path, load_manifest(path)
+
+
+def pieces_of(path: Path) -> list[dict[str, Any]]:
+    """The places of all packed conversations, from the index."""
+    folder = path.parent.parent / load_manifest(path).corpus
+    with pa.OSFile(str(folder / "index.arrow")) as source, pa.ipc.open_stream(source) as index:
+        return [piece for piece in index.read_all().unify_dictionaries().to_pylist() if piece["split"]]
 
 
 @pytest.mark.parametrize("overlong", ["truncate", "drop", "split"])
@@ -217,14 +225,9 @@ def test_groups_of_a_corpus_of_several_lengths(tmp_path: Path, monkeypatch: pyte
     rows = {name: split.rows for name, split in load_manifest(path).splits.items()}
     assert rows["train-32"] == rows["train_epoch_2-32"] > 0
     assert rows["train-96"] == rows["train_epoch_2-96"] > 0
-    manifest = load_manifest(path)
-    with (
-        pa.OSFile(str(path.parent.parent / manifest.corpus / "index.arrow")) as source,
-        pa.ipc.open_stream(source) as index,
-    ):
-        places = index.read_all().unify_dictionaries().to_pylist()
-    for name, split in manifest.splits.items():
-        own = np.array([place["length"] for place in places if place["split"] == name], np.int64)
+    pieces = pieces_of(path)
+    for name, split in load_manifest(path).splits.items():
+        own = np.array([piece["length"] for piece in pieces if piece["split"] == name], np.int64)
         counts = bin_packing.histogram(own, length_in(name, 0))
         assert split.lower_bound_rows == bin_packing.lower_bound(counts, length_in(name, 0))[0]
 
@@ -262,11 +265,14 @@ def rows_of(path: Path, manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
 
 @pytest.mark.parametrize("company", ["similar", "apart"])
 def test_company_changes_who_shares_a_row_and_not_which_rows_there_are(tmp_path: Path, company: str) -> None:
-    values = {"sequence_length": BOTH, "validation": 0.2, "epochs": 2}
-    _, plain = made(tmp_path / "random", **values)
+    records = conversations(300, seed=3, longest=5)  # many of the same length
+    values = {"sequence_length": BOTH, "validation": 0.2, "epochs": 2, "records": records}
+    other, plain = made(tmp_path / "random", **values)
     path, manifest = made(tmp_path / company, **values, company=company)
     verify(path)
     assert rebuild(path)
+    kinds = [{(piece["record"], kind_of(piece["split"])) for piece in pieces_of(each)} for each in (other, path)]
+    assert kinds[0] == kinds[1], "none moves between the training and the held-out rows"
     for name, split in manifest.splits.items():
         before = plain.splits[name]
         assert (split.rows, split.tokens) == (before.rows, before.tokens)
@@ -292,14 +298,9 @@ def test_weights_are_those_of_all_training_rows_together(tmp_path: Path, overlon
     assert [*manifest.loss_weight] == ["train", "validation", "train_epoch_2"]
     rows = rows_of(path, manifest)
     assert all(rows[f"train-{length}"] for length in BOTH)
-    with (
-        pa.OSFile(str(path.parent.parent / manifest.corpus / "index.arrow")) as source,
-        pa.ipc.open_stream(source) as index,
-    ):
-        pieces = [piece for piece in index.read_all().unify_dictionaries().to_pylist() if piece["split"]]
     for kind, sums in manifest.loss_weight.items():
         of_conversations = Counter[tuple[int, int]]()
-        for piece in pieces:
+        for piece in pieces_of(path):
             if kind_of(piece["split"]) == kind:
                 row = rows[piece["split"]][piece["row"]]
                 own = slice(piece["start"], piece["start"] + piece["length"])
