@@ -46,6 +46,15 @@ ROWS_IF_SET = ("company", "loss_weight", "balance", *SHAPE_SETTINGS, "mix")
 # Lengths of a row, in tokens, and how many of them a corpus may have.
 SHORTEST_ROW, LONGEST_ROW, MOST_LENGTHS = 8, 1 << 20, 8
 
+# Settings that need packed rows, and what is the case without packing.
+WITHOUT_PACKING = {
+    "company": "no row is shared",
+    "loss_weight": "rows have no column for it",
+    "balance": "the trainer makes the batches and their order",
+    "align": "a row has text instead of tokens",
+    "padding": "a row has text instead of tokens",
+}
+
 # Settings that do not go with several lengths of rows, and why.
 NOT_WITH_LENGTHS = {
     "align": "rows are chosen by the number of tokens, not of multiples",
@@ -321,26 +330,10 @@ class Config(BaseModel):
             raise ValueError(
                 "epochs: more than 1 requires packing: true; without packing, all epochs have the same rows"
             )
-        if not self.packing and self.company != "random":
-            raise ValueError(f"company: {self.company} requires packing: true; without packing, no row is shared")
-        if not self.packing and self.loss_weight != "none":
-            raise ValueError(
-                f"loss_weight: {self.loss_weight} requires packing: true; without packing, rows have no column for it"
-            )
-        if not self.packing and self.balance:
-            raise ValueError(
-                "balance: requires packing: true; without packing, the trainer makes the batches and their order"
-            )
-        if self.align > 1 and not self.packing:
-            raise ValueError(
-                f"align: {self.align} requires packing: true; without packing, a row has text instead of tokens; "
-                "remove align"
-            )
-        if self.padding == "none" and not self.packing:
-            raise ValueError(
-                "padding: none requires packing: true; without packing, a row has text instead of tokens; remove "
-                "padding"
-            )
+        for name, value in self._set_among(() if self.packing else WITHOUT_PACKING).items():
+            given = name if isinstance(value, Balance) else f"{name}: {value}"
+            why = WITHOUT_PACKING[name]
+            raise ValueError(f"{given} requires packing: true; without packing, {why}; remove {name}")
         for one, other, why in NOT_TOGETHER:
             if self._set_among((one, other)).keys() == {one, other}:
                 raise ValueError(f"{one} and {other} cannot be set together: {why}; remove one of them")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.config import NOT_IN_KEY, NOT_TOGETHER, NOT_WITH_LENGTHS, ROWS_IF_SET, TEXTS_IF_SET, Config, load_config
+from tasks.config import (
+    NOT_IN_KEY,
+    NOT_TOGETHER,
+    NOT_WITH_LENGTHS,
+    ROWS_IF_SET,
+    TEXTS_IF_SET,
+    WITHOUT_PACKING,
+    Config,
+    load_config,
+)
 from tasks.core.errors import InputMissing, PackError, UsageError
 from tasks.core.yaml_settings import parse_settings
 from tasks.sources.model import Source
@@ -427,3 +437,12 @@ def test_settings_that_exclude_each_other_are_refused(one: str, other: str, tmp_
     text = f"sources: [{{path: x.jsonl}}]\n{one}: {values[one]}\n"
     load(tmp_path, text)
     assert f"{one} and {other} cannot be set together" in refusal(tmp_path, f"{text}{other}: {values[other]}\n")
+
+
+def test_every_setting_of_rows_needs_packing(tmp_path: Path) -> None:
+    values = {"company": "apart", "loss_weight": "both", "balance": "{ranks: 2}", "align": "4", "padding": "none"}
+    assert {*values} == {*WITHOUT_PACKING} == {*ROWS_IF_SET} - {"mix"}
+    for name, value in values.items():
+        text = f"sources: [{{path: x.jsonl}}]\n{name}: {value}\n"
+        load(tmp_path, text)
+        assert re.search(rf"{name}(: \w+)? requires packing: true", refusal(tmp_path, f"{text}packing: false\n"))
