@@ -190,7 +190,7 @@ def test_what_several_lengths_do_not_go_with(manifest: Path, tmp_path: Path) -> 
     assert corpus.rows("validation") == corpus.rows("validation-96") + corpus.rows("validation-192")
     with pytest.raises(UsageError, match=r"rows of several lengths \(96 and 192\), which load: stream cannot read"):
         open_feed(corpus, TrainingConfig(load="stream"))
-    with pytest.raises(UsageError, match="open one of the splits train-96, train-192"):
+    with pytest.raises(DataError, match="open one of the splits train-96, train-192"):
         PackedDataset(corpus)
 
 
