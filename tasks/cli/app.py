@@ -41,13 +41,13 @@ from tasks.cli.options import (
     ManifestArgument,
     RootOption,
     SequenceLengthOption,
+    manifest_argument,
 )
 from tasks.core.error_codes import DATA
 from tasks.core.error_messages import DEBUG, JSON, as_json, as_text, is_on, to_pack_error
 from tasks.core.errors import InputMissing, Interrupted, UsageError
 from tasks.inspection.manifests import (
     complete_file,
-    complete_manifest,
     find_damaged,
     find_file,
     find_manifest,
@@ -335,26 +335,8 @@ def list_command(root: RootOption = Path(), json_output: JsonOption = False) -> 
 
 @app.command()
 def diff(
-    before: Annotated[
-        Path,
-        typer.Argument(
-            metavar="BEFORE",
-            show_default=False,
-            parser=local_path_of,
-            help="A manifest (file, URL, name, or key) or a corpus folder.",
-            autocompletion=complete_manifest,
-        ),
-    ],
-    after: Annotated[
-        Path,
-        typer.Argument(
-            metavar="AFTER",
-            show_default=False,
-            parser=local_path_of,
-            help="The one to compare it with.",
-            autocompletion=complete_manifest,
-        ),
-    ],
+    before: Annotated[Path, manifest_argument("BEFORE")],
+    after: Annotated[Path, manifest_argument("AFTER", "The one to compare it with.")],
     root: RootOption = Path(),
     json_output: JsonOption = False,
 ) -> None:
@@ -460,16 +442,7 @@ def export(
 
 @app.command()
 def push(
-    manifest: Annotated[
-        Path,
-        typer.Argument(
-            metavar="MANIFEST",
-            show_default=False,
-            parser=local_path_of,
-            help="A manifest (file, URL, name, or key) or a corpus folder.",
-            autocompletion=complete_manifest,
-        ),
-    ],
+    manifest: Annotated[Path, manifest_argument("MANIFEST")],
     repo: Annotated[
         str,
         typer.Argument(

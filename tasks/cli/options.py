@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,15 +11,22 @@ from tasks.core.error_messages import JSON
 from tasks.inspection.manifests import complete_manifest
 from tasks.stores.scratch import local_path_of, root_of
 
-ManifestArgument = Annotated[
-    Path | None,
-    typer.Argument(
-        metavar="MANIFEST",
+_MANIFEST = "A manifest (file, URL, name, or key) or a corpus folder."
+
+
+def manifest_argument(metavar: str, help_text: str = _MANIFEST) -> Any:
+    """Return an argument that names a corpus."""
+    return typer.Argument(
+        metavar=metavar,
         show_default=False,
         parser=local_path_of,
-        help="A manifest (file, URL, name, or key) or a corpus folder. Default: the corpus of the latest run.",
+        help=help_text,
         autocompletion=complete_manifest,
-    ),
+    )
+
+
+ManifestArgument = Annotated[
+    Path | None, manifest_argument("MANIFEST", f"{_MANIFEST} Default: the corpus of the latest run.")
 ]
 
 ConfigOption = Annotated[

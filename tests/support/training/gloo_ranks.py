@@ -24,6 +24,23 @@ def gloo_ranks(count: int, code: str, given: Any = None, **environment: list[str
         return [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(count)]
 
 
+def train_on_two_ranks(file: str, manifest: Path, run: Path, **options: Any) -> list[Any]:
+    """Call `train(manifest, run, 2, **options)` of a test file in two ranks; return their results."""
+    code = """
+import importlib.util, sys
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+sys.path.insert(0, given["tests"])
+spec = importlib.util.spec_from_file_location("training_of_test", given["file"])
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+result = module.train(Path(given["manifest"]), Path(given["run"]), 2, **given["options"])
+"""
+    given = {"file": file, "tests": str(ROOT / "tests"), "manifest": str(manifest), "run": str(run), "options": options}
+    return gloo_ranks(2, code, given, MASTER_ADDR=["localhost"] * 2, LOCAL_WORLD_SIZE=["2"] * 2)
+
+
 def main(plan: dict[str, Any]) -> None:
     pids = []
     for rank in range(plan["count"]):

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
-from support.training.gloo_ranks import gloo_ranks
+from support.training.gloo_ranks import train_on_two_ranks
 from support.training.tiny_training import LENGTH, tiny_model
 from torch.utils.data import BatchSampler, SequentialSampler
 
@@ -147,20 +147,7 @@ def test_an_epoch_has_every_row_and_whole_groups_in_another_order(manifest: Path
 def test_two_ranks_have_equal_work_and_take_the_same_steps(
     manifest: Path, whole: dict[str, Any], tmp_path: Path
 ) -> None:
-    code = """
-import importlib.util, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-sys.path.insert(0, given["tests"])
-spec = importlib.util.spec_from_file_location("balanced_training", given["file"])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-result = module.train(Path(given["manifest"]), Path(given["run"]), 2, save_every=1000)
-"""
-    given = {"manifest": str(manifest), "run": str(tmp_path / "run")}
-    given |= {"file": __file__, "tests": str(Path(__file__).parents[2])}
-    ranks = gloo_ranks(2, code, given, MASTER_ADDR=["localhost"] * 2, LOCAL_WORLD_SIZE=["2"] * 2)
+    ranks = train_on_two_ranks(__file__, manifest, tmp_path / "run", save_every=1000)
     count = open_corpus(manifest).rows("train") // ROWS * ROWS
     for rank in ranks:
         assert rank["losses"][: count // ROWS] == pytest.approx(whole["losses"][: count // ROWS], rel=1e-3)

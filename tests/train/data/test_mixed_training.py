@@ -21,7 +21,7 @@ from hypothesis import settings as profile
 from hypothesis import strategies as st
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
-from support.training.gloo_ranks import gloo_ranks
+from support.training.gloo_ranks import train_on_two_ranks
 from support.training.tiny_training import tiny_model
 
 from tasks.core.errors import DataError, UsageError
@@ -109,21 +109,7 @@ def test_each_step_has_rows_of_one_length_and_as_many_tokens(manifest: Path, who
 
 
 def test_two_ranks_take_the_same_steps(manifest: Path, whole: dict[str, Any], tmp_path: Path) -> None:
-    code = """
-import importlib.util, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-sys.path.insert(0, given["tests"])
-spec = importlib.util.spec_from_file_location("mixed_training", given["file"])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-result = module.train(Path(given["manifest"]), Path(given["run"]), 2, save_every=1000)
-"""
-    given = {"manifest": str(manifest), "run": str(tmp_path / "run")}
-    given |= {"file": __file__, "tests": str(Path(__file__).parents[2])}
-    near = {"MASTER_ADDR": ["localhost"] * 2, "LOCAL_WORLD_SIZE": ["2"] * 2}
-    ranks = gloo_ranks(2, code, given, **near)
+    ranks = train_on_two_ranks(__file__, manifest, tmp_path / "run", save_every=1000)
     for rank in ranks:
         assert rank["losses"] == pytest.approx(whole["losses"], rel=1e-4)
         assert rank["validation"] == pytest.approx(whole["validation"], rel=1e-4)

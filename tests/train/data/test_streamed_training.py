@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.packed_rows import LENGTH
 from support.small_corpus import conversations, make_recipe, pack_corpus
-from support.training.gloo_ranks import gloo_ranks
+from support.training.gloo_ranks import train_on_two_ranks
 from support.training.tiny_training import tiny_model
 
 from tasks import recipe
@@ -85,21 +85,7 @@ def test_a_run_takes_the_rows_in_their_order(manifest: Path, whole: dict[str, An
 def test_two_ranks_take_the_same_steps_and_a_cache_changes_nothing(
     manifest: Path, whole: dict[str, Any], tmp_path: Path
 ) -> None:
-    code = """
-import importlib.util, sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-sys.path.insert(0, given["tests"])
-spec = importlib.util.spec_from_file_location("streamed_training", given["file"])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-result = module.train(Path(given["manifest"]), Path(given["run"]), 2, cache=given["cache"], save_every=1000)
-"""
-    given = {"manifest": str(manifest), "run": str(tmp_path / "run"), "cache": str(tmp_path / "cache")}
-    given |= {"file": __file__, "tests": str(Path(__file__).parents[2])}
-    near = {"MASTER_ADDR": ["localhost"] * 2, "LOCAL_WORLD_SIZE": ["2"] * 2}
-    ranks = gloo_ranks(2, code, given, **near)
+    ranks = train_on_two_ranks(__file__, manifest, tmp_path / "run", cache=str(tmp_path / "cache"), save_every=1000)
     for rank in ranks:
         assert rank["losses"] == pytest.approx(whole["losses"], rel=1e-4)
         torch.testing.assert_close(torch.tensor(rank["weights"]), torch.tensor(whole["weights"]), rtol=1e-3, atol=1e-6)
