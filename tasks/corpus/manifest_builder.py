@@ -13,7 +13,7 @@ from tasks.recipe import Recipe
 from tasks.storage.files import sync_folder, to_json, write_bytes
 from tasks.storage.keys import VERSIONS, format_version_of
 from tasks.storage.manifest import FileFacts, Ledger, Manifest, manifest_digest, shape_of
-from tasks.storage.splits import kind_of, length_in
+from tasks.storage.splits import first_packing, kind_of, length_in
 
 
 def build_manifest(
@@ -110,7 +110,7 @@ def _weight_sums(recipe: Recipe, plan: dict[str, Any], shards: list[dict[str, An
         sums.setdefault(kind_of(split), []).extend(shard["loss_weight"] for shard in own)
     found = {}
     for kind, written in sums.items():
-        facts = plan["loss_weight"]["validation" if kind == "validation" else "train"]
+        facts = plan["loss_weight"][first_packing(kind)]
         found[kind] = {name: facts[name] for name in ("trained", "conversations")}
         found[kind]["loss_weight"] = math.fsum(written)
     return found

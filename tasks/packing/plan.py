@@ -69,7 +69,7 @@ from tasks.storage.files import atomic_file, digest_of, read_receipt, sha256_of,
 from tasks.storage.row_statistics import ROWS, RowStatistics
 from tasks.storage.samples import samples_of
 from tasks.storage.schemas import REJECTED, ROWS_SCHEMA, plan_schema
-from tasks.storage.splits import SPLITS, TRAIN_EPOCH_PREFIX, kind_of, length_in, splits_of
+from tasks.storage.splits import SPLITS, TRAIN_EPOCH_PREFIX, first_packing, length_in, splits_of
 from tasks.storage.token_files import TokenColumns
 from tasks.tokenization.token_batch import noticed_in
 
@@ -177,7 +177,7 @@ def _weighting_facts(config: Config, account: Account, blocks: Blocks) -> dict[s
     """Return what shards need to weigh tokens, and the split of each shard as the facts name it."""
     if config.loss_weight == "none":
         return {}
-    kinds = {split: "validation" if kind_of(split) == "validation" else "train" for split in blocks.rows}
+    kinds = {split: first_packing(split) for split in blocks.rows}
     splits = [kinds[split] for split, own in blocks.rows.items() for _ in own]
     return {"loss_weight": weighting_facts(config, account), "weighted_as": splits}
 

@@ -29,6 +29,11 @@ def kind_of(split: str) -> str:
     return split.partition("-")[0]
 
 
+def first_packing(split: str) -> str:
+    """Return train or validation: the kind of split whose conversations are those of a split."""
+    return "validation" if kind_of(split) == "validation" else "train"
+
+
 def length_in(split: str, default: int) -> int:
     """Return the length of the rows of a split by its name, or `default` if it names none."""
     _, _, length = split.partition("-")

@@ -17,7 +17,6 @@ from tasks.config import Balance
 from tasks.core.seeded_order import shuffle
 from tasks.packing.balance.balanced_order import balanced_order
 from tasks.packing.balance.cost import HIDDEN_SIZE, linear_cost
-from tasks.storage.row_statistics import RowStatistics
 
 # Numbers of ranks that are forecast.
 RANKS = (8, 64, 512)
@@ -81,9 +80,3 @@ def forecast(
         percent = (round(100 * share, 2) for share in (sum(shares) / trials, balanced))
         found.append(Waiting(ranks, rows_per_rank, *percent))
     return found
-
-
-def forecast_of(
-    statistics: RowStatistics, length: int, balance: Balance | None, hidden_size: int = HIDDEN_SIZE
-) -> list[Waiting]:
-    return forecast(statistics.squares, statistics.trained, length, balance, hidden_size)

@@ -32,7 +32,7 @@ from tasks.storage.arrow import strings
 from tasks.storage.files import CHUNK, atomic_file, digest_of, read_receipt
 from tasks.storage.row_statistics import ROWS, add_sums
 from tasks.storage.schemas import DROP_REASONS, INDEX_SCHEMA, ROWS_SCHEMA, index_schema
-from tasks.storage.splits import kind_of, length_in, splits_of
+from tasks.storage.splits import first_packing, length_in, splits_of
 
 
 def join_groups(recipe: Recipe, folder: Path) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def join_groups(recipe: Recipe, folder: Path) -> dict[str, Any]:
         joined.append(_join_rows(folder, dealt, sha256))
     # The bounds of all pieces together: those of groups may add up to more than one plan needs.
     for split, rows in blocks.rows.items():
-        kind = "validation" if kind_of(split) == "validation" else "train"
-        first = splits_of(kind, config.row_lengths)[config.row_lengths.index(length_in(split, config.sequence_length))]
+        length = config.row_lengths.index(length_in(split, config.sequence_length))
+        first = splits_of(first_packing(split), config.row_lengths)[length]
         blocks.bounds.append(bound_of(sum(rows), blocks.counts[number_of(first, config)], config, split))
     if len(config.row_lengths) > 1:
         train, held_out = np.split(blocks.counts, 2)
