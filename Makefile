@@ -90,8 +90,8 @@ docs: .venv/.test  ## build the documentation site in build/site/
 	$(BIN)/mkdocs build --quiet --strict
 
 bench: .venv/.train  ## pack CONFIG and the same data with TRL, in turns, once as it is and once tenfold
-	$(BIN)/python bench/preparation.py $(CONFIG) --write docs/benchmarks.md
-	$(BIN)/python bench/preparation.py $(CONFIG) --times 10 --write docs/benchmarks.md
+	$(BIN)/python bench/preparation/whole_command.py $(CONFIG) --write docs/benchmarks.md
+	$(BIN)/python bench/preparation/whole_command.py $(CONFIG) --times 10 --write docs/benchmarks.md
 
 faults: .venv/.test  ## kill runs, refuse their writes, start two at once: about half an hour; needs strace, and root for the full-disk tests
 	$(BIN)/python bench/reliability/faults.py
@@ -122,7 +122,7 @@ schemas: .venv/.setup  ## generate docs/reference: errors, schemas, and the page
 	$(BIN)/python docs/generate.py
 
 sample: .venv/.setup  ## rebuild the bundled sample
-	$(BIN)/python data/sample/generate.py
+	$(BIN)/python data/sample/generator/generate.py
 
 clean:  ## remove build outputs: corpora, token files, proofs, plans, tokenizers, copies (not .venv, manifests, models, adapters)
 	rm -rf data/corpora data/exports data/tokens data/engines data/digests data/plans data/tokenizers data/remote .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -57,7 +57,7 @@ WORDS = {
 }
 EXCUSED = {
     "bench/words.py": "",
-    "tests/test_words.py": "",
+    "tests/project/test_words.py": "",
     "CHANGELOG.md": "",
     "docs/changelog.md": "",
     # The config key `license` had another spelling.
@@ -70,7 +70,7 @@ EXCUSED = {
     "tasks/storage/keys.py": "licence",
     "tests/verification/test_repair.py": "licence",
     # The JSON key `mended` of `packcorpus repair --json`.
-    "tasks/cli/app.py": "mended",
+    "tasks/cli/commands/restore.py": "mended",
     "tasks/inspection/verification.py": "mended",
 }
 # Not within a word, but as a part of a name in snake_case or CamelCase.

@@ -1,6 +1,8 @@
 """Measure `datasets.map` with `apply_chat_template`, two processes: rendering and tokenizing, without packing.
 
-    python bench/own_template/datasets_map.py CONVERSATIONS.jsonl TOKENIZER_FOLDER OUTPUT_FOLDER
+    python bench/preparation/datasets_map.py CONVERSATIONS.jsonl TOKENIZER_FOLDER OUTPUT_FOLDER
+
+`tools` of a conversation may be a list, or JSON text of one.
 
 Prints one JSON object. The seconds include loading the conversations, and exclude the imports.
 """
@@ -24,7 +26,10 @@ def main(conversations: str, folder: str, output: str) -> None:
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
 
     def encode(record: dict[str, Any]) -> dict[str, Any]:
-        return {"input_ids": tokenizer.apply_chat_template(record["messages"], tokenize=True, return_dict=False)}
+        tools = record.get("tools") or None
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+        ids = tokenizer.apply_chat_template(record["messages"], tools=tools, tokenize=True, return_dict=False)
+        return {"input_ids": ids}
 
     start = time.perf_counter()
     data = load_dataset("json", data_files=conversations, split="train", cache_dir=str(Path(output) / "cache"))

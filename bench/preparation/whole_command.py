@@ -1,13 +1,14 @@
 """Compare the whole command with TRL's preparation and with the minimum work.
 
-    make bench CONFIG=my.yaml      (or: python bench/preparation.py my.yaml [--runs 3] [--times 10] [--write FILE])
+    make bench CONFIG=my.yaml
+    python bench/preparation/whole_command.py my.yaml [--runs 3] [--times 10] [--write FILE]
 
 Each round runs, in this order: the whole command from a cold start (nothing cached) with one worker and with two; the
 command for another length (token files reused); TRL's SFTTrainer with packing_strategy="bfd" and two processes; the
-floor (bench/floor.py). With --times, the conversations are enlarged first: every prompt is combined with other
+floor (floor.py). With --times, the conversations are enlarged first: every prompt is combined with other
 completions. The config must name a tokenizer. The input of TRL is written before and not timed. The table has medians;
 MB refer to the conversations as JSON lines of messages. With --write, the table replaces the one with the same title in
-FILE. With `template: tokenizer`, the runs are those of bench/own_template/compare.py.
+FILE. With `template: tokenizer`, the runs are those of bench/preparation/own_template.py.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from importlib import metadata
 from pathlib import Path
 
 import orjson
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from enlarge import enlarge
 from read_conversations import valid_conversations
 
@@ -38,7 +41,7 @@ from tasks.recipe import resolve
 from tasks.templates.families.hermes import call_text
 
 BIN = Path(sys.executable).parent
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = (
     "seconds", "cpu_seconds", "MB_per_second", "conversations_per_second", "tokens_per_second", "peak_memory_bytes",
     "rows", "efficiency",
@@ -91,8 +94,8 @@ def packcorpus(config: Path, root: Path, length: int, workers: int) -> tuple[dic
 
 
 def trl(messages: Path, tokenizer: Path, length: int, folder: Path) -> dict[str, float]:
-    """Run bench/trl_preparation.py and return its figures."""
-    script = str(ROOT / "bench" / "trl_preparation.py")
+    """Run bench/preparation/trl_preparation.py and return its figures."""
+    script = str(Path(__file__).with_name("trl_preparation.py"))
     words = [sys.executable, script, str(messages), str(tokenizer), str(length), str(folder)]
     out, _, _ = timed(words, folder)
     found = json.loads(out.splitlines()[-1])
@@ -139,8 +142,9 @@ def measure(config: Path, options: argparse.Namespace, folder: Path) -> dict[str
 
 
 def floor(config: Path, root: Path, manifest: Path) -> dict[str, float]:
-    """Run bench/floor.py and return its CPU seconds."""
-    out, _, _ = timed([sys.executable, str(ROOT / "bench" / "floor.py"), str(config), str(root), str(manifest)], root)
+    """Run bench/preparation/floor.py and return its CPU seconds."""
+    script = str(Path(__file__).with_name("floor.py"))
+    out, _, _ = timed([sys.executable, script, str(config), str(root), str(manifest)], root)
     parts = json.loads(out.splitlines()[-1])
     print(f"floor: {parts}", file=sys.stderr)
     cpu = parts["parse"] + parts["encode"] + parts["write"]
@@ -210,7 +214,7 @@ def main() -> None:
             config = Path(name) / "enlarged" / "config.yaml"
         title, runs = settings.name, f"{options.runs} alternating runs"
         if settings.template == "tokenizer":
-            from own_template.compare import compare  # uses functions of this module
+            from own_template import compare  # uses functions of this module
 
             title = f"Template of {Path(settings.tokenizer).name}"
             body = f"{machine()}; {runs} of whole processes; {compare(config, options, Path(name))}"

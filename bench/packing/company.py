@@ -1,6 +1,6 @@
 """Measure who shares a row, for each value of `company`.
 
-    python bench/company.py CONFIG
+    python bench/packing/company.py CONFIG
 
 Packs the sources of a config three times in a temporary folder, and prints a row of a table for each: rows, how full
 they are, CPU seconds of the whole command, and of all pairs of conversations in a row the share from the same source,
@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tasks.packing.company.arrange import meetings
 from tasks.packing.company.sketches import directions, near_duplicates

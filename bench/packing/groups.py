@@ -1,7 +1,7 @@
 """Compare ways of cutting a corpus into groups that are planned one by one.
 
-    python bench/groups.py data/corpora/NAME-KEY/index.arrow [--times 10] [--length 1024]
-    python bench/groups.py hard
+    python bench/packing/groups.py data/corpora/NAME-KEY/index.arrow [--times 10] [--length 1024]
+    python bench/packing/groups.py hard
 
 Reads the source and the length of every packed conversation from an index. Each source is repeated `--times` times, in
 the order of the sources. `hard` generates two sources instead: one whose conversations all take between a quarter and
@@ -12,7 +12,7 @@ of the tokens of a source in a group from its share in the corpus, in percentage
 
     source order    runs of conversations, as they are in the sources
     shuffled        chunks in random order, cut into groups
-    dealt           tasks/packing/groups.py
+    dealt           tasks/packing/groups/
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tasks.core.seeded_order import shuffle
 from tasks.packing import bin_packing

@@ -1,8 +1,8 @@
 """Measure how long ranks wait for the slowest of a step: in random order, and in the order of `balance`.
 
-    python bench/balance.py INDEX                             a forecast, at several lengths
-    python bench/balance.py INDEX --steps                     8 ranks, step by step: slowest over mean
-    python bench/balance.py --rows 1000000                    seconds of ordering so many rows
+    python bench/packing/balance.py INDEX                             a forecast, at several lengths
+    python bench/packing/balance.py INDEX --steps                     8 ranks, step by step: slowest over mean
+    python bench/packing/balance.py --rows 1000000                    seconds of ordering so many rows
 
 INDEX is index.arrow of a corpus packed without limits of length (`overlong: error`, with a long row). Conversations are
 packed again at each length, as they are (`short`), and joined to longer ones (`joined`): neighbors in the sources, so
@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tasks.core.seeded_order import shuffle
 from tasks.packing import bin_packing

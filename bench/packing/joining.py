@@ -1,10 +1,10 @@
 """Measure the memory and time of planning in groups: of one group, and of the run that joins all of them.
 
-    python bench/joining.py [--conversations 1000000000] [--group 1000000]
+    python bench/packing/joining.py [--conversations 1000000000] [--group 1000000]
 
-One group is planned from token files as those of bench/planning.py. The run then joins as many receipts as a corpus of
-so many conversations has, each like that of this group, with an index of a few rows: the index is copied batch by
-batch, so its size costs time, and no memory.
+One group is planned from token files as those of planning.py. The run then joins as many receipts as a corpus of
+so many conversations has, each like that of this group, with an index and statistics of a few rows: both are copied
+batch by batch, so their size costs time, and no memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from planning import PART, recipe_of, write_part
 
@@ -93,18 +93,26 @@ def simulate(recipe: Recipe, folder: Path, conversations: int, like: dict[str, A
     with pa.OSFile(str(small), "w") as out, pa.ipc.new_stream(out, first.schema) as writer:
         writer.write_batch(first)
     digest, size = digest_of(small, "xxh3"), sum(like["rows"]["train"])
+    with pa.OSFile(str(files_of_group(group.plan_folder, 0)["rows"])) as source, pa.ipc.open_file(source) as reader:
+        statistics = reader.get_batch(0).slice(0, 1)
     for number in range(groups):
         files = files_of_group(folder, number)
         files["index"].hardlink_to(small)
         files["rejects"].touch()
         counts = {split: len(shards_of(number, groups, count)) for split, count in recipe.shards.items()}
+        of_rows = folder / f"small-{sum(counts.values())}.arrow"  # a batch for each shard
+        if not of_rows.exists():
+            with pa.OSFile(str(of_rows), "w") as out, pa.ipc.new_file(out, statistics.schema) as writer:
+                for _ in range(sum(counts.values())):
+                    writer.write_batch(statistics)
+        files["rows"].hardlink_to(of_rows)
         edges = np.arange(counts["train"] + 1) * size // counts["train"]
         receipt = like | {
             "rows": {"train": np.diff(edges).tolist(), "validation": [0] * counts["validation"]},
             "checksums": {split: ["0" * 32] * count for split, count in counts.items()},
             "files": {files["plan"].name: 0},
             "sha256": {files["plan"].name: "0" * 64},
-            "xxh3": like["xxh3"] | {"index": digest},
+            "xxh3": like["xxh3"] | {"index": digest, "rows": digest_of(of_rows, "xxh3")},
         }
         write_receipt(group_receipt(folder, number), receipt)
 

@@ -1,6 +1,6 @@
 """Measure rows, fill, lower bound, and the time of the plan and of the shards for each shape of rows.
 
-    python bench/row_shapes.py CONFIG [--lengths 1024 4096] [--align 1 8 16 64 128]
+    python bench/packing/row_shapes.py CONFIG [--lengths 1024 4096] [--align 1 8 16 64 128]
 
 Tokenizes the sources of CONFIG once, then plans and writes a corpus of each shape in a temporary folder, in this
 process, and verifies it. Times are CPU seconds.
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tasks.config import load_config
 from tasks.recipe import recipe_of

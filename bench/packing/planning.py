@@ -2,7 +2,7 @@
 
 It reads token files and writes plan.arrow, index.arrow, and the receipt.
 
-    python bench/planning.py [KEY=VALUE …] [--conversations 1000000 10000000]
+    python bench/packing/planning.py [KEY=VALUE …] [--conversations 1000000 10000000]
 
 Generates token files of 200,000 conversations each, with 28 tokens on average, for rows of 128 (4.8 conversations per
 row, like chats in rows of 1024). KEY=VALUE overrides settings of the config, such as validation=0.01. 10 million
@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tasks.config import Config
 from tasks.packing.plan import make_plan
@@ -38,6 +38,7 @@ from tasks.tokenization.token_batch import NOTICED
 PART = 200_000
 BATCH = 8192
 LENGTH = 128
+EOS = 2
 
 
 def write_part(recipe: Recipe, part: Part, number: int) -> None:
@@ -58,6 +59,7 @@ def write_part(recipe: Recipe, part: Part, number: int) -> None:
             values = np.arange(offsets[-1], dtype=np.int32) % 1000
             values[::2] = ~values[::2]
             values[offsets[:-1]] = ~5
+            values[offsets[1:] - 1] = EOS
             trained = np.add.reduceat(values >= 0, offsets[:-1])
             total += len(values) - count
             columns = {
@@ -72,7 +74,7 @@ def write_part(recipe: Recipe, part: Part, number: int) -> None:
             arrays = [pa.array(columns[name]) if name != "tokens" else columns[name] for name in TOKENS_SCHEMA.names]
             writer.write_batch(pa.record_batch(arrays, schema=TOKENS_SCHEMA))
     counts = {"conversations": PART, "records": PART, "accepted": PART, "tokens": total, "rejects": []}
-    receipt = counts | dict.fromkeys(NOTICED, 0) | {"xxh3": digest_of(path, "xxh3")}
+    receipt = counts | dict.fromkeys(NOTICED, 0) | {"bytes": path.stat().st_size, "xxh3": digest_of(path, "xxh3")}
     write_receipt(recipe.layout.token_receipt(key), receipt)
 
 
@@ -92,13 +94,14 @@ def measure(root: Path, conversations: int, settings: dict[str, Any]) -> None:
     """
     recipe = recipe_of(root, conversations, settings)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-    started = time.perf_counter()
+    started, used = time.perf_counter(), time.process_time()
     receipt = make_plan(recipe, recipe.plan_folder)
-    seconds = time.perf_counter() - started
+    seconds, cpu = time.perf_counter() - started, time.process_time() - used
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    rows = receipt["packing_metadata"]["rows"]
     print(
-        f"{conversations:>13,} {receipt['packing_metadata']['rows']:>11,} {seconds:>8.1f} {before / 1e6:>9,.0f} "
-        f"{peak / 1e6:>8,.0f} {(peak - before) / conversations:>23.1f}",
+        f"{conversations:>13,} {rows:>11,} {seconds:>8.1f} {cpu:>7.1f} {before / 1e6:>9,.0f} {peak / 1e6:>8,.0f} "
+        f"{(peak - before) / conversations:>23.1f}",
         flush=True,
     )
 
@@ -109,7 +112,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", metavar="KEY=VALUE")
     arguments = parser.parse_args()
     settings = {name: yaml.safe_load(value) for name, value in (pair.split("=", 1) for pair in arguments.settings)}
-    print("conversations        rows  seconds  start MB  peak MB  bytes/conversation")
+    print("conversations        rows  seconds   CPU s  start MB  peak MB  bytes/conversation")
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as name:
         recipe = recipe_of(Path(name), max(arguments.conversations), settings)
         for number, part in enumerate(recipe.parts):

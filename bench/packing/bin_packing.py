@@ -1,14 +1,16 @@
 """Measure the rows, lower bound, time, and memory of packing.
 
-    python bench/packing.py [lengths.npy] [--conversations 10000000]
-    python bench/packing.py hard
-    python bench/packing.py several [lengths.npy] [--conversations 10000000]
+    python bench/packing/bin_packing.py [lengths.npy] [--conversations 10000000]
+    python bench/packing/bin_packing.py hard
+    python bench/packing/bin_packing.py several [lengths.npy] [--conversations 10000000]
+    python bench/packing/bin_packing.py settings [lengths.npy] [--conversations 10000000]
 
 lengths.npy contains the number of tokens of each conversation; without it, a skewed sample is generated. For each usual
 sequence length, the lengths are packed as they are, and resampled to the given number of conversations (100 million
 need 1.3 GB). `hard` packs lengths spread evenly over a part of a row, with and without column generation. `several`
 packs in rows of several lengths, next to rows of each one that holds all conversations: lengths as they are, times 32,
-resampled, and evenly spread lengths that need column generation.
+resampled, and evenly spread lengths that need column generation. `settings` measures all that a plan does with lengths,
+from the histogram to the row and start of each conversation, with settings that change it.
 """
 
 from __future__ import annotations
@@ -19,14 +21,20 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tasks.config import Config
 from tasks.core.seeded_order import shuffle
 from tasks.packing import bin_packing, several_lengths
+from tasks.packing.balance.put_in_order import put_in_order
 from tasks.packing.column_generation import rows_of
+from tasks.packing.placement import place
+from tasks.storage.row_statistics import RowStatistics
+from tasks.storage.splits import split_names
 
 
 def measure(lengths: np.ndarray, capacity: int) -> str:
@@ -123,15 +131,65 @@ def print_several(source: np.ndarray, conversations: int) -> None:
         print(line, flush=True)
 
 
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    ("`sequence_length: 1024`", {}),
+    ("`align: 16`", {"align": 16}),
+    ("`validation: 0.01`", {"validation": 0.01}),
+    ("`balance: {ranks: 8}`", {"balance": {"ranks": 8}}),
+    ("`sequence_length: [512, 1024]`", {"sequence_length": [512, 1024]}),
+    ("`sequence_length: [1024, 4096, 16384]`", {"sequence_length": [1024, 4096, 16384]}),
+]
+
+
+def measure_settings(name: str, given: dict[str, Any], what: str, lengths: np.ndarray) -> str:
+    """Place conversations, and return a line of the table."""
+    config = Config.model_validate({"sources": [{"path": "x"}], "sequence_length": 1024} | given)
+    lengths = lengths[lengths <= config.sequence_length]
+    held_out = np.zeros(len(lengths), np.bool_)
+    if config.validation:
+        held_out[:: round(1 / config.validation)] = True
+    shards = dict.fromkeys(split_names(1, config.row_lengths), 64)
+    start = time.process_time()
+    placed = place(lengths, held_out, config, shards)
+    seconds = time.process_time() - start
+    if config.balance:
+        statistics = RowStatistics.zeros(placed.rows)
+        statistics.squares[:] = np.bincount(placed.row, lengths.astype(np.float64) ** 2)
+        start = time.process_time()
+        put_in_order(placed, statistics, config, 1, 0)
+        seconds += time.process_time() - start
+    bounds = ", ".join(sorted({proof for _, proof in placed.lower_bounds if proof}))
+    return f"| {what} | {name} | {len(lengths):,} | {placed.rows:,} | {bounds} | {seconds:.1f} |"
+
+
+def print_settings(source: np.ndarray, conversations: int) -> None:
+    random = np.random.default_rng(0)
+    print("| lengths | settings | conversations | rows | bounds | CPU s |")
+    print("|---|---|---:|---:|---|---:|")
+    many = source[random.integers(0, len(source), conversations)]
+    for name, given in SETTINGS:
+        print(measure_settings(name, given, "resampled", many), flush=True)
+    for length in (1024, 4096, 32768):  # column generation; above 512 different lengths, with classes of them
+        even = random.integers(length // 4 + 1, length // 2 + 1, conversations, dtype=np.int32)
+        print(
+            measure_settings(f"`sequence_length: {length}`", {"sequence_length": length}, "0.25 to 0.5", even),
+            flush=True,
+        )
+    several = {"sequence_length": [512, 1024]}
+    even = random.integers(257, 513, conversations, dtype=np.int32)
+    print(measure_settings("`sequence_length: [512, 1024]`", several, "257 to 512", even), flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the rows, lower bound, time, and memory of packing.")
     parser.add_argument(
-        "lengths", nargs="*", help="a .npy file of lengths in tokens, after `several` if given; or: hard"
+        "lengths", nargs="*", help="a .npy file of lengths in tokens, after `several` or `settings` if given; or: hard"
     )
     parser.add_argument("--conversations", type=int, default=10_000_000, help="size of the resampled corpus")
     arguments = parser.parse_args()
-    is_several = arguments.lengths[:1] == ["several"]
-    given = (arguments.lengths[is_several:] or [None])[0]
+    modes = {"several": print_several, "settings": print_settings}
+    mode = modes.get((arguments.lengths or [""])[0])
+    given = (arguments.lengths[bool(mode) :] or [None])[0]
     if given == "hard":
         print("| row | lengths, in rows | count | simple bound | search | bound | rows | above | search s | all s |")
         print("|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|")
@@ -141,8 +199,8 @@ def main() -> None:
     random = np.random.default_rng(0)
     drawn = 20 + np.exp(random.normal(5.3, 0.9, 25_000))
     source = (np.load(given) if given else drawn).astype(np.int32)
-    if is_several:
-        print_several(source, arguments.conversations)
+    if mode:
+        mode(source, arguments.conversations)
         return
     print(
         f"{'capacity':>8} {'conversations':>13} {'rows':>11} {'bound':>11} {'name of the bound':<20} {'% above':>7} "

@@ -1,6 +1,6 @@
 """Measure TRL's own preparation: SFTTrainer with packing and two processes.
 
-    python bench/trl_preparation.py CONVERSATIONS.jsonl TOKENIZER LENGTH OUTPUT_FOLDER [own]
+    python bench/preparation/trl_preparation.py CONVERSATIONS.jsonl TOKENIZER LENGTH OUTPUT_FOLDER [own]
 
 TOKENIZER is a SentencePiece model or the folder of a Hugging Face tokenizer. The template is ChatML, or with `own` that
 of the tokenizer. Prints one JSON object. Measures what a user waits for before the first training step: the

@@ -1,8 +1,8 @@
 """Measure the minimum work of any preparation: parse, encode, write.
 
-This is the floor of bench/preparation.py.
+This is the floor of bench/preparation/whole_command.py.
 
-    python bench/floor.py CONFIG ROOT MANIFEST
+    python bench/preparation/floor.py CONFIG ROOT MANIFEST
 
     the conversations as JSON lines ─orjson.loads─▶ discarded              CPU seconds
     their texts as rendered by the template ─encode─▶ discarded
@@ -23,6 +23,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import orjson
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from read_conversations import conversations_of
 
 from tasks.core.errors import Reject

@@ -1,6 +1,6 @@
 """Read exports with the trainers' own code, and compare every conversation with the corpus.
 
-    python bench/exports.py MANIFEST READERS [FORMAT]
+    python bench/exports/readers.py MANIFEST READERS [FORMAT]
 
 READERS is a folder with the packages of the readers, each unpacked into a folder of its name (`pip download --no-deps`,
 `pip install --no-deps --target`), and `deps` with what they import. Each format runs in a process of its own, in which
@@ -25,7 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 IGNORED = -100
 

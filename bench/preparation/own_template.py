@@ -1,6 +1,6 @@
 """Compare packing with a model's own chat template with the built-in one, with `datasets.map`, and with TRL.
 
-This is what bench/preparation.py measures if the config has `template: tokenizer`. Every run reads the same file:
+This is what whole_command.py measures if the config has `template: tokenizer`. Every run reads the same file:
 
     messages.jsonl ─┬─ packcorpus, template: chatml ▶ rows              two workers, nothing cached
                     ├─ packcorpus, template: tokenizer ▶ rows
@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import orjson
-from preparation import ROOT, packcorpus, timed, write_messages
+from whole_command import packcorpus, timed, write_messages
 
 from tasks.config import load_config
 from tasks.recipe import resolve
@@ -52,10 +52,10 @@ def compare(config: Path, options: argparse.Namespace, folder: Path) -> str:
             figures["CPU seconds"] = figures["cpu_seconds"]
             found.setdefault(label, []).append(figures)
             shutil.rmtree(root)
-        words = [ROOT / "bench" / "own_template" / "datasets_map.py", messages, tokenizer]
+        words = [Path(__file__).with_name("datasets_map.py"), messages, tokenizer]
         found.setdefault("`datasets.map(apply_chat_template)`, without packing", []).append(other(words, folder))
         if not options.without_trl:
-            words = [ROOT / "bench" / "trl_preparation.py", messages, tokenizer, length]
+            words = [Path(__file__).with_name("trl_preparation.py"), messages, tokenizer, length]
             found.setdefault('TRL, `packing_strategy="bfd"`', []).append(other(words, folder, "own"))
         print(f"round {number + 1} of {options.runs}", file=sys.stderr)
     count = found[OWN][0]["conversations_per_second"] * found[OWN][0]["seconds"]

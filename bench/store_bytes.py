@@ -1,0 +1,92 @@
+"""Count what machines read from a bucket that has the sources and the root, beside what they write.
+
+    python bench/store_bytes.py CONFIG [--times 10] [--machines 3] [--start together] [--file-mb 8]
+
+    packcorpus part --stage tokenize --part 1/3, 2/3, 3/3; the same for pack; then packcorpus pack on one of them
+
+Each machine has a scratch folder of its own, on this machine. They start together, or one after the other, which
+changes who hashes and plans. The bucket is moto's; sources are enlarged first (bench/enlarge.py), and with --file-mb
+cut into files of that size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+from enlarge import enlarge
+from moto_bucket import BUCKET, MotoBucket, moto_bucket
+
+ROOT = Path(__file__).resolve().parent.parent
+BIN = Path(sys.executable).parent
+MB = 1e6
+
+KINDS = {
+    "sources": ("sources/",),
+    "token files": ("root/data/tokens/",),
+    "shards": ("root/data/corpora/",),
+    "plans, digests, receipts, lists": ("",),
+}
+
+
+def start(machine: int, folder: Path, bucket: MotoBucket, *words: str) -> subprocess.Popen[bytes]:
+    environment = bucket.environment | {"PYTHONPATH": str(ROOT), "PACKCORPUS_SCRATCH": str(folder / f"m{machine}")}
+    command = [str(BIN / "packcorpus"), *words, "--root", f"s3://{BUCKET}/root"]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+
+
+def finish(running: subprocess.Popen[bytes]) -> None:
+    if running.wait():
+        sys.exit(f"{running.args} has ended with {running.returncode}")
+
+
+def by_kind(sizes: Counter[str] | dict[str, int]) -> dict[str, float]:
+    """Return megabytes by kind of object; receipts are apart from what they describe."""
+    found = dict.fromkeys(KINDS, 0.0)
+    for key, size in sizes.items():
+        kind = next(kind for kind, starts in KINDS.items() if key.startswith(starts))
+        found[[*KINDS][-1] if key.endswith(".json") else kind] += size / MB
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("config", type=Path)
+    parser.add_argument("--times", type=int, default=10)
+    parser.add_argument("--machines", type=int, default=3)
+    parser.add_argument("--file-mb", type=int)
+    parser.add_argument("--start", choices=("together", "apart"), default="together")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name, moto_bucket() as bucket:
+        folder = Path(name)
+        enlarge(options.config.resolve(), folder, options.times)
+        bucket.take_sources(folder / "config.yaml", options.file_mb)
+        read: dict[str, dict[str, float]] = {}
+        for stage in ("tokenize", "pack", "publish"):
+            bucket.read.clear()
+            running = []
+            for machine in range(1, options.machines + 1 if stage != "publish" else 2):
+                part = ["part", "config.yaml", "--stage", stage, "--part", f"{machine}/{options.machines}"]
+                words = ["pack", "config.yaml", "--quiet"] if stage == "publish" else part
+                running.append(start(machine, folder, bucket, *words))
+                if options.start == "apart":
+                    finish(running[-1])
+            for each in running:
+                finish(each)
+            read[stage] = by_kind(bucket.read)
+        stored = by_kind(bucket.size())
+    print("| MB | size | read to tokenize | to pack | to publish | read in all |\n|---|---:|---:|---:|---:|---:|")
+    for kind in KINDS:
+        own = [read[stage][kind] for stage in read]
+        print(f"| {kind} | {stored[kind]:.1f} | {' | '.join(f'{each:.1f}' for each in own)} | {sum(own):.1f} |")
+    total = sum(sum(of_stage.values()) for of_stage in read.values())
+    print(f"\n{total:.1f} MB read: {total / stored['shards']:.2f} times the shards, ", end="")
+    print(f"{total / stored['token files']:.2f} times the token files")
+
+
+if __name__ == "__main__":
+    main()
