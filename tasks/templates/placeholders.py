@@ -15,6 +15,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import orjson
@@ -101,9 +102,19 @@ def shape_of(
         turns.append((message.role, flag, content, reasoning, name, call_id, tuple(calls)))
     if reads == Reads.TOOLS:
         return ConversationShape(tuple(turns), conversation.tools), values
-    if any(_kind(tool) != _OBJECT for tool in conversation.tools):
+    if conversation.tools and not has_tools(conversation):
         return None
     return ConversationShape(tuple(turns), len(conversation.tools)), [*values, *conversation.tools]
+
+
+def has_tools(conversation: Conversation) -> bool:
+    """Return whether a conversation has tools that are all objects."""
+    return bool(conversation.tools) and _are_objects(conversation.tools)
+
+
+@lru_cache(maxsize=8)
+def _are_objects(tools: tuple[str, ...]) -> bool:
+    return all(_kind(tool) == _OBJECT for tool in tools)
 
 
 def _kind(text: str) -> Any:

@@ -20,8 +20,10 @@ import orjson
 
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
+from tasks.templates.jinja.strings import Unchanged
 
 # Unicode's three areas for private use.
+_PRIVATE_CHARACTER = "\ue000"
 _PRIVATE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 # The end of a string, in JSON, that another text could continue to an escaped private character: templates may strip
@@ -47,6 +49,7 @@ class Breaker:
     def __init__(self, encoder: Encoder, source: str):
         self._encoder, self._source = encoder, source
         self._known: dict[tuple[str, str], str] = {}
+        self._intact = Unchanged(lambda text: self._broken_text(text, _PRIVATE_CHARACTER), _OUR_KEYS, _ROLES)
 
     def broken(self, messages: Any, tools: Any) -> tuple[Any, Any, str]:
         """Return messages and tools with broken control strings, and the private character.
@@ -54,7 +57,10 @@ class Breaker:
         Raises Reject if they are nested too deeply.
         """
         try:
-            breaker = self._breaker(messages, tools)
+            json = orjson.dumps((messages, tools)).decode()
+            breaker = self._breaker(json)
+            if self._intact.has_all(json):
+                return messages, tools, breaker
             return self._break(messages, breaker), self._break(tools, breaker), breaker
         except (orjson.JSONEncodeError, RecursionError):
             raise Reject("too_deep", "a tool, or the arguments of a tool call, are nested too deeply") from None
@@ -72,13 +78,12 @@ class Breaker:
         insides = frozenset(s[i:j] for s in short for i in range(1, len(s)) for j in range(i + 1, len(s)))
         return starts, ends, insides, tuple(s for s in strings if len(s) >= 64)
 
-    def _breaker(self, *values: Any) -> str:
-        """Return a private character that occurs in neither conversation, template, nor vocabulary.
+    def _breaker(self, text: str) -> str:
+        """Return a private character that occurs in neither conversation (as JSON), template, nor vocabulary.
 
         They do not contain it escaped either, and no two texts of the conversation or the template do if one follows
         the other; nor do a control string and its escaped form contain each other.
         """
-        text = orjson.dumps(values).decode()
         seen = self._private | (set(text) if not text.isascii() else set())
         starts = set[str]()
         if self._writes_backslash or _CUT_ESCAPE.search(text):

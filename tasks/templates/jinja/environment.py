@@ -20,10 +20,13 @@ from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, LoopControlExtension
 from jinja2.parser import Parser
 from jinja2.runtime import LoopContext, Macro
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace
 
-from tasks.templates.jinja.memo import Memo, macros_of_arguments
+from tasks.templates.jinja.memo.blocks import Marker, Remembered
+from tasks.templates.jinja.memo.compiler import RememberingGenerator
+from tasks.templates.jinja.memo.depends import SyntaxTree
+from tasks.templates.jinja.memo.memo import Memo
 
 Range = tuple[int, int]
 
@@ -87,10 +90,13 @@ _BuiltInMethod = type("".strip)
 class _Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, with shortcuts to what templates use most: keys of dicts, namespaces, methods, and macros."""
 
+    code_generator_class = RememberingGenerator
+
     def __init__(self, *args: Any, **settings: Any):
         super().__init__(*args, **settings)
         self._is_safe: dict[tuple[type, str], bool] = {}
         self.memo = Memo()
+        self.remembered: list[Remembered] = []
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -112,7 +118,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         """Call macros, methods, and `namespace` as Jinja does after it has found them to be ordinary ones."""
         self, context, obj, *args = given
         kind = type(obj)
-        if kind is not Macro and kind is not _BuiltInMethod and obj is not _SafeNamespace:
+        if kind is not Macro and kind is not _BuiltInMethod and obj is not _SafeNamespace and obj is not safe_range:
             return ImmutableSandboxedEnvironment.call(self, context, obj, *args, **named)
         named.pop("_block_vars", None)
         named.pop("_loop_vars", None)
@@ -131,14 +137,15 @@ class _SafeNamespace(Namespace):
 
     def __init__(*args: Any, **values: Any) -> None:  # so that namespace(self=…) works
         self, *given = args
-        values = dict(*given, **values)
+        if given:
+            values = dict(*given, **values)
         for name in values:
             _refuse_private(name)
-        Namespace.__init__(self, values)
+        self._Namespace__attrs = values
 
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_private(name)
-        Namespace.__setitem__(self, name, value)
+        _values(self)[name] = value
 
 
 def _values(namespace: Namespace) -> dict[str, Any]:
@@ -200,17 +207,24 @@ def other_file(environment: Environment, source: str) -> tuple[int, str] | None:
 
 
 class ChatTemplate:
-    """A compiled template. `constants` are the special tokens and options that it sees, by name."""
+    """A compiled template. `constants` are the special tokens and options that it sees, by name.
 
-    def __init__(self, environment: Environment, source: str, constants: Mapping[str, Any]):
-        self._template = environment.from_string(source)
-        self._template.globals = dict(self._template.globals)  # every rendering copies them; a ChainMap is slow
+    `remembers`: what it writes is remembered after `start`.
+    """
+
+    def __init__(self, environment: Environment, source: str, constants: Mapping[str, Any], remembers: bool = True):
         self._is_random = "random" in source or "lipsum" in source  # a filter and a function of Jinja
+        self._memo: Memo = environment.memo  # type: ignore[attr-defined]
+        program: str | nodes.Template = source
+        if remembers and not self._is_random:
+            tree = SyntaxTree(environment, source, constants)
+            environment.remembered = Marker(environment, self._memo, tree).found  # type: ignore[attr-defined]
+            self._memo.macros = tree.pure_macros
+            program = tree.root
+        self._template = environment.from_string(program)
+        self._template.globals = dict(self._template.globals)  # every rendering copies them; a ChainMap is slow
         self._render = environment.rendered  # type: ignore[attr-defined]
         self._constants = dict(constants)
-        self._memo: Memo = environment.memo  # type: ignore[attr-defined]
-        if not self._is_random:
-            self._memo.macros = macros_of_arguments(environment, source, constants)
 
     def start(self, messages: list[Any], tools: Any) -> None:
         """Remember what macros write of a conversation that is rendered several times, until the next one starts."""

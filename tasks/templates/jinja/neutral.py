@@ -12,7 +12,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import orjson
+
 from tasks.encoders.encoder import Encoder
+from tasks.templates.jinja.strings import Unchanged
 
 # The characters that distinguish a control string from other text: those of the first pattern that finds any.
 _DISTINCT = (re.compile(r"[<>|\[\]\uff5c]"), re.compile(r"[^\w\s]"), re.compile(r"[\W_]"), re.compile(r"."))
@@ -36,6 +39,11 @@ class Neutral:
         one_of = "".join(map(re.escape, sorted(distinct)))
         markers = "|".join(map(re.escape, sorted(kept, key=len, reverse=True)))
         self._pattern = re.compile(f"({markers})|[{one_of}]{others}" if distinct else r"(?!)()")
+        self._neutral = Unchanged(self.of)
+
+    def has(self, messages: Any, tools: Any) -> bool:
+        """Return whether all texts are neutral already, before and after control strings were broken."""
+        return self._neutral.has_all(orjson.dumps((messages, tools)).decode())
 
     def of(self, value: Any) -> Any:
         """Return messages or tools with neutral texts."""

@@ -336,7 +336,8 @@ def _serve(pipe: Connection, source: str, constants: Mapping[str, Any], today: d
                 if tracing is None:
                     environment = chat_environment(today)
                     prepare_tracing(environment)
-                    tracing = ChatTemplate(environment, source, constants), can_be_traced(environment, source)
+                    template_of_traces = ChatTemplate(environment, source, constants, remembers=False)
+                    tracing = template_of_traces, can_be_traced(environment, source)
                 trace = Trace()
                 value = _rendering(_Tracing(tracing[0], trace, spaced == "spaced"), pattern, eos, *requests[-1])
                 value = (*value, trace.result() if tracing[1] else None)

@@ -172,12 +172,12 @@ class JinjaTemplate(Template):
         )
         if self._known_controls.get(alike) == found:
             return
-        messages, tools, breaker = self._broken(conversation, self._neutral.of)
-        if (messages, tools) == (job.messages, job.tools):  # no text has what a control string consists of
-            expected = found
-        else:
-            neutral = yield job._replace(messages=messages, tools=tools)
-            expected = self._controls_of(neutral, breaker)
+        expected = found
+        if not self._neutral.has(job.messages, job.tools):
+            messages, tools, breaker = self._broken(conversation, self._neutral.of)
+            if (messages, tools) != (job.messages, job.tools):  # else, no text has what a control string consists of
+                neutral = yield job._replace(messages=messages, tools=tools)
+                expected = self._controls_of(neutral, breaker)
         if len(self._known_controls) < MOST_KNOWN:
             self._known_controls.setdefault(alike, expected)
         # A template may make one sample of these texts and several of neutral ones.
@@ -409,10 +409,8 @@ class JinjaTemplate(Template):
 
         A turn is encoded from its own start, as the model writes it; later prompts are encoded as a whole.
         """
-        return all(
-            self._boundary.splits(
-                self._boundary.tail(text[:start].replace(breaker, "")), text[start:stop].replace(breaker, "")
-            )
+        return self._boundary.splits_all(
+            (self._boundary.tail(text[:start].replace(breaker, "")), text[start:stop].replace(breaker, ""))
             for text, ranges, turn, _ in rendering.samples
             if turn is None
             for start, stop in self._inner(text, ranges)
@@ -471,6 +469,8 @@ def _prompted(rendering: Rendering, turns: list[int], trained: Sequence[bool]) -
 
 def _is_in(value: str, answer: str) -> bool:
     """Return whether a value is in an answer, as text or as JSON, whatever white space there is."""
+    if value in answer:
+        return True
     written = "".join(answer.split())
     forms = (value, *(json.dumps(value, ensure_ascii=flag)[1:-1] for flag in (False, True)))
     return any("".join(form.split()) in written for form in forms)

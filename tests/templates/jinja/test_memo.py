@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.templates.jinja.environment import ChatTemplate, chat_environment
-from tasks.templates.jinja.memo import Memo
+from tasks.templates.jinja.memo.memo import Memo
 
 # Macros that read nothing but their argument, and others.
 REMEMBERED = [
@@ -71,6 +71,8 @@ def test_only_parts_of_the_conversation_and_plain_values_are_arguments() -> None
     assert written(part["a"], b=1) == 1
     assert written({"a": [1]}) == 2, "a template has made it"
     assert written(part, object) == 2
-    assert written(1, "a") == 2
+    assert written(1, None) == 2, "nothing of a conversation"
+    assert written(1, "a") == 1
+    assert written("a", 0.0) == written("a", -0.0) == 1, "0.0 and -0.0 are different"
     memo.start([part])
     assert written(part) == 1, "another conversation"

@@ -1,0 +1,52 @@
+"""Strings that need no change are found from the JSON of a conversation: exactly those, whatever they hold."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tasks.templates.jinja.strings import Unchanged
+
+KEYS, ROLES = ("role", "content"), ("user", "tool")
+
+# Of characters that JSON escapes, and of what stands around strings in it.
+text = st.lists(
+    st.sampled_from(
+        ['"', "\\", "\\u0041", "\n", "\x00", "é", "\ud7ff", "!", "a", "role", "user", '":"', "{}", ",", ":"]
+    )
+).map("".join)
+values = st.recursive(
+    st.none() | st.integers(0, 9) | text,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text | st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def strings_of(value: Any) -> list[str]:
+    """Return all strings, and keys that are not ours; a known role is not one of them."""
+    if isinstance(value, list):
+        return [string for item in value for string in strings_of(item)]
+    if not isinstance(value, dict):
+        return [value] if isinstance(value, str) else []
+    found = [key for key in value if key not in KEYS]
+    return found + [
+        string
+        for key, item in value.items()
+        if (key, item) not in [("role", role) for role in ROLES]
+        for string in strings_of(item)
+    ]
+
+
+@given(st.lists(values, min_size=1, max_size=4))
+@example([['"role":"user"!'], {"role": "user"}])
+@example([{"a": "\\"}, {"a": '\\"!'}])
+@example([{"role": "user!"}, {"role": ["user", "!"]}])
+def test_all_strings_are_looked_at(found: list[Any]) -> None:
+    unchanged = Unchanged(lambda string: re.sub("[!\n]", "", string), KEYS, ROLES)
+    for value in found * 2:  # what is known of one value is used for the next one
+        expected = not any(re.search("[!\n]", string) for string in strings_of(value))
+        assert unchanged.has_all(orjson.dumps(value).decode()) is expected, value
