@@ -30,6 +30,16 @@ from tasks.conversations.keys.role_names import Roles, with_roles
 from tasks.core.errors import UsageError
 from tasks.core.yaml_settings import check_settings, read_settings
 from tasks.readers.containers import container_by_extension
+from tasks.row_settings import (
+    LONGEST_ROW,
+    SHORTEST_ROW,
+    Balance,
+    check_align,
+    check_lengths,
+    check_packing,
+    lengths_of,
+    or_lengths,
+)
 from tasks.sources.model import Source
 from tasks.storage.keys import KEY_NAMES, SHAPE_SETTINGS
 
@@ -41,32 +51,7 @@ NOT_IN_KEY = {"part_size", "engine", "roles"}
 # These change texts, and so tokens:
 TEXTS_IF_SET = ("turns", "reasoning", "template_options", "default_system", "content_tokens")
 # and these do not (but see settings_of_texts):
-ROWS_IF_SET = ("company", "loss_weight", "balance", *SHAPE_SETTINGS, "mix")
-
-# Lengths of a row, in tokens, and how many of them a corpus may have.
-SHORTEST_ROW, LONGEST_ROW, MOST_LENGTHS = 8, 1 << 20, 8
-
-# Settings that need packed rows, and what is the case without packing.
-WITHOUT_PACKING = {
-    "company": "no row is shared",
-    "loss_weight": "rows have no column for it",
-    "balance": "the trainer makes the batches and their order",
-    "align": "a row has text instead of tokens",
-    "padding": "a row has text instead of tokens",
-}
-
-# Settings that do not go with several lengths of rows, and why.
-NOT_WITH_LENGTHS = {
-    "align": "rows are chosen by the number of tokens, not of multiples",
-    "balance": "all rows of a balanced step have one length",
-    "padding": "rows without padding have no length",
-}
-
-# Pairs of them that exclude each other.
-NOT_TOGETHER = (
-    ("padding", "loss_weight", "rows without padding have no column for weights"),
-    ("padding", "balance", "rows of a balanced order are equally long"),
-)
+ROWS_IF_SET = ("company", "company_by", "loss_weight", "balance", *SHAPE_SETTINGS, "mix")
 
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]{0,99}$")]
 
@@ -78,39 +63,6 @@ def _or_paths(schema: dict[str, Any]) -> None:
     path = {"type": "string", "minLength": 1}
     entries["items"] = {"anyOf": [path, entries["items"]]}
     schema.update(anyOf=[path, {key: entries.pop(key) for key in ("type", "items", "minItems")}], **entries)
-
-
-def _or_lengths(schema: dict[str, Any]) -> None:
-    """Allow several lengths in the JSON Schema."""
-    bounds = {name: schema.pop(name) for name in ("minimum", "maximum")}
-    one = {"type": schema.pop("type"), **bounds}
-    several = {"type": "array", "items": one, "minItems": 1, "maxItems": MOST_LENGTHS, "uniqueItems": True}
-    schema["anyOf"] = [one, several]
-
-
-def _lengths_of(value: list[Any]) -> tuple[int, ...]:
-    """Return several lengths of rows, ascending. Raises ValueError."""
-    for length in value:
-        if type(length) is not int or not SHORTEST_ROW <= length <= LONGEST_ROW:
-            raise ValueError(
-                f"sequence_length: {length!r} in {value!r} must be an integer from {SHORTEST_ROW} to {LONGEST_ROW:,}"
-            )
-    if not value or len(set(value)) != len(value) or len(value) > MOST_LENGTHS:
-        raise ValueError(
-            f"sequence_length: {value!r}: expected 1 to {MOST_LENGTHS} lengths, each once, such as [512, 1024]"
-        )
-    return tuple(sorted(value))
-
-
-class Balance(BaseModel):
-    """The steps that rows are ordered for: in each, all ranks have about the same work."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    ranks: int = Field(ge=2, le=1 << 16, description="Ranks (GPUs with a copy of the model) that a step is for.")
-    rows_per_rank: int = Field(
-        1, ge=1, le=1 << 16, description="Rows that each rank takes before the ranks wait for each other."
-    )
 
 
 class Config(BaseModel):
@@ -143,7 +95,7 @@ class Config(BaseModel):
         le=LONGEST_ROW,
         description="Tokens in a row; or a list of lengths, such as [512, 1024]: each conversation goes to the length "
         "that keeps all rows together fullest, and each length has splits of its own, such as `train-512`.",
-        json_schema_extra=_or_lengths,
+        json_schema_extra=or_lengths,
     )
     mix: Literal["tokens", "blocks"] = Field(
         "tokens",
@@ -214,6 +166,11 @@ class Config(BaseModel):
         description="Who shares a row, among conversations of equal length. random: by the seed; similar: those about "
         "the same topic; apart: no near-duplicates. The rows are equally full.",
     )
+    company_by: Literal["text", "embedding"] = Field(
+        "text",
+        description="What `company` compares. text: the token ids; embedding: the vector that each record has in "
+        "`embedding`.",
+    )
     epochs: int = Field(
         1,
         ge=1,
@@ -278,12 +235,12 @@ class Config(BaseModel):
         """Accept several lengths of rows."""
         lengths: tuple[int, ...] = ()
         if isinstance(values, dict) and isinstance(given := values.get("sequence_length"), list):
-            lengths = _lengths_of(given)
+            lengths = lengths_of(given)
             values = {**values, "sequence_length": lengths[-1]}
         config = check(values)
         if len(lengths) > 1:
             config._lengths = lengths
-        config._check_lengths()
+        check_lengths(config._lengths, config.packing, config._set_among(ROWS_IF_SET))
         return config
 
     @model_serializer(mode="wrap")
@@ -330,26 +287,18 @@ class Config(BaseModel):
             raise ValueError(
                 "epochs: more than 1 requires packing: true; without packing, all epochs have the same rows"
             )
-        for name, value in self._set_among(() if self.packing else WITHOUT_PACKING).items():
-            given = name if isinstance(value, Balance) else f"{name}: {value}"
-            why = WITHOUT_PACKING[name]
-            raise ValueError(f"{given} requires packing: true; without packing, {why}; remove {name}")
-        for one, other, why in NOT_TOGETHER:
-            if self._set_among((one, other)).keys() == {one, other}:
-                raise ValueError(f"{one} and {other} cannot be set together: {why}; remove one of them")
-        if self.sequence_length % self.align:
-            below = self.sequence_length // self.align * self.align
-            nearest = [f"{length:,}" for length in (below, below + self.align) if 8 <= length <= 1 << 20]
-            raise ValueError(
-                f"sequence_length: {self.sequence_length:,} is not a multiple of align: {self.align:,}; the nearest "
-                f"multiples are {' and '.join(nearest)}"
-            )
+        check_packing(self.packing, self._set_among(ROWS_IF_SET))
+        check_align(self.sequence_length, self.align)
         for name in ("tokens", "turns"):
             least, most = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if least is not None and most is not None and least > most:
                 raise ValueError(
                     f"min_{name} ({least}) is greater than max_{name} ({most}); every conversation would be dropped"
                 )
+        if self.reads_embeddings and self.company == "random":
+            raise ValueError(
+                "company_by: embedding requires company: similar or apart; random compares nothing; remove company_by"
+            )
         if self.weighting == "subsample":
             for number, source in enumerate(self.sources):
                 if source.weight > 1:
@@ -358,22 +307,6 @@ class Config(BaseModel):
                         "pack conversations more than once, set weighting: repeat instead of subsample"
                     )
         return self
-
-    def _check_lengths(self) -> None:
-        """Raise ValueError if other settings do not go with several lengths of rows, or need them."""
-        if self._lengths and not self.packing:
-            raise ValueError(
-                f"sequence_length: {list(self._lengths)} requires packing: true; without packing, rows have no length"
-            )
-        for name in self._set_among(NOT_WITH_LENGTHS if self._lengths else ()):
-            raise ValueError(
-                f"sequence_length: {list(self._lengths)} and {name} do not go together: {NOT_WITH_LENGTHS[name]}; "
-                f"remove {name}, or keep one length"
-            )
-        if self.mix != "tokens" and not self._lengths:
-            raise ValueError(
-                f"mix: {self.mix} requires several lengths, such as sequence_length: [512, 1024]; with one, remove it"
-            )
 
     @property
     def row_lengths(self) -> tuple[int, ...]:
@@ -412,7 +345,13 @@ class Config(BaseModel):
 
     def settings_of_texts(self) -> dict[str, Any]:
         """Return the settings that change token files and are not at their default."""
-        return self._set_among(TEXTS_IF_SET) | ({"loss_weight": "data"} if self.reads_loss_weights else {})
+        values = self._set_among(TEXTS_IF_SET) | ({"loss_weight": "data"} if self.reads_loss_weights else {})
+        return values | ({"company_by": "embedding"} if self.reads_embeddings else {})
+
+    @property
+    def reads_embeddings(self) -> bool:
+        """Return whether token files have sketches of the embeddings that the data has."""
+        return self.company_by == "embedding"
 
     @property
     def reads_loss_weights(self) -> bool:

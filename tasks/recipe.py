@@ -27,6 +27,7 @@ from tasks.encoders.tokenizer_files import TokenizerFiles, find_tokenizer, open_
 from tasks.sources.digest_cache import DigestCache
 from tasks.sources.model import Part, SourceFile, found_layouts
 from tasks.sources.parts import find_parts
+from tasks.sources.shares import WHOLE, Share
 from tasks.storage.files import has_artifact
 from tasks.storage.keys import ONE_PLAN, VERSIONS, corpus_key, key_of
 from tasks.storage.paths import Layout
@@ -352,13 +353,14 @@ def _tokenizer_changed(files: TokenizerFiles) -> DataError:
     return DataError("input_changed", f"{files.main}: the tokenizer changed during the run; run again")
 
 
-def resolve(config_file: Path, root: Path, check_sources: bool = False) -> Recipe:
+def resolve(config_file: Path, root: Path, check_sources: bool = False, share: Share = WHOLE) -> Recipe:
     """Read the config and find, cut, and hash its sources. Raises PackError, naming the problem.
 
-    Files that are unchanged since an earlier run are not hashed again, unless with `check_sources`.
+    Files that are unchanged since an earlier run are not hashed again, unless with `check_sources`. With a `share` of
+    the work, those that it reads are hashed first.
     """
     cache = DigestCache(Layout(root).digests(), fresh=check_sources)
-    return recipe_of(load_config(config_file), config_file.parent, root, cache=cache)
+    return recipe_of(load_config(config_file), config_file.parent, root, cache=cache, share=share)
 
 
 def recipe_of(
@@ -367,13 +369,17 @@ def recipe_of(
     root: Path,
     revisions: Mapping[int, str] | None = None,
     cache: DigestCache | None = None,
+    share: Share = WHOLE,
 ) -> Recipe:
     """Find, cut, and hash the sources of a config in `folder`. Raises PackError, naming the problem.
 
     `revisions` has commits of datasets on the Hub by the index of their entry. Without `cache`, all files are hashed.
     """
     layout = Layout(root)
-    found = find_parts(config.sources, folder, config.part_size, layout, revisions, cache=cache)
+    embedded = config.reads_embeddings
+    found = find_parts(
+        config.sources, folder, config.part_size, layout, revisions, cache=cache, share=share, embedded=embedded
+    )
     for file, _ in found:
         # A name that is not UTF-8 cannot be written to a manifest.
         if file.name.encode("utf-8", "ignore").decode() != file.name:

@@ -23,6 +23,8 @@ from tasks.packing.groups.dealt import DEAL, deal_parts
 from tasks.packing.groups.join import join_groups
 from tasks.packing.plan import make_plan, plan_files
 from tasks.recipe import Recipe
+from tasks.sources.parts import sizes_of
+from tasks.sources.shares import Share
 from tasks.steps import (
     SILENT,
     Pack,
@@ -35,6 +37,7 @@ from tasks.steps import (
     fetch_plan,
     shard_receipt,
 )
+from tasks.storage.facts.row_shape import shape_of
 from tasks.storage.files import (
     acquire_lock,
     digest_of,
@@ -44,7 +47,7 @@ from tasks.storage.files import (
     sync_folder,
     write_receipt,
 )
-from tasks.storage.manifest import load_manifest, shape_of
+from tasks.storage.manifest import load_manifest
 from tasks.stores.mirror import LOCAL, Mirror, mirror_of
 from tasks.tokenization import engine_check
 from tasks.tokenization.train_tokenizer import train_tokenizer
@@ -330,6 +333,8 @@ def refresh(recipe: Recipe) -> Mirror:
         artifacts = {(found[0], found[1]): None for found in made}
         own, published = publish.outputs()
         mirror.refresh(list(artifacts), recipe.plan_folder, (own, published))
+        if recipe.config.engine != "reference":
+            mirror.adopt(engine_check.verdict_file(recipe))
         if (key := recipe.tokenizer_key) and recipe.layout.tokenizer_receipt(key).is_file():
             mirror.fetch((recipe.layout.tokenizer(key), recipe.layout.tokenizer_receipt(key)))
     return mirror
@@ -352,8 +357,8 @@ def run_all(target: Stage, progress: Progress = SILENT, check_content: bool = Fa
     visit(target)
 
 
-def run_share(recipe: Recipe, kind: str, number: int, of: int) -> tuple[int, int]:
-    """Run every `of`-th stage of a kind, "tokenize" or "pack", from number `number` (from 1).
+def run_share(recipe: Recipe, kind: str, own: Share) -> tuple[int, int]:
+    """Run a share of the stages of a kind, "tokenize" or "pack".
 
     For machines that share the files and do not know of each other: what all of them need, the trained tokenizer and
     the plan, is made by the first one, while the others wait. Groups are planned by all of them, each by the first one
@@ -375,13 +380,14 @@ def run_share(recipe: Recipe, kind: str, number: int, of: int) -> tuple[int, int
         if recipe.most_groups > 1:
             _run_once(DealParts(recipe))
         groups = [stage for stage in plan.requires() if isinstance(stage, PlanGroup)]
-        for group in dict.fromkeys([*groups[number - 1 :: of], *groups]):
-            _run_once(group)
+        for number in dict.fromkeys([*own.of([1] * len(groups)), *range(len(groups))]):
+            _run_once(groups[number])
         _run_once(plan)
-    every = parts
+    every, costs = parts, sizes_of(recipe.parts)
     if kind == "pack":
         every = [stage for stage in Publish(recipe).requires() if isinstance(stage, WriteShard)]
-    share = every[number - 1 :: of]
+        costs = [1] * len(every)
+    share = [every[number] for number in own.of(costs)]
     left = [stage for stage in share if not stage.is_done()]
     for stage in left:
         stage.run()

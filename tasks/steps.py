@@ -28,8 +28,8 @@ from tasks.packing.plan import dropped
 from tasks.recipe import Recipe
 from tasks.sources.model import Part
 from tasks.sources.remote import with_copy
+from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.files import has_artifact, read_receipt, write_receipt
-from tasks.storage.manifest import RowShape
 from tasks.storage.paths import Layout
 from tasks.stores.mirror import LOCAL, Mirror, mirror_of
 from tasks.stores.scratch import scratch_of, url_of

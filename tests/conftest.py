@@ -28,20 +28,34 @@ QUICK = "not slow and not training"
 SLOW = (
     "cli/test_inspect.py",
     "cli/test_rows.py",
-    "dry_run/test_dry_run.py",
+    "corpus/test_push.py",
+    "corpus/test_unused_keys.py",
+    "dry_run",
+    "exports",
+    "inspection/test_diff.py",
+    "inspection/test_manifests.py",
+    "packing/balance/test_rows.py",
+    "packing/test_company.py",
+    "packing/test_groups.py",
+    "packing/test_several_lengths.py",
     "pipeline",
+    "project/test_docs.py",
+    "project/test_imports.py",
     "properties",
     "readers/test_bounded.py",
     "report",
+    "sources/test_sampling.py",
+    "stores/test_threads.py",
     "templates/jinja/test_rendering.py",
     "test_corpora.py",
-    "test_docs.py",
-    "test_imports.py",
+    "test_embeddings.py",
+    "test_loss_weights.py",
+    "verification/test_repair.py",
 )
 TRAINING = ("train", "pipeline/test_train_adapter.py", "test_recipes.py")
 
 # The longest first, so that no worker is left with one of them when the others have ended. One worker has them all, and
-# one process that has loaded torch (support/command_server.py) serves them; the others take over what follows.
+# one process that has loaded torch (support/servers/command_server.py) serves them; the others take over what follows.
 FIRST = (
     "test_training.py", "test_gradients.py", "test_docs.py", "test_imports.py", "test_train_adapter.py",
     "test_several_machines.py", "test_options.py", "test_alarm.py", "test_whole_modules.py", "test_diagnosis.py",

@@ -14,18 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.config import (
-    NOT_IN_KEY,
-    NOT_TOGETHER,
-    NOT_WITH_LENGTHS,
-    ROWS_IF_SET,
-    TEXTS_IF_SET,
-    WITHOUT_PACKING,
-    Config,
-    load_config,
-)
+from tasks.config import NOT_IN_KEY, ROWS_IF_SET, TEXTS_IF_SET, Config, load_config
 from tasks.core.errors import InputMissing, PackError, UsageError
 from tasks.core.yaml_settings import parse_settings
+from tasks.row_settings import NOT_TOGETHER, NOT_WITH_LENGTHS, WITHOUT_PACKING
 from tasks.sources.model import Source
 
 DEFAULTS = {
@@ -49,6 +41,7 @@ DEFAULTS = {
     "min_turns": None,
     "max_turns": None,
     "company": "random",
+    "company_by": "text",
     "epochs": 1,
     "balance": None,
     "license": [],
@@ -124,6 +117,7 @@ def test_every_key_can_be_set(tmp_path: Path) -> None:
         "min_turns": 1,
         "max_turns": 9,
         "company": "apart",
+        "company_by": "embedding",
         "epochs": 3,
         "license": ["cc-by-4.0", "mit"],
         "language": ["en", "zh-Hant"],
@@ -441,7 +435,7 @@ def test_settings_that_exclude_each_other_are_refused(one: str, other: str, tmp_
 
 def test_every_setting_of_rows_needs_packing(tmp_path: Path) -> None:
     values = {"company": "apart", "loss_weight": "both", "balance": "{ranks: 2}", "align": "4", "padding": "none"}
-    assert {*values} == {*WITHOUT_PACKING} == {*ROWS_IF_SET} - {"mix"}
+    assert {*values} == {*WITHOUT_PACKING} == {*ROWS_IF_SET} - {"mix", "company_by"}
     for name, value in values.items():
         text = f"sources: [{{path: x.jsonl}}]\n{name}: {value}\n"
         load(tmp_path, text)

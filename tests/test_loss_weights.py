@@ -21,9 +21,8 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 from tasks.conversations.formats import read_record
 from tasks.conversations.keys.loss_weights import loss_weight_hints, with_loss_weights
 from tasks.conversations.keys.training_flags import flag_hints
-from tasks.core.errors import DataError, PackError, Reject, UsageError
+from tasks.core.errors import DataError, Reject, UsageError
 from tasks.corpus.shards import sum_of_weights
-from tasks.exports.export import export_corpus
 from tasks.inspection.rows import row_of_split
 from tasks.storage.manifest import load_manifest
 from tasks.storage.token_files import TokenFiles
@@ -483,13 +482,6 @@ def test_check_predicts_rejects_of_weights(tmp_path: Path) -> None:
     make_recipe(tmp_path, records)
     said = packcorpus(tmp_path, "check", "corpus.yaml").stdout
     assert "loss_weight: data" in " ".join(said.split())
-
-
-def test_no_export_leaves_weights_out_silently(tmp_path: Path) -> None:
-    path = pack_small(tmp_path, loss_weight="data")
-    with pytest.raises(PackError, match="no format can hold the column loss_weight") as caught:
-        export_corpus(path, "trl", tmp_path / "export", Path())
-    assert caught.value.code == "E541"
 
 
 @given(st.lists(st.floats(0, 1e6, width=32), max_size=50))

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from tasks.core.error_messages import JSON
+from tasks.core.errors import InputMissing
 from tasks.inspection.manifests import complete_manifest
 from tasks.stores.scratch import local_path_of, root_of
 
@@ -69,3 +70,12 @@ HiddenSizeOption = Annotated[
 JsonOption = Annotated[
     bool, typer.Option("--json", envvar=JSON, show_envvar=False, help="Print the result as one JSON object.")
 ]
+
+
+def default_config() -> Path:
+    """Return the config of a command that names none. Raises InputMissing if it does not exist."""
+    if not DEFAULT_CONFIG.is_file():
+        raise InputMissing(
+            "config_missing", f"{DEFAULT_CONFIG}: no such config; name another one, or run: packcorpus init PATH…"
+        )
+    return DEFAULT_CONFIG

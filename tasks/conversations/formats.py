@@ -91,6 +91,7 @@ def read_record(
             raise
         raise Reject(reject.reason, in_own_names(reject.message, columns)) from None
     conversation.loss_weight = record.get("loss_weight")
+    conversation.embedding = record.get("embedding")
     if not conversation.messages:
         raise Reject("empty", "the record holds no messages")
     if len(conversation.messages) > MOST_MESSAGES:
@@ -102,8 +103,8 @@ def read_record(
 # -- keys that no format has ------------------------------------------------------------------------------------------
 
 # Common names for the two sides of a record that are not ours.
-_ASKED = ("prompt", "instruction", "question", "query", "input", "user", "human", "source")
-_ANSWERED = ("completion", "response", "output", "answer", "assistant", "gpt", "reply", "target")
+_ASKED = ("prompt", "instruction", "question", "query", "input", "user", "human", "customer", "source")
+_ANSWERED = ("completion", "response", "output", "answer", "assistant", "gpt", "agent", "reply", "target")
 
 
 def guess_columns(record: Mapping[str, object]) -> dict[str, str]:

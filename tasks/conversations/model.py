@@ -47,12 +47,13 @@ class Message:
 class Conversation:
     """A list of messages. `tools` holds the schemas of the available tools, each as JSON text.
 
-    `loss_weight` is what the record has.
+    `loss_weight` and `embedding` are what the record has; the latter is a Sketch once it was read (keys/embeddings.py).
     """
 
     messages: tuple[Message, ...]
     tools: tuple[str, ...] = ()
     loss_weight: object = None
+    embedding: object = None
 
 
 ROLES = ("system", "user", "assistant", "tool", "text")

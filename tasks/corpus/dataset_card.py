@@ -17,8 +17,9 @@ import yaml
 
 from tasks.core.printable import counted, lengths_in_words, printable
 from tasks.corpus.mixture_table import mixture_table
+from tasks.storage.facts.inputs import SourceFacts
 from tasks.storage.keys import PACKED, WHOLE
-from tasks.storage.manifest import Manifest, SourceFacts
+from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import is_weighted
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
 

@@ -10,9 +10,12 @@ from typing import Any
 from tasks.core.errors import DataError
 from tasks.encoders.tokenizer_files import joined_sha256
 from tasks.recipe import Recipe
+from tasks.storage.facts.ledger import Ledger
+from tasks.storage.facts.outputs import FileFacts
+from tasks.storage.facts.row_shape import shape_of
 from tasks.storage.files import sync_folder, to_json, write_bytes
 from tasks.storage.keys import VERSIONS, format_version_of
-from tasks.storage.manifest import FileFacts, Ledger, Manifest, manifest_digest, shape_of
+from tasks.storage.manifest import Manifest, manifest_digest
 from tasks.storage.splits import first_packing, kind_of, length_in
 
 

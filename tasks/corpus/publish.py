@@ -22,8 +22,9 @@ from tasks.packing.groups.plan_group import files_of_group
 from tasks.packing.plan import dropped, plan_files
 from tasks.recipe import Recipe
 from tasks.storage.arrow import to_numpy, xxh3_of
+from tasks.storage.facts.outputs import FileFacts
+from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.files import copy_file, read_receipt, sha256_of, to_json, write_bytes
-from tasks.storage.manifest import FileFacts, RowShape
 from tasks.storage.row_statistics import ROWS
 from tasks.storage.token_files import TokenFiles
 

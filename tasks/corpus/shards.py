@@ -22,8 +22,8 @@ import orjson
 import pyarrow as pa
 
 from tasks.storage.arrow import offsets_of, to_arrow, to_numpy
+from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.files import atomic_file
-from tasks.storage.manifest import RowShape
 from tasks.storage.schemas import IGNORED, conversation_schema, row_schema
 from tasks.storage.token_files import TokenFiles, WeightRuns
 

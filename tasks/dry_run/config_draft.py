@@ -87,6 +87,8 @@ class Draft:
         files = [file for entry in self.entries if not entry.problem for file in entry.files]
         lines += map(from_here, found_layouts(files, [Source(path="x")]))
         lines += [f"left out: {one_line(str(entry.path))}: {entry.problem}" for entry in self.entries if entry.problem]
+        guesses = {one_line(from_here(str(entry.path))): entry.roles for entry in self.entries if entry.roles}
+        lines += [f"{path}: guessed roles: {_yaml(roles)}" for path, roles in guesses.items()]
         if "max_rejects" in self.values:
             why = "; ".join([_cut_off(self.found)] * bool(self.found.cut_off.looked_at) + _broken(self.found)[:1])
             lines.append(f"max_rejects: {self.values['max_rejects']:g} instead of {MAX_REJECTS:g}: {why}")
@@ -185,7 +187,8 @@ def _max_rejects(found: Prediction) -> float:
 
 
 def _source(path: str, entry: Entry) -> dict[str, Any]:
-    return {"path": path, "format": entry.format} | ({"columns": entry.columns} if entry.columns else {})
+    further = {"columns": entry.columns, "roles": entry.roles}
+    return {"path": path, "format": entry.format} | {name: value for name, value in further.items() if value}
 
 
 def _choose_template(values: dict[str, Any], tokenizer: Path | None) -> tuple[str, str, Prediction]:
@@ -271,6 +274,7 @@ def _source_lines(draft: Draft) -> Iterator[str]:
         count = f"{'' if entry.counted else 'about '}{entry.total:,.0f} {noun}{' (counted)' * entry.counted}"
         many = f"{len(entry.files):,} files, " if len(entry.files) > 1 else ""
         further = "; columns guessed by their names" * entry.guessed
+        further += "; roles guessed by their names" * bool(entry.roles)
         further += "".join(f"; {from_here(line)}" for line in found_layouts(entry.files, [Source(path="x")]))
         note = f"{many}{size}, {count}; {entry.format}: {share} {entry.looked_at:,} sampled records{further}"
         yield from _comment(note, "  # ", "  # ")

@@ -8,19 +8,20 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tasks.conversations.formats import guess_columns
+from tasks.conversations.keys.guess_roles import guess_roles
 from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.core.printable import printable
 from tasks.dry_run.sample_tokens import count_unused_keys
+from tasks.readers.container import Record
 from tasks.readers.containers import container_by_extension
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
-from tasks.sources.sampling.sample import Sample
 from tasks.sources.sampling.sample_files import sample_files
 from tasks.sources.source_files import find_files
 from tasks.storage.paths import Layout
@@ -36,6 +37,7 @@ class Entry:
     files: list[SourceFile]
     format: str = ""
     columns: dict[str, str] = field(default_factory=dict)
+    roles: dict[str, list[str]] = field(default_factory=dict)  # guessed by their names
     guessed: bool = False  # the columns, by their names
     fitting: int = 0
     looked_at: int = 0
@@ -85,8 +87,12 @@ def find_entries(path: Path, search: Search) -> Iterator[Entry]:
                 sum(getattr(entry, name) for entry in entries) for name in ("fitting", "looked_at", "total")
             )
             exact = all(entry.counted for entry in entries)
+            roles: dict[str, list[str]] = {}
+            for role, names in ((role, names) for entry in entries for role, names in entry.roles.items()):
+                known = roles.setdefault(role, [])
+                known += [name for name in names if name not in known]
             guessed = any(entry.guessed for entry in entries)
-            yield Entry(part, files, first.format, first.columns, guessed, fitting, looked_at, total, exact)
+            yield Entry(part, files, first.format, first.columns, roles, guessed, fitting, looked_at, total, exact)
         else:
             yield from entries
 
@@ -151,10 +157,17 @@ def _entry(path: Path, given: dict[str, Any]) -> Entry:
         count_unused_keys(sample)
     except PackError as error:
         return _left_out(path, [file], error)
-    fitting, first = _count_fitting(sample)
-    looked_at = len(sample.records)
+    fitting, first = _count_fitting(sample.records, file)
+    looked_at, roles = len(sample.records), dict[str, list[str]]()
+    guesses = fitting < looked_at and "roles" not in given
+    if guesses and (guess := guess_roles((record for _, record in sample.records), columns)):
+        names = Source.model_validate({"path": str(path), "roles": guess}).role_names
+        more, other = _count_fitting(sample.records, replace(file, roles=tuple(names.items())))
+        if more > fitting:
+            fitting, first, roles = more, other, guess
     problem = "" if fitting else one_line(f"none of its first {looked_at:,} records can be used; the first: {first}")
-    return Entry(path, [file], file.format, columns, guessed, fitting, looked_at, sample.total, sample.counted, problem)
+    counts = fitting, looked_at, sample.total, sample.counted
+    return Entry(path, [file], file.format, columns, roles, guessed, *counts, problem)
 
 
 def _left_out(path: Path, files: list[SourceFile], error: PackError) -> Entry:
@@ -162,12 +175,12 @@ def _left_out(path: Path, files: list[SourceFile], error: PackError) -> Entry:
     return Entry(path, files, problem=one_line(str(error).removeprefix(f"{path}: ")), error=kind)
 
 
-def _count_fitting(sample: Sample) -> tuple[int, str]:
-    """Return how many records are conversations, and the problem of the first other one."""
+def _count_fitting(records: Sequence[Record], file: SourceFile) -> tuple[int, str]:
+    """Return how many records of a file are conversations, and the problem of the first other one."""
     fitting, first = 0, ""
-    for _, record in sample.records:
+    for _, record in records:
         try:
-            sample.file.conversation(record)
+            file.conversation(record)
             fitting += 1
         except Reject as reject:
             first = first or reject.message

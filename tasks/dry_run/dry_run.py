@@ -39,12 +39,13 @@ from tasks.sources.model import Part
 from tasks.sources.sampling.sample import Sample
 from tasks.sources.sampling.sample_files import sample_files
 from tasks.sources.source_files import find_files
-from tasks.storage.manifest import MixtureFacts
+from tasks.storage.facts.inputs import MixtureFacts
 from tasks.storage.paths import Layout
 from tasks.storage.schemas import DROP_REASONS, REJECTED, drop_code
 from tasks.storage.splits import SPLITS, length_in, split_names, splits_of
 from tasks.storage.token_files import TokenColumns
 from tasks.templates.jinja.template import JinjaTemplate
+from tasks.tokenization.embedding_sizes import EmbeddingSizes
 from tasks.tokenization.token_batch import noticed_in
 
 BUDGET = 8 << 20  # bytes of the sources; gigatoken and everything around it take 0.7 s for them
@@ -65,11 +66,14 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
     Raises what a run would raise about config, sources, tokenizer, and template.
     """
     layout = Layout(root)
-    files = find_files(config.sources, folder, layout)
+    files = find_files(config.sources, folder, layout, embedded=config.reads_embeddings)
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         recipe, encoder, samples = _sample(Recipe(config, folder, layout, tuple(files), ()), budget, Path(scratch))
-        sampled = [tokenize_sample(sample, recipe, encoder) for sample in samples]
+        sizes = EmbeddingSizes()
+        sampled = [tokenize_sample(sample, recipe, encoder, sizes) for sample in samples]
         whole = all(sample.whole for sample in samples) and len(samples) == len(files)
+        if whole and config.reads_embeddings:
+            sizes.require(config.name)
         selection = _select(sampled, recipe, whole)
         packed, dropped = _pack(selection), _dropped(selection)
         rejects, cut_off = _count_rejects(sampled, selection)

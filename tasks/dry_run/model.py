@@ -14,7 +14,7 @@ from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoder
 from tasks.recipe import Recipe
 from tasks.sources.sampling.sample import Sample
-from tasks.storage.manifest import MixtureFacts
+from tasks.storage.facts.inputs import MixtureFacts
 from tasks.storage.splits import kind_of, length_in
 
 

@@ -18,7 +18,7 @@ INDEX_BYTES, PLAN_BYTES = 50.5, 25
 
 # The largest process of a run: interpreter and libraries, and the larger of: 7.5 MB each time the text that a worker
 # tokenizes doubles from 100 kB on, for the words that gigatoken has seen (130 MB in all at 1 MB, 157 at 13, 175 at 64),
-# or the conversations of the plan (bench/planning.py: 19 to 28 bytes each).
+# or the conversations of the plan (bench/packing/planning.py: 19 to 28 bytes each).
 BASE_MEMORY, TEXT_MEMORY, TEXT_START, PLAN_MEMORY = 105e6, 7.5e6, 100_000, 28
 
 

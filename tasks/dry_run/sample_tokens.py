@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.config import Config
-from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import full_text
 from tasks.core.errors import PackError, Reject
 from tasks.dry_run.model import SampleTokens
@@ -26,8 +25,9 @@ from tasks.readers.tables import wanted
 from tasks.recipe import Recipe
 from tasks.sources.sampling.sample import Sample
 from tasks.storage.schemas import tokens_schema
+from tasks.tokenization.embedding_sizes import EmbeddingSizes
 from tasks.tokenization.engine_check import HARD, LONGEST, difference, hard_tokens
-from tasks.tokenization.prepare import Preparer, texts_of
+from tasks.tokenization.prepare import Preparer, texts_of, unused_keys_of
 from tasks.tokenization.token_batch import COUNTS, Batch, noticed_in
 from tasks.tokenization.train_tokenizer import Unread, cut_sentence, train_model
 
@@ -91,12 +91,12 @@ def thinned(sample: Sample, every: int) -> Sample:
     return sample.thinned(every)
 
 
-def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleTokens:
-    """Tokenize the sample of one file as a run does."""
+def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder, sizes: EmbeddingSizes) -> SampleTokens:
+    """Tokenize the sample of one file as a run does; `sizes` are those of the embeddings of all files."""
     config, file = recipe.config, sample.file
     rejects: list[tuple[int, Reject]] = []
     weighted = config.reads_loss_weights
-    schema = tokens_schema(config.packing, weighted)
+    schema = tokens_schema(config.packing, weighted, file.embedded)
     receipt: dict[str, Any] = dict.fromkeys(COUNTS, 0)
     preparer = Preparer(file, recipe.template, encoder, config.train_on, config.packing, weighted)
     texts = [np.empty(0, np.int64)]
@@ -128,6 +128,8 @@ def tokenize_sample(sample: Sample, recipe: Recipe, encoder: Encoder) -> SampleT
     seconds = time.process_time() - start
     noticed = noticed_in([receipt])
     rejects.sort(key=itemgetter(0))
+    if file.embedded:
+        sizes.add(receipt, lambda number: sample.records[number].place)
     return SampleTokens(sample, out.getvalue(), rejects, noticed, unused, seconds, np.concatenate(texts))
 
 
@@ -137,7 +139,7 @@ def count_unused_keys(sample: Sample, weighted: bool = False) -> dict[str, int]:
     Raises DataError for a record that is not supervised fine-tuning data.
     """
     file, records = sample.file, sample.records
-    unused = UnusedKeys(file.format, dict(file.columns), file.ignore, weighted)
+    unused = unused_keys_of(file, weighted)
     unused.add(range(len(records)), [record.value for record in records], lambda number: records[number].place)
     names = container_named(file.container).column_names(file)
     for name in set(names).difference(wanted(names, file)):

@@ -47,6 +47,13 @@ class Encoded:
     ids: np.ndarray
     offsets: np.ndarray
 
+    def at(self, numbers: np.ndarray) -> Encoded:
+        """Return the texts with these numbers, each as often as its number is there."""
+        lengths = np.diff(self.offsets)[numbers]
+        offsets = offsets_of(lengths)
+        places = np.arange(offsets[-1]) + np.repeat(self.offsets[numbers] - offsets[:-1], lengths)
+        return Encoded(self.ids[places], offsets)
+
 
 class Unencodable(Reject):
     """Some texts have no encoding; `problems` says why, by text."""
@@ -137,7 +144,7 @@ class Encoder(ABC):
 
     @cached_property
     def _matched(self) -> Needles:
-        return Needles(_searched([text]) for text in (*self.controls, *self.irregular))
+        return Needles(_searched([*self.controls, *self.irregular]))
 
     def count_content_tokens(self, texts: Sequence[str]) -> list[tuple[int, str]]:
         """Return each content token that the texts become, except white space: the index of the text, and its string.
@@ -163,7 +170,7 @@ class Encoder(ABC):
 
     @cached_property
     def _counted(self) -> Needles:
-        return Needles(_searched([text]) for text in self.content_tokens if not is_blank(text))
+        return Needles(_searched([text for text in self.content_tokens if not is_blank(text)]))
 
     def places_of_content_tokens(self, ids: np.ndarray) -> np.ndarray:
         """Return the indexes of the ids that are content tokens, except white space."""
@@ -289,21 +296,19 @@ def _range_of(table: np.ndarray) -> tuple[np.uint32, np.uint32]:
     return (np.uint32(ids[0]), np.uint32(ids[-1])) if ids.size else (np.uint32(len(table)),) * 2
 
 
-def _searched(texts: Sequence[str]) -> bytes:
-    """Join texts with NUL, which no searched string contains.
-
-    U+2581 becomes a space, as in some models.
-    """
+def _searched(texts: Sequence[str]) -> list[bytes]:
+    """Return texts as they are searched: U+2581 becomes a space, as in some models."""
     # Encode each text separately: a single wide character would make a joined string wide, and slow.
-    return b"\0".join([text.encode() if text.isascii() else text.replace("▁", " ").encode() for text in texts])
+    return [text.encode() if text.isascii() else text.replace("▁", " ").encode() for text in texts]
 
 
 def _found(needles: Needles, texts: Sequence[str]) -> list[int]:
     """Return the indexes of the texts that contain one of the strings."""
-    places = list(needles.places(_searched(texts)))
+    searched = _searched(texts)
+    places = list(needles.places(b"\0".join(searched)))  # no searched string contains NUL
     if not places:
         return []
-    ends = np.cumsum([len(_searched([text])) + 1 for text in texts])
+    ends = np.cumsum(np.fromiter(map(len, searched), np.int64, len(searched)) + 1)
     return sorted(set(np.searchsorted(ends, places, side="right").tolist()))
 
 

@@ -23,8 +23,9 @@ from tasks.exports.export_formats import EXPORTS
 from tasks.exports.model import FOLDER, ExportFormat, OutputFolder, Part, ShardJob, note_on_alignment, note_on_epochs
 from tasks.exports.rows import Rows, read_rows
 from tasks.storage.corpus_folder import checked_folder
+from tasks.storage.facts.outputs import FileFacts, Shard
 from tasks.storage.files import locked, make_folder, read_json, sync_folder, to_json, write_bytes
-from tasks.storage.manifest import FileFacts, Manifest, Shard, load_manifest
+from tasks.storage.manifest import Manifest, load_manifest
 
 RECORD = "export.json"
 THREADS = 8  # shards written at a time; each has one record batch in memory
@@ -51,6 +52,13 @@ def export_corpus(path: Path, to: str, output: Path | None, root: Path) -> Expor
             "cannot_export",
             f"{path}: holds conversations as text (format 2.0), not rows of tokens; pack it with packing: true, or "
             "give its messages to a trainer that tokenizes",
+        )
+    if manifest.loss_weight is not None and not format.weighted:
+        holding = ", ".join(each.name for each in EXPORTS if each.weighted)
+        raise DataError(
+            "cannot_export",
+            f"{path}: has a loss_weight for each token, which {format.name} cannot hold; pack it with "
+            f"loss_weight: none, or export it to {holding}",
         )
     folder = checked_folder(manifest, path)
     final = output or root / "data" / "exports" / f"{folder.resolve().name}-{format.name}"
@@ -155,11 +163,21 @@ def _write_files(manifest: Manifest, folder: Path, format: ExportFormat, out: Ou
                     out.files.append(file.model_copy(update={"path": f"{length}/{file.path}"}))
         values = {
             "settings": {length: _within(own["settings"], length) for length, own in found.items()},
-            "notes": [*{orjson.dumps(note): note for own in found.values() for note in own["notes"]}.values()],
+            "notes": notes_of({length: own["notes"] for length, own in found.items()}),
             "splits": {f"{kind}-{n}": figures for n, own in found.items() for kind, figures in own["splits"].items()},
         }
     _check_counts(manifest, parts)
     return values | {"files": [file.model_dump() for file in sorted(out.files, key=lambda file: file.path)]}
+
+
+def notes_of(notes: dict[str, list[dict[str, str]]]) -> list[dict[str, str]]:
+    """Return the notes of all lengths; one that is not about all of them names its length."""
+    found = {}
+    for length, own in notes.items():
+        for note in own:
+            is_common = all(note in others for others in notes.values())
+            found[note["name"], note["text"]] = note if is_common else note | {"text": f"{length}: {note['text']}"}
+    return list(found.values())
 
 
 def _within(settings: Any, length: str) -> Any:

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from tasks.exports.rows import Rows
+from tasks.storage.facts.outputs import FileFacts
 from tasks.storage.files import HashingWriter, atomic_file
-from tasks.storage.manifest import FileFacts, Manifest
+from tasks.storage.manifest import Manifest
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX
 
 Settings = dict[str, Any]
@@ -107,6 +108,7 @@ class ExportFormat:
     trainer: str  # who reads it
     rows_kept: bool  # the rows of the plan stay rows
     aligned: bool = False  # pieces start where they do in the rows of the plan
+    weighted: bool = False  # holds `loss_weight`, for a trainer that honors it
     shifted: str  # who shifts labels: "the export" or "the trainer"
     bounds: str  # what marks the bounds of pieces
     layout: str  # the files of a split, for the documentation

@@ -16,7 +16,9 @@ import pyarrow as pa
 
 from tasks.core.errors import DataError
 from tasks.storage.corpus_folder import check_listed
-from tasks.storage.manifest import Manifest, RowShape, Shard
+from tasks.storage.facts.outputs import Shard
+from tasks.storage.facts.row_shape import RowShape
+from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
 from tasks.storage.shards import bounds_of_pieces, open_shard, row_columns
 
@@ -40,6 +42,7 @@ class Rows:
     pieces: np.ndarray  # int64[rows]
     starts: np.ndarray  # int64[pieces], counted over all places of these rows
     lengths: np.ndarray  # int64[pieces]
+    weights: np.ndarray | None = None  # float32[rows, sequence_length], if the corpus has `loss_weight`
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -83,10 +86,9 @@ def read_rows(manifest: Manifest, folder: Path, shard: Shard) -> Iterator[Rows]:
 
 def rows_of(batch: pa.RecordBatch, length: int, path: Path, shape: RowShape | None = None, pad: int = 0) -> Rows:
     """Return the rows of a record batch. Raises DataError if no export could hold them."""
-    if unknown := [name for name in batch.schema.names if name not in (*KNOWN, *DERIVED)]:
-        fix = " (loss_weight: none)" if unknown[0] == LOSS_WEIGHT else ""
+    if unknown := [name for name in batch.schema.names if name not in (*KNOWN, *DERIVED, LOSS_WEIGHT)]:
         raise DataError(
-            "cannot_export", f"{path}: no format can hold the column {unknown[0]}; pack the corpus without it{fix}"
+            "cannot_export", f"{path}: no format can hold the column {unknown[0]}; pack the corpus without it"
         )
     columns = row_columns(batch, length, shape or RowShape(), pad)
     ids, mask, labels, positions = (columns[name] for name in KNOWN)
@@ -95,4 +97,7 @@ def rows_of(batch: pa.RecordBatch, length: int, path: Path, shape: RowShape | No
         raise DataError("bad_row", f"{path}: a row does not start at position 0; run packcorpus verify")
     starts, lengths = bounds_of_pieces(mask, positions)
     pieces = np.bincount(starts // length, minlength=len(ids))
-    return Rows(ids, labels, positions, mask == 1, tokens, pieces, starts, lengths)
+    weights = None
+    if LOSS_WEIGHT in batch.schema.names:
+        weights = batch.column(LOSS_WEIGHT).flatten().to_numpy().reshape(-1, length)
+    return Rows(ids, labels, positions, mask == 1, tokens, pieces, starts, lengths, weights)

@@ -25,12 +25,16 @@ from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
 from tasks.inspection.rows import read_row
 from tasks.storage.corpus_folder import checked_folder
-from tasks.storage.manifest import Manifest, SourceFacts, load_manifest
+from tasks.storage.facts.inputs import SourceFacts
+from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.shards import open_index
 from tasks.verification.partitions import Partitions
 
 # Show an excerpt of up to this many conversations per side, and this many tokens of each.
 EXCERPTS, EXCERPT = 100, 48
+
+# Conversations that are listed per side, unless more are asked for: all may differ, and there may be a billion.
+LISTED = 10_000
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,14 @@ class SourceChanges:
 
 @dataclass(frozen=True)
 class ConversationChanges:
-    """The conversations of one side only; they are `compared` if both corpus folders exist."""
+    """The conversations of one side only; they are `compared` if both corpus folders exist.
+
+    `removed` and `added` count them by the path of their source; `went` and `came` list the first of them.
+    """
 
     compared: bool
+    removed: dict[str, int]
+    added: dict[str, int]
     went: list[Moved]
     came: list[Moved]
 
@@ -94,8 +103,11 @@ class Difference:
     conversations: ConversationChanges
 
 
-def compare(before: Path, after: Path) -> Difference:
-    """Compare two manifests. Raises DataError or InputMissing if one cannot be read."""
+def compare(before: Path, after: Path, limit: int = LISTED) -> Difference:
+    """Compare two manifests, and list up to `limit` conversations of each side.
+
+    Raises DataError or InputMissing if one cannot be read.
+    """
     one, other = load_manifest(before), load_manifest(after)
     mine, theirs = ({source.path: source for source in manifest.sources} for manifest in (one, other))
     both = [(mine[name], theirs[name]) for name in mine if name in theirs]
@@ -105,21 +117,29 @@ def compare(before: Path, after: Path) -> Difference:
         changed=[ChangedSource(*pair) for pair in both if _content_of(pair[0]) != _content_of(pair[1])],
     )
     settings = list(_settings(one, other))
-    moved = _compare_conversations((one, before), (other, after))
+    moved = _compare_conversations((one, before), (other, after), limit)
     changes = (sources.added, sources.removed, sources.changed, settings, moved.went, moved.came)
     return Difference(before, after, not any(changes), sources, settings, list(_figures(one, other)), moved)
 
 
-def _compare_conversations(before: tuple[Manifest, Path], after: tuple[Manifest, Path]) -> ConversationChanges:
+def _compare_conversations(
+    before: tuple[Manifest, Path], after: tuple[Manifest, Path], limit: int
+) -> ConversationChanges:
     try:
         sides = [_Side(manifest, checked_folder(manifest, path)) for manifest, path in (before, after)]
     except InputMissing as error:
         if error.reason != "corpus_missing":  # a manifest may be all that is left of a corpus
             raise
-        return ConversationChanges(False, [], [])
+        return ConversationChanges(False, {}, {}, [], [])
     one, other = sides
-    went, came = _missing(one, other)
-    return ConversationChanges(True, went=one.moved(went, other), came=other.moved(came, one))
+    went, came = _missing(one, other, limit)
+    return ConversationChanges(
+        True,
+        removed=went.by_path(one.manifest),
+        added=came.by_path(other.manifest),
+        went=one.moved(went.first, other),
+        came=other.moved(came.first, one),
+    )
 
 
 def _content_of(source: SourceFacts) -> tuple[object, ...]:
@@ -270,12 +290,15 @@ class _Side:
         return found
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
+        sources = len(self.manifest.sources)
         with open_index(self.manifest, self.folder) as reader:
             for batch in reader:
                 batch.validate(full=True)
                 if any(batch.column(name).null_count for name in ("source", "record", "digest")):
                     raise ValueError("a place lacks a number")
                 if batch.num_rows:
+                    if not 0 <= pc.min(batch["source"]).as_py() <= pc.max(batch["source"]).as_py() < sources:
+                        raise ValueError("it refers to sources that the manifest does not have")
                     yield batch
 
     def _text(self, place: dict[str, Any]) -> str:
@@ -291,16 +314,35 @@ class _Side:
         return open_tokenizer(self.manifest, self.folder)
 
 
-def _missing(one: _Side, other: _Side) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of the conversations of each side that the other side lacks."""
+class _Moves:
+    """How many conversations of each source moved, and the places of the first of them, in source order."""
+
+    def __init__(self, sources: int, limit: int):
+        self.first, self._limit = np.empty(0, _PLACE), limit
+        self._counts = np.zeros(sources, np.int64)
+
+    def add(self, places: np.ndarray) -> None:
+        self._counts += np.bincount(places["source"], minlength=len(self._counts))
+        found = np.concatenate([self.first, places])
+        self.first = found[np.lexsort((found["record"], found["source"]))[: self._limit]]
+
+    def by_path(self, manifest: Manifest) -> dict[str, int]:
+        found = Counter[str]()
+        for source, count in zip(manifest.sources, self._counts.tolist(), strict=True):
+            found[source.path] += count
+        return dict(+found)
+
+
+def _missing(one: _Side, other: _Side, limit: int) -> tuple[_Moves, _Moves]:
+    """Return the conversations of each side that the other side lacks."""
     most = max(side.manifest.ledger.pieces.packed for side in (one, other))
     ranges = max(1, -(-most // _RANGE))
-    went, came = [np.empty(0, _PLACE)], [np.empty(0, _PLACE)]
+    went, came = (_Moves(len(side.manifest.sources), limit) for side in (one, other))
     with one.digests(ranges) as first, other.digests(ranges) as second:
         for mine, theirs in zip(map(_once, first), map(_once, second), strict=True):
-            went.append(mine[_without(mine["digest"], theirs["digest"])])
-            came.append(theirs[_without(theirs["digest"], mine["digest"])])
-    return np.concatenate(went), np.concatenate(came)
+            went.add(mine[_without(mine["digest"], theirs["digest"])])
+            came.add(theirs[_without(theirs["digest"], mine["digest"])])
+    return went, came
 
 
 def _once(rows: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ from tasks.inspection.labels import BATCH_ROWS, FEW_STEPS
 from tasks.inspection.token_runs import Span, spans_of
 from tasks.packing.balance.cost import HIDDEN_SIZE
 from tasks.packing.balance.waiting import Waiting, forecast
-from tasks.storage.manifest import MixtureFacts
+from tasks.storage.facts.inputs import MixtureFacts
 from tasks.storage.schemas import IGNORED
 
 # With fewer, the gradient is that of a handful of answers. 65,536 tokens per step are usual, a third of them trained.

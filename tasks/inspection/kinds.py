@@ -12,7 +12,8 @@ import pyarrow as pa
 from tasks.core.errors import InputMissing, UsageError
 from tasks.readers.containers import container_by_extension
 from tasks.storage.corpus_folder import check_copies, check_unchanged
-from tasks.storage.manifest import Shard, load_manifest, lost_hint
+from tasks.storage.facts.outputs import Shard
+from tasks.storage.manifest import load_manifest, lost_hint
 from tasks.storage.shards import open_shard, row_columns
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tasks.conversations.keys.unused import OTHERS
 from tasks.core.printable import common_folder, counted, printable
-from tasks.storage.manifest import SampleFacts
+from tasks.packing.balance.waiting import Waiting
+from tasks.storage.facts.ledger import SampleFacts
 
-# Rows per optimizer step for which steps are shown.
 WEIGHTED = {
     "data": "as in the data, by conversation or turn",
     "conversation": "each conversation the same",
     "both": "each conversation the same, times the weight in the data",
 }
 
+# Rows per optimizer step for which steps are shown.
 BATCH_ROWS = (8, 32, 64)
 
 # A shorter run is over before the learning rate has warmed up and decayed.
@@ -30,6 +31,7 @@ NOTICED = {
         "conversation",
         "in another order than system, user, assistant, user, …: the order is kept",
     ),
+    "without_embedding": ("conversation", "without an embedding: `company` does not choose who shares its row"),
 }
 
 # Content tokens that are listed.
@@ -101,9 +103,20 @@ SHARE_NOTE = "share: of all tokens read, before the mixture"
 TRAINED_TURNS = {"assistant": "assistant turns", "last": "the last assistant turn", "all": "all turns"}
 
 
-def waiting_note(balance: Mapping[str, Any] | None, hidden_size: int) -> str:
-    """Explain a forecast of waiting; `balance` is the setting of the corpus."""
-    order = "set balance: {ranks: N} to order rows for N ranks, or any divisor of N"
-    if balance:
-        order = f"the rows are ordered for {balance['ranks']:,} ranks, or any divisor of it"
+def waiting_note(balance: Mapping[str, Any], hidden_size: int) -> str:
+    """Explain a table of forecasts of waiting; `balance` is the setting of the corpus."""
+    order = f"the rows are ordered for {balance['ranks']:,} ranks, or any divisor of it"
     return f"By the work of attention in a model with a hidden size of {hidden_size:,}; {order}."
+
+
+def waiting_line(waiting: Sequence[Waiting], hidden_size: int) -> str:
+    """Return the forecasts of waiting in a sentence, for a corpus that is not ordered for ranks; "" without any."""
+    if not waiting:
+        return ""
+    first, *others = waiting
+    shares = [f"{first.ranks:,} ranks {first.random:.2f} % of the time (with balance {first.balanced:.2f} %)"]
+    shares += [f"{one.ranks:,} ranks {one.random:.2f} % ({one.balanced:.2f} %)" for one in others]
+    return (
+        f"On several GPUs, ranks wait for the slowest one of each step: {', '.join(shares)}; hidden size "
+        f"{hidden_size:,}. One GPU never waits."
+    )

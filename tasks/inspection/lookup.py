@@ -23,8 +23,10 @@ from tasks.core.printable import printable
 from tasks.core.suggest import suggest
 from tasks.readers.containers import container_named
 from tasks.storage.corpus_folder import check_unchanged, listed_file, reading
-from tasks.storage.manifest import Manifest, Shard
+from tasks.storage.facts.outputs import Shard
+from tasks.storage.manifest import Manifest
 from tasks.storage.shards import open_index, to_dicts
+from tasks.storage.splits import kind_of
 
 MOST_RECORDS = (1 << 63) - 1  # the largest number in the index
 
@@ -36,9 +38,7 @@ Place = dict[str, Any]
 def find_row(manifest: Manifest, number: int, split: str) -> tuple[int, Shard, int]:
     """Return the number of the shard within its split, the shard, and the row within it. Raises UsageError."""
     if split not in manifest.splits:
-        raise UsageError(
-            "not_in_it", f"--split {split}: this corpus has {' and '.join(map(printable, manifest.splits))}"
-        )
+        raise UsageError("not_in_it", _no_such_split(manifest, number, split))
     chosen = manifest.splits[split]
     if chosen.rows == 0:
         raise UsageError("not_in_it", f"--split {split}: this corpus has no {split} rows")
@@ -50,6 +50,18 @@ def find_row(manifest: Manifest, number: int, split: str) -> tuple[int, Shard, i
             return place, shard, at
         at -= shard.rows
     raise DataError("wrong_count", f"the shards of {split} hold fewer rows than the manifest records ({chosen.rows:,})")
+
+
+def _no_such_split(manifest: Manifest, number: int, split: str) -> str:
+    with_rows = [name for name, facts in manifest.splits.items() if facts.rows]
+    if of_kind := [printable(name) for name in with_rows if kind_of(name) == split]:
+        others = f", or {', '.join(of_kind[1:])}" * (len(of_kind) > 1)
+        return (
+            f"--row {number}: rows of {split} have several lengths here, each in a split of its own; use "
+            f"--split {of_kind[0]}{others}"
+        )
+    splits = ", ".join(map(printable, with_rows))
+    return f"--split {printable(split)}: is not a split of this corpus; choose one of {splits}"
 
 
 def row_number(manifest: Manifest, place: Place) -> int | None:

@@ -28,7 +28,8 @@ from tasks.inspection.lookup import (
 )
 from tasks.inspection.token_runs import spans_of
 from tasks.storage.corpus_folder import check_unchanged, checked_folder
-from tasks.storage.manifest import Manifest, Shard, load_manifest
+from tasks.storage.facts.outputs import Shard
+from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
 from tasks.storage.shards import bounds_of_pieces, read_rows
 

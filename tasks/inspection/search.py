@@ -24,7 +24,8 @@ from tasks.inspection.rows import Piece, place_in_corpus, read_row
 from tasks.inspection.token_runs import Span, spans_of
 from tasks.storage.arrow import to_arrow
 from tasks.storage.corpus_folder import check_unchanged, checked_folder
-from tasks.storage.manifest import Manifest, Shard, load_manifest
+from tasks.storage.facts.outputs import Shard
+from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard, row_columns, to_dicts
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX

@@ -193,7 +193,7 @@ def sources_of(config: Config, folder: Path, layout: Layout) -> Iterator[SourceF
     """Yield the files of a config, in order and not hashed. Raises what `identify_file` raises."""
     for source in config.sources:
         for located in find_paths(source.path, folder, layout.remote()):
-            yield identify_file(located.path, located.name, source)
+            yield identify_file(located.path, located.name, source, located.identity)
 
 
 def corpora_of(config: Config, manifests: Path) -> list[Path]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tasks.config import Balance
 from tasks.packing.balance.waiting import MOST_ROWS, Waiting, forecast
+from tasks.row_settings import Balance
 from tasks.storage.manifest import Manifest
 from tasks.storage.row_statistics import statistics_of_split
 

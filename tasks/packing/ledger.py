@@ -20,7 +20,7 @@ from tasks.packing import several_lengths
 from tasks.packing.bin_packing import ALGORITHM
 from tasks.packing.pieces import CHUNK, Accepted, Pieces, piece_counts
 from tasks.recipe import Recipe
-from tasks.storage.manifest import Ledger
+from tasks.storage.facts.ledger import Ledger
 from tasks.storage.schemas import DROP_REASONS, REJECTED, SAMPLE_DROP_REASONS
 from tasks.storage.token_files import TokenColumns
 

@@ -13,7 +13,7 @@ files are written to one folder, the receipt last:
     plan.json       ledger, sources, packing figures: the receipt
 
 Memory: a constant plus 20 bytes per conversation, regardless of the number of token files and shards; up to 45 if
-conversations are held out, weighted, deduplicated, or repacked for further epochs (bench/planning.py).
+conversations are held out, weighted, deduplicated, or repacked for further epochs (bench/packing/planning.py).
 """
 
 from __future__ import annotations
@@ -71,6 +71,7 @@ from tasks.storage.samples import samples_of
 from tasks.storage.schemas import REJECTED, ROWS_SCHEMA, plan_schema
 from tasks.storage.splits import SPLITS, TRAIN_EPOCH_PREFIX, first_packing, length_in, splits_of
 from tasks.storage.token_files import TokenColumns
+from tasks.tokenization.embedding_sizes import check_embeddings
 from tasks.tokenization.token_batch import noticed_in
 
 
@@ -94,6 +95,7 @@ def make_plan(recipe: Recipe, folder: Path) -> dict[str, Any]:
     for file, receipt in zip(files, receipts, strict=True):
         check_token_file(file, receipt)
     bases = record_bases(recipe.parts, receipts)
+    check_embeddings(recipe, receipts, bases)
     tokens = TokenColumns(files, bases)
     pieces = select_pieces(tokens, recipe)
     late = late_rejects(pieces.accepted, tokens, recipe)
@@ -409,7 +411,7 @@ def _write_plan(
         chosen = chosen[order]
         row = placed.row[chosen]
         for low, high in pairwise(edges):
-            inside = slice(*np.searchsorted(row, [low, high]).tolist())
+            inside = slice(*np.searchsorted(row, np.array([low, high], row.dtype)).tolist())  # else it copies `row`
             of = pieces.columns(chosen[inside])
             part, conversation = tokens.rows_of(of.conversation)
             columns = [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.readers.container import File, RecordReader, Table, open_file
+from tasks.readers.container import File, RecordReader, Table
 from tasks.readers.tables import TableContainer, readable, wanted
 
 _FILE_MAGIC = b"ARROW1"
@@ -24,7 +24,7 @@ class ArrowIpc(TableContainer):
 
     def batches(self, reader: RecordReader) -> Iterator[Any]:
         # not memory-mapped: if someone truncates a mapped file, the process is killed
-        with open_file(reader.file) as file:
+        with reader.file.open() as file:
             reader.track(file.tell, 0, reader.file.bytes)
             yield from _batches(file)
 

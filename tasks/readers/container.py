@@ -20,7 +20,6 @@ from typing import Any, BinaryIO, Literal, NamedTuple, Protocol
 
 from tasks.core.errors import DataError, Reject
 from tasks.readers.compression import decompressed
-from tasks.readers.hashed_blocks import BlockDigests, open_checked
 from tasks.readers.lines import Read
 from tasks.readers.strict_json import decode_block
 
@@ -58,15 +57,12 @@ class File(Protocol):
     def delimiter(self) -> str: ...  # "" for the usual one
     @property
     def encoding(self) -> str: ...  # "" for UTF-8
-    @property
-    def blocks(self) -> BlockDigests | None: ...  # None if the file was not hashed yet
+    def open(self, stop: int | None = None) -> BinaryIO:
+        """Open the file, to read all bytes from some place to `stop`, or some of them.
 
-
-def open_file(file: File) -> BinaryIO:
-    """Open a source file. Once it was hashed, reading raises DataError if it has changed since."""
-    if file.blocks is None:
-        return file.path.open("rb")
-    return open_checked(file.path, file.name, file.bytes, file.blocks)
+        Once it was hashed, reading raises DataError if it has changed since.
+        """
+        ...
 
 
 class Range(NamedTuple):
@@ -270,7 +266,7 @@ class RecordReader:
     @contextmanager
     def open_text(self) -> Iterator[Read]:
         """Open a text file; the result reads its decompressed bytes."""
-        with open_file(self.file) as file:
+        with self.file.open() as file:
             self.track(file.tell, 0, self.file.bytes)
             yield decompressed(file, self.file.compression, self.file.name)
 

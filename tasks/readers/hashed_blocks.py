@@ -56,15 +56,14 @@ def open_checked(path: Path, name: str, size: int, digests: BlockDigests) -> Bin
 
     Reading raises DataError, with the file's `name`, if a block is not the one that was hashed.
     """
-    return io.BufferedReader(CheckedBlocks(path, name, size, digests), BLOCK)
+    return io.BufferedReader(CheckedBlocks(path.open("rb", buffering=0), name, size, digests), BLOCK)
 
 
 class CheckedBlocks(io.RawIOBase):
     """The bytes of a file. Each block is compared with its digest before any of its bytes is returned."""
 
-    def __init__(self, path: Path, name: str, size: int, digests: BlockDigests):
-        self._file = path.open("rb", buffering=0)
-        self._source, self._size, self._digests = name, size, digests
+    def __init__(self, file: io.FileIO, name: str, size: int, digests: BlockDigests):
+        self._file, self._source, self._size, self._digests = file, name, size, digests
         self._place = 0
         self._number, self._block = -1, memoryview(b"")
 
@@ -99,6 +98,12 @@ class CheckedBlocks(io.RawIOBase):
         super().close()
 
     def _checked(self, number: int) -> memoryview:
+        block = self._read(number)
+        if not self._is_right(number, block):
+            raise DataError("input_changed", f"{self._source}: changed while it was read; run again")
+        return memoryview(block)
+
+    def _read(self, number: int) -> bytes:
         start = number * self._digests.size
         self._file.seek(start)
         missing = min(self._digests.size, self._size - start)
@@ -106,8 +111,9 @@ class CheckedBlocks(io.RawIOBase):
         while missing and (piece := self._file.read(missing)):
             pieces.append(piece)
             missing -= len(piece)
-        block = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _is_right(self, number: int, block: bytes | memoryview) -> bool:
         at = number * DIGEST
-        if missing or xxh3_128_digest(block) != self._digests.joined[at : at + DIGEST]:
-            raise DataError("input_changed", f"{self._source}: changed while it was read; run again")
-        return memoryview(block)
+        whole = len(block) == min(self._digests.size, self._size - number * self._digests.size)
+        return whole and xxh3_128_digest(block) == self._digests.joined[at : at + DIGEST]

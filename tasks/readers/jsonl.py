@@ -19,7 +19,6 @@ from tasks.readers.container import (
     Rows,
     Run,
     Window,
-    open_file,
     too_long_record,
 )
 from tasks.readers.lines import CHUNK, TOO_LONG, WINDOW, Read, byte_range, end_of_line, line_blocks, split_at_lines
@@ -58,7 +57,7 @@ class Jsonl(Container):
 
     def records_before(self, file: File, start: int) -> int:
         before = 0
-        with open_file(file) as lines:
+        with file.open() as lines:
             while (left := start - lines.tell()) > 0 and (chunk := lines.read(min(1 << 20, left))):
                 before += chunk.count(b"\n")
         return before
@@ -68,7 +67,7 @@ class Jsonl(Container):
         if file.compression:
             return 0, 0
         left, position = number, 0
-        with open_file(file) as lines:
+        with file.open() as lines:
             while left and (block := lines.read(SEEK_BLOCK)):
                 ends = block.count(b"\n")
                 if ends >= left:
@@ -122,7 +121,7 @@ def _open(reader: RecordReader) -> Iterator[Read]:
             yield read
         return
     stop = reader.file.bytes if reader.stop is None else reader.stop
-    with open_file(reader.file) as file:
+    with reader.file.open(reader.stop) as file:
         reader.track(file.tell, reader.start, stop)
         yield byte_range(file, reader.start, stop)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tasks.core.errors import DataError
-from tasks.readers.container import File, Range, RecordReader, Table, open_file
+from tasks.readers.container import File, Range, RecordReader, Table
 from tasks.readers.tables import BATCH_BYTES, BATCH_ROWS, TableContainer, readable, wanted
 
 
@@ -21,7 +21,7 @@ class Parquet(TableContainer):
 
     def batches(self, reader: RecordReader) -> Iterator[Any]:
         # no threads and no read-ahead: parts are what runs in parallel, and a row group may be large
-        with open_file(reader.file) as source, pq.ParquetFile(source, pre_buffer=False) as file:
+        with reader.file.open() as source, pq.ParquetFile(source, pre_buffer=False) as file:
             groups = range(file.metadata.num_row_groups)[reader.start : reader.stop]
             facts = [file.metadata.row_group(group) for group in groups]
             rows = sum(group.num_rows for group in facts)
@@ -66,7 +66,7 @@ class Parquet(TableContainer):
             yield _RowGroups(table, wanted(table.schema_arrow.names, file))
 
     def _metadata(self, file: File) -> pq.FileMetaData:
-        with readable(self, file), open_file(file) as source:
+        with readable(self, file), file.open() as source:
             metadata = pq.read_metadata(source)
         if not metadata.num_rows:
             raise DataError("empty_source", f"{file.name}: contains no records")

@@ -1,118 +1,161 @@
-"""Count the index of a corpus for the plots of the report.
+"""Count the index of a corpus for the plots of the report, in one pass.
 
-index.arrow ─ pieces ─▶ tokens per row, conversations per row, tokens per conversation
+    index.arrow ─batch by batch─┬─▶ tokens of each sample                    ─▶ Histogram
+                                ├─▶ pieces in ranges of rows ─range by range─▶ Histograms: padding, pieces of each row
+                                └─▶ pieces of the rows that are shown
+
+An index is larger than memory, and may be in any order. What it has in several places, a row or a sample of several
+pieces, is put together range by range; temporary files (verification/partitions.py) hold 12 bytes of each piece until
+then, and 24 more if samples have several.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from tasks.report.histogram import Histogram
+from tasks.report.row_numbers import RowNumbers
+from tasks.storage.arrow import to_arrow, to_numpy
 from tasks.storage.manifest import Manifest
 from tasks.storage.shards import open_index
-from tasks.storage.splits import TRAIN_EPOCH_PREFIX
+from tasks.verification.partitions import Partitions
 
-COLUMNS = ["source", "record", "split", "shard", "row", "start", "length", "trained", "truncated", "turn"]
+RANGE = 1 << 18  # pieces that are put together at a time, about
+
+_IN_ROW = np.dtype([("row", "i8"), ("length", "i4")])
+_OF_SAMPLE = np.dtype([("source", "i4"), ("record", "i8"), ("turn", "i4"), ("first", "i4"), ("length", "i4")])
+
+
+class Piece(NamedTuple):
+    """A piece in a row. `turn` is what its sample trains on, -1 if that is a whole conversation."""
+
+    start: int
+    length: int
+    trained: int
+    truncated: bool
+    source: int
+    record: int
+    turn: int
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Columns of the index and their sums. Rows are numbered over all splits, in the order of the manifest."""
+    """Counts over the index. Rows that repack the training split for a later epoch are not counted."""
 
-    lengths: np.ndarray  # int64, tokens per sample, nearly always a conversation, counted once; all of a dropped one
-    repacked: np.ndarray  # bool[rows], conversations of train, for a later epoch
-    filled: np.ndarray  # int64[rows], tokens
-    padding: np.ndarray  # int64[rows], places without a token
-    conversations: np.ndarray  # int64[rows], conversations and pieces
-    source: np.ndarray  # of each piece in a row, sorted by row and start
-    record: np.ndarray
-    turn: np.ndarray  # that a sample trains on, -1 if it is a whole conversation
-    start: np.ndarray
-    length: np.ndarray
-    trained: np.ndarray
-    truncated: np.ndarray
-    first_piece: np.ndarray  # int64[rows + 1], offset of the first piece of each row
+    lengths: Histogram = field(default_factory=Histogram)  # tokens of each sample, all of a dropped one, no copies
+    padding: Histogram = field(default_factory=Histogram)  # places without a token in each row
+    conversations: Histogram = field(default_factory=Histogram)  # conversations and pieces in each row
+    drawn: dict[int, list[Piece]] = field(default_factory=dict)  # pieces of a row, by its number, in their order
 
 
-def read_figures(manifest: Manifest, folder: Path) -> Figures:
-    """Read the index. Raises DataError or InputMissing if it is not as recorded."""
-    with open_index(manifest, folder) as reader:
-        index = reader.read_all().unify_dictionaries()
-        # A damaged offset would be a SystemError or a crash of Python.
-        index.validate(full=True)
-        rows_of_splits = [split.rows for split in manifest.splits.values()]
-        rows = sum(rows_of_splits)
-        placed = index.select([name for name in index.schema.names if name in COLUMNS]).filter(index["row"].is_valid())
-        row = _row_numbers(manifest, placed)
-        if len(row) and not 0 <= row.min() <= row.max() < rows:
-            raise ValueError("it refers to rows that the manifest does not have")
-        start = placed["start"].to_numpy()
-        order = np.lexsort((start, row))
-        length = placed["length"].to_numpy()[order]
-        pieces = np.bincount(row, minlength=rows)
-        filled = np.bincount(row[order], weights=length, minlength=rows).astype(np.int64)
-        if manifest.packing_metadata.enabled and len(row):
-            ends, rooms = start[order].astype(np.int64) + length, _lengths_of_rows(manifest)
-            if start.min() < 0 or length.min() < 1 or (ends > rooms[row[order]]).any() or (filled > rooms).any():
-                raise ValueError("it refers to tokens beyond the end of a row")
-        return Figures(
-            lengths=_lengths(index),
-            repacked=np.repeat([name.startswith(TRAIN_EPOCH_PREFIX) for name in manifest.splits], rows_of_splits),
-            filled=filled,
-            padding=_lengths_of_rows(manifest) - filled,
-            conversations=pieces,
-            source=placed["source"].to_numpy()[order],
-            record=placed["record"].to_numpy()[order],
-            turn=_turns(placed)[order],
-            start=start[order],
-            length=length,
-            trained=placed["trained"].to_numpy()[order],
-            truncated=placed["truncated"].to_numpy()[order],
-            first_piece=np.concatenate([[0], np.cumsum(pieces)]),
-        )
+def read_figures(manifest: Manifest, folder: Path, drawn: Collection[int] = ()) -> Figures:
+    """Read the index, once, and return the figures with the pieces of the `drawn` rows (row_numbers.py).
+
+    Raises DataError or InputMissing if it is not as recorded, and StorageError if temporary files cannot be written.
+    """
+    figures, rows = Figures(drawn={row: [] for row in drawn}), RowNumbers(manifest)
+    wanted = np.array(list(drawn), np.int64)
+    packed, has_several = manifest.packing_metadata.enabled, _has_several_pieces(manifest)
+    ranges = max(1, (manifest.ledger.pieces.packed + manifest.ledger.conversations.read) // RANGE)
+    each = max(1, -(-rows.count // ranges))
+    with open_index(manifest, folder) as index, ExitStack() as stack:
+        by_row = stack.enter_context(Partitions(ranges, _IN_ROW))
+        by_sample = stack.enter_context(Partitions(ranges, _OF_SAMPLE))
+        for batch in index:
+            # A damaged offset would be a SystemError or a crash of Python.
+            batch.validate(full=True)
+            row = rows.of_entries(batch)
+            samples = _samples(batch)[~rows.is_repacked(row)]  # the first packing has the same ones
+            if has_several:
+                by_sample.add(_range_of(samples, ranges), samples)
+            else:
+                figures.lengths.add(samples["length"])
+            placed, row = batch.filter(to_arrow(row >= 0)), row[row >= 0]
+            if packed:
+                by_row.add(row // each, _in_rows(placed, row, rows.lengths(row)))
+            shown = np.isin(row, wanted)
+            for number, piece in zip(row[shown].tolist(), _pieces(placed.filter(to_arrow(shown))), strict=True):
+                figures.drawn[number].append(piece)
+        for samples in by_sample:
+            figures.lengths.add(_lengths(samples))
+        for number, pieces in enumerate(by_row if packed else ()):
+            _count(pieces, np.arange(number * each, min((number + 1) * each, rows.count)), rows, figures)
+    for found in figures.drawn.values():
+        found.sort()
+    return figures
 
 
-def _lengths_of_rows(manifest: Manifest) -> np.ndarray:
-    """Return the length of each row, int64, numbered over all splits."""
-    lengths = [manifest.length_of_split(name) for name in manifest.splits]
-    return np.repeat(np.array(lengths, np.int64), [split.rows for split in manifest.splits.values()])
+def _has_several_pieces(manifest: Manifest) -> bool:
+    """Return whether the first packing has a sample in several places: cut into pieces, or copied."""
+    return bool(manifest.ledger.conversations.split) or any(one.copies != one.conversations for one in manifest.mixture)
 
 
-def _lengths(index: pa.Table) -> np.ndarray:
-    """Return the tokens of the first copy of each sample, int64, in source order; the index may be in any order."""
-    source, record, turn = index["source"].to_numpy(), index["record"].to_numpy(), _turns(index)
-    first, length = index["first"].fill_null(0).to_numpy(), index["length"].to_numpy().astype(np.int64)
-    order = np.lexsort((first, turn, record, source))
-    columns = [values[order] for values in (source, record, turn, first)]
-    of_sample, of_piece = (
-        np.logical_or.reduce([values[1:] != values[:-1] for values in own]) for own in (columns[:3], columns)
-    )
-    length = length[order] * np.append(True, of_piece)[: len(order)]  # further copies count as 0
-    return np.add.reduceat(length, np.flatnonzero(np.append(True, of_sample))) if len(length) else length
+def _samples(batch: pa.RecordBatch) -> np.ndarray:
+    """Return what identifies the sample of each entry, and its tokens."""
+    samples = np.empty(batch.num_rows, _OF_SAMPLE)
+    for name in ("source", "record", "length"):
+        samples[name] = _numbers(batch, name)
+    samples["first"] = batch.column("first").fill_null(0).to_numpy()
+    samples["turn"] = _turns(batch)
+    return samples
 
 
-def _turns(index: pa.Table) -> np.ndarray:
-    if "turn" in index.schema.names and index["turn"].null_count:
-        raise ValueError("a place lacks its turn")
-    return index["turn"].to_numpy() if "turn" in index.schema.names else np.full(len(index), -1)
+def _range_of(samples: np.ndarray, ranges: int) -> np.ndarray:
+    """Return a range for each entry: the same for all of a record, and of equal sizes, however records are numbered."""
+    mixed = samples["record"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return (mixed >> np.uint64(32)).astype(np.int64) * ranges >> 32
 
 
-def _row_numbers(manifest: Manifest, placed: pa.Table) -> np.ndarray:
-    """Return the row of each piece, numbered over all splits, int64."""
-    tops = accumulate((shard.rows for split in manifest.splits.values() for shard in split.shards), initial=0)
-    first_rows = [[next(tops) for _ in split.shards] for split in manifest.splits.values()]
-    chunks = placed["split"].chunks
-    if not chunks:
-        return np.zeros(0, np.int64)
-    codes = np.concatenate([chunk.indices.to_numpy() for chunk in chunks])
-    shard, row = placed["shard"].to_numpy(), placed["row"].to_numpy().astype(np.int64)
-    tops_of = dict(zip(manifest.splits, first_rows, strict=True))
-    for code, split in enumerate(chunks[0].dictionary.to_pylist()):
-        own = codes == code
-        if own.any():
-            row[own] += np.array(tops_of[split], np.int64)[shard[own]]
-    return row
+def _lengths(samples: np.ndarray) -> np.ndarray:
+    """Return the tokens of each sample, int64. Of copies, one counts."""
+    order = np.lexsort((samples["first"], samples["turn"], samples["record"], samples["source"]))
+    columns = [samples[name][order] for name in ("source", "record", "turn", "first")]
+    is_other = [np.append(True, column[1:] != column[:-1])[: len(order)] for column in columns]
+    is_sample = np.logical_or.reduce(is_other[:3])
+    lengths = samples["length"][order] * (is_sample | is_other[3]).astype(np.int64)
+    return np.add.reduceat(lengths, np.flatnonzero(is_sample)) if len(order) else lengths
+
+
+def _in_rows(placed: pa.RecordBatch, row: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """Return the row and the tokens of pieces. Raises ValueError if one is not within the places of its row."""
+    start, length = _numbers(placed, "start").astype(np.int64), _numbers(placed, "length")
+    if ((start < 0) | (length < 1) | (start + length > room)).any():
+        raise ValueError("it refers to tokens beyond the end of a row")
+    pieces = np.empty(len(row), _IN_ROW)
+    pieces["row"], pieces["length"] = row, length
+    return pieces
+
+
+def _count(pieces: np.ndarray, row: np.ndarray, rows: RowNumbers, figures: Figures) -> None:
+    """Count rows, given by number, ascending and without gaps, by their pieces."""
+    within = pieces["row"] - row[:1].sum()
+    filled = np.bincount(within, pieces["length"], len(row)).astype(np.int64)
+    padding = rows.lengths(row) - filled
+    if (padding < 0).any():
+        raise ValueError("it refers to tokens beyond the end of a row")
+    counted = ~rows.is_repacked(row)
+    figures.padding.add(padding[counted])
+    figures.conversations.add(np.bincount(within, minlength=len(row))[counted])
+
+
+def _pieces(placed: pa.RecordBatch) -> Iterator[Piece]:
+    columns = [_turns(placed) if name == "turn" else _numbers(placed, name) for name in Piece._fields]
+    return map(Piece._make, zip(*(column.tolist() for column in columns), strict=True))
+
+
+def _turns(batch: pa.RecordBatch) -> np.ndarray:
+    return _numbers(batch, "turn") if "turn" in batch.schema.names else np.full(batch.num_rows, -1)
+
+
+def _numbers(batch: pa.RecordBatch, name: str) -> np.ndarray:
+    column = batch.column(name)
+    if column.null_count:
+        raise ValueError(f"a place lacks its {name}")
+    return to_numpy(column)

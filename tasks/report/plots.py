@@ -17,6 +17,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 
+from tasks.report.histogram import Histogram
+
 # Elements in these colors get the classes "fill-ink" and so on.
 COLORS = {"#111111": "ink", "#222222": "one", "#333333": "two", "#444444": "faint"}
 INK, ONE, TWO, FAINT = COLORS
@@ -89,15 +91,15 @@ def sources(rows: Sequence[tuple[str, int, int]]) -> str:
     return _svg("sources", 0.9 + BAR_INCHES * len(shown), draw)
 
 
-def lengths(values: np.ndarray, sequence_length: int, packed: bool) -> str:
-    """Draw the histogram of conversation lengths on a logarithmic scale, with the length of a row."""
+def lengths(found: Histogram, sequence_length: int, packed: bool) -> str:
+    """Draw conversation lengths on a logarithmic scale, with the length of a row."""
 
     def draw(figure: Any) -> None:
         axes = figure.add_subplot()
-        low, high = (int(values.min()), int(values.max())) if len(values) else (1, 1)
+        low, high = (int(found.values[0]), int(found.values[-1])) if len(found) else (1, 1)
         edges = np.unique(np.geomspace(max(low, 1), high + 1, 40).round().astype(np.int64))
         edges = edges if len(edges) > 1 else np.array([edges[0], edges[0] + 1])
-        counts, _ = np.histogram(values, edges)
+        counts, _ = np.histogram(found.values, edges, weights=found.counts)
         axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=ONE, linewidth=0)
         axes.axvline(sequence_length, color=INK, linestyle=(0, (4, 2)), linewidth=1.2)
         axes.set_xscale("log", base=2)

@@ -30,19 +30,24 @@ from tasks.inspection.labels import (
     FEW_STEPS,
     NOTICED,
     TRAINED_TURNS,
+    WEIGHTED,
     content_tokens,
     explain_samples,
     unused_keys,
+    waiting_line,
     waiting_note,
 )
 from tasks.inspection.lookup import read_rejects
 from tasks.inspection.waiting import waiting_of
 from tasks.packing.balance.cost import HIDDEN_SIZE
+from tasks.report.explanations import explain_padding, explain_rows
 from tasks.report.figures import Figures, read_figures
-from tasks.report.rows import HUES, samples
+from tasks.report.histogram import Histogram
+from tasks.report.rows import HUES, choose, samples
 from tasks.storage.corpus_folder import changed_files, checked_folder, default_report_path, raise_all
+from tasks.storage.facts.inputs import MixtureFacts, SourceFacts
 from tasks.storage.files import write_bytes
-from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts, load_manifest
+from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
 
 MOST_BYTES = 500_000
@@ -81,13 +86,18 @@ def write_report(path: Path, output: Path | None, hidden_size: int = HIDDEN_SIZE
 def _pages(manifest: Manifest, folder: Path, hidden_size: int) -> Iterator[bytes]:
     """Yield the page with less and less text of the sampled rows."""
     render = _template()
-    figures = read_figures(manifest, folder)
+    rows = sum(split.rows for split in manifest.splits.values())
+    figures = read_figures(manifest, folder, choose(manifest.key, rows, ROWS))
     common = common_folder([source.path for source in manifest.sources])
     facts = _facts(manifest, folder, figures) | {"common": common}
     facts["waiting"] = waiting_of(manifest, folder, hidden_size)
-    facts["waiting_note"] = waiting_note(manifest.config.get("balance"), hidden_size)
+    balance = manifest.config.get("balance")
+    facts["balance"] = balance
+    facts["waiting_note"] = (
+        waiting_note(balance, hidden_size) if balance else waiting_line(facts["waiting"], hidden_size)
+    )
     for budget in BUDGETS:
-        yield render(samples=list(samples(manifest, folder, figures, ROWS, budget)), **facts).encode()
+        yield render(samples=list(samples(manifest, folder, figures.drawn, budget)), **facts).encode()
     yield render(samples=[], **facts).encode()
 
 
@@ -131,14 +141,23 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
     conversations, apart = manifest.ledger.conversations, manifest.ledger.samples
     rejected, dropped = sum(conversations.rejected.values()), sum(conversations.dropped.values())
     steps, token_steps = _conversation_steps(manifest), _token_steps(manifest)
-    first = [name for name, split in manifest.splits.items() if split.rows and not name.startswith(TRAIN_EPOCH_PREFIX)]
+    kinds = dict.fromkeys(kind_of(name) for name, split in manifest.splits.items() if split.rows)
+    first = [kind for kind in kinds if not kind.startswith(TRAIN_EPOCH_PREFIX)]
+    several = len(manifest.row_lengths) > 1
+    packings = 1 + len({kind_of(name) for name in manifest.splits if name.startswith(TRAIN_EPOCH_PREFIX)})
     return {
         "manifest": manifest,
         "packed": packed,
         "conversation_steps": steps,
         "token_steps": token_steps,
-        "packings": 1 + len({kind_of(name) for name in manifest.splits if name.startswith(TRAIN_EPOCH_PREFIX)}),
+        "packings": packings,
         "lengths": lengths_in_words(manifest.row_lengths),
+        "several": several,
+        "longest_row": "the longest row" if several else "a row",
+        "of_longest": f"of {manifest.sequence_length:,} tokens " if several else "",
+        "explained": explain_rows(manifest),
+        "padding_explained": explain_padding(manifest, packings),
+        "weighted": WEIGHTED.get(str(manifest.config.get("loss_weight")), ""),
         "steps_of_splits": _steps(manifest),
         "first_steps": sum(steps[1] for name, steps in _steps(manifest).items() if kind_of(name) == "train"),
         "first_splits": " and ".join(first),
@@ -158,13 +177,14 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
         "more_sources": len(manifest.sources) - SHOWN,
         "shards": [(name, shard) for name, split in manifest.splits.items() for shard in split.shards][:SHOWN],
         "more_shards": sum(len(split.shards) for split in manifest.splits.values()) - SHOWN,
-        "trained_on": TRAINED_TURNS[manifest.train_on],
+        "trained_on": TRAINED_TURNS[manifest.train_on]
+        + ", without reasoning" * (manifest.config.get("reasoning") == "drop"),
         "batch_rows": BATCH_ROWS,
         "few_steps": FEW_STEPS,
         "quantiles": _quantiles(figures.lengths),
         "accepted": len(figures.lengths),
-        "longer": int((figures.lengths > manifest.sequence_length).sum()),
-        "shared_by": float(figures.conversations[~figures.repacked].mean()),
+        "longer": figures.lengths.above(manifest.sequence_length),
+        "shared_by": figures.conversations.mean(),
         "settings": [(name, _setting(value)) for name, value in manifest.config.items() if name != "sources"],
         "config": _config(manifest),
         "published": f"manifests/{Path(manifest.corpus).name}.json",
@@ -175,10 +195,12 @@ def _facts(manifest: Manifest, folder: Path, figures: Figures) -> dict[str, Any]
 
 
 def _steps(manifest: Manifest) -> dict[str, list[int]]:
-    """Return the optimizer steps of each split at each of BATCH_ROWS rows per step, of the longest length."""
+    """Return the optimizer steps of each split at each of BATCH_ROWS rows of the longest length; none of validation."""
     longest = manifest.sequence_length
     return {
         name: [-(-split.rows * manifest.length_of_split(name) // (batch * longest)) for batch in BATCH_ROWS]
+        if kind_of(name) != "validation"
+        else []
         for name, split in manifest.splits.items()
     }
 
@@ -246,6 +268,8 @@ def _places(manifest: Manifest) -> list[tuple[str, int]]:
     padding = [("padding", tokens.padding)]
     if (alignment := tokens.alignment) is not None:
         padding = [("padding that aligns conversations", alignment), ("other padding", tokens.padding - alignment)]
+    if manifest.row_shape.padding == "none":  # these rows have no other
+        padding.pop()
     return [
         ("trained", tokens.trained),
         ("context, not trained", tokens.packed - tokens.trained),
@@ -253,11 +277,11 @@ def _places(manifest: Manifest) -> list[tuple[str, int]]:
     ]
 
 
-def _quantiles(values: np.ndarray) -> dict[str, int]:
-    if not len(values):
+def _quantiles(lengths: Histogram) -> dict[str, int]:
+    if not len(lengths):
         return {}
-    found = np.quantile(values, [0, 0.5, 0.9, 0.99, 1], method="inverted_cdf").tolist()
-    return dict(zip(("shortest", "median", "nine", "most", "longest"), map(int, found), strict=True))
+    names = ("shortest", "median", "nine", "most", "longest")
+    return dict(zip(names, lengths.quantiles((0, 0.5, 0.9, 0.99, 1)), strict=True))
 
 
 def _setting(value: Any) -> str:
@@ -310,30 +334,36 @@ def _plots(manifest: Manifest, figures: Figures, steps: list[Step], token_steps:
         "lengths": plots.lengths(figures.lengths, manifest.sequence_length, packed),
     }
     if packed:
-        pads = pad_groups(figures.padding[~figures.repacked])
+        pads = pad_groups(figures.padding)
         unused = "unused tokens per row" if manifest.row_shape.padding == "none" else "padding per row"
         drawn["fill"] = plots.bars("fill", pads, unused)
-        groups = count_groups(figures.conversations[~figures.repacked])
+        groups = count_groups(figures.conversations)
         noun = "samples" if manifest.ledger.samples else "conversations"
         drawn["row"] = plots.bars("row", groups, f"{noun} per row")
     return {name: Markup(svg) for name, svg in drawn.items()}  # noqa: S704 - made by plots, which escapes
 
 
-def pad_groups(pads: np.ndarray) -> list[tuple[str, int]]:
+def pad_groups(pads: Histogram) -> list[tuple[str, int]]:
     """Group rows by padding: 0, 1, 2–3, 4–7, and so on."""
-    exponents = np.where(pads > 0, np.floor(np.log2(np.maximum(pads, 1))).astype(np.int64) + 1, 0)
-    counts = np.bincount(exponents, minlength=1).tolist()
+    exponents = np.where(pads.values > 0, np.floor(np.log2(np.maximum(pads.values, 1))).astype(np.int64) + 1, 0)
+    counts = _summed(pads.counts, exponents, at_least=1)
     names = ["0", "1", *(f"{1 << e}–{(2 << e) - 1}" for e in range(1, len(counts)))]
     return list(zip(names, counts, strict=False))
 
 
-def count_groups(values: np.ndarray, most: int = 30) -> list[tuple[str, int]]:
+def count_groups(found: Histogram, most: int = 30) -> list[tuple[str, int]]:
     """Group rows by number of conversations, in at most `most` groups of equal width."""
-    if not len(values):
+    if not len(found):
         return []
-    low, high = int(values.min()), int(values.max())
+    low, high = int(found.values[0]), int(found.values[-1])
     width = -(-(high - low + 1) // most)
-    counts = np.bincount((values - low) // width).tolist()
+    counts = _summed(found.counts, (found.values - low) // width)
     bounds = [(low + place * width, low + (place + 1) * width - 1) for place in range(len(counts))]
     names = [str(first) if width == 1 else f"{first}–{last}" for first, last in bounds]
     return list(zip(names, counts, strict=True))
+
+
+def _summed(counts: np.ndarray, groups: np.ndarray, at_least: int = 0) -> list[int]:
+    """Return the sum of the counts of each group, by its number."""
+    found: list[int] = np.bincount(groups, counts, at_least).astype(np.int64).tolist()
+    return found

@@ -1,7 +1,7 @@
 """Choose rows for the report by the key, decode them, and cut them to fit the page.
 
-    key ─choose─▶ row numbers ─shards, figures, tokenizer─▶ Sample ─ Excerpt conversations ─ Runs of text
-                                                            └ strip: conversations and trained tokens, as shapes
+    key ─choose─▶ row numbers ─index─▶ pieces ─shards, tokenizer─▶ Sample ─ Excerpt conversations ─ Runs of text
+                                                                   └ strip: conversations and trained tokens, as shapes
 
 Long texts are cut in the middle, the longest first, so that every turn of a row remains visible.
 """
@@ -9,7 +9,7 @@ Long texts are cut in the middle, the longest first, so that every turn of a row
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import groupby
@@ -26,10 +26,11 @@ from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.encoders.encoder import Encoder
 from tasks.inspection.lookup import turn_of
 from tasks.inspection.token_runs import runs_of
-from tasks.report.figures import Figures
+from tasks.report.figures import Piece
 from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import read_rows
+from tasks.templates.adjust import Adjust
 from tasks.templates.spans import trained_turns
 
 # Width of a strip: finer shapes are invisible, and a row of 100,000 tokens would take megabytes.
@@ -91,22 +92,23 @@ def choose(key: str, rows: int, count: int) -> list[int]:
     return sorted(chosen)
 
 
-def samples(manifest: Manifest, folder: Path, figures: Figures, count: int, budget: int) -> Iterator[Sample]:
-    """Yield sampled rows, each of about `budget` bytes of HTML. Raises DataError or InputMissing."""
-    numbers = choose(manifest.key, len(figures.filled), count)
+def samples(manifest: Manifest, folder: Path, drawn: dict[int, list[Piece]], budget: int) -> Iterator[Sample]:
+    """Yield rows, given by number with their pieces (Figures.drawn), each of about `budget` bytes of HTML.
+
+    Raises DataError or InputMissing.
+    """
     encoder = open_tokenizer(manifest, folder) if manifest.packing_metadata.enabled else None
     top = 0
     for split, facts in manifest.splits.items():
         of_split = top
         for shard in facts.shards:
-            own = [number - top for number in numbers if top <= number < top + shard.rows]
+            own = [number - top for number in sorted(drawn) if top <= number < top + shard.rows]
             for at, columns in read_rows(manifest, folder, shard, own):
                 number = top + at
-                pieces = slice(*figures.first_piece[number : number + 2].tolist())
                 if encoder is None:
-                    sample = _whole(manifest, columns, figures, pieces)
+                    sample = _whole(manifest, columns, drawn[number])
                 else:
-                    sample = _packed(manifest, columns, figures, pieces, encoder, manifest.length_of_split(split))
+                    sample = _packed(manifest, columns, drawn[number], encoder, manifest.length_of_split(split))
                 sample.split, sample.row, sample.shard = split, number - of_split, shard.path
                 _fit(sample, budget)
                 yield sample
@@ -116,38 +118,31 @@ def samples(manifest: Manifest, folder: Path, figures: Figures, count: int, budg
 # -- format 3.0 -------------------------------------------------------------------------------------------------------
 
 
-def _packed(
-    manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: slice, encoder: Encoder, length: int
-) -> Sample:
+def _packed(manifest: Manifest, row: dict[str, Any], pieces: list[Piece], encoder: Encoder, length: int) -> Sample:
     ids, labels = row["input_ids"], row["labels"]
     if ids.min() < 0 or ids.max() >= encoder.vocab_size:
         raise DataError("bad_row", "a row contains ids that the tokenizer does not have; run: packcorpus verify")
     trained = labels != IGNORED
-    starts, lengths = figures.start[pieces].tolist(), figures.length[pieces].tolist()
-    filled = sum(lengths)
-    sample = Sample("", 0, "", filled, int(trained.sum()), len(ids) - filled, len(starts))
-    for number, (start, size) in enumerate(zip(starts, lengths, strict=True)):
-        own = slice(start, start + size)
+    filled = sum(piece.length for piece in pieces)
+    sample = Sample("", 0, "", filled, int(trained.sum()), len(ids) - filled, len(pieces))
+    for number, piece in enumerate(pieces):
+        own = slice(piece.start, piece.start + piece.length)
         runs = [
             Run(printable(encoder.decode(run.ids)), run.trained, run.control)
             for run in runs_of(encoder, ids[own], labels[own])
         ]
-        facts = [f"{size:,} tokens", f"{int(figures.trained[pieces][number]):,} trained"]
-        if figures.truncated[pieces][number]:
-            facts.append("truncated")
-        place = _place(manifest, figures, pieces.start + number)
-        sample.conversations.append(Excerpt(place, facts, number % HUES, _grouped(runs)))
-    shape = [[(s, s + n) for s, n in list(zip(starts, lengths, strict=True))[hue::HUES]] for hue in range(HUES)]
+        facts = [f"{piece.length:,} tokens", f"{piece.trained:,} trained", *["truncated"] * piece.truncated]
+        sample.conversations.append(Excerpt(_place(manifest, piece), facts, number % HUES, _grouped(runs)))
+    shape = [[(one.start, one.start + one.length) for one in pieces[hue::HUES]] for hue in range(HUES)]
     sample.hues = [_path(spans, length, 0, 10) for spans in shape]
     edges = np.flatnonzero(np.diff(trained, prepend=False, append=False)).tolist()
     sample.trained_shape = _path(zip(edges[::2], edges[1::2], strict=True), length, 13, 5)
     return sample
 
 
-def _place(manifest: Manifest, figures: Figures, piece: int) -> str:
-    source = int(figures.source[piece])
-    name = manifest.sources[source].path if 0 <= source < len(manifest.sources) else "?"
-    return printable(f"{name}:{figures.record[piece]}{turn_of({'turn': int(figures.turn[piece])})}")
+def _place(manifest: Manifest, piece: Piece) -> str:
+    name = manifest.sources[piece.source].path if 0 <= piece.source < len(manifest.sources) else "?"
+    return printable(f"{name}:{piece.record}{turn_of({'turn': piece.turn})}")
 
 
 def _path(spans: Iterable[tuple[int, int]], length: int, y: int, height: int) -> str:
@@ -165,26 +160,39 @@ def _path(spans: Iterable[tuple[int, int]], length: int, y: int, height: int) ->
 # -- format 2.0 -------------------------------------------------------------------------------------------------------
 
 
-def _whole(manifest: Manifest, row: dict[str, Any], figures: Figures, pieces: slice) -> Sample:
-    tokens, trained = (int(values[pieces].sum()) for values in (figures.length, figures.trained))
+def _whole(manifest: Manifest, row: dict[str, Any], pieces: list[Piece]) -> Sample:
+    tokens, trained = sum(piece.length for piece in pieces), sum(piece.trained for piece in pieces)
     runs: list[Run] = []
     if row["messages"] is None:
         runs.append(Run(printable(row["text"]), trained=True))
     else:
-        try:
-            turns = trained_turns(read_record(row, "messages"), manifest.train_on)
-        except Reject as error:
-            raise DataError("bad_row", f"a row is not a conversation: {error}; run: packcorpus verify") from None
         if row["tools"]:
             runs += [Run("tools", False, control=True), Run(f"\n{printable(row['tools'])}\n", False)]
-        for message, is_trained in zip(row["messages"], turns, strict=True):
+        for message, (is_trained, reasoning) in zip(row["messages"], _turns(manifest, row), strict=True):
             calls = orjson.dumps(message["tool_calls"]).decode() if message["tool_calls"] else ""
-            content = "\n".join(filter(None, (message["content"], calls)))
+            content = "\n".join(filter(None, (message["content"][reasoning:], calls)))
             runs.append(Run(printable(message["role"]), False, control=True))
-            runs += [Run("\n", False), Run(printable(content), is_trained), Run("\n", False)]
+            runs += [Run("\n", False), *[Run(printable(message["content"][:reasoning]), False)] * bool(reasoning)]
+            runs += [Run(printable(content), is_trained), Run("\n", False)]
     facts = [f"{tokens:,} tokens", f"{trained:,} trained"]
-    excerpt = Excerpt(_place(manifest, figures, pieces.start), facts, 0, _grouped(runs))
+    excerpt = Excerpt(_place(manifest, pieces[0]), facts, 0, _grouped(runs))
     return Sample("", 0, "", tokens, trained, 0, 1, [excerpt])
+
+
+def _turns(manifest: Manifest, row: dict[str, Any]) -> list[tuple[bool, int]]:
+    """Return, for each message, whether it is trained on, and the length of the reasoning that its text starts with.
+
+    Only reasoning that the setting `reasoning: drop` leaves out has a length: it is not trained on.
+    """
+    try:
+        conversation = kept = read_record(row, "messages")
+        trained: Sequence[bool] = trained_turns(conversation, manifest.train_on)
+        if manifest.config.get("reasoning") == "drop":
+            kept, trained, _ = Adjust(drop_reasoning=True).of(conversation, trained)
+    except Reject as error:
+        raise DataError("bad_row", f"a row is not a conversation: {error}; run: packcorpus verify") from None
+    pairs = zip(conversation.messages, kept.messages, strict=True)
+    return list(zip(trained, (len(whole.content) - len(left.content) for whole, left in pairs), strict=True))
 
 
 # -- cutting to size ---------------------------------------------------------------------------------------------

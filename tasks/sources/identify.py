@@ -24,7 +24,7 @@ _FIRST = 100  # records that are read to find the format
 _BEGINNING = 1 << 20  # bytes that show the encoding and the delimiter of a CSV file
 
 
-def identify(path: Path, name: str, source: Source, stat: os.stat_result) -> SourceFile:
+def identify(path: Path, name: str, source: Source, stat: os.stat_result, identity: str = "") -> SourceFile:
     """Return the file with its container and format, not hashed yet. Raises DataError if either cannot be found."""
     known = container_by_extension(name)
     assert known is not None, f"the extension of {name} is checked before"
@@ -39,7 +39,7 @@ def identify(path: Path, name: str, source: Source, stat: os.stat_result) -> Sou
         )
     columns, roles = tuple(source.columns.items()), tuple(source.role_names.items())
     file = SourceFile(path, name, container.name, compression, "", columns, stat.st_size, "", stat.st_mtime_ns)
-    file = replace(file, roles=roles, ignore=tuple(source.ignore))
+    file = replace(file, roles=roles, ignore=tuple(source.ignore), identity=identity)
     if isinstance(container, Csv):
         file = _csv_file(file, container, source)
     elif found := [key for key in ("delimiter", "encoding") if getattr(source, key) != "auto"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, BinaryIO
 
 from pydantic import (
     AfterValidator,
@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from tasks.conversations.formats import COLUMNS, FORMAT_NAMES, check_format, read_record
+from tasks.conversations.keys.embeddings import EMBEDDING
 from tasks.conversations.keys.loss_weights import LOSS_WEIGHT
 from tasks.conversations.keys.other_data import OTHER_KEYS, check_ignored, without_parts
 from tasks.conversations.keys.renaming import is_of_record
@@ -27,7 +28,9 @@ from tasks.conversations.model import Conversation
 from tasks.core.errors import Reject
 from tasks.readers.csv_files.delimiter import check_delimiter, name_of
 from tasks.readers.csv_files.encoding import check_encoding
-from tasks.readers.hashed_blocks import BlockDigests
+from tasks.readers.hashed_blocks import BlockDigests, open_checked
+from tasks.sources.remote_blocks import open_blocks
+from tasks.stores.store import Facts
 from tasks.stores.urls import check_url, is_url
 
 
@@ -63,7 +66,8 @@ class Source(BaseModel):
     columns: dict[str, str] = Field(
         default_factory=dict,
         description="packcorpus key → key of the file, such as {instruction: frage}; `role`, `content`, `reasoning`, "
-        "`train`, and `loss_weight` are keys of a message, the last one also of a record.",
+        "`train`, and `loss_weight` are keys of a message, the last one also of a record, and `embedding` only of a "
+        "record.",
     )
     roles: Roles = Field(
         default_factory=dict,
@@ -126,7 +130,9 @@ class SourceFile:
     the first entry of `sources` that matches the file. `roles` has further names of roles, in lower case, and ours.
     `delimiter` and `encoding` of a CSV or TSV file are empty if they are the usual ones: comma or tab, and UTF-8.
     A remote file has a URL as `name`, and `path` is that of its copy, whose SHA-256 on arrival is `arrived`; `revision`
-    is the commit of a dataset on the Hub. `blocks` has the digests of its blocks once it was hashed.
+    is the commit of a dataset on the Hub. `embedded`: embeddings of records are read. `blocks` has the digests of its
+    blocks once it was hashed. An object that is read in blocks has an `identity`, its ETag: nothing has arrived of it
+    but what was read, and `path` has holes.
     """
 
     path: Path
@@ -145,13 +151,32 @@ class SourceFile:
     encoding: str = ""
     revision: str = ""
     arrived: str = ""
+    embedded: bool = False
+    identity: str = ""
     blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(self.bytes, self.identity)
+
+    def open(self, stop: int | None = None) -> BinaryIO:
+        """Open the file, to read all bytes from some place to `stop`, or some of them.
+
+        Once it was hashed, reading raises DataError if it has changed since.
+        """
+        if self.identity:
+            return open_blocks(self.path, self.name, self.facts, self.blocks, stop)
+        if self.blocks is None:
+            return self.path.open("rb")
+        return open_checked(self.path, self.name, self.bytes, self.blocks)
 
     @property
     def wanted_columns(self) -> frozenset[str]:
         """The keys that have a meaning in a record of this file."""
-        mapped = (theirs for ours, theirs in self.columns if is_of_record(ours))
-        return frozenset((*COLUMNS, LOSS_WEIGHT, *mapped, *OTHER_KEYS.difference(self.ignore)))
+        further = (LOSS_WEIGHT, *[EMBEDDING] * self.embedded)
+        unread = () if self.embedded else (EMBEDDING,)
+        mapped = (theirs for ours, theirs in self.columns if is_of_record(ours) and ours not in unread)
+        return frozenset((*COLUMNS, *further, *mapped, *OTHER_KEYS.difference(self.ignore)))
 
     @property
     def reading(self) -> dict[str, Any]:

@@ -14,7 +14,8 @@ same pass.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -30,9 +31,12 @@ from tasks.readers.hashed_blocks import BLOCK, HashedBlocks
 from tasks.readers.strict_json import decode_block
 from tasks.sources.digest_cache import DigestCache, Hashed
 from tasks.sources.model import Part, Source, SourceFile
+from tasks.sources.remote_blocks import fetch_all
+from tasks.sources.shares import WHOLE, Share
 from tasks.sources.source_files import find_files
 from tasks.storage.paths import Layout
 from tasks.stores.copies import damaged_copy
+from tasks.stores.threads import run_all
 
 # Each part costs 7 ms besides its work, two files, and two lines of a list that every run goes through.
 MOST_PARTS = 2048
@@ -40,6 +44,10 @@ MOST_PARTS = 2048
 HASH_CHUNK = 1 << 20  # bytes hashed at once
 
 HASH_THREADS = 4  # as fast as most disks read
+
+HASH_OBJECTS = 8  # objects that are fetched and hashed at once
+
+HASH_OF_OTHERS = 2  # of those that another machine may be hashing at the same time
 
 
 def find_parts(
@@ -52,21 +60,25 @@ def find_parts(
     most_parts: int = MOST_PARTS,
     hash_chunk: int = HASH_CHUNK,
     cache: DigestCache | None = None,
+    embedded: bool = False,
+    share: Share = WHOLE,
 ) -> list[tuple[SourceFile, list[Part]]]:
     """Find the files of `sources` as `find_files` does, hash them, and split them into parts.
 
     `part_size` is in bytes; it is doubled until `most_parts` parts are enough (each file is at least one part). Files
-    that `cache` knows are not hashed. Raises what `find_files` raises.
+    that `cache` knows are not hashed; of objects that are read in blocks, those of this `share` are hashed first.
+    Raises what `find_files` and stores raise.
     """
     if part_size < 1:
         raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
-    files = find_files(sources, folder, layout, revisions)
+    files = find_files(sources, folder, layout, revisions, embedded)
     # By doubling, so that a corpus that grows keeps its parts until it is twice as large.
     while sum(file.bytes for file in files) > part_size * most_parts:
         part_size *= 2
+    remote = _hash_objects(files, part_size, cache, share)
     # Threads, because hashing releases Python's lock; they have ended before a worker is forked.
     stop = Event()
-    split = partial(_split, part_size=part_size, stop=stop, hash_chunk=hash_chunk, cache=cache)
+    split = partial(_split, part_size=part_size, stop=stop, hash_chunk=hash_chunk, cache=cache, remote=remote)
     size, found = in_bytes(sum(file.bytes for file in files)), list[tuple[SourceFile, list[Part]]]()
     with (
         noted(lambda: f"hashing the sources, {size}: {len(found):,} of {len(files):,} files done"),
@@ -120,7 +132,17 @@ def place_of(part: Part, record: int) -> str:
     return f"{part.file.name}:{before + record + 1}"
 
 
+def sizes_of(parts: Sequence[Part]) -> list[int]:
+    """Return about how many bytes of its file each part has. Row groups of a table count alike."""
+    spans = Counter[str]()
+    for part in parts:
+        spans[part.file.name] += part.stop - part.start
+    return [part.file.bytes * (part.stop - part.start) // max(1, spans[part.file.name]) for part in parts]
+
+
 def _check_unchanged(file: SourceFile) -> None:
+    if file.identity:  # its ETag is compared with each answer
+        return
     try:
         stat = file.path.stat()
     except OSError:
@@ -130,11 +152,16 @@ def _check_unchanged(file: SourceFile) -> None:
 
 
 def _split(
-    file: SourceFile, part_size: int, stop: Event, hash_chunk: int, cache: DigestCache | None
+    file: SourceFile,
+    part_size: int,
+    stop: Event,
+    hash_chunk: int,
+    cache: DigestCache | None,
+    remote: Mapping[str, Hashed],
 ) -> tuple[SourceFile, list[Part]]:
     """Raises CancelledError if `stop` is set."""
     try:
-        known = cache.find(file, part_size) if cache else None
+        known = remote.get(file.name) or (cache.find(file, part_size) if cache else None)
         found = known or _hash(file, part_size, stop, hash_chunk, cache)
         _check_unchanged(file)
         if file.arrived not in ("", found.sha256):
@@ -144,6 +171,43 @@ def _split(
         return file, [Part(file, *range) for range in container.cut(file, found.ranges, part_size)]
     except OSError as error:
         raise _cannot_read(file, error) from None
+
+
+def _hash_objects(
+    files: Sequence[SourceFile], part_size: int, cache: DigestCache | None, share: Share
+) -> dict[str, Hashed]:
+    """Return the digests of objects that are read in blocks, hashed here or on another machine.
+
+    Those of this share are first, so that machines which start together hash different ones. None waits for another.
+    """
+    objects = [file for file in files if file.identity]
+    own = share.of([file.bytes for file in objects])
+    found, stop = dict[str, Hashed](), Event()
+
+    def check() -> None:
+        if stop.is_set():
+            raise CancelledError
+
+    def find(number: int) -> None:
+        check()
+        file = objects[number]
+        known = cache.find(file, part_size) if cache else None
+        found[file.name] = known or _hash_object(file, part_size, cache, check)
+
+    with noted(lambda: f"hashing the sources in buckets: {len(found):,} of {len(objects):,} files done"):
+        run_all(find, own, HASH_OBJECTS, stop.set)
+        # From the end, because the machines whose share it is come from the start.
+        run_all(find, sorted({*range(len(objects))}.difference(own), reverse=True), HASH_OF_OTHERS, stop.set)
+    return found
+
+
+def _hash_object(file: SourceFile, part_size: int, cache: DigestCache | None, check: Callable[[], None]) -> Hashed:
+    started, hashed = cache.start(file) if cache else [], HashedBlocks(BLOCK)
+    chunks = hashed.passing(fetch_all(file.path, file.name, file.facts, check))
+    found = Hashed(*container_named(file.container).split(file, part_size, chunks), hashed.digests)
+    if cache:
+        cache.keep(file, part_size, started, found)
+    return found
 
 
 def _hash(file: SourceFile, part_size: int, stop: Event, hash_chunk: int, cache: DigestCache | None) -> Hashed:

@@ -23,8 +23,10 @@ from tasks.core.notes import noted
 from tasks.readers.containers import container_by_extension
 from tasks.sources.listed_names import check_extensions, saved_files
 from tasks.sources.model import Part
-from tasks.stores.copies import Object, fetch_copies
+from tasks.sources.remote_blocks import open_holes
+from tasks.stores.copies import Object, fetch_copies, place_of_copy
 from tasks.stores.receive import changed
+from tasks.stores.scratch import url_of
 from tasks.stores.store import Facts, Reading, open_store
 from tasks.stores.urls import Dataset, hub_name, split_dataset, split_url
 
@@ -34,13 +36,15 @@ SHOWN = 8  # groups of files of a dataset that a message lists
 class Located(NamedTuple):
     """A file that a source names: its absolute path and its name, which is a URL if it is a copy of a remote file.
 
-    `revision` is the commit of a dataset on the Hub. `sha256` is that of a copy when it arrived.
+    `revision` is the commit of a dataset on the Hub. `sha256` is that of a copy when it arrived. `identity` is that of
+    an object that is read in blocks; `path` has those that were read.
     """
 
     path: Path
     name: str
     revision: str = ""
     sha256: str = ""
+    identity: str = ""
 
 
 class _Listing:
@@ -131,6 +135,8 @@ def with_copy(part: Part, copies: Path) -> Part:
     Raises DataError if the object has changed, and what a store raises.
     """
     file = part.file
+    if file.identity:
+        return replace(part, file=replace(file, path=_with_holes(file.name, file.facts, copies)))
     if not file.arrived or file.path.is_file():
         return part
     [found] = find_remote(file.name, copies, file.revision)
@@ -187,6 +193,27 @@ def _check_one_group(dataset: Dataset, keys: Sequence[str]) -> None:
 
 
 def _copied(store: Reading, found: dict[str, Facts], copies: Path) -> list[Located]:
+    """Return copies of objects. For a root in a bucket, which several machines may share, texts are read in blocks."""
     objects = [Object(store, key, facts) for key, facts in found.items()]
-    fetched = fetch_copies(objects, copies)
-    return [Located(copy.path, each.url, "", copy.sha256) for each, copy in zip(objects, fetched, strict=True)]
+    in_blocks = [each for each in objects if url_of(copies.parents[1]) and _is_text(each)]
+    whole = [each for each in objects if each not in in_blocks]
+    located = {
+        each.key: Located(_with_holes(each.url, each.facts, copies), each.url, identity=each.facts.identity)
+        for each in in_blocks
+    }
+    for each, copy in zip(whole, fetch_copies(whole, copies), strict=True):
+        located[each.key] = Located(copy.path, each.url, "", copy.sha256)
+    return [located[each.key] for each in objects]
+
+
+def _is_text(wanted: Object) -> bool:
+    """Return whether an object is a text in a bucket. A table is read in any order, and a dataset has no ETags."""
+    known = container_by_extension(wanted.key)
+    return bool(known and known[0].is_text and hasattr(wanted.store, "read"))
+
+
+def _with_holes(url: str, facts: Facts, copies: Path) -> Path:
+    """Return the file that holds what was read of an object, and make it."""
+    path = place_of_copy(url, facts, copies.absolute(), with_holes=True)
+    open_holes(path, facts.size).close()
+    return path

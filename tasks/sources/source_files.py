@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tasks.conversations.formats import COLUMNS
+from tasks.conversations.keys.embeddings import EMBEDDING
 from tasks.conversations.keys.renaming import MESSAGE_KEYS
 from tasks.core.errors import StorageError, UsageError
 from tasks.core.printable import shown
@@ -20,14 +21,18 @@ from tasks.storage.paths import Layout
 
 
 def find_files(
-    sources: Sequence[Source], folder: Path, layout: Layout | None = None, revisions: Mapping[int, str] | None = None
+    sources: Sequence[Source],
+    folder: Path,
+    layout: Layout | None = None,
+    revisions: Mapping[int, str] | None = None,
+    embedded: bool = False,
 ) -> list[SourceFile]:
     """Return the files of `sources` in their order, and within a glob or folder by name; `sha256` is still empty.
 
     `folder` is the folder of the config. A file that several entries match is read once. An output of `layout` is
     refused, and copies of remote files are written there; without it only local files are found. `revisions` has
-    commits of datasets on the Hub by the index of their entry. Raises UsageError, InputMissing, DataError,
-    StorageError, or PartMissing; the message names the file.
+    commits of datasets on the Hub by the index of their entry. `embedded`: embeddings of records are read. Raises
+    UsageError, InputMissing, DataError, StorageError, or PartMissing; the message names the file.
     """
     outputs, copies = (layout.outputs(), layout.remote()) if layout else ([], None)
     revisions = revisions or {}
@@ -36,14 +41,14 @@ def find_files(
         _check_source(source)
         try:
             located = find_paths(source.path, folder, copies, revisions.get(entry, ""))
-            for path, name, revision, arrived in located:
-                if not arrived and any(path.resolve().is_relative_to(output) for output in outputs):
+            for path, name, revision, arrived, identity in located:
+                if not (arrived or identity) and any(path.resolve().is_relative_to(output) for output in outputs):
                     raise UsageError(
                         "own_output", f"{name}: is an output of packcorpus, not a source; narrow the path {source.path}"
                     )
                 stat = path.stat()
-                file = identify(path, name, source, stat)
-                file = replace(file, entry=entry, revision=revision, arrived=arrived)
+                file = identify(path, name, source, stat, identity)
+                file = replace(file, entry=entry, revision=revision, arrived=arrived, embedded=embedded)
                 first = found.setdefault((stat.st_dev, stat.st_ino), file)
                 ways = _how(first, sources[first.entry]), _how(file, source)
                 if ways[0] != ways[1]:
@@ -59,7 +64,7 @@ def find_files(
     return list(found.values())
 
 
-def identify_file(path: Path, name: str = "", source: Source | None = None) -> SourceFile:
+def identify_file(path: Path, name: str = "", source: Source | None = None, identity: str = "") -> SourceFile:
     """Identify one file as `find_files` does.
 
     Raises UsageError, InputMissing, DataError, or StorageError; the message names the file.
@@ -68,13 +73,13 @@ def identify_file(path: Path, name: str = "", source: Source | None = None) -> S
     if container_by_extension(name) is None:
         raise UsageError("bad_setting", f"{name}: unknown extension; known are {' '.join(EXTENSIONS)}")
     try:
-        return identify(path, name, source or Source(path=name), path.stat())
+        return identify(path, name, source or Source(path=name), path.stat(), identity)
     except OSError as error:
         raise StorageError("cannot_read", f"{name}: cannot be read: {error.strerror or error}") from None
 
 
 def _check_source(source: Source) -> None:
-    known = (*COLUMNS, *MESSAGE_KEYS)
+    known = (*COLUMNS, *MESSAGE_KEYS, EMBEDDING)
     for ours, theirs in source.columns.items():
         if ours not in known:
             swapped = (

@@ -18,323 +18,23 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
 import orjson
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    field_validator,
-    model_serializer,
-)
+from pydantic import Field, SerializerFunctionWrapHandler, ValidationError, field_validator, model_serializer
 
 from tasks.core.errors import DataError, InputMissing, StorageError
+from tasks.storage.facts.inputs import MixtureFacts, SourceFacts, TemplateFacts, Tokenizer
+from tasks.storage.facts.ledger import Ledger
+from tasks.storage.facts.model import SHA256, Facts, set_only
+from tasks.storage.facts.outputs import FileFacts, PackingMetadata, Shard, Split, WeightSums
+from tasks.storage.facts.row_shape import RowShape, shape_of
 from tasks.storage.files import read_json, to_json
-from tasks.storage.keys import KEY_NAMES, SHAPE_SETTINGS, corpus_key, format_version_of
+from tasks.storage.keys import KEY_NAMES, corpus_key, format_version_of
 from tasks.storage.paths import Layout
 from tasks.storage.splits import kind_of, length_in
 
 REPAIR = "run: packcorpus repair"
 
-SHA256 = Field(pattern=r"^[0-9a-f]{64}$")
 
-# Facts about a source that are recorded only if they are not the usual ones.
-READING = ("roles", "delimiter", "encoding", "ignore")
-
-
-class _Part(BaseModel):
-    # Validators are built when they are first used: those of most parts never are, only that of the whole.
-    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
-
-
-class Tokenizer(_Part):
-    """The tokenizer; `path` is that of its copy in the corpus folder."""
-
-    kind: Literal["sentencepiece", "huggingface"]
-    path: str
-    sha256: str = SHA256
-    vocab_size: int
-    bos_token_id: int | None
-    eos_token_id: int
-    pad_token_id: int
-    engine: str = Field(
-        description="The library that defines the tokens: sentencepiece or tokenizers. run.json names the encoder."
-    )
-    parity: dict[str, Any] | None = Field(
-        None, exclude=True, description="Only in manifests of earlier versions; see run.json."
-    )
-    trained_here: bool = Field(description="True if the run trained it on the sources.")
-    digest: str = Field(description='The part of the key: sha256, or "trained:" and the key of its training.')
-
-
-class TemplateFacts(_Part):
-    """The template. A marker that the tokenizer lacks is encoded as text."""
-
-    name: str
-    sha256: str = SHA256
-    markers_as_text: list[str]
-    leading_space: str = Field(
-        description="What puts a space before text: the template, or for none, the first, or each text."
-    )
-
-
-class SourceFacts(_Part):
-    """One source file. tokens and trained_tokens add up to encoded and trained of the ledger."""
-
-    path: str
-    entry: int = Field(ge=0, description="Index in the config's `sources`, from 0.")
-    container: str
-    compression: str
-    format: str
-    columns: dict[str, str]
-    bytes: int
-    sha256: str = SHA256
-    conversations: int
-    accepted: int
-    rejected: int
-    tokens: int
-    trained_tokens: int
-    roles: dict[str, str] = Field(default_factory=dict, description="Further names of roles, in lower case, and ours.")
-    delimiter: str = Field("", description="Of a CSV or TSV file, if it is not comma or tab.")
-    encoding: str = Field("", description="Of a CSV or TSV file, if it is not UTF-8.")
-    ignore: list[str] = Field(default_factory=list, description="Keys and parts of other data that were left out.")
-    revision: str = Field("", description="The commit of a dataset on the Hugging Face Hub.")
-
-    @property
-    def reading(self) -> dict[str, Any]:
-        """Return further facts about how the file was read, if they are not the usual ones."""
-        facts = {name: getattr(self, name) for name in READING}
-        return {name: value for name, value in facts.items() if value}
-
-    @model_serializer(mode="wrap")
-    def _leave_out_usual(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values = serialize(self)
-        return {name: values[name] for name in values if name not in (*READING, "revision") or values[name]}
-
-
-class MixtureFacts(_Part):
-    """The contribution of one entry of `sources` to one pass over the training split."""
-
-    path: str
-    weight: float
-    limit: int | None
-    conversations: int
-    copies: int = Field(description="Conversations, counted as often as they are packed.")
-    tokens: int = Field(description="Tokens in rows, including separators.")
-    trained_tokens: int
-    tokens_percent: float
-    trained_tokens_percent: float
-
-
-class Conversations(_Part):
-    """read = packed + Σ rejected + Σ dropped; truncated and split are among the packed."""
-
-    read: int
-    packed: int
-    rejected: dict[str, int]
-    dropped: dict[str, int]
-    truncated: int
-    split: int
-
-
-class Pieces(_Part):
-    """Pieces in rows: one per conversation, more with overlong: split, weights, or epochs."""
-
-    packed: int
-    dropped: int
-
-
-class Tokens(_Part):
-    """encoded + separators + repeated = packed + truncated + dropped; packed + padding = places in rows.
-
-    Rows have sequence_length places; with `padding: none`, as many as they need.
-    """
-
-    encoded: int
-    separators: int
-    repeated: int = Field(description="Further copies, by weight and in further epochs, without separators.")
-    truncated: int
-    dropped: int
-    rejected: int = Field(description="Tokens of conversations that were rejected after tokenization.")
-    packed: int
-    padding: int
-    trained: int
-    alignment: int | None = Field(
-        None, description="Padding that rounds pieces up to multiples of `align`; part of `padding`. Only with `align`."
-    )
-
-    @model_serializer(mode="wrap")
-    def _without_alignment(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _set_only(dump(self), "alignment")
-
-
-class SampleFacts(_Part):
-    """Samples, of which a conversation may have one for each trained turn: read = packed + rejected + Σ dropped."""
-
-    read: int
-    packed: int
-    rejected: int = Field(description="Samples of conversations that were rejected after tokenization.")
-    dropped: dict[str, int]
-    repeated_prompt_tokens: int = Field(
-        description="Untrained tokens of each packed sample after the first of its conversation, at most as many as "
-        "the packed sample before it has; further copies do not count."
-    )
-
-
-class Ledger(_Part):
-    """Where every conversation and every token went. `samples` exists if a conversation has several samples."""
-
-    conversations: Conversations
-    pieces: Pieces
-    tokens: Tokens
-    samples: SampleFacts | None = None
-
-    @model_serializer(mode="wrap")
-    def _without_samples(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave out `samples` if every conversation is one sample, so that such manifests stay as they were."""
-        return _set_only(dump(self), "samples")
-
-    def check(self, places: int) -> None:
-        """Raise DataError unless conversations, tokens, and places in rows balance: something was lost.
-
-        `places` is rows × sequence_length, or 0 without packing; with `padding: none` those that rows have.
-        """
-        of, tokens = self.conversations, self.tokens
-        for unit, count, accounted in (
-            ("conversations read", of.read, of.packed + sum(of.rejected.values()) + sum(of.dropped.values())),
-            (
-                "tokens encoded",
-                tokens.encoded + tokens.separators + tokens.repeated,
-                tokens.packed + tokens.truncated + tokens.dropped,
-            ),
-            ("places in rows", places, (tokens.packed if places else 0) + tokens.padding),
-            *self._samples_to_balance(),
-        ):
-            if count != accounted:
-                raise DataError(
-                    "open_ledger", f"the ledger does not balance: {count:,} {unit}, but {accounted:,} accounted for"
-                )
-        if (tokens.alignment or 0) > tokens.padding:
-            raise DataError(
-                "open_ledger",
-                f"the ledger does not balance: {tokens.alignment:,} tokens of alignment, but {tokens.padding:,} of "
-                "padding, which includes them",
-            )
-
-    def _samples_to_balance(self) -> Iterator[tuple[str, int, int]]:
-        if of := self.samples:
-            yield "samples read", of.read, of.packed + of.rejected + sum(of.dropped.values())
-
-
-class PackingMetadata(_Part):
-    """How full the rows are. packing_efficiency is packed / (rows × sequence_length) in percent."""
-
-    enabled: bool
-    algorithm: str
-    rows: int
-    lower_bound_rows: int
-    lower_bound: str
-    above_lower_bound_percent: float
-    packing_efficiency: float | None
-    avg_conversations_per_sequence: float
-    compression_ratio: float
-    places: int | None = Field(None, description="Tokens and padding of all rows. Only if rows have several lengths.")
-    lower_bound_places: int | None = Field(
-        None,
-        description="The places that every packing needs; `above_lower_bound_percent` compares them. Only if rows have "
-        "several lengths: `lower_bound_rows` then is the bound of the conversations that were chosen for each length.",
-    )
-
-    @model_serializer(mode="wrap")
-    def _leave_out_places(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return _set_only(dump(self), "places", "lower_bound_places")
-
-
-class Shard(_Part):
-    """One Arrow file; `path` is relative to the corpus folder."""
-
-    path: str
-    rows: int
-    bytes: int
-    sha256: str = SHA256
-
-
-class RowSums(_Part):
-    """Sums over the records of rows.arrow; `longest` is the largest of them."""
-
-    squares: int = Field(description="Squared lengths of all segments, to which the cost of attention is proportional.")
-    longest: int
-    segments: int
-    trained: int
-
-
-class Split(_Part):
-    """Rows and shards of train, validation, or train repacked for a later epoch: train_epoch_2, train_epoch_3, …"""
-
-    rows: int
-    shards: list[Shard]
-    statistics: RowSums | None = Field(
-        None, description="Of rows.arrow. Absent without packing, and in corpora of earlier versions."
-    )
-    groups: list[int] | None = Field(
-        None, description="With `balance`, if the corpus is planned in several groups: the rows of each, in order."
-    )
-    sequence_length: int | None = Field(None, description="Length of its rows, if rows have several lengths.")
-    tokens: int | None = Field(None, description="Tokens without padding, if rows have several lengths.")
-    lower_bound_rows: int | None = Field(None, description="For the conversations of this length.")
-
-    @model_serializer(mode="wrap")
-    def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return {name: value for name, value in dump(self).items() if value is not None}
-
-
-class WeightSums(_Part):
-    """The weights of the trained tokens of a split. With each conversation weighted the same, the mean weight is 1."""
-
-    trained: int = Field(description="Trained tokens.")
-    conversations: int = Field(description="Conversations, counted as often as they are packed.")
-    loss_weight: float = Field(description="Sum of the column `loss_weight` over all rows.")
-
-
-class FileFacts(_Part):
-    """A file next to the shards."""
-
-    path: str
-    bytes: int
-    sha256: str = SHA256
-
-
-class RowShape(_Part):
-    """How rows differ from those of format 3.0. What does not differ is left out."""
-
-    align: int = Field(default=1, ge=1, description="Pieces start at multiples of it.")
-    padding: Literal["row", "none"] = Field(
-        default="row", description="none: rows are lists that end after their last piece."
-    )
-    lengths: list[int] | None = Field(default=None, description="The lengths that rows have, ascending.")
-    mix: Literal["tokens", "blocks"] | None = Field(
-        default=None, description="The order of training steps of several lengths."
-    )
-
-    @model_serializer(mode="wrap")
-    def _leave_out_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        fields = type(self).model_fields
-        return {name: value for name, value in dump(self).items() if value != fields[name].default}
-
-    def physical(self, length: Any) -> Any:
-        """Return the places from the start of a piece to the next possible start: its length, rounded up."""
-        return -(-length // self.align) * self.align
-
-
-def shape_of(settings: dict[str, Any]) -> RowShape | None:
-    """Return the shape of rows from the recorded settings; None if it is that of format 3.0."""
-    values = {name: settings[name] for name in SHAPE_SETTINGS if name in settings}
-    if isinstance(lengths := settings.get("sequence_length"), list):
-        values |= {"lengths": lengths, "mix": settings.get("mix", "tokens")}
-    return RowShape.model_validate(values) if values else None
-
-
-class Manifest(_Part):
+class Manifest(Facts):
     """A corpus and its accounting."""
 
     format_version: Literal["2.0", "3.0", "3.1"]
@@ -371,7 +71,7 @@ class Manifest(_Part):
     @model_serializer(mode="wrap")
     def _leave_out_absent(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out what other corpora do not have, so that their manifests stay as they were."""
-        return _set_only(serialize(self), "loss_weight", "shape")
+        return set_only(serialize(self), "loss_weight", "shape")
 
     @property
     def row_shape(self) -> RowShape:
@@ -432,11 +132,6 @@ class Manifest(_Part):
     def listed(self) -> list[Shard | FileFacts]:
         """Return every file of the corpus folder that has a checksum here, shards first."""
         return [*(shard for split in self.splits.values() for shard in split.shards), *self.files]
-
-
-def _set_only(values: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Return the values without those of `names` that are None: manifests of other corpora stay as they were."""
-    return {key: value for key, value in values.items() if key not in names or value is not None}
 
 
 def manifest_digest(values: dict[str, Any]) -> str:

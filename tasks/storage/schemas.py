@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.keys import PACKED, SHAPE_SETTINGS, SHAPED, WHOLE
-from tasks.storage.manifest import RowShape
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -184,8 +184,20 @@ WEIGHTED_TOKENS_SCHEMA = pa.schema(
 )
 
 
-def tokens_schema(packing: bool, weighted: bool) -> pa.Schema:
-    """Return the schema of token files; `weighted` is Config.reads_loss_weights, and only with `packing`."""
-    if weighted:
-        return WEIGHTED_TOKENS_SCHEMA
-    return TOKENS_SCHEMA if packing else TOKENS_AND_TEXT_SCHEMA
+# Numbers of the direction of a conversation, and of the sketch of its embedding. Random projections keep angles to
+# about 1/√AXES (Achlioptas 2003).
+AXES = 32
+
+# In token files with sketches of the embeddings that the data has: those of samples of a conversation are the same.
+SKETCH = pa.field("sketch", pa.list_(pa.int16(), AXES))
+
+
+def tokens_schema(packing: bool, weighted: bool, embedded: bool = False) -> pa.Schema:
+    """Return the schema of token files.
+
+    `weighted` and `embedded` are Config.reads_loss_weights and reads_embeddings, and only with `packing`.
+    """
+    if not packing:
+        return TOKENS_AND_TEXT_SCHEMA
+    schema = WEIGHTED_TOKENS_SCHEMA if weighted else TOKENS_SCHEMA
+    return schema.append(SKETCH) if embedded else schema

@@ -23,7 +23,8 @@ import pyarrow as pa
 from tasks.core.errors import DataError
 from tasks.storage.arrow import to_numpy
 from tasks.storage.corpus_folder import check_digest, check_unchanged, find_listed, listed_file, reading
-from tasks.storage.manifest import Manifest, RowShape, repair_hint
+from tasks.storage.facts.row_shape import RowShape
+from tasks.storage.manifest import Manifest, repair_hint
 from tasks.storage.schemas import IGNORED, conversation_schema, index_schema, is_weighted, row_schema
 
 

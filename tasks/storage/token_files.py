@@ -10,6 +10,7 @@ A token file is an Arrow IPC file with one row per sample of an accepted convers
     separator   bool                whether the last token is an EOS that was added
     tokens      large_list<int32>   the id of a trained token, ~id (bitwise not) of any other
     weight_ends, weights            only with loss_weight: data or both (schemas.WEIGHTED_TOKENS_SCHEMA)
+    sketch      int16[AXES]         only with company_by: embedding (conversations/keys/embeddings.py)
 
 One number carries a token and its label, so one copy moves both: id = v ^ (v >> 31), trained = v >= 0. The first token
 of a conversation is never trained, because nothing precedes it to predict it from. With `packing: false`, three
@@ -23,6 +24,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Self
@@ -34,7 +36,7 @@ from tasks.core.errors import StorageError
 from tasks.core.int32 import as_int32
 from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.files import read_receipt
-from tasks.storage.schemas import TOKENS_SCHEMA
+from tasks.storage.schemas import AXES, TOKENS_SCHEMA
 
 
 class TokenFiles:
@@ -147,9 +149,7 @@ class TokenFiles:
                 pa.BufferReader(path) if isinstance(path, pa.Buffer) else pa.memory_map(str(path)) if path else None
             )
             table = pa.ipc.open_file(source).read_all() if source else TOKENS_SCHEMA.empty_table()
-            chunks = table.column("tokens").chunks
-            edges = np.cumsum([0, *map(len, chunks)]).tolist()
-            self._opened[part] = _Opened(table, edges, [(to_numpy(c.offsets), to_numpy(c.values)) for c in chunks])
+            self._opened[part] = _Opened(table)
         return self._opened[part]
 
 
@@ -177,12 +177,25 @@ class WeightRuns(NamedTuple):
         return WeightRuns(offsets - offsets[0], self.ends[inside], self.weights[inside])
 
 
-class _Opened(NamedTuple):
-    """All record batches of a token file."""
+class _Opened:
+    """All record batches of a token file. Planning opens each file for every column, and most need no tokens."""
 
-    table: pa.Table
-    edges: list[int]  # rows before each record batch, and of all
-    views: list[tuple[np.ndarray, np.ndarray]]  # offsets and values of the tokens of each record batch
+    def __init__(self, table: pa.Table):
+        self.table = table
+
+    @cached_property
+    def edges(self) -> list[int]:
+        """Rows before each record batch, and of all."""
+        return [0, *accumulate(map(len, self._chunks))]
+
+    @cached_property
+    def views(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Offsets and values of the tokens of each record batch."""
+        return [(to_numpy(chunk.offsets), to_numpy(chunk.values)) for chunk in self._chunks]
+
+    @property
+    def _chunks(self) -> list[pa.LargeListArray]:
+        return list(self.table.column("tokens").chunks)
 
 
 def _rows_of_batches(path: Path, reader: pa.RecordBatchFileReader) -> list[int]:
@@ -284,10 +297,20 @@ class TokenColumns:
         Each item is the number of the first conversation, offsets from 0, int64[conversations + 1], and the tokens,
         int32: ids of trained tokens, ~id of others.
         """
+        for first, tokens in self.chunks("tokens"):
+            yield first, *offsets_and_values(tokens)
+
+    def sketches(self) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the number of a conversation, and the sketches from it on, int16[conversations, AXES]."""
+        for first, sketches in self.chunks("sketch"):
+            yield first, to_numpy(sketches.flatten()).reshape(-1, AXES)
+
+    def chunks(self, name: str) -> Iterator[tuple[int, pa.Array]]:
+        """Yield the number of a conversation, and a column from it on, some thousand at a time."""
         for part in range(len(self._paths)):
             first = self.edges[part]
-            for chunk in self._open(part).table(0).column("tokens").chunks:
-                yield first, *offsets_and_values(chunk)
+            for chunk in self._open(part).table(0).column(name).chunks:
+                yield first, chunk
                 first += len(chunk)
 
     def rows_of(self, conversations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

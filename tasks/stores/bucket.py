@@ -105,6 +105,17 @@ class Bucket:
                 raise cut_off(self.url_of(key), start + len(part), start + length)
         return answer
 
+    def read(self, key: str, expected: Facts, start: int, length: int) -> bytes:
+        url, options = self.url_of(key), {"if_match": expected.identity, "range": (start, start + length)}
+        with self._errors(key) as obstore:
+            found = interruptible(obstore.get, self._store, self._key(key), options=options)
+            if _facts(found.meta) != expected:
+                raise changed(url)
+            body = b"".join(self._chunks(found.stream(min_chunk_size=CHUNK), key, start + length))
+        if len(body) != length:
+            raise cut_off(url, start + len(body), start + length)
+        return body
+
     def put(self, key: str, source: Path | bytes, absent: bool = False) -> bool:
         size = len(source) if isinstance(source, bytes) else source.stat().st_size
         part = max(UPLOAD_PART, -(-size // MOST_PARTS))

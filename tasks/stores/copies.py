@@ -77,7 +77,8 @@ def fetch_copies(objects: Sequence[Object], folder: Path) -> list[Copy]:
     Raises what `fetch` of a store raises, and scratch_full before anything is fetched if the disk has no room.
     """
     folder = folder.absolute()
-    wanted = {_place(each, folder): each for each in objects}
+    places = [place_of_copy(each.url, each.facts, folder) for each in objects]
+    wanted = dict(zip(places, objects, strict=True))
     missing = {path: each for path, each in wanted.items() if not _has_copy(path)}
     _check_room(list(missing.values()), folder)
     progress, size = _Progress(), sum(each.facts.size for each in missing.values())
@@ -90,7 +91,7 @@ def fetch_copies(objects: Sequence[Object], folder: Path) -> list[Copy]:
     order = sorted(missing, key=lambda path: -missing[path].facts.size)
     with noted(note):
         run_all(lambda path: _fetch(missing[path], path, progress), order, DOWNLOADS, progress.stop)
-    return [_copy(_place(each, folder)) for each in objects]
+    return [_copy(place) for place in places]
 
 
 def _fetch(wanted: Object, path: Path, progress: _Progress) -> None:
@@ -103,10 +104,11 @@ def _fetch(wanted: Object, path: Path, progress: _Progress) -> None:
     progress.add(0, objects=1)
 
 
-def _place(wanted: Object, folder: Path) -> Path:
-    content = to_json([wanted.url, wanted.facts.size, wanted.facts.identity])
+def place_of_copy(url: str, facts: Facts, folder: Path, *, with_holes: bool = False) -> Path:
+    """Return the path of the copy of an object. One with holes, which is not whole, has a folder of its own."""
+    content = to_json([url, facts.size, facts.identity, *["holes"] * with_holes])
     # The name is for people who look into the folder; the folder identifies the object.
-    name = re.sub(r"[^\w.+-]", "_", os.path.basename(wanted.key))[-100:].lstrip(".") or "object"
+    name = re.sub(r"[^\w.+-]", "_", os.path.basename(url))[-100:].lstrip(".") or "object"
     return folder / str(xxhash.xxh3_128_hexdigest(content)) / name
 
 

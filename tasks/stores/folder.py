@@ -54,6 +54,11 @@ class Folder:
                 found.append(file.read(length))
         return found
 
+    def read(self, key: str, expected: Facts, start: int, length: int) -> bytes:
+        if self.head(key) != expected:
+            raise changed(self.url_of(key))
+        return self.ranges(key, [(start, length)])[0]
+
     def put(self, key: str, source: Path | bytes, absent: bool = False) -> bool:
         path = self._path(key)
         try:

@@ -77,6 +77,9 @@ class Forked:
     def ranges(self, key: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return list(self._call("ranges", key, ranges))
 
+    def read(self, key: str, expected: Facts, start: int, length: int) -> bytes:
+        return bytes(self._call("read", key, expected, start, length))
+
     def put(self, key: str, source: Path | bytes, absent: bool = False) -> bool:
         return bool(self._call("put", key, source if isinstance(source, bytes) else source.absolute(), absent))
 

@@ -86,6 +86,10 @@ class Mirror:
     def fetch_file(self, file: Path, size: int = -1, sha256: str = "", xxh3: str = "") -> None:
         """Make sure that a file without a receipt can be read locally. Raises PackError."""
 
+    def adopt(self, file: Path) -> bool:
+        """Return whether the root has a small file, which another machine may have put there, and is here then."""
+        return file.is_file()
+
     def shown(self, path: Path) -> str:
         """Return how messages name a file: by its path, or by the URL of its object."""
         return str(path)
@@ -98,10 +102,11 @@ class Remote(Mirror):
         self.root, self.url = root, url
         show_as(str(root), url)
         self._listed: dict[str, Facts] = {}  # by the last `refresh`, and what was put since
+        self._remove_abandoned()
 
     @property
     def store(self) -> Store:
-        return _open(self.url, os.getpid())
+        return open_once(self.url)
 
     def key(self, path: Path) -> str:
         return path.absolute().relative_to(self.root).as_posix()
@@ -174,21 +179,13 @@ class Remote(Mirror):
         )
 
     def is_stored(self, file: Path, receipt: Path, refused: str = "") -> bool:
-        if not self._has_current(receipt):
+        if not self.adopt(receipt):
             return False
         found, data = _values(receipt), self.store.head(self.key(file))
         return bool(data and data.size == found.get("bytes") and not (refused and found.get("engine") == refused))
 
-    def _has_current(self, receipt: Path) -> bool:
-        """Return whether the bucket has a receipt, which then is here, too."""
-        if (facts := self.store.head(self.key(receipt))) is None:
-            return False
-        if not (receipt.is_file() and receipt.stat().st_size == facts.size):
-            write_bytes(receipt, self.store.get(self.key(receipt)))
-        return True
-
     def has_listed(self, receipt: Path) -> bool:
-        if not self._has_current(receipt):
+        if not self.adopt(receipt):
             return False
         found = {receipt.parent / name: size for name, size in _values(receipt).get("files", {"": -1}).items()}
         heads = {file: self.store.head(self.key(file)) for file in found}
@@ -325,6 +322,14 @@ class Remote(Mirror):
             raise self._missing(file)
         self.store.fetch(self.key(file), target, facts)
 
+    def adopt(self, file: Path) -> bool:
+        """Return whether the bucket has a small file, which is then here, too."""
+        if (facts := self.store.head(self.key(file))) is None:
+            return False
+        if not (file.is_file() and file.stat().st_size == facts.size):
+            write_bytes(file, self.store.get(self.key(file)))
+        return True
+
     def _missing(self, file: Path) -> InputMissing:
         return InputMissing("object_missing", f"{self.shown(file)}: does not exist")
 
@@ -345,7 +350,7 @@ class Remote(Mirror):
             with suppress(OSError):
                 if path.is_file() and path.suffix not in (".json", ".lock"):
                     stat = path.stat()
-                    found.append((stat.st_mtime, stat.st_size, path))
+                    found.append((stat.st_mtime, 512 * stat.st_blocks, path))  # without the holes of a copy
         size, now = sum(size for _, size, _ in found), time.time()
         for used, each, path in sorted(found):
             if size <= most or used > now - young:
@@ -391,9 +396,13 @@ def remote_with(path: Path) -> Remote | None:
     return _remote(root, url) if root and url else None
 
 
+def open_once(url: str) -> Store:
+    """Open a store once in each process: after a fork, another kind is needed."""
+    return _open(url, os.getpid())
+
+
 @lru_cache(maxsize=16)
 def _open(url: str, process: int) -> Store:
-    """Open a store once in each process: after a fork, another kind is needed."""
     return open_store(url)
 
 

@@ -46,5 +46,6 @@ def scratch_full(url: str, folder: Path, size: int) -> StorageError:
     """Return the error for a disk without room for `size` bytes of `url`, or of it and further objects."""
     return StorageError(
         "scratch_full",
-        f"{url}: the disk of {folder} has no room for {in_bytes(size)}; make room, or use another --root",
+        f"{url}: the disk of {folder} has no room for {in_bytes(size)}; make room, or use another --root (of a bucket: "
+        "another PACKCORPUS_SCRATCH)",
     )

@@ -63,6 +63,9 @@ class Store(Reading, Protocol):
         A range of length 0 is empty, whatever its start.
         """
 
+    def read(self, key: str, expected: Facts, start: int, length: int) -> bytes:
+        """Return bytes of an object. Raises object_changed if it is not the object that `expected` describes."""
+
     def put(self, key: str, source: Path | bytes, absent: bool = False) -> bool:
         """Write an object from a finished file, completely or not at all.
 

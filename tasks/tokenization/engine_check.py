@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from importlib import metadata
+from pathlib import Path
 
 import numpy as np
 
@@ -28,6 +29,7 @@ from tasks.recipe import Recipe
 from tasks.sources.sampling.sample_files import sample_files
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
+from tasks.stores.mirror import mirror_of
 from tasks.tokenization.prepare import texts_of
 
 TEXTS = 1500  # compared at least, if the corpus has as many
@@ -81,7 +83,8 @@ def verdict_of(recipe: Recipe) -> Verdict:
     verdict = known_verdict(recipe)
     if verdict is None:
         verdict = _prove(recipe)
-        write_receipt(recipe.layout.engine(_key(recipe)), asdict(verdict))
+        write_receipt(verdict_file(recipe), asdict(verdict))
+        mirror_of(recipe.layout.root).push([verdict_file(recipe)])  # for the other machines
     if recipe.config.engine == "gigatoken" and verdict.reason:
         raise UsageError(
             "engine_refused",
@@ -96,7 +99,7 @@ def known_verdict(recipe: Recipe) -> Verdict | None:
     if recipe.config.engine == "reference":
         return Verdict(recipe.encoder.engine)
     try:
-        return Verdict(**read_receipt(recipe.layout.engine(_key(recipe))))
+        return Verdict(**read_receipt(verdict_file(recipe)))
     except (PackError, TypeError):
         return None
 
@@ -109,8 +112,8 @@ def refused(recipe: Recipe) -> bool:
     return verdict is not None and verdict.engine != GigatokenEncoder.engine
 
 
-def _key(recipe: Recipe) -> str:
-    return key_of("engine", {"texts": recipe.texts_key, "versions": _versions()})
+def verdict_file(recipe: Recipe) -> Path:
+    return recipe.layout.engine(key_of("engine", {"texts": recipe.texts_key, "versions": _versions()}))
 
 
 @lru_cache(maxsize=1)

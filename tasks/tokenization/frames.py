@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from msgspec import Struct
 
+from tasks.conversations.keys.embeddings import Sketch
 from tasks.conversations.model import (
     Conversation,
     Message,
@@ -30,7 +31,7 @@ from tasks.conversations.model import (
 )
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
-from tasks.templates.placeholders import GAP, ConversationShape, Reads, as_json, blank, is_plain, shape_of
+from tasks.templates.placeholders import GAP, ConversationShape, Reads, as_json, blank, has_tools, is_plain, shape_of
 from tasks.templates.spans import Template, TrainOn, trained_turns
 from tasks.tokenization.segments import Segments, segments_of
 
@@ -88,6 +89,7 @@ class Prepared(Struct, gc=False):
     digest: int  # its content_digest
     row: tuple[str, str | None, str] | None = None  # messages, tools, text: further columns of format 2.0
     weights: Sequence[tuple[int, float]] = ()  # the segment from which on each weight of the data holds
+    sketch: Sketch | None = None  # of the embedding of the conversation
 
 
 class _Frame(NamedTuple):
@@ -227,6 +229,8 @@ class Frames(dict[tuple[str, ...], Filling | None]):
     def _of_shape(self, conversation: Conversation, trained: Sequence[bool]) -> tuple[Filling | None, list[str]]:
         """Return what conversations of this shape are filled into, and the values of this one."""
         for reads in Reads:
+            if self._failures[reads] >= MOST_FAILURES and has_tools(conversation):
+                continue  # it is filled in for no shape, and the shape has objects
             found = shape_of(conversation, trained, reads)
             if found is None:
                 break

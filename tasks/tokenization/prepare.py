@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tasks.conversations.formats import role_names
+from tasks.conversations.keys.embeddings import EMBEDDING, Sketch, sketch_of
 from tasks.conversations.keys.loss_weights import LOSS_WEIGHT, with_loss_weights
+from tasks.conversations.keys.unused import UnusedKeys
 from tasks.conversations.model import Conversation, PlainRecord, content_digest, whole_text
 from tasks.conversations.openai import tools_json, turns_json
 from tasks.core.errors import PackError, Reject
@@ -58,7 +60,8 @@ class Preparer:
         self._template, self._encoder, self._train_on, self._packing = template, encoder, train_on, packing
         self._frames = Frames(template, encoder, train_on, role_names(file.format, dict(file.roles)))
         # Without frames, plain records would only be converted back. With other keys, none is plain.
-        fills = packing and not weighted and self._frames.known and not file.columns
+        reads = weighted or file.embedded  # more than plain records have
+        fills = packing and not reads and self._frames.known and not file.columns
         self._plain = PlainRecords(file.format if fills else "")
         self.decode = self._plain.decode  # for the reader of the file
 
@@ -110,19 +113,32 @@ class Preparer:
             raise Reject("no_trained_tokens", _why_untrained(conversation, self._train_on))
         filled, is_compared = self._frames.filled(conversation, trained) if may_fill else (None, False)
         if filled and not is_compared:
-            return self._weigh(filled, conversation, trained)
+            return self._add_values(filled, conversation, trained)
         return ToRender(conversation, trained, filled)
 
     def _conversation(self, record: object) -> Conversation:
-        """Read a record, with weights if they are used. Raises Reject."""
+        """Read a record, with weights and its embedding if they are used. Raises Reject."""
         conversation = self._file.conversation(record)
+        if not self._weighted and not self._file.embedded:
+            return conversation
+        names, is_text = dict(self._file.columns), self._file.container in TEXT_CELLS
+        if self._file.embedded:
+            conversation.embedding = sketch_of(conversation.embedding, names.get(EMBEDDING, EMBEDDING), is_text)
         if not self._weighted:
             return conversation
-        name = dict(self._file.columns).get(LOSS_WEIGHT, LOSS_WEIGHT)
-        return with_loss_weights(conversation, self._file.container in TEXT_CELLS, name)
+        return with_loss_weights(conversation, is_text, names.get(LOSS_WEIGHT, LOSS_WEIGHT))
 
-    def _weigh(self, samples: list[Prepared], conversation: Conversation, trained: Sequence[bool]) -> list[Prepared]:
-        """Add the weights of the turns to the samples of a conversation. Raises Reject if a sample cannot have them."""
+    def _add_values(
+        self, samples: list[Prepared], conversation: Conversation, trained: Sequence[bool]
+    ) -> list[Prepared]:
+        """Add the embedding and the weights of the turns to the samples of a conversation.
+
+        Raises Reject if a sample cannot have the weights.
+        """
+        if self._file.embedded:
+            for sample in samples:
+                assert isinstance(conversation.embedding, Sketch)
+                sample.sketch = conversation.embedding
         if self._weighted:
             of_turns = {k: message.loss_weight for k, message in enumerate(conversation.messages) if trained[k]}
             for sample in samples:
@@ -136,9 +152,10 @@ class Preparer:
         if not isinstance(samples, list):
             return samples
         try:
-            found = [self._prepare_sample(rendered.conversation, sample) for sample in samples]
+            strings = strings_of(rendered.conversation)
+            found = [self._prepare_sample(rendered.conversation, sample, strings) for sample in samples]
             found = [prepared for prepared in found if prepared.shape.trained.any()]
-            self._weigh(found, rendered.conversation, rendered.trained)
+            self._add_values(found, rendered.conversation, rendered.trained)
         except Reject as reject:
             return reject
         if rendered.filled and [*map(comparable, rendered.filled)] != [*map(comparable, found)]:
@@ -146,13 +163,19 @@ class Preparer:
             raise AssertionError(f"template {self._template.name}: {texts[0]} is rendered as {texts[1]}")
         return found or Reject("no_trained_tokens", "the template writes none of its answers")
 
-    def _prepare_sample(self, conversation: Conversation, sample: Sample) -> Prepared:
-        prepared = prepare_spans(conversation, sample.spans, self._encoder, sample.turn)
+    def _prepare_sample(self, conversation: Conversation, sample: Sample, strings: Strings) -> Prepared:
+        prepared = prepare_spans(conversation, sample.spans, self._encoder, sample.turn, strings)
         if not self._packing:
             text = "".join(span.text for span in sample.spans)
             shown = conversation if sample.turn is None else up_to(conversation, sample.turn)[0]
             prepared.row = (turns_json(shown), tools_json(shown), text)
         return prepared
+
+
+def unused_keys_of(file: SourceFile, weighted: bool) -> UnusedKeys:
+    """Return what counts the keys that a Preparer of the file does not use."""
+    further = [LOSS_WEIGHT] * weighted + [EMBEDDING] * file.embedded
+    return UnusedKeys(file.format, dict(file.columns), file.ignore, further)
 
 
 def weights_of_segments(shape: Shape, of_turns: dict[int, Any]) -> list[tuple[int, float]]:
@@ -194,13 +217,30 @@ def _why_untrained(conversation: Conversation, train_on: TrainOn) -> str:
     return f"{why}: {empty} empty"
 
 
-def prepare_spans(conversation: Conversation, spans: list[Span], encoder: Encoder, turn: int | None = None) -> Prepared:
+class Strings(NamedTuple):
+    """All strings of a conversation, after its layout, and their digest."""
+
+    strings: list[str]
+    digest: int
+
+
+def strings_of(conversation: Conversation) -> Strings:
+    whole = whole_text(conversation)
+    return Strings(whole.split("\0"), content_digest(whole.encode()))
+
+
+def prepare_spans(
+    conversation: Conversation,
+    spans: list[Span],
+    encoder: Encoder,
+    turn: int | None = None,
+    strings: Strings | None = None,
+) -> Prepared:
     """Prepare a sample that a template has rendered. Raises Reject if there is no span."""
     segments = segments_of(spans, encoder)
     shape = shape_of_sample(segments, conversation, turn)
-    whole = whole_text(conversation)
     characters = sum(map(len, segments.texts)) + len(segments.texts) - 1
-    return Prepared(shape, segments.texts, characters, whole.split("\0"), content_digest(whole.encode()))
+    return Prepared(shape, segments.texts, characters, *(strings or strings_of(conversation)))
 
 
 def texts_of(records: Iterable[object], file: SourceFile, recipe: Recipe) -> list[str]:

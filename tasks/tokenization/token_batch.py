@@ -14,11 +14,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tasks.conversations.keys.embeddings import Sketch
 from tasks.core.errors import Reject
 from tasks.encoders.encoder import Encoded, Encoder, Unencodable
 from tasks.storage.arrow import offsets_of, to_arrow
+from tasks.storage.schemas import AXES, SKETCH
 from tasks.templates.spans import TEXT
 from tasks.tokenization.content_tokens import count_content_tokens, merged
+from tasks.tokenization.embedding_sizes import note_embeddings
 from tasks.tokenization.frames import Prepared, Shape
 
 # Characters gathered for one encode call: large enough to spread its overhead, small enough to stay in the cache.
@@ -31,10 +34,11 @@ COUNTS = ("accepted", "tokens", *NOTICED)
 
 
 def noticed_in(receipts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the sums of what the receipts have noticed; `content_tokens` only if there are any."""
+    """Return the sums of what the receipts have noticed; what only some settings count only if there is any."""
     counts = merged(receipt.get("content_tokens", {}) for receipt in receipts)
     sums = {name: sum(receipt[name] for receipt in receipts) for name in NOTICED}
-    return sums | ({"content_tokens": counts} if counts else {})
+    missing = sum(receipt.get("without_embedding", 0) for receipt in receipts)
+    return sums | ({"content_tokens": counts} if counts else {}) | ({"without_embedding": missing} if missing else {})
 
 
 class _Shapes:
@@ -114,9 +118,14 @@ class Batch:
         ]
         if "weights" in schema.names:
             columns += self._weights(ends, segments)
-        elif len(schema) > len(columns):
+        elif "text" in schema.names:
             rows = [prepared.row for prepared in self._conversations if prepared.row]
             columns += [pa.array(column, pa.large_string()) for column in zip(*rows, strict=True)]
+        if SKETCH.name in schema.names:
+            sketches = [prepared.sketch or Sketch() for prepared in self._conversations]
+            note_embeddings(self.receipt, sketches, records)
+            axes = np.frombuffer(b"".join(sketch.axes for sketch in sketches), np.int16)
+            columns.append(pa.FixedSizeListArray.from_arrays(to_arrow(axes), AXES))
         return pa.record_batch(columns, schema=schema)
 
     def _weights(self, ends: np.ndarray, segments: np.ndarray) -> list[pa.Array]:
@@ -135,6 +144,8 @@ class Batch:
 
     def _encoded(self) -> tuple[list[str], list[int], Encoded]:
         texts = [text for prepared in self._conversations for text in prepared.texts]
+        if any(prepared.shape.turn >= 0 for prepared in self._conversations):
+            return texts, *encode_repeated(self.encoder, texts)
         holding = self.encoder.holding(texts)
         return texts, holding, self.encoder.encode(texts, holding)
 
@@ -184,6 +195,17 @@ class Batch:
             counts = count_content_tokens(encoder, samples_of.values())
             if counts:
                 receipt["content_tokens"] = merged([receipt.get("content_tokens", {}), counts])
+
+
+def encode_repeated(encoder: Encoder, texts: Sequence[str]) -> tuple[list[int], Encoded]:
+    """Encode texts of which many are equal, each of them once: the samples of a conversation repeat its beginning.
+
+    Returns the numbers of the texts that hold a control string or the like, and all texts as `Encoder.encode` does.
+    """
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+    which = np.fromiter(map(numbers.__getitem__, texts), np.int64, len(texts))
+    holding = encoder.holding([*numbers])
+    return np.flatnonzero(np.isin(which, holding)).tolist(), encoder.encode([*numbers], holding).at(which)
 
 
 def _labelled(

@@ -16,7 +16,8 @@ import orjson
 from tasks.core.errors import DataError
 from tasks.encoders.corpus_tokenizer import find_tokenizer_files, open_tokenizer
 from tasks.storage.corpus_folder import reading
-from tasks.storage.manifest import Manifest, SampleFacts
+from tasks.storage.facts.ledger import SampleFacts
+from tasks.storage.manifest import Manifest
 from tasks.storage.schemas import DROP_REASONS, SAMPLE_DROP_REASONS
 from tasks.storage.splits import split_names
 from tasks.verification.check_rows import Tokens

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from tasks.core.errors import DataError
-from tasks.storage.manifest import Manifest, Shard
+from tasks.storage.facts.outputs import Shard
+from tasks.storage.manifest import Manifest
 from tasks.storage.row_statistics import RowStatistics
 from tasks.storage.schemas import IGNORED
 from tasks.storage.shards import open_shard, row_columns, sizes_of

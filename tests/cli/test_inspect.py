@@ -19,7 +19,7 @@ from support.inspected import as_object, shown
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus
 
-from tasks.cli.inspect_command import Question, answer, render
+from tasks.cli.questions import Question, answer, render
 from tasks.cli.views import token_text
 from tasks.core.errors import DataError, UsageError
 from tasks.core.printable import BOUNDARY
@@ -28,8 +28,9 @@ from tasks.encoders.encoder import Encoder
 from tasks.inspection import lookup, search
 from tasks.inspection.kinds import kind_of
 from tasks.storage.corpus_folder import corpus_folder
+from tasks.storage.facts.outputs import FileFacts, Split
 from tasks.storage.files import sha256_of
-from tasks.storage.manifest import FileFacts, Manifest, Split, load_manifest
+from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.schemas import INDEX_SCHEMA
 
 SETTINGS = {"whole": "", "split": "overlong: split\n", "unpacked": "packing: false\n"}

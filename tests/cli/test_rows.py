@@ -34,8 +34,9 @@ from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection import lookup
 from tasks.inspection import rows as rows_module
 from tasks.inspection.manifests import Overview
+from tasks.storage.facts.outputs import Shard, Split
 from tasks.storage.files import sha256_of
-from tasks.storage.manifest import Manifest, Shard, Split, load_manifest
+from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.schemas import row_schema
 
 

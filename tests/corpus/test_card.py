@@ -22,8 +22,9 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks.core.errors import DataError
 from tasks.corpus.dataset_card import CARD, dataset_card, size_category, split_name
+from tasks.storage.facts.outputs import Split
 from tasks.storage.keys import VERSIONS
-from tasks.storage.manifest import Split, load_manifest
+from tasks.storage.manifest import load_manifest
 from tasks.storage.schemas import row_schema
 from tasks.verification import repair as repair_module
 from tasks.verification.repair import repair

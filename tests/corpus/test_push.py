@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.commands import packcorpus, process
 from support.packed_rows import folder_of, pack_small, shards_of
-from support.remote import SECRET, HubStandIn, hub_stand_in, needs_remote
+from support.servers.remote import SECRET, HubStandIn, hub_stand_in, needs_remote
 
 from tasks.core.error_messages import as_json, as_text
 from tasks.core.errors import PackError

@@ -228,6 +228,40 @@ def test_roles_and_ignored_keys_are_used_for_all_files(here: Path) -> None:
     run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
 
 
+def test_roles_are_guessed_by_their_names(here: Path) -> None:
+    """A draft that rejects two thirds of the data, though their names say who speaks, is of no use."""
+
+    def chat(*names: str) -> dict[str, object]:
+        return {"dialog": [{"who": name, "text": "2 + 2?"} for name in names]}
+
+    write(here / "a.jsonl", [chat("human", "bot")] * 9 + [chat("Customer", "Support Agent")] * 20)
+    found, config, text = draft(here, "a.jsonl")
+    [source] = config.sources
+    assert source.roles == {"user": ["Customer"], "assistant": ["Support Agent"]}
+    assert config.max_rejects == 0.01
+    assert "29 conversations (counted); messages: all 29 sampled records;" in " ".join(text.replace("#", "").split())
+    assert "roles guessed by their names" in " ".join(text.replace("#", "").split())
+    assert "a.jsonl: guessed roles: {user: [Customer], assistant: [Support Agent]}" in found.summary()
+    run_all(Plan(resolve(here / "corpus.yaml", here)), check_content=True)
+    # Names that say nothing stay for the user, and what the user gives is not added to.
+    write(here / "b.jsonl", [chat("Anna", "agent")] * 9 + [chat("human", "agent")] * 20)
+    _, config, _ = draft(here, "b.jsonl", overwrite=True)
+    assert (config.sources[0].roles, config.max_rejects) == ({"assistant": ["agent"]}, 0.32)
+    with pytest.raises(DataError, match='"Anna" is not a role'):
+        draft(here, "b.jsonl", overwrite=True, roles=["assistant=human"])
+    _, config, _ = draft(here, "b.jsonl", overwrite=True, roles=["assistant=agent", "user=anna"])
+    assert config.sources[0].roles == {"assistant": ["agent"], "user": ["anna"]}
+
+
+def test_roles_guessed_in_some_files_of_a_folder_are_those_of_one_entry(here: Path) -> None:
+    for name, speaker in (("a", "agent"), ("b", "bot"), ("c", "Tutor 1")):
+        messages = [{"role": "user", "content": "2 + 2?"}, {"role": speaker, "content": "4"}]
+        write(here / "chats" / f"{name}.jsonl", [{"messages": messages}] * 30)
+    _, config, _ = draft(here, "chats")
+    [source] = config.sources
+    assert source.roles == {"assistant": ["agent", "Tutor 1"]}
+
+
 def test_format_and_columns_that_are_wrong(here: Path) -> None:
     write(here / "a.jsonl", ALPACA)
     for options, error, message in (
@@ -301,6 +335,7 @@ def test_other_data_is_left_out_with_its_reason(here: Path) -> None:
         ({"Instruction": "2+2?", "Output": "4"}, {"instruction": "Instruction", "output": "Output"}),
         ({"Question": "2+2?", "Answer": "4"}, {"question": "Question", "answer": "Answer"}),
         ({"query": "2+2?", "reply": "4", "id": 7}, {"prompt": "query", "completion": "reply"}),
+        ({"Customer": "2+2?", "Agent": "4", "topic": "x"}, {"prompt": "Customer", "completion": "Agent"}),
         (
             {"tags": ["a"], "chat": [{"Sender": "human", "Text": "2+2?"}, {"Sender": "bot", "Text": "4"}]},
             {"messages": "chat", "role": "Sender", "content": "Text"},

@@ -1,6 +1,6 @@
 """Every export holds the token ids, labels, and bounds of every conversation, or says what it cannot hold.
 
-The readers are those of tests/reference/exports.py; bench/exports.py compares with the trainers' own.
+The readers are those of tests/reference/exports.py; bench/exports/readers.py compares with the trainers' own.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
-from reference.exports import READERS, Facts, Row, expected, flat
+from reference.exports import READERS, Facts, Row, expected, flat, mds_samples
 from support.commands import ROOT, packcorpus
 from support.packed_rows import folder_of, pack_small, random_rows, shards_of
 from support.profiles import examples
@@ -249,12 +249,32 @@ def test_a_corpus_without_rows_cannot_be_exported(tmp_path: Path) -> None:
 def test_a_column_that_no_format_holds_is_an_error() -> None:
     rows = random_rows(2)
     arrays = {name: pa.array(list(values), pa.list_(pa.int32(), 64)) for name, values in rows.items()}
-    batch = pa.RecordBatch.from_pydict(
-        arrays | {"loss_weight": pa.array([np.ones(64)] * 2, pa.list_(pa.float64(), 64))}
-    )
-    with pytest.raises(DataError, match="no format can hold the column loss_weight") as caught:
+    batch = pa.RecordBatch.from_pydict(arrays | {"score": pa.array([np.ones(64)] * 2, pa.list_(pa.float64(), 64))})
+    with pytest.raises(DataError, match="no format can hold the column score") as caught:
         rows_of(batch, 64, Path("shard"))
     assert caught.value.code == "E541"
+
+
+@pytest.mark.parametrize("to", NAMES)
+def test_weights_are_held_or_refused(to: str, weighted: Path, tmp_path: Path) -> None:
+    if not next(format for format in EXPORTS if format.name == to).weighted:
+        with pytest.raises(DataError, match=rf"{to} cannot hold; .* loss_weight: none, or export it to mds") as caught:
+            export(weighted, to, tmp_path / "export")
+        assert caught.value.code == "E541"
+        return
+    found = export(weighted, to, tmp_path / "export")
+    assert read(found, weighted) == expected(folder_of(weighted), "train")
+    [columns] = {tuple(sample) for sample in mds_samples(found.folder / "train", 64)}
+    assert columns == ("input_ids", "labels", "loss_weight", "position_ids")
+    weights = [sample["loss_weight"].tolist() for sample in mds_samples(found.folder / "train", 64)]
+    tables = [pa.ipc.open_stream(shard).read_all() for shard in shards_of(weighted)]
+    assert weights == [row for table in tables for row in table["loss_weight"].to_pylist()]
+    assert {note["name"] for note in found.record["notes"]} == {"labels", "loss_weight"}
+
+
+@pytest.fixture(scope="module")
+def weighted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pack_small(tmp_path_factory.mktemp("weighted"), loss_weight="conversation")
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from support.inspected import rendered
 from support.profiles import examples
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 
-from tasks.cli.app import value_as_json
+from tasks.cli.output import value_as_json
 from tasks.cli.views import corpus_view, diff_view
 from tasks.cli.views.console import UNBOUNDED, open_console
 from tasks.inspection import diff
@@ -88,6 +88,7 @@ def test_added_and_removed_conversations_are_found(
         settings = {"sequence_length": length, "overlong": "split", "train_on": "all"} | packed
         manifest = made(tmp_path_factory.mktemp("after"), after, **settings)
         found, back = compare(before, manifest), compare(manifest, before)
+        few = compare(before, manifest, 3).conversations
     assert found.conversations.compared
     assert places(found.conversations.went) == sorted(number + 1 for number in gone)
     assert [json.dumps(after[record - 1]) for record in places(found.conversations.came)] == [
@@ -95,6 +96,21 @@ def test_added_and_removed_conversations_are_found(
     ]
     assert all("new" in one.text for one in found.conversations.came)
     assert (back.conversations.came, back.conversations.went) == (found.conversations.went, found.conversations.came)
+    # However few are listed, all are counted.
+    assert (few.went, few.came) == (found.conversations.went[:3], found.conversations.came[:3])
+    for moved, *counts in (
+        (found.conversations.went, few.removed, back.conversations.added),
+        (found.conversations.came, few.added, back.conversations.removed),
+    ):
+        assert counts == [{"chat.jsonl": len(moved)} if moved else {}] * 2
+
+
+def test_a_difference_that_is_not_listed_is_counted(base: tuple[Path, list[Any]], tmp_path: Path) -> None:
+    before, records = base
+    page = shown(compare(before, made(tmp_path, records[30:]), 25))
+    assert "30 removed, 0 added" in page
+    assert "… 10 lines more; --json lists 25, and --limit N sets how many" in page
+    assert "… 10 lines more; --json lists all" in shown(compare(before, made(tmp_path, records[30:])))
 
 
 def test_a_corpus_is_the_same_as_itself(base: tuple[Path, list[Any]]) -> None:

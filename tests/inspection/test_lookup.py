@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from support.inspected import as_object, shown
@@ -16,7 +17,7 @@ from support.mixtures import EVERYTHING, FEW, MANY, TWICE, project
 from support.packed_rows import folder_of
 from support.small_corpus import make_recipe, pack_corpus
 
-from tasks.core.errors import PackError
+from tasks.core.errors import PackError, UsageError
 from tasks.inspection import lookup, rows, search
 from tasks.report.figures import read_figures
 from tasks.storage import shards
@@ -119,6 +120,21 @@ def test_a_duplicate_of_a_rejected_conversation_is_described(tmp_path: Path) -> 
     assert "duplicate of an earlier conversation, which was rejected" in shown(path, width=200, at="chat.jsonl:3")
 
 
+def test_a_split_of_several_lengths_is_named(tmp_path: Path) -> None:
+    path = pack_corpus(make_recipe(tmp_path, FEW, sequence_length=[64, 128], validation=0.5))
+    names = [name for name, split in load_manifest(path).splits.items() if split.rows]
+    assert shown(path, row=0, split=names[0])
+    for question, message in (
+        ({}, f"--row 0: rows of train have several lengths here, each in a split of its own; use --split {names[0]}"),
+        ({"split": "test"}, f"--split test: is not a split of this corpus; choose one of {', '.join(names)}"),
+    ):
+        with pytest.raises(UsageError) as error:
+            shown(path, row=0, **question)
+        others = ", ".join(name for name in names[1:] if name.startswith("train"))
+        assert str(error.value) == message + f", or {others}" * bool(others and not question)
+        assert error.value.code == "E108"
+
+
 @pytest.mark.usefixtures("believed")
 @pytest.mark.parametrize(("column", "message"), [("source", "source 99"), ("shard", "rows that"), ("row", "rows that")])
 def test_an_index_that_refers_to_nothing_is_an_error(mixed: Path, tmp_path: Path, column: str, message: str) -> None:
@@ -164,12 +180,11 @@ def test_lengths_count_a_conversation_once(mixed: Path) -> None:
     lengths: dict[tuple[int, int], int] = defaultdict(int)
     for (source, record, _), length in pieces.items():
         lengths[source, record] += length
-    figures = read_figures(manifest, folder_of(mixed))
-    assert figures.lengths.tolist() == list(lengths.values())
+    found = read_figures(manifest, folder_of(mixed))
+    assert np.repeat(found.lengths.values, found.lengths.counts).tolist() == sorted(lengths.values())
     assert len(index) > 1.5 * len(lengths)
     again = sum(split.rows for name, split in manifest.splits.items() if name.startswith("train_epoch"))
-    assert int(figures.repacked.sum()) == again > 0
-    assert len(figures.repacked) == len(figures.filled)
+    assert manifest.packing_metadata.rows - len(found.padding) == again > 0
 
 
 @pytest.mark.parametrize("asked", [{"row": 3}, {"conversation": 3}, {"at": "chat.jsonl:4"}])

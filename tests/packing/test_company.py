@@ -73,6 +73,16 @@ def test_conversations_about_the_same_share_rows() -> None:
     assert np.mean([len(set(topic[row == number])) == 1 for number in range(400)]) > 0.95
 
 
+def test_rows_of_many_alike_pieces_stay_together() -> None:
+    """A swap would lose more than 32 bits hold: the loss must not become a gain."""
+    topics = np.repeat(np.array([[127], [-127]], np.int8), 1500, axis=0).repeat(AXES, axis=1)
+    topics[:, 0] = np.repeat([-127, 127, -126, -126], 750)  # by this axis, some are nearer to the other row
+    row, start = np.repeat(np.arange(2, dtype=np.int32), 1500), np.tile(np.arange(1500, dtype=np.int32), 2)
+    before = row.copy()
+    swap_similar(row, start, np.ones(3000, np.int32), topics)
+    assert (row == before).all()
+
+
 def test_near_duplicates_part_if_others_have_their_length() -> None:
     kind = np.repeat([16, 20, 28], 200).astype(np.int32)
     row, start = packed(kind)

@@ -174,12 +174,12 @@ def test_a_corpus_of_groups_holds_all_that_any_other_does(plan_group: int, tmp_p
     # As many conversations and tokens as without groups; the same bound.
     _, single, one = packed(tmp_path / "c", plan_group=10_000)
     assert not any((difference := compare(one, published)).conversations.went + difference.conversations.came)
-    lengths = [
-        read_figures(load_manifest(path), corpus_folder(load_manifest(path), path)).lengths.tolist()
-        for path in (one, published)
-    ]
-    assert lengths[0] == lengths[1]
-    assert len(lengths[0]) == 240
+    lengths, other_lengths = (
+        read_figures(load_manifest(path), corpus_folder(load_manifest(path), path)).lengths for path in (published, one)
+    )
+    assert lengths.values.tolist() == other_lengths.values.tolist()
+    assert lengths.counts.tolist() == other_lengths.counts.tolist()
+    assert len(lengths) == 240
     mine, theirs = manifest.packing_metadata, single.packing_metadata
     assert (mine.lower_bound_rows, mine.lower_bound) == (theirs.lower_bound_rows, theirs.lower_bound)
     assert theirs.rows <= mine.rows <= 1.05 * theirs.rows

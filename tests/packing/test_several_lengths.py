@@ -26,9 +26,10 @@ from support.small_corpus import conversations, make_recipe, pack_corpus
 
 from tasks import recipe as recipe_module
 from tasks.config import Config
-from tasks.core.errors import DataError
-from tasks.exports.export import export_corpus
+from tasks.core.errors import DataError, UsageError
+from tasks.exports.export import export_corpus, notes_of
 from tasks.exports.export_formats import EXPORTS
+from tasks.inspection.rows import row_of_split
 from tasks.packing import bin_packing, several_lengths
 from tasks.packing.placement import Placed, place, repack
 from tasks.sources.model import Source
@@ -341,3 +342,18 @@ def test_exports_have_a_folder_for_each_length(tmp_path: Path, format: str) -> N
     written = {name: figures["rows"] for name, figures in export.record["splits"].items()}
     assert written == {name: split.rows for name, split in manifest.splits.items() if name in written}
     assert sum(written.values()) == manifest.packing_metadata.rows
+    notes = [note["text"] for note in export.record["notes"]]
+    assert len(notes) == len({*notes})
+
+
+def test_a_note_that_is_not_about_all_lengths_names_its_own() -> None:
+    same, one, other = ({"name": name, "text": text} for name, text in (("a", "x"), ("b", "3 of them"), ("b", "5")))
+    found = [(note["name"], note["text"]) for note in notes_of({"48": [same, one], "96": [same, other]})]
+    assert found == [("a", "x"), ("b", "48: 3 of them"), ("b", "96: 5")]
+
+
+def test_a_row_needs_the_length_in_the_name_of_its_split(tmp_path: Path) -> None:
+    path, _ = made(tmp_path, sequence_length=BOTH)
+    with pytest.raises(UsageError, match=r"rows of train have several lengths here, .*--split train-48, or train-96"):
+        row_of_split(path, 0, "train")
+    assert row_of_split(path, 0, "train-48").conversations

@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 import json
-import pickle
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.bucket_roots import WAYS, Tree, in_shares, on_other_machines, own_scratch, tree_of
 from support.commands import packcorpus
-from support.remote import SECRET, environment, failing_store, needs_remote, new_bucket, s3, use
+from support.servers.remote import SECRET, environment, failing_store, needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, pack_corpus, write_project
-from support.steps import pack_on
 
-from pipeline.engines.here import Here
-from pipeline.engines.workers import Workers
 from tasks import recipe as recipe_module
 from tasks.core.error_messages import as_text
 from tasks.core.errors import Busy, PackError, StorageError
 from tasks.recipe import Recipe, resolve
-from tasks.stages import Plan, Publish, TokenizePart, refresh, run_share
-from tasks.steps import Outcome, Step, _recipe_of, run
+from tasks.sources.remote_blocks import open_holes
+from tasks.stages import Plan, Publish, TokenizePart, refresh
 from tasks.storage.files import read_receipt
-from tasks.storage.paths import Layout
 from tasks.stores import mirror
 from tasks.stores.bucket import open_bucket
 from tasks.stores.mirror import Remote, mirror_of
-from tasks.stores.scratch import SCRATCH, local_path_of, root_of, url_of
+from tasks.stores.scratch import local_path_of, root_of, url_of
 from tasks.stores.store import open_store
 
 needs_remote()
 
-Tree = dict[str, bytes]
 SETTINGS: dict[str, Any] = {"part_size": 4096, "tokenizer": None, "vocab_size": 400, "epochs": 2}
-
-
-def own_scratch(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Be another machine: one with an empty scratch folder."""
-    monkeypatch.setenv(SCRATCH, str(folder))
 
 
 @pytest.fixture
@@ -56,21 +47,6 @@ def recipe_of(tmp_path: Path, root: str | Path) -> Recipe:
     return resolve(config, root_of(root))
 
 
-def is_output(key: str) -> bool:
-    """Whether two runs write the same bytes to a file, and both to a bucket and a folder."""
-    ours = key.startswith(("data/tokenizers/", "data/tokens/", "data/plans/", "data/corpora/", "manifests/"))
-    return ours and not key.endswith(("run.json", ".lock", ".last"))
-
-
-def tree_of(root: str | Path) -> Tree:
-    """All outputs below a root."""
-    store = open_store(root)
-    keys = [key for key, _ in store.list()]
-    if not isinstance(root, Path):
-        assert all(is_output(key) or key.endswith("run.json") for key in keys), "nothing else is in the bucket"
-    return {key: store.get(key) for key in keys if is_output(key)}
-
-
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Tree:
     """The outputs of the same corpus in a folder."""
@@ -82,56 +58,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Tree:
 # -- whoever makes it ----------------------------------------------------------------------------------------------
 
 
-def by_stages(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
-    pack_corpus(recipe)
-
-
-def here(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
-    pack_on(Here(), recipe)
-
-
-def in_forks(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
-    refresh(recipe)  # the process has used the store, and its forks need a helper
-    with Workers(2) as engine:
-        pack_on(engine, recipe)
-
-
-def on_other_machines(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
-    """As on Ray: each step arrives in a process that has a scratch folder of its own."""
-
-    class Elsewhere(Here):
-        def map(self, steps: Sequence[Step]) -> Iterator[tuple[int, Outcome]]:
-            for index, step in enumerate(steps):
-                sent = pickle.dumps(step)
-                assert len(sent) < 4096
-                with pytest.MonkeyPatch.context() as patch:
-                    own_scratch(patch, recipe.layout.root.parent / f"machine-{index}")
-                    _recipe_of.cache_clear()  # another process
-                    arrived = pickle.loads(sent)  # noqa: S301 - our own
-                    assert not arrived.is_done()
-                    yield from ((index, outcome) for _, outcome in super().map([arrived]))
-                    assert arrived.is_done()
-                    run(arrived)
-
-    pack_on(Elsewhere(), recipe)
-
-
-def in_shares(recipe: Recipe, elsewhere: Callable[[], None]) -> None:
-    """As `packcorpus part` on three machines."""
-    url = url_of(recipe.layout.root)
-    for stage in ("tokenize", "pack"):
-        for number in (3, 1, 2):
-            elsewhere()
-            share, done = run_share(replace(recipe, layout=Layout(root_of(url))), stage, number, 3)
-            assert (share > 0 or stage == "pack", done) == (True, 0)
-    elsewhere()
-    last = replace(recipe, layout=Layout(root_of(url)))
-    assert not Publish(last).is_done()
-    assert all(stage.is_done() for stage in Publish(last).requires()), "the last one finds all of it done"
-    pack_corpus(last)
-
-
-@pytest.mark.parametrize("way", [by_stages, here, in_forks, on_other_machines, in_shares], ids=lambda way: way.__name__)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_bucket_gets_what_a_folder_gets(
     tmp_path: Path, root: str, monkeypatch: pytest.MonkeyPatch, expected: Tree, way: Callable[..., None]
 ) -> None:
@@ -320,6 +247,20 @@ def test_a_url_of_an_object_is_a_path_in_the_scratch_folder_of_its_root(
     assert url_of(tmp_path / "elsewhere") == ""
 
 
+def test_what_a_killed_writer_has_left_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the nodes of a cluster, too, which start no run."""
+    own_scratch(monkeypatch, tmp_path)
+    folder, ended = root_of("s3://b/abandoned"), subprocess.Popen(["true"])
+    ended.wait()
+    left, written = (folder / ".staged" / f"{process}-0a" for process in (ended.pid, os.getpid()))
+    for each in (left, written):
+        (each / "data").mkdir(parents=True)
+    mirror_of(folder)
+    assert (left.exists(), written.exists()) == (False, True)
+
+
 def test_the_scratch_folder_is_bounded(tmp_path: Path, root: str, expected: Tree) -> None:
     recipe = recipe_of(tmp_path, root)
     pack_corpus(recipe)
@@ -327,6 +268,11 @@ def test_the_scratch_folder_is_bounded(tmp_path: Path, root: str, expected: Tree
     assert not list(folder.rglob("train*.arrow")), "a shard that is in the bucket is not kept"
     remote = mirror_of(folder)
     assert isinstance(remote, Remote)
+    holes = folder / "data" / "remote" / "large" / "chat.jsonl"
+    open_holes(holes, 1 << 40).close()
+    remote.trim(most=1 << 30, young=0)
+    assert list(folder.rglob("tokens/*/*.arrow")), "a hole takes no room"
+    holes.unlink()
     remote.trim(most=0)
     assert list(folder.rglob("tokens/*/*.arrow")), "what was used a moment ago may be in use"
     remote.trim(most=0, young=0)

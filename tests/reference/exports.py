@@ -209,11 +209,20 @@ def olmo_core(export: Path, split: str, facts: Facts) -> list[Row]:
 
 def mds(export: Path, split: str, facts: Facts) -> list[Row]:
     """A shard is u32 samples, u32 offsets, the config, and samples, each with its columns in the order of names."""
-    index = json.loads((export / split / "index.json").read_bytes())
-    assert index["version"] == 2
     rows = []
+    for columns in mds_samples(export / split, facts.length):
+        ids, labels, positions = (columns[name] for name in ("input_ids", "labels", "position_ids"))
+        row = [pieces(ids, labels, run)[0] for run in runs(positions)]
+        rows.append([piece for piece in row if not is_padding(piece, facts)])
+    return rows
+
+
+def mds_samples(folder: Path, length: int) -> Iterator[dict[str, array[Any]]]:
+    """Yield the columns of each sample; the encoding of a column is ndarray:TYPE:LENGTH."""
+    index = json.loads((folder / "index.json").read_bytes())
+    assert index["version"] == 2
     for shard in index["shards"]:
-        data = (export / split / shard["raw_data"]["basename"]).read_bytes()
+        data = (folder / shard["raw_data"]["basename"]).read_bytes()
         assert len(data) == shard["raw_data"]["bytes"]
         count = array("I", data[:4])[0]
         assert count == shard["samples"]
@@ -221,14 +230,15 @@ def mds(export: Path, split: str, facts: Facts) -> list[Row]:
         config = json.loads(data[4 * (count + 2) : offsets[0]])
         assert all(shard[name] == config[name] for name in ("column_names", "column_encodings", "column_sizes"))
         assert config["column_names"] == sorted(config["column_names"])
-        assert config["column_encodings"] == [f"ndarray:int32:{facts.length}"] * 3
+        kinds = {f"ndarray:int32:{length}": "i", f"ndarray:float32:{length}": "f"}
+        encodings = dict(zip(config["column_names"], config["column_encodings"], strict=True))
         for start, end in pairwise(offsets):
-            values = array("i", data[start:end])
-            size = facts.length
-            ids, labels, positions = values[:size], values[size : 2 * size], values[2 * size :]
-            row = [pieces(ids, labels, run)[0] for run in runs(positions)]
-            rows.append([piece for piece in row if not is_padding(piece, facts)])
-    return rows
+            assert end - start == sum(config["column_sizes"]) == 4 * length * len(encodings)
+            places = range(start, end, 4 * length)
+            yield {
+                name: array(kinds[kind], data[at : at + 4 * length])
+                for at, (name, kind) in zip(places, encodings.items(), strict=True)
+            }
 
 
 def automodel(export: Path, split: str, facts: Facts) -> list[Row]:

@@ -31,8 +31,9 @@ from tasks.core.errors import DataError, PackError, PartMissing, StorageError
 from tasks.encoders.corpus_tokenizer import open_tokenizer
 from tasks.report import plots, report, rows
 from tasks.report.figures import read_figures
+from tasks.report.histogram import Histogram
 from tasks.report.report import MOST_BYTES, count_groups, pad_groups, write_report
-from tasks.report.rows import choose, samples
+from tasks.report.rows import Sample, choose, samples
 from tasks.storage.manifest import load_manifest
 from tasks.storage.schemas import IGNORED
 
@@ -176,12 +177,12 @@ LENGTHS = st.lists(st.integers(0, 5000), max_size=300).map(lambda values: np.arr
 
 @given(LENGTHS)
 def test_groups_hold_every_row_once(values: np.ndarray) -> None:
-    for groups in (pad_groups(values), count_groups(values)):
+    for groups in (pad_groups(Histogram(values)), count_groups(Histogram(values))):
         assert sum(count for _, count in groups) == len(values)
         bounds = [tuple(map(int, (name.split("–") * 2)[:2])) for name, _ in groups]
         for (first, last), (_, count) in zip(bounds, groups, strict=True):
             assert ((values >= first) & (values <= last)).sum() == count
-    assert len(count_groups(values)) <= 30
+    assert len(count_groups(Histogram(values))) <= 30
 
 
 @given(st.text("0123456789abcdef", min_size=64, max_size=64), st.integers(0, 10**9), st.integers(0, 30))
@@ -202,29 +203,42 @@ def test_texts_are_cut_to_one_size_that_fits(sizes: list[int], budget: int) -> N
         assert most >= max(sizes, default=0)
 
 
+def all_samples(path: Path, budget: int = 1 << 20) -> list[Sample]:
+    """Every row of a corpus."""
+    manifest, folder = load_manifest(path), folder_of(path)
+    figures = read_figures(manifest, folder, range(manifest.packing_metadata.rows))
+    return list(samples(manifest, folder, figures.drawn, budget))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_figures_match_the_rows(made: dict[str, Path], kind: str) -> None:
     manifest, folder = load_manifest(made[kind]), folder_of(made[kind])
-    figures = read_figures(manifest, folder)
-    ledger = manifest.ledger
-    assert len(figures.filled) == manifest.packing_metadata.rows
-    assert figures.filled.sum() == ledger.tokens.packed
-    assert figures.conversations.sum() == ledger.pieces.packed
-    assert figures.trained.sum() == ledger.tokens.trained
+    ledger, rows = manifest.ledger, manifest.packing_metadata.rows
+    figures = read_figures(manifest, folder, range(rows))
+    filled = [sum(piece.length for piece in figures.drawn[row]) for row in range(rows)]
+    pieces = [piece for found in figures.drawn.values() for piece in found]
+    assert sum(filled) == ledger.tokens.packed
+    assert len(pieces) == ledger.pieces.packed
+    assert sum(piece.trained for piece in pieces) == ledger.tokens.trained
     accepted = ledger.conversations.read - sum(ledger.conversations.rejected.values())
     assert len(figures.lengths) == accepted
     if manifest.packing_metadata.enabled:
         masks = [
             read_columns(shard)["attention_mask"] for split in manifest.splits for shard in shards_of(made[kind], split)
         ]
-        assert figures.filled.tolist() == np.concatenate(masks).sum(axis=1).tolist()
+        assert filled == np.concatenate(masks).sum(axis=1).tolist()
+        first = sum(split.rows for name, split in manifest.splits.items() if "epoch" not in name)
+        padding = Histogram([manifest.sequence_length - tokens for tokens in filled[:first]])
+        assert figures.padding.values.tolist() == padding.values.tolist()
+        assert figures.padding.counts.tolist() == padding.counts.tolist()
+        assert len(figures.conversations) == first
 
 
 @pytest.mark.parametrize("kind", ["truncate", "drop", "split", "mixed"])
 def test_every_token_of_a_sampled_row_is_shown_with_its_label(made: dict[str, Path], kind: str) -> None:
     manifest, folder = load_manifest(made[kind]), folder_of(made[kind])
     encoder = open_tokenizer(manifest, folder)
-    found = list(samples(manifest, folder, read_figures(manifest, folder), 1000, 1 << 20))
+    found = all_samples(made[kind])
     assert len(found) == manifest.packing_metadata.rows
     for sample in found:
         columns = read_columns(folder / sample.shard)
@@ -257,14 +271,37 @@ def _decoded(encoder: Any, row: dict[str, np.ndarray], chosen: np.ndarray) -> st
 
 
 def test_trained_turns_of_an_unpacked_row_are_marked(made: dict[str, Path]) -> None:
-    manifest, folder = load_manifest(made["whole"]), folder_of(made["whole"])
-    for sample in samples(manifest, folder, read_figures(manifest, folder), 1000, 1 << 20):
+    for sample in all_samples(made["whole"]):
         (talk,) = sample.conversations
         runs = [run for _, runs in talk.groups for run in runs]
         roles = [place for place, run in enumerate(runs) if run.control]
         assert [run.trained for run in runs] == [
             place - 2 in roles and runs[place - 2].text == "assistant" for place in range(len(runs))
         ]
+
+
+@pytest.mark.parametrize("train_on", ["assistant", "all", "last"])
+def test_dropped_reasoning_of_an_unpacked_row_is_not_marked(train_on: str, tmp_path: Path) -> None:
+    """It stays in the messages of the row, and the trainer is not to train on it."""
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "user", "content": "<think>mine</think>"},
+        {"role": "assistant", "content": "<think>hm</think>\n"},
+        {"role": "user", "content": "And?"},
+        {"role": "assistant", "content": "\n<think>well</think>\nFour.", "tool_calls": [call]},
+    ]
+    recipe = make_recipe(tmp_path, [{"messages": messages}], packing=False, reasoning="drop", train_on=train_on)
+    [sample] = all_samples(pack_corpus(recipe))
+    runs = [run for talk in sample.conversations for _, found in talk.groups for run in found if not run.control]
+    shown = {run.text.split('"id"')[0]: run.trained for run in runs if run.text.strip()}
+    assert shown == {
+        "<think>mine</think>": train_on == "all",
+        "<think>hm</think>\n": False,
+        "And?": train_on == "all",
+        "\n<think>well</think>\n": False,
+        "Four.\n[{": True,
+    }
+    assert not any(run.trained for run in runs if not run.text)
 
 
 # -- the page --------------------------------------------------------------------------------------------------------
@@ -348,6 +385,69 @@ def test_steps_balance(made: dict[str, Path], kind: str) -> None:
 def test_text_of_the_page(written: dict[str, Path], kind: str, snapshot: Any) -> None:
     """After a change of wording: pytest tests/report --snapshot-update, and read the difference."""
     assert Outline(written[kind].read_text()).text() == snapshot
+
+
+SHAPES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "several lengths": (
+        {"sequence_length": [64, 128], "loss_weight": "conversation", "epochs": 2, "company": "apart"},
+        [
+            "rows of 64 and 128 tokens (the training split is packed 2 times, once per epoch)",
+            "dt: above the lower bound = ",
+            "longer than the longest row (dashed line)",
+            "tokens; rows of these lengths need room for at least ",
+            "The rows of each length are splits of their own, such as train-64. A step has rows of one length,",
+            "evenly spread over an epoch (mix: tokens).",
+            "Rows of train and validation by padding. In all splits, ",
+            "as far as other conversations have their length (company: apart)",
+            "Optimizer steps per epoch, by rows of 128 tokens per step",
+            "h3: Loss weights",
+            "by their weight: each conversation the same.",
+        ],
+    ),
+    "shape": (
+        {"align": 8, "padding": "none"},
+        [
+            "rows of up to 128 tokens",
+            "p: Conversations start at multiples of 8 (align: 8).",
+            "at a multiple of 8, and are therefore of different lengths (padding: none)",
+            "Rows by unused tokens: how many fewer than 128 they have. They have ",
+            " padding tokens, which align conversations, and end after",
+            "tr: | padding that aligns conversations | ",
+        ],
+    ),
+    "aligned": (
+        {"align": 8},
+        ["(align: 8)", " tokens are padding; ", " of them align conversations.", "tr: | other padding | "],
+    ),
+    "balance": (
+        {"balance": {"ranks": 2}, "company": "similar", "epochs": 2},
+        [
+            "the ranks of a step have about the same work: for 2 ranks with 1 row each (balance)",
+            "p: Of conversations of equal length, those about the same topic share a row (company: similar).",
+            "the rows are ordered for 2 ranks, or any divisor of it.",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_the_page_explains_the_shape_of_rows(kind: str, tmp_path: Path) -> None:
+    settings, sentences = SHAPES[kind]
+    path = pack_corpus(make_recipe(tmp_path, conversations(30), **{"validation": 0.2} | settings))
+    manifest, text = load_manifest(path), Outline(write_report(path, None)[0].read_text()).text()
+    for sentence in sentences:
+        assert sentence in text, sentence
+    words = ("(mix", "(align", "(padding", "(balance", "(company", "Loss weights", "other padding")
+    expected = {word for word in words if any(word in sentence for sentence in sentences)}
+    assert {word for word in words if word in text} == expected
+    # What all rows consist of adds up.
+    contents = text.partition("caption: Contents of all rows")[2].partition("h3: ")[0].splitlines()[2:]
+    assert sum(int(line.split(" | ")[2].replace(",", "")) for line in contents) == (
+        manifest.ledger.tokens.packed + manifest.ledger.tokens.padding
+    )
+    assert sum(float(line.split(" | ")[3].removesuffix(" %")) for line in contents) == pytest.approx(100, abs=0.21)
+    for split, sums in (manifest.loss_weight or {}).items():
+        assert f"tr: | {split} | {sums.conversations:,} | {sums.trained:,} | {sums.trained:,}.00 | 1.000 | " in text
 
 
 def test_the_config_on_the_page_gives_the_same_key(pages: dict[str, Page], made: dict[str, Path]) -> None:
@@ -467,15 +567,15 @@ def test_a_flipped_bit_gives_rows_or_a_packcorpus_error(made: dict[str, Path], k
             damaged[place // 8] ^= 1 << place % 8
             file.write_bytes(damaged)
             with suppress(PackError):
-                list(samples(manifest, folder, read_figures(manifest, folder), 20, 1000))
+                list(samples(manifest, folder, read_figures(manifest, folder, range(20)).drawn, 1000))
         file.write_bytes(whole)
 
 
 def test_labels_below_bars_do_not_touch(browser: Any) -> None:
-    pads = report.pad_groups(np.array([0, 1, 5, 300, 4095]))
-    many = report.count_groups(np.array([4, 115]))
+    pads = report.pad_groups(Histogram([0, 1, 5, 300, 4095]))
+    many = report.count_groups(Histogram([4, 115]))
     few = [("1", 7), ("2", 9)]
-    for groups in (pads[:10], pads, many, report.count_groups(np.array([1, 30])), few, []):
+    for groups in (pads[:10], pads, many, report.count_groups(Histogram([1, 30])), few, []):
         page = browser.new_page(viewport={"width": 1100, "height": 500})
         page.set_content(f"<figure style='width: 29rem'>{plots.bars('fill', groups, 'pads')}</figure>")
         assert page.evaluate(TOUCHING) == []
@@ -502,7 +602,7 @@ def test_any_name_in_a_plot(rows: list[tuple[str, int]]) -> None:
     ("values", "length"), [([], 8), ([1], 1 << 20), ([7, 7], 8), ([1, 10**7], 1024), ([*range(1, 3000)], 1024)]
 )
 def test_a_histogram_of_any_lengths(values: list[int], length: int) -> None:
-    svg = plots.lengths(np.array(values, np.int64), length, packed=True)
+    svg = plots.lengths(Histogram(values), length, packed=True)
     assert f"row: {length:,}" in svg
     assert "style=" not in svg
     assert "#" not in re.sub(r'(href="|url\()#', "", svg), "a color that the page cannot change"

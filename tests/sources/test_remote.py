@@ -22,7 +22,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from support.commands import ROOT, luigi, packcorpus, process
-from support.remote import SECRET, HubStandIn, environment, hub_stand_in, needs_remote, new_bucket, s3, use
+from support.servers.remote import SECRET, HubStandIn, environment, hub_stand_in, needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, pack_corpus, write_project
 
 from tasks.config import load_config

@@ -22,9 +22,10 @@ from tasks.corpus import manifest_builder
 from tasks.corpus.manifest_builder import build_manifest, publish
 from tasks.stages import Publish
 from tasks.storage.corpus_folder import corpus_folder
+from tasks.storage.facts.ledger import Ledger
 from tasks.storage.files import sha256_of, to_json
 from tasks.storage.keys import VERSIONS
-from tasks.storage.manifest import Ledger, Manifest, load_manifest, manifest_digest
+from tasks.storage.manifest import Manifest, load_manifest, manifest_digest
 
 Corpus = tuple[Path, Path]  # the project's root and the published manifest
 

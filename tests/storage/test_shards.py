@@ -17,7 +17,8 @@ from tasks.core.errors import PackError
 from tasks.inspection.rows import read_row
 from tasks.report.figures import read_figures
 from tasks.report.rows import samples
-from tasks.storage.manifest import Manifest, Shard, load_manifest
+from tasks.storage.facts.outputs import Shard
+from tasks.storage.manifest import Manifest, load_manifest
 from tasks.storage.shards import open_index, open_shard, read_rows, shard_schema
 from tasks.verification.verify import verify
 from train.data.corpus import open_corpus
@@ -111,7 +112,7 @@ def open_everything(path: Path) -> Iterator[Callable[[], object]]:
     yield lambda: all_batches(True)
     yield lambda: list(read_rows(manifest, folder, shard, [last]))
     yield lambda: read_row(manifest, folder, shard, last)
-    yield lambda: list(samples(manifest, folder, read_figures(manifest, folder), 1000, 1000))
+    yield lambda: list(samples(manifest, folder, read_figures(manifest, folder, range(last + 1)).drawn, 1000))
     yield lambda: verify(path)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.remote import SECRET, failing_store, needs_remote, new_bucket, s3, use
+from support.servers.remote import SECRET, failing_store, needs_remote, new_bucket, s3, use
 
 from tasks.core.error_messages import as_text
 from tasks.core.errors import PackError, UsageError
@@ -110,6 +110,7 @@ def test_what_every_store_does(store: Store, tmp_path: Path) -> None:
         with pytest.raises(PackError) as caught:
             store.ranges("x/a", ranges)
         assert caught.value.reason == "object_cut"
+    assert store.read("x/a", facts, 1, 3) == b"ell"
     arrived: list[int] = []
     assert store.fetch("x/a", tmp_path / "t", facts, arrived.append) == hashlib.sha256(b"hello").hexdigest()
     assert (tmp_path / "t").read_bytes() == b"hello"
@@ -119,6 +120,9 @@ def test_what_every_store_does(store: Store, tmp_path: Path) -> None:
         store.fetch("x/a", tmp_path / "u", facts)
     assert caught.value.reason == "object_changed"
     assert not (tmp_path / "u").exists()
+    with pytest.raises(PackError) as caught:
+        store.read("x/a", facts, 1, 3)
+    assert caught.value.reason == "object_changed"
     store.delete("x/a")
     store.delete("x/a")
     assert store.head("x/a") is None
@@ -194,6 +198,29 @@ def test_errors_name_the_url_and_the_cause_and_no_secret(
     assert not list(tmp_path.rglob("*target*")), "nothing is left of an object that did not arrive"
     assert all(request.endswith(f" {EXPECTED.identity}") for request in requests), "an object that changed is not sent"
     assert len(requests) == (2 if key[:3] in ("429", "500", "503", "cut") else 1), "what may pass is tried again"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [(403, "denied"), (404, "missing"), (412, "changed"), (429, "busy"), (500, "failed"), (503, "busy")],
+)
+def test_a_range_that_is_refused_is_the_same_error(
+    monkeypatch: pytest.MonkeyPatch, failing: tuple[str, list[str]], status: int, reason: str
+) -> None:
+    use(monkeypatch, failing[0])
+    with pytest.raises(PackError, match=f"^s3://bucket/{status}/k: ") as caught:
+        open_bucket("s3://bucket", retries=0).read(f"{status}/k", EXPECTED, 0, 10)
+    assert caught.value.reason.endswith(reason)
+    assert SECRET not in as_text(caught.value)
+    assert failing[1][-1].endswith(f" {EXPECTED.identity}")
+
+
+def test_a_range_of_another_object_is_refused(monkeypatch: pytest.MonkeyPatch, failing: tuple[str, list[str]]) -> None:
+    """By a server that ignores If-Match."""
+    use(monkeypatch, failing[0])
+    with pytest.raises(PackError, match="changed since it was listed") as caught:
+        open_bucket("s3://bucket", retries=0).read("otherrange/k", EXPECTED, 0, 10)
+    assert caught.value.reason == "object_changed"
 
 
 def test_an_object_that_arrives_has_its_size_and_identity(

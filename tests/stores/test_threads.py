@@ -9,7 +9,7 @@ import time
 
 import pytest
 from support.commands import ROOT
-from support.remote import environment, needs_remote
+from support.servers.remote import environment, needs_remote
 
 from tasks.stores.threads import interruptible, run_all
 

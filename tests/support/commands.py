@@ -1,7 +1,7 @@
 """Runs the commands as a user does, in a folder of the test's own.
 
 packcorpus(folder, "verify") ─┐
-luigi(folder, …), pack(…) ────┴▶ command ─▶ a fork of support/command_server.py, or a process of its own
+luigi(folder, …), pack(…) ────┴▶ command ─▶ a fork of support/servers/command_server.py, or a process of its own
 started(folder, "-m", "train", …) ─▶ a fork of it whose stderr can be read while it runs
 """
 
@@ -103,7 +103,7 @@ def _environment(changes: dict[str, str]) -> dict[str, str]:
 
 
 class _Server:
-    """The client of support/command_server.py, one for each process of the tests."""
+    """The client of support/servers/command_server.py, one for each process of the tests."""
 
     def __init__(self, package: str) -> None:
         self._changes: dict[str, str] = {}
@@ -115,7 +115,7 @@ class _Server:
                 "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}",
             }
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("command_server.py")), package],
+            [sys.executable, str(Path(__file__).with_name("servers") / "command_server.py"), package],
             cwd=tempfile.gettempdir(), env=_environment(self._changes), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             bufsize=0, start_new_session=True,
         )  # fmt: skip

@@ -10,8 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from tasks.cli.app import value_as_json
-from tasks.cli.inspect_command import Question, answer, render
+from tasks.cli.output import value_as_json
+from tasks.cli.questions import Question, answer, render
 
 
 def rendered(value: Any, renderer: Callable[[Any, Console], None], width: int = 100, terminal: bool = False) -> str:

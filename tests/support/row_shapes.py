@@ -1,6 +1,7 @@
 """Corpora of any shape of rows, read in plain Python from their files.
 
 read_corpus(manifest) ─▶ Rows, one place after another; conversations, as index.arrow has their places
+                          └─check_corpus─▶ every invariant of a row, and of the ledger
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from support.packed_rows import folder_of
 from tasks.storage.manifest import Manifest, load_manifest
 
 IGNORED = -100
+COLUMNS = ("input_ids", "labels", "position_ids")
 
 
 @dataclass(frozen=True)
@@ -66,3 +68,57 @@ def read_corpus(path: Path) -> Shaped:
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     with pa.OSFile(str(path)) as file:
         yield from pa.ipc.open_stream(file).read_all().to_pylist()
+
+
+def check_row(row: Row, align: int, pad: int, length: int) -> int:
+    """Check a row place by place; return the padding that ends at multiples of `align` after its pieces."""
+    columns, at, aligned = row.columns, 0, 0
+    size = len(columns["input_ids"])
+    assert {len(columns[name]) for name in COLUMNS} == {size}
+    for number, entry in enumerate(row.entries):
+        assert entry["start"] == at, "a piece starts where the one before ends, rounded up"
+        assert at % align == 0
+        end = at + entry["length"]
+        assert columns["position_ids"][at:end] == list(range(entry["length"]))
+        assert columns["labels"][at] == IGNORED
+        assert sum(label != IGNORED for label in columns["labels"][at:end]) == entry["trained"]
+        following = -(-end // align) * align
+        aligned += following - end
+        is_last = number == len(row.entries) - 1
+        after = slice(end, size if is_last else following)
+        gap = columns["input_ids"][after]
+        assert gap == [pad] * len(gap)
+        assert columns["labels"][after] == [IGNORED] * len(gap)
+        assert columns["position_ids"][after] == list(range(len(gap))), "each gap is a run of its own"
+        if "attention_mask" in columns:
+            assert columns["attention_mask"][at:end] == [1] * entry["length"]
+            assert columns["attention_mask"][after] == [0] * len(gap)
+        at = following
+    assert at <= length
+    if "attention_mask" not in columns:
+        assert size == at, "a row without padding ends where its last piece does"
+        assert columns["seq_lens"] == [entry["length"] for entry in row.entries]
+        assert columns["max_seqlen"] == max(columns["seq_lens"])
+    else:
+        assert size == length
+    return aligned
+
+
+def check_corpus(found: Shaped) -> None:
+    """Check every row of a corpus, and the ledger by what the rows hold."""
+    manifest = found.manifest
+    tokens, rows = manifest.ledger.tokens, [row for own in found.rows.values() for row in own]
+    align, pad = manifest.config.get("align", 1), manifest.tokenizer.pad_token_id
+    alignment = 0
+    for name, own in found.rows.items():
+        length = manifest.splits[name].sequence_length or manifest.sequence_length
+        alignment += sum(check_row(row, align, pad, length) for row in own)
+    packed = sum(entry["length"] for row in rows for entry in row.entries)
+    places = sum(len(row.columns["input_ids"]) for row in rows)
+    assert tokens.packed == packed
+    assert tokens.packed + tokens.padding == places
+    assert (tokens.alignment or 0) == alignment
+    assert (tokens.alignment is None) == (align == 1)
+    if "padding" in manifest.config:
+        assert tokens.padding == alignment
+    assert manifest.packing_metadata.rows == len(rows) >= manifest.packing_metadata.lower_bound_rows

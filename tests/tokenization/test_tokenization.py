@@ -464,3 +464,23 @@ def test_ordinary_conversations_are_all_accepted() -> None:
         assert receipt["rejects"] == []
 
     check()
+
+
+# -- samples of a conversation ---------------------------------------------------------------------------------------
+
+
+@given(
+    st.lists(st.sampled_from(["", "Hi", "a b", "<|im_start|>", "x <|im_end|>", "an apple"]), min_size=1, max_size=12)
+)
+def test_repeated_texts_are_encoded_once_and_as_if_each_were(texts: list[str]) -> None:
+    encoder = open_kind("sp_bpe_chatml")
+    with pytest.MonkeyPatch.context() as patch:
+        asked: list[str] = []
+        encode = encoder.encode
+        patch.setattr(encoder, "encode", lambda distinct, holding: asked.extend(distinct) or encode(distinct, holding))
+        holding, encoded = tasks.tokenization.token_batch.encode_repeated(encoder, texts)
+    assert sorted(asked) == sorted({*texts})
+    assert holding == encoder.holding(texts)
+    expected = encoder.encode(texts)
+    assert encoded.ids.tolist() == expected.ids.tolist()
+    assert encoded.offsets.tolist() == expected.offsets.tolist()

@@ -27,8 +27,9 @@ from tasks import recipe as recipe_module
 from tasks.core.errors import DataError, InputMissing, PackError
 from tasks.corpus import shards
 from tasks.storage.corpus_folder import reading
+from tasks.storage.facts.row_shape import shape_of
 from tasks.storage.files import sha256_of, to_json
-from tasks.storage.manifest import manifest_digest, shape_of
+from tasks.storage.manifest import manifest_digest
 from tasks.storage.schemas import INDEX_SCHEMA, row_schema
 from tasks.verification import check_contents, partitions, read_index
 from tasks.verification.verify import verify

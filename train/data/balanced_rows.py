@@ -16,8 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tasks.config import Balance
 from tasks.core.seeded_order import shuffle
+from tasks.row_settings import Balance
 from train.data.corpus import Corpus
 from train.data.dataset import Passes
 from train.data.stream import Row

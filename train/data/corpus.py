@@ -19,9 +19,10 @@ from pydantic import ValidationError
 from tasks.core.errors import DataError, InputMissing, UsageError
 from tasks.inspection.manifests import HERE, by_name, find_manifest
 from tasks.storage.corpus_folder import check_listed, checked_folder, find_listed, published_copy, reading
+from tasks.storage.facts.row_shape import RowShape, shape_of
 from tasks.storage.files import sha256_of
 from tasks.storage.keys import PACKED, SHAPE_SETTINGS, SHAPED, WHOLE
-from tasks.storage.manifest import Manifest, RowShape, load_manifest, lost_hint, read_values, shape_of
+from tasks.storage.manifest import Manifest, load_manifest, lost_hint, read_values
 from tasks.storage.schemas import LOSS_WEIGHT, is_weighted
 from tasks.storage.shards import check_schema, describe_columns, describe_metadata, shard_schema
 from tasks.storage.splits import SPLITS, kind_of, length_in

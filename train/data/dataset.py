@@ -28,7 +28,7 @@ import torch
 from tasks.core.errors import DataError
 from tasks.storage.arrow import offsets_of, to_numpy
 from tasks.storage.corpus_folder import reading
-from tasks.storage.manifest import RowShape
+from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.schemas import IGNORED, LOSS_WEIGHT
 from tasks.storage.shards import bounds_of_pieces, check_row_count, read_verified, row_columns, sizes_of
 from train.data.corpus import Corpus, Shard, open_corpus

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from tasks.config import Balance
 from tasks.core.printable import counted
+from tasks.row_settings import Balance
 from tasks.storage.splits import TRAIN_EPOCH_PREFIX, kind_of
 from tasks.stores.mirror import remote_with
 from train.config import TrainingConfig

@@ -32,7 +32,8 @@ from tasks.inspection.labels import (
 )
 from tasks.inspection.manifests import Listing, Overview, Unreadable
 from tasks.inspection.verification import Verification
-from tasks.storage.manifest import Manifest, MixtureFacts, SourceFacts
+from tasks.storage.facts.inputs import MixtureFacts, SourceFacts
+from tasks.storage.manifest import Manifest
 from tasks.storage.splits import kind_of
 
 SHOWN_SOURCES = 30

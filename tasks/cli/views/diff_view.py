@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from typing import Any
 
 from rich.console import Console
@@ -137,16 +136,21 @@ def _print_conversations(found: ConversationChanges, console: Console) -> None:
     if not found.compared:
         heading(console, "Conversations", "not compared: a corpus folder is missing")
         return
-    heading(console, "Conversations", f"{len(found.went):,} removed, {len(found.came):,} added, compared by content")
-    counts = [Counter(one.source for one in moved) for moved in (found.went, found.came)]
-    if names := sorted(counts[0] | counts[1]):
+    removed, added = sum(found.removed.values()), sum(found.added.values())
+    heading(console, "Conversations", f"{removed:,} removed, {added:,} added, compared by content")
+    if names := sorted(found.removed | found.added):
         folder = common_folder(names)
         table = grid(False, True, True)
         for name in names[:SHOWN]:
-            table.add_row(printable(name.removeprefix(folder)), *_signed(counts[0][name], counts[1][name]))
+            table.add_row(
+                printable(name.removeprefix(folder)), *_signed(found.removed.get(name, 0), found.added.get(name, 0))
+            )
         whole(console, table)
         _print_rest(len(names) - SHOWN, console)
-    for sign, color, when, moved in (("−", "red", "now", found.went), ("+", "green", "before", found.came)):
+    for sign, color, when, moved, count in (
+        ("−", "red", "now", found.went, removed),
+        ("+", "green", "before", found.came, added),
+    ):
         table = grid(False, False, False)
         for one in moved[:SHOWN]:
             text = Text()
@@ -157,13 +161,14 @@ def _print_conversations(found: ConversationChanges, console: Console) -> None:
             table.add_row(Text(sign, color), printable(f"{one.source}:{one.record}"), text)
         if moved:
             indented(console, table)
-            _print_rest(len(moved) - SHOWN, console)
+            listed = "all" if count == len(moved) else f"{len(moved):,}, and --limit N sets how many"
+            _print_rest(count - min(SHOWN, len(moved)), console, listed)
 
 
 def _signed(went: int, came: int) -> tuple[Text, Text]:
     return Text(f"−{went:,}", "red" if went else "dim"), Text(f"+{came:,}", "green" if came else "dim")
 
 
-def _print_rest(count: int, console: Console) -> None:
+def _print_rest(count: int, console: Console, listed: str = "all") -> None:
     if count > 0:
-        console.print(Text(f"  … {counted(count, 'line')} more; --json lists all", "dim"))
+        console.print(Text(f"  … {counted(count, 'line')} more; --json lists {listed}", "dim"))

@@ -9,15 +9,18 @@ from rich.console import Console
 from rich.text import Text
 
 from tasks.cli.views.console import heading, indented, plain_table, single
-from tasks.inspection.labels import waiting_note
+from tasks.inspection.labels import waiting_line, waiting_note
 from tasks.packing.balance.waiting import Waiting
 
 
 def print_waiting(
     waiting: Sequence[Waiting], balance: Mapping[str, Any] | None, hidden_size: int | None, console: Console
 ) -> None:
-    """Print a table of forecasts; `balance` is the setting of the corpus."""
+    """Print forecasts: a table if `balance`, the setting of the corpus, is set, and one sentence otherwise."""
     if not waiting or not hidden_size:
+        return
+    if not balance:
+        indented(console, single(Text(waiting_line(waiting, hidden_size), "dim")))
         return
     heading(console, "Waiting", "for the slowest rank of each step, in percent of the time of all ranks")
     table = plain_table()

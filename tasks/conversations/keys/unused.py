@@ -14,10 +14,9 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from tasks.conversations.formats import FORMAT_OF
-from tasks.conversations.keys.loss_weights import LOSS_WEIGHT
 from tasks.conversations.keys.objects import PART
 from tasks.conversations.keys.other_data import OTHER_KEYS, is_other_data, other_data, part_of_other_data
-from tasks.conversations.keys.renaming import rename
+from tasks.conversations.keys.renaming import MESSAGE_KEYS, rename
 from tasks.conversations.model import PlainRecord, Record
 from tasks.core.printable import printable
 
@@ -85,11 +84,11 @@ class UnusedKeys:
     `columns` and `ignore` are those of the config.
     """
 
-    def __init__(self, format: str, columns: Mapping[str, str], ignore: Collection[str], weighted: bool = False):
-        """`weighted`: `loss_weight` is read, of records and of their messages."""
+    def __init__(self, format: str, columns: Mapping[str, str], ignore: Collection[str], further: Collection[str] = ()):
+        """`further`: names of ours that are read besides those of the format."""
         self._format, self._columns, self._ignore = FORMAT_OF[format], columns, frozenset(ignore)
-        self._further = frozenset((LOSS_WEIGHT,) if weighted else ())
-        self._of_messages = frozenset(columns.get(name, name) for name in self._further)
+        self._further = frozenset(further)
+        self._of_messages = frozenset(columns.get(name, name) for name in self._further.intersection(MESSAGE_KEYS))
         self._keys = frozenset(self._format.keys) | self._further
         self._counts = PathCounts()
         self._shapes: dict[tuple[str, ...], tuple[str, ...] | None] = {}

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tasks.exports.model import FOLDER, ExportFormat, Note, OutputFolder, Part, Reader, Settings, ShardJob
 from tasks.exports.rows import Rows
 from tasks.storage.manifest import Manifest
+from tasks.storage.schemas import LOSS_WEIGHT
 
-COLUMNS = ("input_ids", "labels", "position_ids")
+# By name, with their types.
+COLUMNS = {"input_ids": "int32", "labels": "int32", "position_ids": "int32"}
+WEIGHTED = {"input_ids": "int32", "labels": "int32", LOSS_WEIGHT: "float32", "position_ids": "int32"}
 SHARD_BYTES = 1 << 26  # at most, and at least one row; offsets have 32 bits
 
 
@@ -25,32 +28,33 @@ class Mds(ExportFormat):
     trainer = "MosaicML `streaming`, Composer"
     rows_kept = True
     aligned = True
+    weighted = True
     shifted = "the model"
     bounds = "`position_ids`"
-    layout = "`index.json`, `shard.*.mds`: `input_ids`, `labels`, `position_ids`"
+    layout = "`index.json`, `shard.*.mds`: `input_ids`, `labels`, `position_ids`, and `loss_weight` if the rows have it"
     reader = Reader("mosaicml-streaming", "0.13.0", "streaming.StreamingDataset")
 
     def write_shard(self, job: ShardJob, batches: Iterator[Rows], part: Part, out: OutputFolder) -> None:
-        length, shards = job.manifest.sequence_length, job.manifest.splits[job.split].shards
-        files = [_rows_of_files(shard.rows, length) for shard in shards]
+        shape, shards = _Shape.of(job.manifest), job.manifest.splits[job.split].shards
+        files = [shape.rows_of_files(shard.rows) for shard in shards]
         first = sum(len(rows) for rows in files[: job.number])
         samples = _Samples(batches)
         for number, count in enumerate(files[job.number], first):
             with out.file(f"{job.split}/{_name(number)}") as file:
-                file.write(_head(count, length))
+                file.write(shape.head(count))
                 for block in samples.take(count):
                     file.write(block)
         samples.end()
 
     def close_split(self, manifest: Manifest, split: str, parts: Sequence[Part], out: OutputFolder) -> None:
-        length = manifest.sequence_length
-        counts = [count for part in parts for count in _rows_of_files(part.rows, length)]
+        shape = _Shape.of(manifest)
+        counts = [count for part in parts for count in shape.rows_of_files(part.rows)]
         written = {file.path: file for file in out.files}
         shards = []
         for number, count in enumerate(counts):
             file = written[f"{split}/{_name(number)}"]
             data = {"basename": _name(number), "bytes": file.bytes, "hashes": {"sha256": file.sha256}}
-            shards.append({"samples": count, "raw_data": data, "zip_data": None, "version": 2} | _config(length))
+            shards.append({"samples": count, "raw_data": data, "zip_data": None, "version": 2} | shape.config())
         out.write(f"{split}/index.json", json.dumps({"version": 2, "shards": shards}, sort_keys=True).encode())
 
     def settings(self, manifest: Manifest, parts: Sequence[Part]) -> Settings:
@@ -61,7 +65,48 @@ class Mds(ExportFormat):
             "the fine-tuning loader of llm-foundry takes input_ids as a prompt and labels as its response, so it "
             "cannot hold these labels; read the columns with StreamingDataset in a loop of your own"
         )
-        return [Note("labels", text)]
+        weights = (
+            "no model takes loss_weight by itself: weigh the loss of each token by it in the loop, as the card of the "
+            "corpus shows"
+        )
+        return [Note("labels", text), *[Note(LOSS_WEIGHT, weights)] * (manifest.loss_weight is not None)]
+
+
+class _Shape(NamedTuple):
+    """The columns of a sample: 4 bytes for each of `length` places."""
+
+    length: int
+    columns: dict[str, str]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> _Shape:
+        return cls(manifest.sequence_length, COLUMNS if manifest.loss_weight is None else WEIGHTED)
+
+    @property
+    def sample_bytes(self) -> int:
+        return 4 * self.length * len(self.columns)
+
+    def rows_of_files(self, rows: int) -> list[int]:
+        """Return the rows of each file that a shard becomes."""
+        most = max(1, SHARD_BYTES // self.sample_bytes)
+        return [min(most, rows - top) for top in range(0, rows, most)]
+
+    def config(self) -> dict[str, Any]:
+        return {
+            "format": "mds",
+            "compression": None,
+            "hashes": ["sha256"],
+            "size_limit": SHARD_BYTES,
+            "column_names": list(self.columns),
+            "column_encodings": [f"ndarray:{kind}:{self.length}" for kind in self.columns.values()],
+            "column_sizes": [4 * self.length] * len(self.columns),
+        }
+
+    def head(self, count: int) -> bytes:
+        """Return what precedes the samples of a file."""
+        config = json.dumps({"version": 2} | self.config(), sort_keys=True).encode()
+        offsets = np.arange(count + 1, dtype=np.int64) * self.sample_bytes + 4 * (count + 2) + len(config)
+        return np.uint32(count).tobytes() + offsets.astype("<u4").tobytes() + config
 
 
 class _Samples:
@@ -75,7 +120,8 @@ class _Samples:
         while count:
             if not len(self._rest):
                 rows = next(self._batches)
-                self._rest = np.hstack([rows.ids, rows.labels, rows.positions]).astype("<i4", copy=False)
+                weights = [] if rows.weights is None else [rows.weights.view(np.int32)]
+                self._rest = np.hstack([rows.ids, rows.labels, *weights, rows.positions]).astype("<i4", copy=False)
             block, self._rest = self._rest[:count], self._rest[count:]
             count -= len(block)
             yield np.ascontiguousarray(block)
@@ -85,30 +131,5 @@ class _Samples:
         assert next(self._batches, None) is None, "rows are left"
 
 
-def _rows_of_files(rows: int, length: int) -> list[int]:
-    """Return the rows of each file that a shard becomes."""
-    most = max(1, SHARD_BYTES // (4 * length * len(COLUMNS)))
-    return [min(most, rows - top) for top in range(0, rows, most)]
-
-
 def _name(number: int) -> str:
     return f"shard.{number:05d}.mds"
-
-
-def _config(length: int) -> dict[str, Any]:
-    return {
-        "format": "mds",
-        "compression": None,
-        "hashes": ["sha256"],
-        "size_limit": SHARD_BYTES,
-        "column_names": list(COLUMNS),
-        "column_encodings": [f"ndarray:int32:{length}"] * len(COLUMNS),
-        "column_sizes": [4 * length] * len(COLUMNS),
-    }
-
-
-def _head(count: int, length: int) -> bytes:
-    """Return what precedes the samples of a file."""
-    config = json.dumps({"version": 2} | _config(length), sort_keys=True).encode()
-    offsets = np.arange(count + 1, dtype=np.int64) * (4 * length * len(COLUMNS)) + 4 * (count + 2) + len(config)
-    return np.uint32(count).tobytes() + offsets.astype("<u4").tobytes() + config

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tasks.config import Balance
 from tasks.core.seeded_order import shuffle
 from tasks.packing.balance.balanced_order import balanced_order
 from tasks.packing.balance.cost import HIDDEN_SIZE, linear_cost
+from tasks.row_settings import Balance
 
 # Numbers of ranks that are forecast.
 RANKS = (8, 64, 512)

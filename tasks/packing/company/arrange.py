@@ -15,8 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from tasks.config import Config
+from tasks.core.int32 import MOST
 from tasks.core.seeded_order import draws
-from tasks.packing.bin_packing import CHUNK
+from tasks.packing.company.embeddings import embedded_directions, embedded_duplicates
 from tasks.packing.company.sketches import directions, near_duplicates, order_by_topic
 from tasks.storage.token_files import TokenColumns
 
@@ -27,6 +28,9 @@ STREAM = 1 << 22
 # rounds would be enough.
 ROUNDS = 8
 
+# Pairs whose gains are computed at a time: 3 MB, which a cache holds.
+CACHED = 1 << 13
+
 # Passes over the axes of topics. Four instead of two make the pairs of real conversations 5 % more similar.
 PASSES = 2
 
@@ -35,14 +39,17 @@ class Company(NamedTuple):
     """Who may share a row."""
 
     topics: np.ndarray | None = None  # int8[conversations, AXES], directions: close ones share rows
-    labels: np.ndarray | None = None  # uint64[conversations, n]: those with one in common do not
+    labels: np.ndarray | None = None  # unsigned[conversations, n]: those with one in common do not
 
     @classmethod
     def of(cls, config: Config, tokens: TokenColumns) -> Company:
         """Read what the setting `company` needs of all conversations; for `random`, that is nothing."""
+        by_text = config.company_by == "text"
         if config.company == "similar":
-            return cls(topics=directions(tokens))
-        return cls(labels=near_duplicates(tokens)) if config.company == "apart" else cls()
+            return cls(topics=directions(tokens) if by_text else embedded_directions(tokens))
+        if config.company == "apart":
+            return cls(labels=near_duplicates(tokens) if by_text else embedded_duplicates(tokens))
+        return cls()
 
     @property
     def matters(self) -> bool:
@@ -82,7 +89,10 @@ def swap_similar(row: np.ndarray, start: np.ndarray, kind: np.ndarray, topics: n
     topics, pair by pair.
     """
     rows = int(row.max(initial=-1)) + 1
-    sums = np.stack([np.bincount(row, column, rows).astype(np.int64) for column in topics.T], axis=1)
+    # The largest gain is the product of two differences of topics for each axis and piece of a row.
+    most = int(np.bincount(row).max(initial=0)) * topics.shape[1] << 16
+    sum_type = np.int32 if most <= MOST else np.int64
+    sums = np.stack([np.bincount(row, column, rows).astype(sum_type) for column in topics.T], axis=1)
     for axis in [*range(topics.shape[1])] * PASSES:
         pieces = np.lexsort((topics[:, axis], kind))
         holders = np.lexsort((sums[row, axis], kind))
@@ -95,7 +105,7 @@ def swap_similar(row: np.ndarray, start: np.ndarray, kind: np.ndarray, topics: n
             np.maximum.at(best, row[side], number)
         chosen = (gain > 0) & (best[row[pieces]] == number) & (best[row[holders]] == number)
         these, those = pieces[chosen], holders[chosen]
-        change = topics[those].astype(np.int64) - topics[these]
+        change = topics[those].astype(sum_type) - topics[these]
         sums[row[these]] += change
         sums[row[those]] -= change
         _swap(row, start, these, those)
@@ -104,20 +114,21 @@ def swap_similar(row: np.ndarray, start: np.ndarray, kind: np.ndarray, topics: n
 def _gain(row: np.ndarray, topics: np.ndarray, sums: np.ndarray, these: np.ndarray, those: np.ndarray) -> np.ndarray:
     """Return how much more similar the rows of each pair become if it swaps: int64[pairs], 0 within a row."""
     gain = np.zeros(len(these), np.int64)
-    for top in range(0, len(these), CHUNK):
-        a, b = these[top : top + CHUNK], those[top : top + CHUNK]
-        one, other = topics[a].astype(np.int64), topics[b].astype(np.int64)
-        difference = one - other
+    for top in range(0, len(these), CACHED):
+        a, b = these[top : top + CACHED], those[top : top + CACHED]
+        difference = topics[a].astype(sums.dtype) - topics[b]
         # Products with the rest of the other's row, less those with the rest of its own.
-        products = difference * (sums[row[b]] - other - sums[row[a]] + one)
-        gain[top : top + CHUNK] = np.where(row[a] == row[b], 0, products.sum(axis=1))
+        rest = sums[row[b]]
+        rest -= sums[row[a]]
+        rest += difference
+        gain[top : top + CACHED] = np.where(row[a] == row[b], 0, np.einsum("ij,ij->i", difference, rest))
     return gain
 
 
 def apart(row: np.ndarray, start: np.ndarray, kind: np.ndarray, labels: np.ndarray, seed: int) -> None:
     """Swap pieces of a kind (in place) until no row has two with a label in common, or ROUNDS are over.
 
-    `labels` are uint64[pieces, n], the others int[pieces].
+    `labels` are unsigned[pieces, n], the others int[pieces].
     """
     met = meetings(row, labels)
     if not len(met):

@@ -28,7 +28,8 @@ class Companions:
 
     def remember(self, row: np.ndarray, of: np.ndarray, rows: int) -> None:
         """Add the groups of one more packing; `row` is int32[pieces]."""
-        self._seen = np.union1d(self._seen, _sums(row, of, rows))
+        self._seen = np.concatenate([self._seen, _sums(row, of, rows)])
+        self._seen.sort()  # np.union1d takes ten times as long
 
     def separate(self, row: np.ndarray, start: np.ndarray, of: np.ndarray, lengths: np.ndarray, rows: int) -> None:
         """Swap pieces of equal length (in place) so that no group shares a row again.

@@ -12,13 +12,11 @@ from __future__ import annotations
 import numpy as np
 
 from tasks.core.seeded_order import hashes
+from tasks.storage.schemas import AXES
 from tasks.storage.token_files import TokenColumns
 
 # Slots that hashed ids and runs are counted in: 4 MB.
 SLOTS = 1 << 20
-
-# Numbers of a direction. Random projections keep angles to about 1/√AXES (Achlioptas 2003).
-AXES = 32
 
 # An id that makes up more than one in COMMON of all tokens says nothing about the topic.
 COMMON = 256
@@ -90,9 +88,14 @@ def directions(tokens: TokenColumns) -> np.ndarray:
         for axis in range(AXES):
             negative = sign << axis >> 31  # -1 if the bit is set
             sums[:, axis] = np.add.reduceat((weight ^ negative) - negative, offsets[:-1])
-        length = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
-        found[chosen] = np.rint(127 * np.divide(sums, length, where=length > 0, out=np.zeros_like(sums)))
+        found[chosen] = of_unit_length(sums)
     return found
+
+
+def of_unit_length(sums: np.ndarray) -> np.ndarray:
+    """Return directions with a length of 127, rounded; `sums` are integers in float64[n, AXES]."""
+    length = np.sqrt((sums * sums).sum(axis=1, keepdims=True))
+    return np.rint(127 * np.divide(sums, length, where=length > 0, out=np.zeros_like(sums)))
 
 
 def near_duplicates(tokens: TokenColumns) -> np.ndarray:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from tasks.packing.groups.deal import Run
 from tasks.storage.arrow import to_numpy
-from tasks.storage.token_files import TokenColumns, TokenFile, offsets_and_values
+from tasks.storage.token_files import TokenColumns, TokenFile
 
 
 class GroupColumns(TokenColumns):
@@ -61,12 +61,12 @@ class GroupColumns(TokenColumns):
             [batch] = file.batches(int(row[0]), int(row[0]) + 1)
             return to_numpy(batch.column("tokens")[0].values).copy()
 
-    def contents(self) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    def chunks(self, name: str) -> Iterator[tuple[int, pa.Array]]:
         first = 0
         for run in self.runs:
             with TokenFile(self._paths[run.part]) as file:
                 for batch in file.batches(run.first, run.last):
-                    yield first, *offsets_and_values(batch.column("tokens"))
+                    yield first, batch.column(name)
                     first += batch.num_rows
 
     def rows_of(self, conversations: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -4,8 +4,8 @@
 
 Each group is planned as a corpus of its own would be: nothing that is decided about one depends on another. It must
 therefore be a sample of the whole corpus. Groups in source order would hold one source each, and sources of different
-lengths need up to 7 % more rows apart than together (bench/groups.py). Groups of single conversations would read a
-little of everything; a chunk of 1,000 is read in one run.
+lengths need up to 7 % more rows apart than together (bench/packing/groups.py). Groups of single conversations would
+read a little of everything; a chunk of 1,000 is read in one run.
 
 Chunks are dealt evenly along the corpus: of any run of chunks, such as a source, every group gets its share, to within
 a few chunks. In random order it would be off by the square root of its share. What is left are differences between

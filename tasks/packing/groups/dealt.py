@@ -23,6 +23,7 @@ from tasks.sources.model import Part, SourceFile
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.paths import Layout
 from tasks.storage.token_files import TokenFile
+from tasks.tokenization.embedding_sizes import check_embeddings
 
 DEAL = "deal.json"
 
@@ -47,13 +48,14 @@ def deal_parts(recipe: Recipe, folder: Path) -> dict[str, Any]:
 
     Raises StorageError if the checksum of a token file does not match its receipt.
     """
-    facts, rows = [], []
+    facts, rows = list[dict[str, Any]](), []
     for receipt, file in zip(token_receipts(recipe), token_files(recipe), strict=True):
         check_token_file(file, receipt)
-        facts.append({name: receipt[name] for name in ("records",)})
+        facts.append({name: receipt[name] for name in ("records", "embeddings") if name in receipt})
         rows.append(sum(receipt["batches"]) if "batches" in receipt else _rows_of(file))
     numbers = {id(file): number for number, file in enumerate(recipe.files)}
     config, bases = recipe.config, record_bases(recipe.parts, facts)
+    check_embeddings(recipe, facts, bases)
     # Weights are whole in a corpus of groups.
     copies = sum(
         count * int(config.sources[part.file.entry].weight) for part, count in zip(recipe.parts, rows, strict=True)

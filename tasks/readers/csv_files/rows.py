@@ -66,7 +66,7 @@ class Csv(Container):
         if file.encoding:
             return None
         character = file.delimiter or self.delimiter
-        with file.path.open("rb") as source:
+        with file.open() as source:
             begin = 3 * source.read(3).startswith(BOM)
             source.seek(begin)
             text = source.read(CHUNK).decode("utf-8", "replace")

@@ -17,7 +17,7 @@ def window_sample(file: SourceFile, budget: int, window: Window) -> Sample:
     records: list[Record] = []
     weights: list[float] = []
     read, passed = 0.0, 0
-    with file.path.open("rb") as source:
+    with file.open() as source:
         for start, stop, weight in places(file.bytes, budget, draw_of(file)):
             found, size = window(source, start, stop)
             records += found

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.profiles import examples
 
-from tasks.config import Balance
 from tasks.packing.balance.balanced_order import balanced_order
 from tasks.packing.balance.cost import HIDDEN_SIZE, linear_cost
 from tasks.packing.balance.waiting import forecast, idle_share
+from tasks.row_settings import Balance
 
 LENGTH = 4096
 

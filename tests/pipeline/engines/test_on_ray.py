@@ -7,16 +7,22 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from support.bucket_roots import tree_of
 from support.commands import BIN, corpus_bytes, luigi, write_chats
-from support.ray_cluster import Cluster, cluster_in
+from support.servers.ray_cluster import Cluster, cluster_in
+from support.servers.remote import needs_remote, new_bucket, s3, use
 from support.small_corpus import conversations, make_recipe, pack_corpus, write_project
 from support.steps import DiskFull, Dying, Failing, Slow, pack_on
 
 from pipeline.engines.on_ray import OnRay
 from tasks.core.errors import Busy, DataError, InputMissing, StorageError
+from tasks.recipe import resolve
+from tasks.stores.scratch import SCRATCH, root_of
+from tasks.stores.store import open_store
 
 ray = pytest.importorskip("ray", reason="Ray is not installed; run: pip install 'packcorpus[ray]'")
 
@@ -30,9 +36,12 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """One cluster for all tests. The last one kills its second node."""
-    with cluster_in(tmp_path_factory.mktemp("ray")) as found:
-        yield found
+    """One cluster for all tests. The last one kills its second node. The nodes have credentials for moto's S3."""
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("moto"):
+            use(patch, s3())
+        with cluster_in(tmp_path_factory.mktemp("ray")) as found:
+            yield found
 
 
 def test_two_nodes_make_the_same_corpus(tmp_path: Path, cluster: Cluster) -> None:
@@ -41,6 +50,25 @@ def test_two_nodes_make_the_same_corpus(tmp_path: Path, cluster: Cluster) -> Non
     with OnRay("ray://auto") as engine:
         assert len([node for node in ray.nodes() if node["Alive"]]) == 2
         assert corpus_bytes(pack_on(engine, make_recipe(tmp_path / "ray", conversations(80), **settings))) == expected
+
+
+def test_two_nodes_with_sources_and_root_in_a_bucket(
+    tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each node has a scratch folder of its own, and nothing else of the run."""
+    needs_remote()
+    monkeypatch.setenv(SCRATCH, str(tmp_path / "scratch"))
+    store, config = open_store(f"s3://{new_bucket()}"), write_project(tmp_path / "here", conversations(80))
+    store.put("chats/chat.jsonl", tmp_path / "here" / "chat.jsonl")
+    write_project(tmp_path / "here", (), sources=[store.url_of("chats/*")], part_size=2048)
+    pack_corpus(resolve(config, tmp_path / "root"))
+    root = store.url_of("root")
+    with OnRay("ray://auto") as engine:
+        pack_on(engine, resolve(config, root_of(root)))
+    assert tree_of(root) == tree_of(tmp_path / "root")
+    nodes = [path.with_suffix(".scratch") for path in cluster.logs]
+    for kept in ("tokens", "remote"):
+        assert any(list(node.glob(f"*/data/{kept}/*/*")) for node in nodes), "what was read and made stays there"
 
 
 def test_an_error_on_a_node_arrives_whole(tmp_path: Path, cluster: Cluster) -> None:

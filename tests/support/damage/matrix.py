@@ -26,7 +26,7 @@ from support.small_corpus import OneSecond, conversations, pack_corpus, write_pr
 from support.tokenizer_kinds import CHATML_JINJA, kind_path
 
 from tasks import recipe as recipe_module
-from tasks.cli.inspect_command import Question, answer
+from tasks.cli.questions import Question, answer
 from tasks.core.errors import PackError
 from tasks.inspection.diff import compare
 from tasks.inspection.lookup import pieces_in_row

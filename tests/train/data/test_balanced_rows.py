@@ -18,9 +18,9 @@ from support.training.tiny_training import LENGTH, tiny_model
 from torch.utils.data import BatchSampler, SequentialSampler
 
 from tasks import recipe
-from tasks.config import Balance
 from tasks.core.errors import UsageError
 from tasks.packing.balance.waiting import idle_share
+from tasks.row_settings import Balance
 from tasks.storage.row_statistics import statistics_of_split
 from train.config import TrainingConfig
 from train.data.balanced_rows import balance_of, line_of_rows, numbers_of_steps, why_unbalanced

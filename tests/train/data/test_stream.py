@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from accelerate.data_loader import BatchSamplerShard, SkipBatchSampler
-from support import remote
 from support.damage.kinds import flip
 from support.packed_rows import LENGTH, random_rows, shards_of, write_rows
+from support.servers import remote
 from support.small_corpus import conversations, make_recipe, pack_corpus
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 

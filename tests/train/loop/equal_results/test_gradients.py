@@ -9,9 +9,8 @@ Run as a script under torch.distributed, this file is one rank of several.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +18,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.commands import ROOT, command
-from support.training.tiny_training import LENGTH, Row, force_attention, packed_rows, plain_kernels, tiny_model
+from support.training.step_gradients import Caught, Gradients, alone, error, gradients_of
+from support.training.tiny_training import Row, force_attention, packed_rows, plain_kernels, tiny_model
 from torch.utils.data import SequentialSampler
-from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from train.machine.ranks import leave
 from train.model.attention import Collator
 from train.model.isolation import check_isolation
 
-Gradients = dict[str, torch.Tensor]
 ROWS = 4  # of one optimizer step
 
 
@@ -38,28 +37,6 @@ def _one_thread() -> None:
 
 def chosen() -> list[Row]:
     return packed_rows()[:ROWS]
-
-
-def alone(rows: Sequence[Row]) -> list[Row]:
-    """Return the conversations of the rows, each in a row of its own."""
-    found = []
-    for row in rows:
-        bounds = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), LENGTH]
-        pieces = [{name: column[a:b] for name, column in row.items()} for a, b in pairwise(bounds)]
-        found += [piece for piece in pieces if (piece["labels"] >= 0).any()]
-    assert len(found) > len(rows)
-    return found
-
-
-def gradients_of(model: Any) -> Gradients:
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
-
-
-def error(found: Gradients, expected: Gradients) -> float:
-    """Return the relative error over all weights of the adapter."""
-    assert found.keys() == expected.keys()
-    difference = sum((found[name] - expected[name]).square().sum() for name in expected)
-    return float((difference / sum(x.square().sum() for x in expected.values())).sqrt())
 
 
 @cache
@@ -75,13 +52,6 @@ def one_by_one() -> tuple[Gradients, float]:
         total += loss.item()
         trained += int((row["labels"][1:] >= 0).sum())
     return {name: gradient / trained for name, gradient in gradients_of(model).items()}, total
-
-
-class Caught(TrainerCallback):
-    """Keeps the gradients of the first optimizer step."""
-
-    def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
-        self.gradients = gradients_of(getattr(model, "module", model))
 
 
 class InOrder(Trainer):

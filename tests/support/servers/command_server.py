@@ -8,7 +8,7 @@ modules that install hooks on import (`pipeline`, `tasks.cli.app`) are imported 
 Where packcorpus replaces itself by luigi, another fork takes its place.
 
 One argument names what to import: `tasks` for luigi and packcorpus, `train` for python -m train (torch takes seconds)
-and for a luigi whose training is to be a fork, too (support/forked_training.py).
+and for a luigi whose training is to be a fork, too (support/servers/forked_training.py).
 """
 
 from __future__ import annotations

@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +21,10 @@ from safetensors.torch import load_file, save_file
 from support.commands import ROOT, command
 from support.packed_rows import folder_of
 from support.small_corpus import conversations, make_recipe, pack_corpus
+from support.training.step_gradients import Caught, Gradients, alone, error, gradients_of
 from support.training.tiny_training import LENGTH, Row, tiny_model
 from torch.utils.data import SequentialSampler
-from transformers import TrainerCallback, TrainingArguments
+from transformers import TrainingArguments
 
 from tasks.core.errors import DataError
 from train.data.corpus import open_corpus
@@ -38,7 +37,6 @@ from train.model.attention import Collator
 from train.model.isolation import check_isolation
 from train.model.options import fuse_loss, require_same_loss, try_fused_loss, weigh_loss
 
-Gradients = dict[str, torch.Tensor]
 ROWS = 4  # of one optimizer step
 
 
@@ -64,28 +62,6 @@ def packed(mode: str) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         rows = PackedDataset(pack(Path(folder), mode), load="memory")
         return [rows[number] for number in range(ROWS)]
-
-
-def alone(rows: Sequence[Row]) -> list[Row]:
-    """Return the conversations of the rows, each in a row of its own."""
-    found = []
-    for row in rows:
-        bounds = [*(row["position_ids"] == 0).nonzero().flatten().tolist(), LENGTH]
-        pieces = [{name: column[a:b] for name, column in row.items()} for a, b in pairwise(bounds)]
-        found += [piece for piece in pieces if (piece["labels"] >= 0).any()]
-    assert len(found) > len(rows)
-    return found
-
-
-def gradients_of(model: Any) -> Gradients:
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def error(found: Gradients, expected: Gradients) -> float:
-    """Return the relative error over all weights of the adapter."""
-    assert found.keys() == expected.keys()
-    difference = sum((found[name] - expected[name]).square().sum() for name in expected)
-    return float((difference / sum(x.square().sum() for x in expected.values())).sqrt())
 
 
 def losses(model: Any, row: Row) -> torch.Tensor:
@@ -115,13 +91,6 @@ def one_by_one(mode: str) -> tuple[Gradients, float, float]:
         each.backward()
         loss, tokens, count = loss + each.item(), tokens + own.sum().item(), count + len(own)
     return gradients_of(model), loss, tokens / count
-
-
-class Caught(TrainerCallback):
-    """Keeps the gradients of the first optimizer step."""
-
-    def on_pre_optimizer_step(self, *_: Any, model: Any, **__: Any) -> None:
-        self.gradients = gradients_of(getattr(model, "module", model))
 
 
 class InOrder(PackedTrainer):

@@ -2,6 +2,7 @@
 
 s3() ─▶ moto's S3, one per process of the tests          environment() ─▶ what makes obstore use a server
 Failing ─▶ answers each key as its first part says: 403, 429, cut, …
+FaultyS3 ─▶ moto's S3, which fails when a test says so
 HubStandIn ─▶ datasets, each with its commits, as the Hub's API shows them, and takes them
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import http.client
 import logging
 import threading
 import urllib.request
@@ -101,6 +103,8 @@ class _Failing(Answers):
             self.answer(200, b"x" * 100, promised=1000, **facts)
         elif mode == "short":
             self.answer(200, b"x" * 100, **facts)
+        elif mode == "otherrange":
+            self.answer(206, b"x" * 10, **facts | {"ETag": '"two"', "Content_Range": "bytes 0-9/1000"})
         elif mode == "other":
             self.answer(200, b"x" * 1000, **facts | {"ETag": '"two"'})
         else:
@@ -115,6 +119,64 @@ def failing_store() -> Iterator[tuple[str, list[str]]]:
     with _served(_Failing) as server:
         server.requests = []
         yield f"http://127.0.0.1:{server.server_address[1]}", server.requests
+
+
+class _Faulty(Answers):
+    """Passes requests on to moto's S3, unless one of the faults is for it."""
+
+    def do_GET(self) -> None:
+        store: FaultyS3 = self.server.store  # type: ignore[attr-defined]
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        fault = store.fault_of(self.command, unquote(self.path))
+        if fault.isdigit():
+            self.answer(int(fault), f"<Error><Code>Code{fault}</Code></Error>".encode())
+            return
+        connection = http.client.HTTPConnection(urlsplit(s3()).netloc)
+        connection.request(self.command, self.path, body, dict(self.headers))
+        found = connection.getresponse()
+        content, headers = found.read(), {name.replace("-", "_"): value for name, value in found.getheaders()}
+        for name in ("Content_Length", "Connection", "Server", "Date", "Transfer_Encoding"):
+            headers.pop(name, None)
+        if fault == "cut":
+            self.answer(found.status, content[: len(content) // 2], promised=len(content), **headers)
+        else:
+            promised = int(found.headers.get("Content-Length") or 0) if self.command == "HEAD" else None
+            self.answer(found.status, content, promised, **headers)
+        connection.close()
+
+    do_HEAD = do_PUT = do_POST = do_DELETE = do_GET
+
+
+class FaultyS3:
+    """moto's S3 behind a proxy. `fails(method, what, fault, times)` is for the next requests whose path has `what`."""
+
+    def __init__(self, address: str):
+        self.address = address
+        self.met = 0  # how many requests had a fault
+        self._rule, self._left = ("", "", ""), 0
+
+    def fails(self, method: str, what: str, fault: str, times: int = 1 << 30) -> None:
+        """Answer with a status of HTTP, or "cut": a body of which one half arrives."""
+        self._rule, self._left, self.met = (method, what, fault), times, 0
+
+    def recovers(self) -> None:
+        self._left = 0
+
+    def fault_of(self, method: str, path: str) -> str:
+        wanted, what, fault = self._rule
+        if not self._left or method != wanted or what not in path:
+            return ""
+        self._left -= 1
+        self.met += 1
+        return fault
+
+
+@contextmanager
+def faulty_s3() -> Iterator[FaultyS3]:
+    """Serve moto's S3 through a proxy that can fail."""
+    with _served(_Faulty) as server:
+        server.store = FaultyS3(f"http://127.0.0.1:{server.server_address[1]}")
+        yield server.store
 
 
 class _Hub(Answers):

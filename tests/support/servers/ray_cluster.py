@@ -14,6 +14,8 @@ from pathlib import Path
 
 from support.commands import ROOT
 
+from tasks.stores.scratch import SCRATCH
+
 LIMIT = 60.0  # seconds for a node to start
 SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_health_check_period_ms": "500"}  # a node is lost after 5 checks
 
@@ -21,7 +23,7 @@ SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_health_check_period_ms": "500"}
 class Node:
     def __init__(self, log: Path, *options: str):
         words = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--num-cpus=1", *options]
-        paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+        paths = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", SCRATCH: str(log.with_suffix(".scratch"))}
         with log.open("wb") as out:  # not a pipe: the daemons keep it open
             self.process = subprocess.Popen(
                 [*words, "--object-store-memory=80000000"], stdout=out, stderr=out, stdin=subprocess.DEVNULL,
@@ -41,7 +43,7 @@ class Cluster:
         self.address = f"127.0.0.1:{port}"
         options = ["--include-dashboard=false", f"--ray-client-server-port={free_port()}", f"--port={port}"]
         self.head, self.log = Node(folder / "head.log", "--head", *options), folder / "head.log"
-        self._folder = folder
+        self._folder, self.logs = folder, [self.log]
 
     def wait(self) -> None:
         """Add the second node once the first one answers, and wait for it."""
@@ -51,6 +53,7 @@ class Cluster:
             assert time.monotonic() < deadline
             time.sleep(0.2)
         self.log = self._folder / "second.log"
+        self.logs.append(self.log)
         self.second = Node(self.log, f"--address={self.address}")
         while "started" not in self.log.read_text():
             assert time.monotonic() < deadline, self.log.read_text()

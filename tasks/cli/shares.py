@@ -12,6 +12,7 @@ from tasks.config import load_config
 from tasks.core.errors import UsageError
 from tasks.core.suggest import suggest
 from tasks.recipe import resolve
+from tasks.sources.shares import Share
 from tasks.stages import run_share
 
 STAGES = ("tokenize", "pack")
@@ -26,7 +27,8 @@ def run_part(config: Path, root: Path, stage: str, part: str, sequence_length: s
     if not 1 <= number <= of:
         raise UsageError("bad_command_line", f"--part {part}: expected I/N, from 1/N to N/N, such as 3/16")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the shares of a machine are its parallelism
-    recipe = replace(resolve(config, root), config=load_config(config, sequence_length))
-    share, done = run_share(recipe, stage, number, of)
+    own = Share(number, of)
+    recipe = replace(resolve(config, root, share=own), config=load_config(config, sequence_length))
+    share, done = run_share(recipe, stage, own)
     every = len(recipe.parts) if stage == "tokenize" else len(recipe.shard_names())
     return {"stage": stage, "part": part, "share": share, "all": every, "found_done": done}

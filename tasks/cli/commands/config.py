@@ -1,0 +1,111 @@
+"""Commands for a config: `init` writes one, `check` predicts what its run would give."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tasks.cli.options import (
+    DEFAULT_CONFIG,
+    ConfigArgument,
+    HiddenSizeOption,
+    JsonOption,
+    RootOption,
+    SequenceLengthOption,
+    default_config,
+)
+from tasks.cli.output import print_lines, print_view
+from tasks.core.error_codes import DATA
+from tasks.core.errors import UsageError
+from tasks.packing.balance.cost import HIDDEN_SIZE
+
+
+def init(
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", show_default=False, help="Files, folders, or globs.")],
+    output: Annotated[Path, typer.Option(metavar="FILE", help="The config to write.")] = DEFAULT_CONFIG,
+    format: Annotated[str, typer.Option(metavar="NAME", help="The record format of the files.")] = "auto",
+    columns: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OURS=YOURS",
+            show_default=False,
+            help="A key of the format and its name in the files, such as instruction=frage; repeatable.",
+        ),
+    ] = None,
+    roles: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="OURS=YOURS",
+            show_default=False,
+            help="A role and its name in the files, such as user=customer; repeatable.",
+        ),
+    ] = None,
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY",
+            show_default=False,
+            help="A key or part to leave out of images, audio, video, or preference data; repeatable.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    json_output: JsonOption = False,
+) -> None:
+    """Inspect data files and write a commented config for them."""
+    from tasks.dry_run.config_draft import write_draft
+
+    draft = write_draft(paths, output, force, format, columns or (), roles or (), ignore or ())
+    next_step = f"{output}: written; next: packcorpus check {shlex.quote(str(output))}"
+    value = {"config": output, "settings": draft.values, "found": draft.summary()}
+    print_lines(value, lambda value: [*value["found"], next_step], json_output)
+
+
+def check(
+    path: ConfigArgument = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", show_default=False, help="Same as CONFIG.", hidden=True)
+    ] = None,
+    sequence_length: SequenceLengthOption = "",
+    batch_size: Annotated[
+        list[int] | None,
+        typer.Option(
+            metavar="ROWS",
+            min=1,
+            show_default=False,
+            help="Rows per step, for the step count; repeatable.",
+        ),
+    ] = None,
+    tokens_per_step: Annotated[
+        int | None,
+        typer.Option(metavar="TOKENS", min=1, show_default=False, help="Tokens per step, instead of --batch-size."),
+    ] = None,
+    workers: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Number of worker processes for the time estimate.")
+    ] = 2,
+    hidden_size: HiddenSizeOption = HIDDEN_SIZE,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Predict the result of a run from a sample of every source.
+
+    Writes nothing and takes seconds. Exits with 65 if the run would fail.
+    """
+    if path and config:
+        raise UsageError("bad_command_line", f"{path} and --config {config}: name one config")
+    config = path or config or default_config()
+    from tasks.cli.views.dry_run_view import show_dry_run
+    from tasks.config import load_config
+    from tasks.dry_run.dry_run import predict
+    from tasks.inspection.dry_run import summarize
+
+    settings = load_config(config, sequence_length)
+    batches = list(batch_size or [])
+    if tokens_per_step:
+        batches.append(max(1, tokens_per_step // settings.sequence_length))
+    result = summarize(predict(settings, config.parent, root, workers), config, batches, hidden_size)
+    print_view(result, show_dry_run, json_output)
+    if result.run_fails:
+        raise typer.Exit(DATA)

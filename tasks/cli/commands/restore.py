@@ -1,0 +1,56 @@
+"""Commands for the files of a corpus: `verify` checks them, `repair` restores them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tasks.cli.options import ConfigOption, JsonOption, ManifestArgument, RootOption
+from tasks.cli.output import print_lines, print_view
+from tasks.core.errors import UsageError
+from tasks.inspection.manifests import find_damaged, find_manifest
+
+
+def verify(
+    manifest: ManifestArgument = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Rebuild the corpus in a temporary folder and compare every byte.")
+    ] = False,
+    config: ConfigOption = None,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Recompute every checksum of a corpus and check every row."""
+    if config and not rebuild:
+        raise UsageError("bad_command_line", "--config requires --rebuild")
+    path = find_manifest(manifest, root)
+    from tasks.cli.views.corpus_view import show_checks
+    from tasks.inspection.verification import verify_corpus
+
+    print_view(verify_corpus(path, rebuild, config), show_checks, json_output)
+
+
+def repair(
+    manifest: ManifestArgument = None,
+    config: ConfigOption = None,
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Restore the damaged or missing files of a corpus.
+
+    Each has its recorded checksum afterwards; nothing else is changed.
+    """
+    path = find_damaged(manifest, root)
+    from tasks.core.printable import from_here, printable
+    from tasks.inspection.verification import Repaired, Repairs, repair_corpus
+
+    def print_file(file: Repaired) -> None:
+        if not json_output:
+            print(printable(from_here(f"repaired {file.path} ({file.why}) from {file.source}")), flush=True)
+
+    def summary(repairs: Repairs) -> list[str]:
+        return [] if repairs.mended else ["nothing to repair: every file is as recorded"]
+
+    print_lines(repair_corpus(path, config, print_file), summary, json_output)

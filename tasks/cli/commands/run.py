@@ -1,0 +1,96 @@
+"""Commands that run for long: `pack` and `part` make a corpus, `train` trains on one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tasks.cli.options import ConfigArgument, JsonOption, RootOption, SequenceLengthOption, default_config
+from tasks.cli.output import print_lines
+
+
+def pack(
+    config: ConfigArgument = None,
+    sequence_length: SequenceLengthOption = "",
+    workers: Annotated[
+        int | None, typer.Option(metavar="N", show_default=False, help="Worker processes. Default: 2.")
+    ] = None,
+    root: RootOption = Path(),
+    check_sources: Annotated[
+        bool, typer.Option("--check-sources", help="Hash every source again, also if it looks unchanged.")
+    ] = False,
+    on: Annotated[
+        str,
+        typer.Option(
+            metavar="ENGINE",
+            show_default=False,
+            help="Where the work is done: here, workers, workers:N, luigi, ray://auto, or ray://HOST:PORT. "
+            "Default: workers.",
+        ),
+    ] = "",
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print only errors and the manifest path.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print progress and errors as lines of JSON.")] = False,
+) -> None:
+    """Pack the corpus of a config.
+
+    An interrupted run resumes, and a complete one is a no-op. The last line of standard output is the path of the
+    manifest. The same as: luigi --module pipeline PackCorpus --config CONFIG
+    """
+    config = config or default_config()
+    from tasks.cli import start
+
+    options = [f"--sequence-length={sequence_length}"] * bool(sequence_length)
+    options += [f"--workers={workers}"] * (workers is not None) + ["--check-sources"] * check_sources
+    options += [f"--on={on}"] * bool(on)
+    start.pack(config, root, [*options, *["--quiet"] * quiet, *["--json"] * json_output])
+
+
+def part(
+    config: ConfigArgument = None,
+    stage: Annotated[
+        str, typer.Option(metavar="tokenize|pack", show_default=False, help="tokenize: parts; pack: shards.")
+    ] = "",
+    part: Annotated[
+        str, typer.Option("--part", metavar="I/N", show_default=False, help="Which share of N, from 1/N to N/N.")
+    ] = "1/1",
+    sequence_length: SequenceLengthOption = "",
+    root: RootOption = Path(),
+    json_output: JsonOption = False,
+) -> None:
+    """Do a share of the work of `pack`, on a machine that shares the files with others.
+
+    For Slurm arrays, Kubernetes jobs, and xargs: run --stage tokenize for every share, then --stage pack for every
+    share, then `packcorpus pack`, which finds all of it done and publishes the corpus.
+    """
+    from tasks.cli.shares import run_part
+
+    value = run_part(config or default_config(), root, stage, part, sequence_length)
+    print_lines(
+        value,
+        lambda value: [
+            f"{value['stage']} {part}: {value['share']:,} of {value['all']:,}, "
+            f"{value['found_done']:,} of them done before"
+        ],
+        json_output,
+    )
+
+
+# All options of `train` are passed on, --help included.
+PASSED_ON: dict[str, Any] = {
+    "context_settings": {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+    "options_metavar": "[CORPUS] [OPTION]...",
+}
+
+
+def train(context: typer.Context) -> None:
+    """Train a QLoRA adapter on a corpus.
+
+    CORPUS is a manifest (file, name, or key) or a corpus folder, by default that of the latest run. The options are
+    those of `python -m train`, which this starts. `packcorpus train doctor` reports what this machine can train with,
+    and `packcorpus train merge RUN` makes one model of an adapter and its base.
+    """
+    from tasks.cli import start
+
+    start.train(context.args)

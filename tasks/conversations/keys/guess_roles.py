@@ -1,0 +1,49 @@
+"""Guess which role an unknown name in the data stands for, by words of it.
+
+[{"speaker": "Customer", …}, {"speaker": "Support Agent", …}] → {user: [Customer], assistant: [Support Agent]}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from tasks.conversations.chat import ROLE_NAMES
+
+# Words of names, in lower case.
+_ASKS = (
+    "asker", "buyer", "caller", "client", "customer", "guest", "member", "patient", "seeker", "student", "user",
+    "visitor",
+)  # fmt: skip
+_ANSWERS = (
+    "advisor", "adviser", "agent", "answerer", "assistant", "bot", "clerk", "consultant", "doctor", "expert", "helper",
+    "operator", "representative", "support", "teacher", "therapist", "tutor",
+)  # fmt: skip
+_WORDS = {**dict.fromkeys(_ASKS, "user"), **dict.fromkeys(_ANSWERS, "assistant")}
+
+MOST_NAMES = 8  # of a role; data with more has the names of people
+
+
+def guess_roles(records: Iterable[object], columns: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return a `roles` mapping for the unknown names in lists of messages; {} if none can be guessed.
+
+    A name with words of both sides, or of none, is left out.
+    """
+    found: dict[str, list[str]] = {}
+    for name in _names(records, [columns["role"]] if "role" in columns else ["role", "from"]):
+        meant = {_WORDS[word] for word in re.findall(r"[a-z]+", name.lower()) if word in _WORDS}
+        if len(meant) == 1:
+            found.setdefault(meant.pop(), []).append(name)
+    return {} if any(len(names) > MOST_NAMES for names in found.values()) else found
+
+
+def _names(records: Iterable[object], keys: Sequence[str]) -> Iterator[str]:
+    """Yield the names that are not known, once for each way that they are written in lower case."""
+    seen = set(ROLE_NAMES)
+    for record in records:
+        for messages in record.values() if isinstance(record, dict) else ():
+            for message in messages if isinstance(messages, list) else ():
+                for name in map(message.get, keys) if isinstance(message, dict) else ():
+                    if isinstance(name, str) and name.lower() not in seen:
+                        seen.add(name.lower())
+                        yield name

@@ -1,0 +1,62 @@
+"""Explain in sentences what the settings of a corpus did to its rows."""
+
+from __future__ import annotations
+
+from tasks.core.printable import counted
+from tasks.storage.facts.row_shape import RowShape
+from tasks.storage.manifest import Manifest
+
+COMPANY = {
+    "similar": "Of conversations of equal length, those about the same topic share a row (company: similar).",
+    "apart": "Near-duplicates do not share a row, as far as other conversations have their length (company: apart).",
+}
+
+MIX = {
+    "tokens": "Steps of all lengths are evenly spread over an epoch (mix: tokens).",
+    "blocks": "An epoch has all steps of the shortest length first, then those of the next (mix: blocks).",
+}
+
+
+def explain_rows(manifest: Manifest) -> list[str]:
+    """Return a sentence or two on each setting that changes the shape, the content, or the order of rows."""
+    shape, found = manifest.row_shape, list[str]()
+    if len(manifest.row_lengths) > 1:
+        found.append(
+            "Each conversation is in a row of the length that keeps all rows together fullest. The rows of each length "
+            "are splits of their own, such as "
+            f"{next(iter(manifest.splits))}. A step has rows of one length, and more of them if they are short, so "
+            f"that all steps have about equally many tokens. {MIX.get(shape.mix or '', '')}".rstrip()
+        )
+    if shape.align > 1:
+        found.append(
+            f"Conversations start at multiples of {shape.align:,} (align: {shape.align}). The gaps between them are "
+            "padding, which is not trained on."
+        )
+    if shape.padding == "none":
+        found.append(f"Rows end {_end(shape)}, and are therefore of different lengths (padding: none).")
+    if balance := manifest.config.get("balance"):
+        rows = counted(balance["rows_per_rank"], "row")
+        found.append(
+            "Rows are ordered so that the ranks of a step have about the same work: for "
+            f"{balance['ranks']:,} ranks with {rows} each (balance)."
+        )
+    if company := COMPANY.get(str(manifest.config.get("company"))):
+        found.append(company)
+    return found
+
+
+def explain_padding(manifest: Manifest, packings: int) -> str:
+    """Say what the figure of padding shows, after the words "Rows by". Train is packed `packings` times."""
+    shape, tokens, length = manifest.row_shape, manifest.ledger.tokens, f"{manifest.sequence_length:,}"
+    aligning = f"{tokens.alignment or 0:,}"
+    if shape.padding == "none":
+        stored = f"{aligning} padding tokens, which align conversations" if shape.align > 1 else "no padding"
+        return f"unused tokens: how many fewer than {length} they have. They have {stored}, and end {_end(shape)}."
+    every = "In all splits, " if packings > 1 else ""
+    of_them = f"; {aligning} of them align conversations" if shape.align > 1 else ""
+    return f"padding. {every}{tokens.padding:,} of {manifest.places:,} tokens are padding{of_them}."
+
+
+def _end(shape: RowShape) -> str:
+    multiple = f", at a multiple of {shape.align:,}" if shape.align > 1 else ""
+    return f"after their last conversation{multiple}"

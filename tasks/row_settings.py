@@ -1,0 +1,109 @@
+"""Settings of rows: which lengths they may have, what needs packed rows, and what excludes each other.
+
+tasks.config ─the settings that are not at their default─▶ ValueError, which names the setting and the fix
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# Lengths of a row, in tokens, and how many of them a corpus may have.
+SHORTEST_ROW, LONGEST_ROW, MOST_LENGTHS = 8, 1 << 20, 8
+
+# Settings that need packed rows, and what is the case without packing.
+WITHOUT_PACKING = {
+    "company": "no row is shared",
+    "loss_weight": "rows have no column for it",
+    "balance": "the trainer makes the batches and their order",
+    "align": "a row has text instead of tokens",
+    "padding": "a row has text instead of tokens",
+}
+
+# Settings that do not go with several lengths of rows, and why.
+NOT_WITH_LENGTHS = {
+    "align": "rows are chosen by the number of tokens, not of multiples",
+    "balance": "all rows of a balanced step have one length",
+    "padding": "rows without padding have no length",
+}
+
+# Pairs of settings that exclude each other.
+NOT_TOGETHER = (
+    ("padding", "loss_weight", "rows without padding have no column for weights"),
+    ("padding", "balance", "rows of a balanced order are equally long"),
+)
+
+
+class Balance(BaseModel):
+    """The steps that rows are ordered for: in each, all ranks have about the same work."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    ranks: int = Field(ge=2, le=1 << 16, description="Ranks (GPUs with a copy of the model) that a step is for.")
+    rows_per_rank: int = Field(
+        1, ge=1, le=1 << 16, description="Rows that each rank takes before the ranks wait for each other."
+    )
+
+
+def or_lengths(schema: dict[str, Any]) -> None:
+    """Allow several lengths in the JSON Schema."""
+    bounds = {name: schema.pop(name) for name in ("minimum", "maximum")}
+    one = {"type": schema.pop("type"), **bounds}
+    several = {"type": "array", "items": one, "minItems": 1, "maxItems": MOST_LENGTHS, "uniqueItems": True}
+    schema["anyOf"] = [one, several]
+
+
+def lengths_of(value: list[Any]) -> tuple[int, ...]:
+    """Return several lengths of rows, ascending. Raises ValueError."""
+    for length in value:
+        if type(length) is not int or not SHORTEST_ROW <= length <= LONGEST_ROW:
+            raise ValueError(
+                f"sequence_length: {length!r} in {value!r} must be an integer from {SHORTEST_ROW} to {LONGEST_ROW:,}"
+            )
+    if not value or len(set(value)) != len(value) or len(value) > MOST_LENGTHS:
+        raise ValueError(
+            f"sequence_length: {value!r}: expected 1 to {MOST_LENGTHS} lengths, each once, such as [512, 1024]"
+        )
+    return tuple(sorted(value))
+
+
+def check_packing(packing: bool, chosen: Mapping[str, Any]) -> None:
+    """Raise ValueError if a setting needs packed rows without packing, or if two exclude each other."""
+    for name, why in () if packing else WITHOUT_PACKING.items():
+        if name in chosen:
+            given = name if isinstance(chosen[name], Balance) else f"{name}: {chosen[name]}"
+            raise ValueError(f"{given} requires packing: true; without packing, {why}; remove {name}")
+    for one, other, why in NOT_TOGETHER:
+        if one in chosen and other in chosen:
+            raise ValueError(f"{one} and {other} cannot be set together: {why}; remove one of them")
+
+
+def check_align(length: int, align: int) -> None:
+    """Raise ValueError if the length of rows is not a multiple of `align`."""
+    if length % align:
+        below = length // align * align
+        nearest = [f"{near:,}" for near in (below, below + align) if SHORTEST_ROW <= near <= LONGEST_ROW]
+        raise ValueError(
+            f"sequence_length: {length:,} is not a multiple of align: {align:,}; the nearest "
+            f"multiples are {' and '.join(nearest)}"
+        )
+
+
+def check_lengths(lengths: tuple[int, ...], packing: bool, chosen: Mapping[str, Any]) -> None:
+    """Raise ValueError if a setting does not go with several lengths of rows, or needs them; `lengths` if several."""
+    if lengths and not packing:
+        raise ValueError(
+            f"sequence_length: {list(lengths)} requires packing: true; without packing, rows have no length"
+        )
+    for name, why in NOT_WITH_LENGTHS.items() if lengths else ():
+        if name in chosen:
+            raise ValueError(
+                f"sequence_length: {list(lengths)} and {name} do not go together: {why}; "
+                f"remove {name}, or keep one length"
+            )
+    if "mix" in chosen and not lengths:
+        raise ValueError(
+            f"mix: {chosen['mix']} requires several lengths, such as sequence_length: [512, 1024]; with one, remove it"
+        )

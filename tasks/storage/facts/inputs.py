@@ -1,0 +1,91 @@
+"""What went into a corpus: the tokenizer, the template, and the sources."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from tasks.storage.facts.model import SHA256, Facts
+
+# Facts about a source that are recorded only if they are not the usual ones.
+READING = ("roles", "delimiter", "encoding", "ignore")
+
+
+class Tokenizer(Facts):
+    """The tokenizer; `path` is that of its copy in the corpus folder."""
+
+    kind: Literal["sentencepiece", "huggingface"]
+    path: str
+    sha256: str = SHA256
+    vocab_size: int
+    bos_token_id: int | None
+    eos_token_id: int
+    pad_token_id: int
+    engine: str = Field(
+        description="The library that defines the tokens: sentencepiece or tokenizers. run.json names the encoder."
+    )
+    parity: dict[str, Any] | None = Field(
+        None, exclude=True, description="Only in manifests of earlier versions; see run.json."
+    )
+    trained_here: bool = Field(description="True if the run trained it on the sources.")
+    digest: str = Field(description='The part of the key: sha256, or "trained:" and the key of its training.')
+
+
+class TemplateFacts(Facts):
+    """The template. A marker that the tokenizer lacks is encoded as text."""
+
+    name: str
+    sha256: str = SHA256
+    markers_as_text: list[str]
+    leading_space: str = Field(
+        description="What puts a space before text: the template, or for none, the first, or each text."
+    )
+
+
+class SourceFacts(Facts):
+    """One source file. tokens and trained_tokens add up to encoded and trained of the ledger."""
+
+    path: str
+    entry: int = Field(ge=0, description="Index in the config's `sources`, from 0.")
+    container: str
+    compression: str
+    format: str
+    columns: dict[str, str]
+    bytes: int
+    sha256: str = SHA256
+    conversations: int
+    accepted: int
+    rejected: int
+    tokens: int
+    trained_tokens: int
+    roles: dict[str, str] = Field(default_factory=dict, description="Further names of roles, in lower case, and ours.")
+    delimiter: str = Field("", description="Of a CSV or TSV file, if it is not comma or tab.")
+    encoding: str = Field("", description="Of a CSV or TSV file, if it is not UTF-8.")
+    ignore: list[str] = Field(default_factory=list, description="Keys and parts of other data that were left out.")
+    revision: str = Field("", description="The commit of a dataset on the Hugging Face Hub.")
+
+    @property
+    def reading(self) -> dict[str, Any]:
+        """Return further facts about how the file was read, if they are not the usual ones."""
+        facts = {name: getattr(self, name) for name in READING}
+        return {name: value for name, value in facts.items() if value}
+
+    @model_serializer(mode="wrap")
+    def _leave_out_usual(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values = serialize(self)
+        return {name: values[name] for name in values if name not in (*READING, "revision") or values[name]}
+
+
+class MixtureFacts(Facts):
+    """The contribution of one entry of `sources` to one pass over the training split."""
+
+    path: str
+    weight: float
+    limit: int | None
+    conversations: int
+    copies: int = Field(description="Conversations, counted as often as they are packed.")
+    tokens: int = Field(description="Tokens in rows, including separators.")
+    trained_tokens: int
+    tokens_percent: float
+    trained_tokens_percent: float

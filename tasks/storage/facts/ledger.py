@@ -1,0 +1,111 @@
+"""The ledger: where every conversation and every token went."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from tasks.core.errors import DataError
+from tasks.storage.facts.model import Facts, set_only
+
+
+class Conversations(Facts):
+    """read = packed + Σ rejected + Σ dropped; truncated and split are among the packed."""
+
+    read: int
+    packed: int
+    rejected: dict[str, int]
+    dropped: dict[str, int]
+    truncated: int
+    split: int
+
+
+class Pieces(Facts):
+    """Pieces in rows: one per conversation, more with overlong: split, weights, or epochs."""
+
+    packed: int
+    dropped: int
+
+
+class Tokens(Facts):
+    """encoded + separators + repeated = packed + truncated + dropped; packed + padding = places in rows.
+
+    Rows have sequence_length places; with `padding: none`, as many as they need.
+    """
+
+    encoded: int
+    separators: int
+    repeated: int = Field(description="Further copies, by weight and in further epochs, without separators.")
+    truncated: int
+    dropped: int
+    rejected: int = Field(description="Tokens of conversations that were rejected after tokenization.")
+    packed: int
+    padding: int
+    trained: int
+    alignment: int | None = Field(
+        None, description="Padding that rounds pieces up to multiples of `align`; part of `padding`. Only with `align`."
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_alignment(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return set_only(dump(self), "alignment")
+
+
+class SampleFacts(Facts):
+    """Samples, of which a conversation may have one for each trained turn: read = packed + rejected + Σ dropped."""
+
+    read: int
+    packed: int
+    rejected: int = Field(description="Samples of conversations that were rejected after tokenization.")
+    dropped: dict[str, int]
+    repeated_prompt_tokens: int = Field(
+        description="Untrained tokens of each packed sample after the first of its conversation, at most as many as "
+        "the packed sample before it has; further copies do not count."
+    )
+
+
+class Ledger(Facts):
+    """Where every conversation and every token went. `samples` exists if a conversation has several samples."""
+
+    conversations: Conversations
+    pieces: Pieces
+    tokens: Tokens
+    samples: SampleFacts | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_samples(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave out `samples` if every conversation is one sample, so that such manifests stay as they were."""
+        return set_only(dump(self), "samples")
+
+    def check(self, places: int) -> None:
+        """Raise DataError unless conversations, tokens, and places in rows balance: something was lost.
+
+        `places` is rows × sequence_length, or 0 without packing; with `padding: none` those that rows have.
+        """
+        of, tokens = self.conversations, self.tokens
+        for unit, count, accounted in (
+            ("conversations read", of.read, of.packed + sum(of.rejected.values()) + sum(of.dropped.values())),
+            (
+                "tokens encoded",
+                tokens.encoded + tokens.separators + tokens.repeated,
+                tokens.packed + tokens.truncated + tokens.dropped,
+            ),
+            ("places in rows", places, (tokens.packed if places else 0) + tokens.padding),
+            *self._samples_to_balance(),
+        ):
+            if count != accounted:
+                raise DataError(
+                    "open_ledger", f"the ledger does not balance: {count:,} {unit}, but {accounted:,} accounted for"
+                )
+        if (tokens.alignment or 0) > tokens.padding:
+            raise DataError(
+                "open_ledger",
+                f"the ledger does not balance: {tokens.alignment:,} tokens of alignment, but {tokens.padding:,} of "
+                "padding, which includes them",
+            )
+
+    def _samples_to_balance(self) -> Iterator[tuple[str, int, int]]:
+        if of := self.samples:
+            yield "samples read", of.read, of.packed + of.rejected + sum(of.dropped.values())

@@ -1,0 +1,87 @@
+"""What came out: the splits with their shards, how full the rows are, and the files next to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from tasks.storage.facts.model import SHA256, Facts, set_only
+
+
+class PackingMetadata(Facts):
+    """How full the rows are. packing_efficiency is packed / (rows × sequence_length) in percent."""
+
+    enabled: bool
+    algorithm: str
+    rows: int
+    lower_bound_rows: int
+    lower_bound: str
+    above_lower_bound_percent: float
+    packing_efficiency: float | None
+    avg_conversations_per_sequence: float
+    compression_ratio: float
+    places: int | None = Field(None, description="Tokens and padding of all rows. Only if rows have several lengths.")
+    lower_bound_places: int | None = Field(
+        None,
+        description="The places that every packing needs; `above_lower_bound_percent` compares them. Only if rows have "
+        "several lengths: `lower_bound_rows` then is the bound of the conversations that were chosen for each length.",
+    )
+
+    @model_serializer(mode="wrap")
+    def _leave_out_places(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return set_only(dump(self), "places", "lower_bound_places")
+
+
+class Shard(Facts):
+    """One Arrow file; `path` is relative to the corpus folder."""
+
+    path: str
+    rows: int
+    bytes: int
+    sha256: str = SHA256
+
+
+class RowSums(Facts):
+    """Sums over the records of rows.arrow; `longest` is the largest of them."""
+
+    squares: int = Field(description="Squared lengths of all segments, to which the cost of attention is proportional.")
+    longest: int
+    segments: int
+    trained: int
+
+
+class Split(Facts):
+    """Rows and shards of train, validation, or train repacked for a later epoch: train_epoch_2, train_epoch_3, …"""
+
+    rows: int
+    shards: list[Shard]
+    statistics: RowSums | None = Field(
+        None, description="Of rows.arrow. Absent without packing, and in corpora of earlier versions."
+    )
+    groups: list[int] | None = Field(
+        None, description="With `balance`, if the corpus is planned in several groups: the rows of each, in order."
+    )
+    sequence_length: int | None = Field(None, description="Length of its rows, if rows have several lengths.")
+    tokens: int | None = Field(None, description="Tokens without padding, if rows have several lengths.")
+    lower_bound_rows: int | None = Field(None, description="For the conversations of this length.")
+
+    @model_serializer(mode="wrap")
+    def _leave_out_absent(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in dump(self).items() if value is not None}
+
+
+class WeightSums(Facts):
+    """The weights of the trained tokens of a split. With each conversation weighted the same, the mean weight is 1."""
+
+    trained: int = Field(description="Trained tokens.")
+    conversations: int = Field(description="Conversations, counted as often as they are packed.")
+    loss_weight: float = Field(description="Sum of the column `loss_weight` over all rows.")
+
+
+class FileFacts(Facts):
+    """A file next to the shards."""
+
+    path: str
+    bytes: int
+    sha256: str = SHA256

@@ -1,0 +1,40 @@
+"""The shape of rows: their lengths, where pieces start in them, and whether they are filled up."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from tasks.storage.facts.model import Facts
+from tasks.storage.keys import SHAPE_SETTINGS
+
+
+class RowShape(Facts):
+    """How rows differ from those of format 3.0. What does not differ is left out."""
+
+    align: int = Field(default=1, ge=1, description="Pieces start at multiples of it.")
+    padding: Literal["row", "none"] = Field(
+        default="row", description="none: rows are lists that end after their last piece."
+    )
+    lengths: list[int] | None = Field(default=None, description="The lengths that rows have, ascending.")
+    mix: Literal["tokens", "blocks"] | None = Field(
+        default=None, description="The order of training steps of several lengths."
+    )
+
+    @model_serializer(mode="wrap")
+    def _leave_out_usual(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields = type(self).model_fields
+        return {name: value for name, value in dump(self).items() if value != fields[name].default}
+
+    def physical(self, length: Any) -> Any:
+        """Return the places from the start of a piece to the next possible start: its length, rounded up."""
+        return -(-length // self.align) * self.align
+
+
+def shape_of(settings: dict[str, Any]) -> RowShape | None:
+    """Return the shape of rows from the recorded settings; None if it is that of format 3.0."""
+    values = {name: settings[name] for name in SHAPE_SETTINGS if name in settings}
+    if isinstance(lengths := settings.get("sequence_length"), list):
+        values |= {"lengths": lengths, "mix": settings.get("mix", "tokens")}
+    return RowShape.model_validate(values) if values else None

@@ -1,0 +1,329 @@
+"""Sources and root in buckets: the same corpus, each byte of a source read about once, and stores that fail."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from support.bucket_roots import WAYS, Tree, own_scratch, tree_of
+from support.servers.remote import SECRET, FaultyS3, faulty_s3, needs_remote, new_bucket, s3, use
+from support.small_corpus import conversations, pack_corpus, write_project
+
+from tasks.core.error_messages import as_text
+from tasks.core.errors import PackError
+from tasks.recipe import Recipe, resolve
+from tasks.sources import parts as parts_module
+from tasks.sources import remote, remote_blocks
+from tasks.sources.model import SourceFile
+from tasks.sources.parts import read_part
+from tasks.sources.shares import WHOLE, Share
+from tasks.stages import run_share
+from tasks.storage.files import HashingWriter
+from tasks.storage.paths import Layout
+from tasks.stores import mirror
+from tasks.stores.bucket import Bucket, open_bucket
+from tasks.stores.scratch import root_of
+from tasks.stores.store import Store, open_store
+
+needs_remote()
+
+BLOCK = 1024
+SETTINGS: dict[str, Any] = {"part_size": 8 * BLOCK}
+
+
+def lines(count: int, seed: int) -> bytes:
+    return b"".join(orjson.dumps(record) + b"\n" for record in conversations(count, seed))
+
+
+FILES = {
+    "a.jsonl": lines(80, 0),
+    "b.jsonl": lines(90, 1),
+    "c.jsonl.gz": gzip.compress(lines(30, 2), mtime=0),
+    "d.jsonl": lines(70, 3),
+}
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Store:
+    """A bucket with FILES, read in small blocks."""
+    use(monkeypatch, s3())
+    own_scratch(monkeypatch, tmp_path / "scratch")
+    for module in (parts_module, remote_blocks):
+        monkeypatch.setattr(module, "BLOCK", BLOCK)
+    store = open_store(f"s3://{new_bucket()}/chats")
+    for name, content in FILES.items():
+        store.put(name, content)
+    return store
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """The bytes that are read of each object, by the last part of its key, and of all token files."""
+    found = Counter[str]()
+
+    def counted(method: Any) -> Any:
+        def call(self: Bucket, key: str, *rest: Any) -> Any:
+            result = method(self, key, *rest)
+            size = len(result) if isinstance(result, bytes) else rest[1].size
+            found["tokens" if key.endswith(".arrow") else key.rpartition("/")[2]] += size
+            return result
+
+        return call
+
+    for name in ("read", "fetch", "get"):
+        monkeypatch.setattr(Bucket, name, counted(getattr(Bucket, name)))
+    return found
+
+
+def recipe_of(folder: Path, sources: Store, root: str | Path, share: Share = WHOLE, **settings: Any) -> Recipe:
+    config = write_project(folder, [], sources=[{"path": sources.url_of("*")}], **SETTINGS | settings)
+    return resolve(config, root_of(root), share=share)
+
+
+# -- the same corpus, and each byte about once -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS[2:], ids=lambda way: way.__name__)
+def test_sources_in_a_bucket_give_what_a_folder_gives(
+    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, way: Callable[..., None]
+) -> None:
+    """In the folder, they are fetched whole; in the bucket, in blocks, on each machine those that it needs."""
+    pack_corpus(recipe_of(tmp_path / "project", sources, tmp_path / "root"))
+    root, machines = f"s3://{new_bucket()}/root", iter(range(100))
+    recipe = recipe_of(tmp_path / "project", sources, root)
+    way(recipe, lambda: own_scratch(monkeypatch, tmp_path / f"machine-{next(machines)}"))
+    assert tree_of(root) == tree_of(tmp_path / "root")
+
+
+def test_three_machines_read_each_source_once(
+    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
+) -> None:
+    """Whoever is first hashes; the others read their parts, in blocks, and what shows the format."""
+    root, size = f"s3://{new_bucket()}/root", sum(map(len, FILES.values()))
+    own = {}
+    for number in (1, 2, 3):
+        own_scratch(monkeypatch, tmp_path / f"machine-{number}")
+        before = Counter(read)
+        recipe = recipe_of(tmp_path / "project", sources, root, Share(number, 3))
+        run_share(recipe, "tokenize", Share(number, 3))
+        own[number] = sum((read - before)[name] for name in FILES)
+    start = 2 * size  # container and format: here, of whole files
+    assert own[1] <= start + size
+    for number in (2, 3):
+        assert own[number] - start < size * 0.55, "a third, and what the check of the encoder samples"
+    assert [*open_store(root).list("data/engines")], "the check of the encoder is shared, too"
+    recipe = recipe_of(tmp_path / "project", sources, root)
+    before = Counter(read)
+    pack_corpus(recipe)
+    assert sum((read - before)[name] for name in FILES) == 0, "another run reads nothing again"
+
+
+def test_a_part_costs_its_blocks(
+    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
+) -> None:
+    root = f"s3://{new_bucket()}/root"
+    part = recipe_of(tmp_path / "project", sources, root).parts[0]
+    own_scratch(monkeypatch, tmp_path / "another")
+    read.clear()
+    copy = remote.with_copy(part, Layout(root_of(root)).remote())
+    assert len(list(read_part(copy))) > 10
+    size = part.stop - part.start
+    assert size <= read["a.jsonl"] <= size + 2 * BLOCK
+
+
+def test_machines_that_start_together_hash_their_own_objects_first(
+    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the others only if they are still not hashed then."""
+    hashed, hash_object = list[str](), parts_module._hash_object
+
+    def recorded(file: SourceFile, *rest: Any) -> Any:
+        hashed.append(file.name.rpartition("/")[2])
+        return hash_object(file, *rest)
+
+    monkeypatch.setattr(parts_module, "_hash_object", recorded)
+    names = [*FILES]
+    for number in (1, 2, 3):
+        own = [names[index] for index in Share(number, 3).of([len(content) for content in FILES.values()])]
+        recipe_of(tmp_path / "project", sources, f"s3://{new_bucket()}/root", Share(number, 3))
+        assert sorted(hashed[: len(own)]) == own
+        assert sorted(hashed) == names
+        hashed.clear()
+
+
+def test_an_object_that_changes_is_hashed_again_and_no_block_of_the_other_is_used(
+    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = f"s3://{new_bucket()}/root"
+    first = recipe_of(tmp_path / "project", sources, root)
+    sources.put("a.jsonl", FILES["a.jsonl"].replace(b"train", b"plane"))
+    second = recipe_of(tmp_path / "project", sources, root)
+    assert [file.sha256 for file in first.files[1:]] == [file.sha256 for file in second.files[1:]]
+    assert first.files[0].path != second.files[0].path
+    pack_corpus(second)
+    pack_corpus(recipe_of(tmp_path / "project", sources, tmp_path / "root"))
+    assert tree_of(root) == tree_of(tmp_path / "root")
+    own_scratch(monkeypatch, tmp_path / "another")
+    with pytest.raises(PackError) as found:
+        pack_corpus(replace(first, layout=Layout(root_of(root))))
+    assert found.value.code == "E692"
+
+
+def test_a_damaged_entry_is_as_good_as_none(
+    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, read: Counter[str]
+) -> None:
+    root = f"s3://{new_bucket()}/root"
+    expected = recipe_of(tmp_path / "project", sources, root).parts
+    store = open_store(root)
+    entries = [key for key, _ in store.list("data/digests")]
+    assert len(entries) == len(FILES)
+    for damaged in (lambda old: b"", lambda old: b"{}", lambda old: old.replace(b'"sha256":"', b'"sha256":"0')):
+        for key in entries:
+            store.put(key, damaged(store.get(key)))
+        own_scratch(monkeypatch, tmp_path / f"machine-{len(read)}")
+        read.clear()
+        found = recipe_of(tmp_path / "project", sources, root).parts
+        assert [(part.sha256, part.start) for part in found] == [(part.sha256, part.start) for part in expected]
+        assert read["a.jsonl"] >= len(FILES["a.jsonl"])
+
+
+# -- stores and disks that fail ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def faulty(sources: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
+    """What stands before the bucket of the sources and of the root; a request is tried four times."""
+    with faulty_s3() as store:
+        use(monkeypatch, store.address)
+        for module in (mirror, remote):
+            monkeypatch.setattr(module, "open_store", lambda url: open_bucket(url, retries=3))
+        yield store
+
+
+def expect_failure(run: Callable[[], object], root: str, code: str) -> None:
+    """A run ends with an error, which has no secret, and publishes nothing."""
+    with pytest.raises(PackError) as found:
+        run()
+    assert found.value.code == code, as_text(found.value)
+    assert found.value.exit_code == {"E688": 66, "E692": 65}.get(code, 74)
+    assert SECRET not in as_text(found.value)
+    assert "s3://" in as_text(found.value) or code == "E702"
+    assert not [*open_store(root).list("manifests")]
+
+
+@pytest.mark.parametrize(
+    ("method", "what", "fault", "code"),
+    [
+        ("GET", "chats/b.jsonl", "cut", "E691"),
+        ("GET", "chats/b.jsonl", "403", "E687"),
+        ("GET", "chats/b.jsonl", "404", "E688"),
+        ("GET", "chats/b.jsonl", "429", "E689"),
+        ("GET", "chats/b.jsonl", "503", "E689"),
+        ("GET", ".arrow", "cut", "E691"),
+        ("GET", ".arrow", "404", "E688"),
+        ("PUT", "data/tokens", "403", "E687"),
+        ("PUT", "data/corpora", "503", "E689"),
+        ("PUT", "manifests/", "503", "E689"),
+    ],
+)
+def test_a_store_that_fails_ends_the_run_and_the_next_one_completes_it(
+    tmp_path: Path,
+    sources: Store,
+    faulty: FaultyS3,
+    monkeypatch: pytest.MonkeyPatch,
+    expected: Tree,
+    method: str,
+    what: str,
+    fault: str,
+    code: str,
+) -> None:
+    root = f"s3://{new_bucket()}/root"
+    if what == ".arrow":  # another machine has made all token files
+        run_share(recipe_of(tmp_path / "project", sources, root), "tokenize", WHOLE)
+        own_scratch(monkeypatch, tmp_path / "another")
+
+    def run() -> None:
+        pack_corpus(recipe_of(tmp_path / "project", sources, root))
+
+    faulty.fails(method, what, fault)
+    expect_failure(run, root, code)
+    assert faulty.met
+    faulty.fails(method, what, fault, times=1)  # one failure is made good by another attempt, if one makes sense
+    if fault in ("403", "404"):
+        faulty.recovers()
+    run()
+    faulty.recovers()
+    assert without_names(tree_of(root)) == expected
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    """The shards, index, and token files of the same bytes in a folder; keys of plans have the names of sources."""
+    folder = tmp_path_factory.mktemp("expected")
+    (folder / "chats").mkdir()
+    for name, content in FILES.items():
+        (folder / "chats" / name).write_bytes(content)
+    pack_corpus(resolve(write_project(folder, [], sources=[{"path": "chats"}], **SETTINGS), folder / "root"))
+    return without_names(tree_of(folder / "root"))
+
+
+def without_names(tree: Tree) -> Tree:
+    """What of a tree does not depend on the names of sources."""
+    return {key: content for key, content in tree.items() if key.endswith(".arrow") and "/plans/" not in key}
+
+
+def test_an_object_that_changes_during_a_run_ends_it(
+    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between hashing and reading, on a machine that has nothing of it yet."""
+    root, old = f"s3://{new_bucket()}/root", sources.get("b.jsonl")
+    recipe = recipe_of(tmp_path / "project", sources, root)
+    sources.put("b.jsonl", FILES["d.jsonl"])
+    own_scratch(monkeypatch, tmp_path / "another")
+    elsewhere = replace(recipe, layout=Layout(root_of(root)))
+    expect_failure(lambda: pack_corpus(elsewhere), root, "E692")
+    sources.put("b.jsonl", old)
+    pack_corpus(recipe_of(tmp_path / "project", sources, root))
+    pack_corpus(recipe_of(tmp_path / "project", sources, tmp_path / "root"))
+    assert tree_of(root) == tree_of(tmp_path / "root")
+
+
+@pytest.mark.parametrize(
+    ("kept", "code"), [("/data/remote/", "E693"), ("/.staged/", "E702"), ("/data/tokens/", "E693")]
+)
+def test_a_full_scratch_disk_ends_the_run(
+    tmp_path: Path, sources: Store, monkeypatch: pytest.MonkeyPatch, expected: Tree, kept: str, code: str
+) -> None:
+    """Blocks of sources, what is written before it is sent, and token files of other machines."""
+    root = f"s3://{new_bucket()}/root"
+    if kept == "/data/tokens/":
+        run_share(recipe_of(tmp_path / "project", sources, root), "tokenize", WHOLE)
+        own_scratch(monkeypatch, tmp_path / "another")
+    write = HashingWriter.write
+
+    def refuse(self: HashingWriter, data: Any) -> int:
+        if kept in str(self._file.name) and memoryview(data).nbytes > 500:  # a receipt still has room
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(self, data)
+
+    class Full(io.FileIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HashingWriter, "write", refuse)
+        if kept == "/data/remote/":
+            patch.setattr(remote_blocks, "open_holes", lambda path, size: Full(os.devnull, "r+"))
+        expect_failure(lambda: pack_corpus(recipe_of(tmp_path / "project", sources, root)), root, code)
+    pack_corpus(recipe_of(tmp_path / "project", sources, root))
+    assert without_names(tree_of(root)) == expected
+    assert not list(tmp_path.rglob(".staged/*"))

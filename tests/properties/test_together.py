@@ -1,0 +1,258 @@
+"""Whatever settings are together: the config is refused by name, or the corpus is what the reference says.
+
+settings ─┬─ refused: the message names what excludes what
+          └─ packed, twice ─▶ rows, ledger, weights as tests/reference has them; the same bytes; verified; repaired
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.corpus import expected
+from reference.rows import Piece, pieces_of, weights_of
+from support.differential.comparison import library_of
+from support.packed_rows import folder_of
+from support.profiles import examples
+from support.row_shapes import IGNORED, Shaped, check_corpus, read_corpus
+from support.small_corpus import conversations, make_recipe, pack_corpus
+
+from tasks import recipe as recipe_module
+from tasks.config import load_config
+from tasks.core.errors import UsageError
+from tasks.storage.manifest import Manifest, load_manifest
+from tasks.verification.repair import repair
+from tasks.verification.verify import verify
+
+Given = dict[str, Any]
+
+OPTIONS: Given = {
+    "sequence_length": st.sampled_from([64, 96, [64], [48, 96], [32, 64, 128]]),
+    "mix": st.sampled_from(["tokens", "blocks"]),
+    "align": st.sampled_from([1, 4, 16]),
+    "padding": st.sampled_from(["row", "none"]),
+    "loss_weight": st.sampled_from(["none", "data", "conversation", "both"]),
+    "balance": st.fixed_dictionaries({"ranks": st.sampled_from([2, 3])}, optional={"rows_per_rank": st.just(2)}),
+    "company": st.sampled_from(["random", "similar", "apart"]),
+    "company_by": st.sampled_from(["text", "embedding"]),
+    "overlong": st.sampled_from(["truncate", "split", "drop"]),
+    "packing": st.sampled_from([True, True, False]),
+    "validation": st.sampled_from([0.0, 0.3]),
+    "epochs": st.sampled_from([1, 2]),
+    "duplicates": st.sampled_from(["keep", "drop"]),
+    "plan_group": st.sampled_from([12, 1_000_000]),
+    "seed": st.integers(0, 9),
+}
+UNUSUAL: Given = {
+    "sequence_length": [48, 96], "mix": "blocks", "align": 16, "padding": "none", "loss_weight": "both",
+    "balance": {"ranks": 2}, "company": "apart", "company_by": "embedding", "overlong": "split", "packing": False,
+    "validation": 0.3, "epochs": 2, "duplicates": "drop", "plan_group": 12, "seed": 1,
+}  # fmt: skip
+TOGETHER = st.fixed_dictionaries({}, optional=OPTIONS)
+
+
+def refusals(chosen: Given) -> dict[str, str]:
+    """What the config must refuse: a setting that has to go, and what the message must say."""
+    lengths = chosen.get("sequence_length", 64)
+    several = isinstance(lengths, list) and len(lengths) > 1
+    usual = {"mix": "tokens", "align": 1, "padding": "row", "loss_weight": "none", "company": "random"}
+    is_set = {name for name in (*usual, "balance") if name in chosen and chosen[name] != usual.get(name)}
+    found = {}
+    if not chosen.get("packing", True):
+        further = [("epochs", chosen.get("epochs", 1) > 1), ("overlong", chosen.get("overlong") == "split")]
+        needy = [*sorted(is_set - {"mix"}), *[name for name, matters in further if matters]]
+        found |= {name: f"{name}.* requires packing: true" for name in needy}
+        if several:
+            found["sequence_length"] = "sequence_length.* requires packing: true"
+    if several:
+        for name in is_set & {"align", "balance", "padding"}:
+            found.setdefault(name, f"sequence_length.* and {name} do not go together")
+    if "padding" in is_set:
+        for name in is_set & {"loss_weight", "balance"}:
+            found.setdefault(name, f"padding and {name} cannot be set together")
+    if "mix" in is_set and not several:
+        found["mix"] = "mix: blocks requires several lengths"
+    if chosen.get("company_by") == "embedding" and "company" not in is_set - {*found}:
+        found["company_by"] = "company_by: embedding requires company" if "company" not in is_set else found["company"]
+    return found
+
+
+@settings(max_examples=examples(80), deadline=None)
+@given(chosen=TOGETHER)
+def test_a_config_is_read_or_refused_by_name(chosen: Given, tmp_path_factory: pytest.TempPathFactory) -> None:
+    check_config(tmp_path_factory.getbasetemp() / "together.yaml", chosen)
+
+
+def test_every_pair_of_settings_is_read_or_refused_by_name(tmp_path: Path) -> None:
+    for pair in combinations(UNUSUAL.items(), 2):
+        check_config(tmp_path / "pair.yaml", dict(pair))
+
+
+def check_config(file: Path, chosen: Given) -> None:
+    file.write_text(yaml.safe_dump({"sources": [{"path": "x.jsonl"}], "sequence_length": 64, **chosen}))
+    refused = refusals(chosen)
+    if not refused:
+        load_config(file)
+        return
+    with pytest.raises(UsageError) as caught:
+        load_config(file)
+    assert any(re.search(said, str(caught.value)) for said in refused.values())
+
+
+# -- corpora -----------------------------------------------------------------------------------------------------------
+
+
+def records_of(count: int) -> list[Given]:
+    """Conversations, some of them too long for a row and some of them twice, with a weight and an embedding."""
+    records = conversations(count - 4, seed=3, longest=16)
+    for number, record in enumerate(records):
+        record["loss_weight"] = number % 4 / 2 + 0.5
+        record["embedding"] = [number % 5 - 2, 1.5, (number * 7) % 3]
+    return [*records, *records[:4]]
+
+
+RECORDS = records_of(40)
+READ = [(number, record) for number, record in enumerate(RECORDS, 1)]
+SAMPLES = expected(RECORDS, "messages", "chatml", library_of("sp_bpe_chatml"))
+EOS = library_of("sp_bpe_chatml").eos
+
+
+@st.composite
+def packed_settings(draw: st.DrawFn) -> Given:
+    """Draw settings that go together: what is refused is taken out."""
+    chosen: Given = {"sequence_length": 64} | draw(TOGETHER)
+    while refused := refusals(chosen):
+        for name in refused:
+            del chosen[name]
+        chosen.setdefault("sequence_length", 64)
+    return chosen
+
+
+def pack(folder: Path, chosen: Given, **other: Any) -> Path:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
+        patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 100)
+        return pack_corpus(make_recipe(folder, RECORDS, max_rejects=1, **chosen, **other))
+
+
+@settings(max_examples=examples(24), deadline=None)
+@given(chosen=packed_settings(), which=st.integers(0, 99), damage=st.sampled_from(["delete", "cut", "flip"]))
+def test_a_corpus_is_what_the_reference_says_and_repaired(
+    chosen: Given, which: int, damage: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    one, other = (tmp_path_factory.mktemp("corpus") for _ in range(2))
+    path = pack(one, chosen)
+    assert verify(path)
+    manifest = load_manifest(path)
+    if manifest.format_version == "2.0":
+        check_conversations(path, chosen)
+    else:
+        found = read_corpus(path)
+        check_corpus(found)
+        check_pieces(found, chosen)
+    check_ledger(manifest)
+    again = pack(other, chosen, part_size=1 << 11)
+    assert again.read_bytes() == path.read_bytes(), "the manifest has the checksums of all shards"
+
+    names = [shard.path for split in manifest.splits.values() for shard in split.shards]
+    shard = folder_of(path) / names[which % len(names)]
+    whole = shard.read_bytes()
+    shard.unlink()
+    if damage != "delete":
+        shard.write_bytes(whole[: len(whole) // 2] + (b"" if damage == "cut" else flipped(whole[len(whole) // 2 :])))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 4000)
+        patch.setattr(recipe_module, "BYTES_PER_CONVERSATION", 100)
+        assert [file.path for file in repair(path)] == [shard]
+    assert shard.read_bytes() == whole
+
+
+def flipped(data: bytes) -> bytes:
+    return bytes([data[0] ^ 1]) + data[1:]
+
+
+def kept(chosen: Given) -> list[int]:
+    """The records that are not left out as duplicates, from 1."""
+    seen: set[str] = set()
+    found = []
+    for number, record in READ:
+        content = json.dumps(record["messages"])
+        if content not in seen or chosen.get("duplicates") != "drop":
+            found.append(number)
+        seen.add(content)
+    return found
+
+
+def wanted_pieces(chosen: Given) -> dict[int, list[Piece]]:
+    lengths = chosen["sequence_length"]
+    longest = max(lengths) if isinstance(lengths, list) else lengths
+    found = {}
+    for number in kept(chosen):
+        [sample] = SAMPLES[number - 1] or [([], [])]
+        found[number] = pieces_of(sample, longest, chosen.get("overlong", "truncate"), EOS)
+    return {number: pieces for number, pieces in found.items() if pieces}
+
+
+def check_pieces(found: Shaped, chosen: Given) -> None:
+    """Check what the rows hold of each conversation, in each packing, against the reference."""
+    wanted, mode = wanted_pieces(chosen), chosen.get("loss_weight", "none")
+    of_data = {number: record["loss_weight"] for number, record in READ}
+    packings: dict[str, dict[int, list[tuple[Piece, list[float]]]]] = {}
+    for split, rows in found.rows.items():
+        own = packings.setdefault(re.sub(r"-\d+$", "", split), {})
+        for row in rows:
+            assert ("loss_weight" in row.columns) == (mode != "none")
+            for entry in row.entries:
+                place = slice(entry["start"], entry["start"] + entry["length"])
+                ids, labels = row.columns["input_ids"][place], row.columns["labels"][place]
+                assert all(label in (IGNORED, token) for token, label in zip(ids, labels, strict=True))
+                piece = Piece(entry["first"], ids, [label != IGNORED for label in labels])
+                weights = row.columns.get("loss_weight", [])
+                assert not any(weights[at] for at in range(len(weights)) if row.columns["labels"][at] == IGNORED)
+                own.setdefault(entry["record"], []).append((piece, weights[place]))
+    held_out = packings.get("validation", {})
+    assert bool(held_out) == bool(chosen.get("validation"))
+    assert not {*held_out} & {*packings["train"]}
+    assert {*held_out} | {*packings["train"]} == {*wanted}
+    for name, own in packings.items():
+        assert name == "validation" or {*own} == {*packings["train"]}, "every packing has the same conversations"
+        there = {number: wanted[number] for number in own}
+        weights_there = weights_of(there, of_data, mode)
+        for number, pieces in own.items():
+            assert [piece for piece, _ in sorted(pieces)] == there[number]
+            for piece, weights in pieces:
+                trained = [weight for weight, flag in zip(weights, piece.trained, strict=False) if flag]
+                assert trained == pytest.approx([weights_there[number]] * len(trained), rel=1e-6)
+    assert [name for name in packings if name.startswith("train")] == ["train", "train_epoch_2"][
+        : chosen.get("epochs", 1)
+    ]
+
+
+def check_conversations(path: Path, chosen: Given) -> None:
+    """Check a corpus of format 2.0: every conversation is a row, whole."""
+    longest = chosen["sequence_length"] if chosen.get("overlong") == "drop" else 1 << 20
+    longest = longest[0] if isinstance(longest, list) else longest
+    wanted = [RECORDS[number - 1]["messages"] for number in kept(chosen) if len(SAMPLES[number - 1][0][0]) <= longest]
+    found = []
+    for split in load_manifest(path).splits.values():
+        for shard in split.shards:
+            rows = pa.ipc.open_stream((folder_of(path) / shard.path).read_bytes()).read_all().to_pylist()
+            found += [[{name: each[name] for name in ("role", "content")} for each in row["messages"]] for row in rows]
+    assert sorted(map(json.dumps, found)) == sorted(map(json.dumps, wanted))
+
+
+def check_ledger(manifest: Manifest) -> None:
+    counts, tokens = manifest.ledger.conversations, manifest.ledger.tokens
+    assert counts.read == len(RECORDS)
+    assert counts.read == counts.packed + sum(counts.rejected.values()) + sum(counts.dropped.values())
+    encoded = tokens.encoded + tokens.separators + tokens.repeated
+    assert encoded == tokens.packed + tokens.truncated + tokens.dropped
+    assert sum(split.rows for split in manifest.splits.values()) == manifest.packing_metadata.rows

@@ -1,0 +1,48 @@
+"""Samples of one corpus → the pieces that its rows hold of them, and how much each counts in the loss.
+
+    ids, trained, in rows of 64 ─pieces_of─▶ [(0, ids, trained)], or several with overlong: split, or none
+
+- A sample that fits in a row is one piece. `truncate` keeps the first piece of a longer one, `split` all, `drop` none.
+- A piece that is cut has one token less than a row, and an EOS after it that is not trained on.
+- The first token of a piece is not trained on. A piece without a trained token is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from reference.tokens import Encoded
+
+
+class Piece(NamedTuple):
+    """What a row holds of a sample. `first` is its offset in the sample."""
+
+    first: int
+    ids: list[int]
+    trained: list[bool]
+
+
+def pieces_of(sample: Encoded, length: int, overlong: str, eos: int) -> list[Piece]:
+    """Return the pieces of a sample in rows of at most `length` tokens."""
+    ids, trained = sample
+    if len(ids) <= length:
+        return [Piece(0, ids, trained)] * any(trained)
+    if overlong == "drop":
+        return []
+    found, first = [], 0
+    while first < len(ids):
+        is_last = len(ids) - first <= length
+        taken = len(ids) - first if is_last else length - 1
+        flags = [False, *trained[first + 1 : first + taken], *[False] * (not is_last)]
+        found.append(Piece(first, ids[first : first + taken] + [eos] * (not is_last), flags))
+        first += taken
+    return [piece for piece in found[: None if overlong == "split" else 1] if any(piece.trained)]
+
+
+def weights_of(pieces: Mapping[int, Sequence[Piece]], of_data: Mapping[int, float], mode: str) -> dict[int, float]:
+    """Return the weight of each trained token of a conversation, by its number; `pieces` are those of one split."""
+    trained = {number: sum(sum(piece.trained) for piece in own) for number, own in pieces.items()}
+    mean = sum(trained.values()) / max(1, len(trained))
+    of_length = {number: mean / count if mode in ("conversation", "both") else 1.0 for number, count in trained.items()}
+    return {number: of_length[number] * (of_data[number] if mode in ("data", "both") else 1.0) for number in trained}
