@@ -51,9 +51,9 @@ OF_LOOPS = [
 OTHERS = ["messages | length", "messages", "ns", "items", "f", "other", "m", "loop"]
 
 
-def expressions(names: list[str]) -> st.SearchStrategy[str]:
+def expressions(names: list[str], joined: str = "({} ~ {})") -> st.SearchStrategy[str]:
     one = st.sampled_from(names * 4 + OTHERS)
-    return one | st.builds("({} ~ {})".format, one, one)
+    return one | st.builds(joined.format, one, one)
 
 
 LISTS = st.sampled_from(
@@ -63,6 +63,8 @@ LISTS = st.sampled_from(
     ]
 )
 EXPRESSIONS = expressions(KNOWN + OF_LOOPS)
+# A variable that is joined with itself in loops would double until the memory is full.
+SHORT = expressions(KNOWN + OF_LOOPS, "({} ~ {})[:20]")
 CONDITIONS = EXPRESSIONS | st.sampled_from(["m.role == 'user'", "not ns.a", "loop.first or loop.previtem.x"])
 
 
@@ -80,8 +82,8 @@ LOOP = "{{% for {} in {} %}}{}{{% endfor %}}".format
 SETS = "{{% set {} = {} %}}".format
 SIMPLE = st.one_of(
     st.builds("{{{{ {} }}}}".format, EXPRESSIONS),
-    st.builds(SETS, st.sampled_from(["part", "a", "a", "m", "items", "tools"]), EXPRESSIONS),
-    st.builds(SETS, st.sampled_from(["ns.a", "ns.b", "other.a"]), EXPRESSIONS),
+    st.builds(SETS, st.sampled_from(["part", "a", "a", "m", "items", "tools"]), SHORT),
+    st.builds(SETS, st.sampled_from(["ns.a", "ns.b", "other.a"]), SHORT),
     st.builds(
         "{{% if loop.index0 == 2 %}}{}{{% endif %}}".format, st.sampled_from(["{% break %}", "{% continue %}", "-"])
     ),
