@@ -33,6 +33,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import _compile_jinja_template, render_jinja_template
 
 from tasks.conversations.formats import read_record
+from tasks.conversations.openai import in_parts
 from tasks.core.errors import DataError, Reject
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
@@ -43,10 +44,12 @@ from tasks.tokenization.segments import segments_of
 
 TODAY = "2026-01-01"
 MARKERS = re.compile(
-    r"<[|｜][^<>|｜\n'\"{}]{1,40}[|｜]>|</?s>|<(?:start|end)_of_turn>|\[/?[A-Z_]{2,30}\]|\[e~\[|\]~[!b]\[?"
+    r"<[|｜][^<>|｜\n'\"{}]{1,40}[|｜]>|</?s>|<(?:start|end)_of_\w+>|\[/?[A-Z_]{2,30}\]|\[e~\[|\]~[!b]\[?"
 )
 # What content may be: reasoning and tools are ordinary vocabulary.
 ORDINARY = re.compile(r"think|tool|TOOL|THINK|function|parameter|arg_")
+# Of Gemma 4, all of which are special tokens.
+ONE_SIDED = re.compile(r'<\|[a-z_]+>|<[a-z_]+\|>|<\|"\|>')
 
 CITY = {"type": "object", "properties": {"city": {"type": "string", "description": "A city."}}, "required": ["city"]}
 TOOL = {"type": "function", "function": {"name": "get_weather", "description": "Weather.", "parameters": CITY}}
@@ -140,6 +143,7 @@ def tokenizers_of(source: str, tokenizer: Path, folder: Path) -> tuple[Encoder, 
             written += render_jinja_template([messages], tools=[TOOL], chat_template=source)[0]
     found = {marker for text in written for marker in MARKERS.findall(text)}
     markers = {marker for marker in found if not ORDINARY.search(marker)} | {"<s>", "</s>", "<pad>"}
+    markers |= {marker for text in written for marker in ONE_SIDED.findall(text)}
     model.add_special_tokens([AddedToken(marker, special=True, normalized=False) for marker in sorted(markers)])
     model.save(str(folder / "tokenizer.json"))
     settings = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
@@ -182,6 +186,7 @@ def check(
         start = starts[number if sample.turn is None else 0]
         stop = next((i for i in range(start, len(flags)) if not flags[i]), len(flags))
         said = [template._as_expected(message) for message in seen[:k]]
+        said = [in_parts(message) for message in said] if template._reads_parts else said
         rendered, _ = render_jinja_template(
             [said],
             tools=tools,

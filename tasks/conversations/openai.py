@@ -53,6 +53,12 @@ def as_openai(message: Message) -> dict[str, Any]:
     return found
 
 
+def in_parts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message in OpenAI's form whose content is a list of one part, as some templates read it."""
+    content = message["content"]
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
 def _arguments(text: str) -> Any:
     try:
         return orjson.loads(text)

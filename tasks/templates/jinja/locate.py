@@ -146,7 +146,7 @@ def _after_other_text(
     if reasoning:
         # The prompt introduces the reasoning, unless this is a content that starts with the same words.
         start = written.lstrip()
-        if start.startswith(reasoning) and str(message.get("content") or "").strip() in start[len(reasoning) :]:
+        if start.startswith(reasoning) and _content(message) in start[len(reasoning) :]:
             return written
     elif _EMPTY_BLOCK.fullmatch(rest):
         return None if _OPEN.match(written) else written
@@ -158,8 +158,9 @@ def _after_other_text(
         return f"{reasoning}\n{close}\n\n{written.lstrip()}"
     before = base()
     header = prompt.removeprefix(before) if before and prompt.startswith(before) else ""
-    if header == rest and not ends.sub("", rest).strip() and _starts_with_content(message, written):
-        return written  # the turn continues the one before it, without the header that the prompt has
+    is_bare = not ends.sub("", rest).strip() and (header == rest or prompt == before)
+    if is_bare and _starts_with_turn(message, written, ends):
+        return written  # it continues the turn before it, without the header, or the end of that turn, in the prompt
     # An earlier message is written differently if it is the last one: then the answer follows the generation prompt,
     # or the last control token if there is none.
     if not header and (last := list(ends.finditer(prompt))) and last[-1].end() == len(prompt):
@@ -174,9 +175,14 @@ def _is_closed(message: Any, prompt: str) -> bool:
     return bool(_reasoning(message) and _CLOSED.search(prompt))
 
 
-def _starts_with_content(message: Any, written: str) -> bool:
-    content = message.get("content")
-    return bool(isinstance(content, str) and content.strip() and written.lstrip().startswith(content.strip()))
+def _starts_with_turn(message: Any, written: str, ends: re.Pattern[str]) -> bool:
+    """Return whether a text starts with the content of a turn, or with its first call after at most one marker."""
+    content = _content(message)
+    if content and written.lstrip().startswith(content):
+        return True
+    calls = message.get("tool_calls") or ()
+    lead, found, _ = written.partition(calls[0]["function"]["name"]) if calls else ("", "", "")
+    return bool(found) and len(ends.findall(lead)) <= 1 and not _reasoning(message)
 
 
 def _range_in(whole: str, prompt: str, answer: str, ends: re.Pattern[str]) -> Range | None:
@@ -196,6 +202,11 @@ def _range_in(whole: str, prompt: str, answer: str, ends: re.Pattern[str]) -> Ra
         if only_ends and whole.startswith(answer[:stop], start) and (before or answer[before:stop].strip()):
             return start, start + stop
     return None
+
+
+def _content(message: Any) -> str:
+    content = message.get("content") or ""
+    return str(content if isinstance(content, str) else "".join(part["text"] for part in content)).strip()
 
 
 def _reasoning(message: Any) -> str:

@@ -29,7 +29,7 @@ from typing import Any
 import orjson
 
 from tasks.conversations.model import Conversation, Message
-from tasks.conversations.openai import as_openai
+from tasks.conversations.openai import as_openai, in_parts
 from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
@@ -54,6 +54,9 @@ _JSON_GAP = re.compile("\0(\\d+):\\d+\0")
 
 # The maximum number of conversations whose control tokens are remembered, to compare others with them.
 MOST_KNOWN = 1024
+
+# The message before the answers that a template is tried with.
+_QUESTION = {"role": "user", "content": "a"}
 
 Ranges = list[tuple[int, int]]
 
@@ -209,7 +212,7 @@ class JinjaTemplate(Template):
                 self._require_agreement(ranges, marked, turns)
                 ranges = marked
             for k, (start, stop) in zip(turns if turn is None else [turn], ranges, strict=True):
-                self._require_written(conversation.messages[k], k, text[start:stop].replace(breaker, ""))
+                self._require_written(conversation.messages[k], k, text[start:stop], breaker)
             found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
         return found
 
@@ -281,9 +284,10 @@ class JinjaTemplate(Template):
 
     def _broken(self, conversation: Conversation, change: Callable[[Any], Any] = lambda value: value) -> _Broken:
         """Return messages and tools as the template expects them, with broken control strings, and the breaker."""
-        messages = [self._as_expected(message) for message in conversation.messages]
-        tools: Any = [orjson.loads(tool) for tool in conversation.tools] or None
-        return self._breaker.broken(change(messages), change(tools))
+        found = [self._as_expected(message) for message in conversation.messages]
+        given: Any = [orjson.loads(tool) for tool in conversation.tools] or None
+        messages, tools, breaker = self._breaker.broken(change(found), change(given))
+        return [in_parts(message) for message in messages] if self._reads_parts else messages, tools, breaker
 
     def _as_expected(self, message: Message) -> dict[str, Any]:
         found = as_openai(message)
@@ -299,6 +303,14 @@ class JinjaTemplate(Template):
         return found
 
     # How this template reads what templates read differently
+
+    @cached_property
+    def _reads_parts(self) -> bool:
+        """Return whether the template writes contents only if they are lists of parts, as for images."""
+        answer, other = ({"role": "assistant", "content": content} for content in ("a-n-s-w-e-r", "o-t-h-e-r-s"))
+        if self._text_of(_QUESTION, answer) != self._text_of(_QUESTION, other):
+            return False
+        return "a-n-s-w-e-r" in self._text_of(in_parts(_QUESTION), in_parts(answer))
 
     @cached_property
     def _reasoning_form(self) -> ReasoningForm:
@@ -340,10 +352,13 @@ class JinjaTemplate(Template):
         )
 
     def _trial(self, answer: dict[str, Any], tools: Any = None) -> str:
+        messages = _QUESTION, answer
+        return self._text_of(*(map(in_parts, messages) if self._reads_parts else messages), tools=tools)
+
+    def _text_of(self, *messages: dict[str, Any], tools: Any = None) -> str:
+        """Return what the template writes of messages; nothing if it refuses them."""
         try:
-            return self._renderer.render(
-                Job([{"role": "user", "content": "a"}, answer], tools, False, [], "others")
-            ).text
+            return self._renderer.render(Job([*messages], tools, False, [], "others")).text
         except Reject:
             return ""
 
@@ -382,12 +397,16 @@ class JinjaTemplate(Template):
                     "writes, or remove the marks",
                 )
 
-    def _require_written(self, message: Message, k: int, answer: str) -> None:
-        """Check that the template wrote the reasoning and the calls of a turn.
+    def _require_written(self, message: Message, k: int, answer: str, breaker: str) -> None:
+        """Check that the template wrote a turn, its reasoning, and its calls.
 
         What it never writes may be in the answer by chance, so the texts alone do not decide.
         """
-        answer = _JSON_GAP.sub("\0\\1\0", answer)
+        if message.content.strip() and not self._encoder.control_pattern.sub("", answer).strip():
+            raise Reject(
+                "answer_not_written", f"messages[{k}] has content, and the template {self.name} writes nothing of it"
+            )
+        answer = _JSON_GAP.sub("\0\\1\0", answer.replace(breaker, ""))
         reasoning = reasoning_of(message)
         never = self._reasoning_form is ReasoningForm.NONE and bool(message.reasoning)
         never = never and not (message.tool_calls and self._reasons_before_calls)

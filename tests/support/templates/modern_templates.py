@@ -105,4 +105,30 @@ TEXT_ARGUMENTS = (
     + "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name + ' ' + c.function.arguments }}"
     "</tool_call>{% endfor %}<|im_end|>\n{% endfor %}" + PROMPT
 )
+# Results follow calls, and the content both. A turn that continues goes on where the last one was, without its end
+# token; the prompt has that token, and no header.
+CONTINUED = (
+    "{% set ns = namespace(before=none) %}{% for m in messages %}{% if m.role != 'tool' %}"
+    "{% if m.role != 'assistant' or ns.before != 'assistant' %}<|im_start|>{{ m.role }}\n{% endif %}"
+    "{% set ns.before = m.role %}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}</tool_call>{% endfor %}"
+    "{% set result = loop.nextitem if loop.nextitem and loop.nextitem.role == 'tool' else none %}"
+    "{% if result %}<result>{{ result.content }}</result>{% endif %}{{ m.content }}"
+    "{% set next = messages[loop.index0 + (2 if result else 1)] %}"
+    "{% if (next is defined and next.role == 'assistant') or (m.tool_calls and not result) %}"
+    "{% elif next is defined or m.content or not result %}<|im_end|>\n{% endif %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|im_start|>assistant\n{% endif %}"
+)
+# Contents are lists of parts, as of models that see: the characters of a text are none.
+PARTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for part in m.content %}{% if part.type == 'text' %}"
+    "{{ part.text }}{% else %}<image>{% endif %}{% endfor %}<|im_end|>\n{% endfor %}" + PROMPT
+)
+# A text has no attribute `type`, so that the template refuses it.
+SELECTED_PARTS = (
+    LOOP + "{% for part in m.content | selectattr('type', 'equalto', 'text') %}{{ part['text'] }}{% endfor %}"
+    "<|im_end|>\n{% endfor %}" + PROMPT
+)
+# Nothing of an answer is written.
+QUESTIONS = LOOP + "{% if m.role != 'assistant' %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}" + PROMPT
 NO_CALLS = LOOP + "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT

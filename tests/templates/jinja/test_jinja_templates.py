@@ -463,8 +463,8 @@ def test_a_template_whose_labels_would_be_wrong_stops_the_run(
     [
         (ALTERNATING, "template_refused", "refuses the conversation: roles must alternate user/assistant"),
         ("{{ messages[0].content + 1 }}", "template_failed", "fails on the conversation"),
-        ("<|im_start|>", "no_trained_tokens", "writes none of its answers"),
-        ("", "no_trained_tokens", "writes none of its answers"),
+        ("<|im_start|>", "answer_not_written", "writes nothing of it"),
+        ("", "answer_not_written", "writes nothing of it"),
     ],
 )
 def test_a_conversation_that_a_template_cannot_write_is_rejected(source: str, code: str, problem: str) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.profiles import examples
 from support.templates.modern_templates import (
     CALLS_IF_NULL,
+    CONTINUED,
     END_LAST,
     INLINE,
     INTRODUCED,
@@ -19,6 +20,9 @@ from support.templates.modern_templates import (
     NO_END,
     OPENED,
     OPTIONAL,
+    PARTS,
+    QUESTIONS,
+    SELECTED_PARTS,
     STRIPPED,
     TEXT_ARGUMENTS,
 )
@@ -292,3 +296,47 @@ def test_reasoning_before_calls_is_trained_on_if_the_template_writes_it_there_al
     with pytest.raises(DataError) as found:
         samples_of(template, [user("a"), answer("r", reasoning_content="r")])
     assert found.value.reason == "reasoning_not_written"
+
+
+def called(content: str) -> list[dict[str, Any]]:
+    return [answer(content, tool_calls=[CALL]), {"role": "tool", "content": "5"}]
+
+
+@pytest.mark.parametrize(
+    ("messages", "prompt", "written"),
+    [
+        # The prompt ends the turn with words and a call, and the answer goes on in it.
+        ([*called("b"), answer("c")], "find</tool_call><result>5</result>b<|im_end|>\n", "c<|im_end|>"),
+        ([*called("b"), *called("c"), answer("d")], "<result>5</result>b<|im_end|>\n", "<tool_call>find</tool_call>c"),
+        ([*called("b"), *called(""), answer("d")], "<result>5</result>b<|im_end|>\n", "<tool_call>find</tool_call>"),
+        # Without words, the prompt does not end it.
+        ([*called(""), answer("c")], "find</tool_call><result>5</result>", "c<|im_end|>"),
+    ],
+)
+def test_an_answer_that_continues_a_turn_follows_its_prompt(
+    messages: list[dict[str, Any]], prompt: str, written: str
+) -> None:
+    samples = samples_of(open_jinja(CONTINUED, "apart"), [user("a"), *messages])
+    second = "".join(span.text for span in samples[1].spans if not span.trained)
+    assert second.endswith(prompt)
+    assert trained(samples[1]) == [written]
+
+
+@pytest.mark.parametrize("source", [PARTS, SELECTED_PARTS])
+def test_contents_are_parts_if_the_template_writes_no_others(source: str) -> None:
+    """They were left out, and end tokens alone were trained on."""
+    [sample] = samples_of(open_jinja(source), [user("a"), answer("<|im_end|>b"), user("c"), answer("d")])
+    start = "<|im_start|>assistant\n"
+    assert whole(sample) == (
+        f"<|im_start|>user\na<|im_end|>\n{start}<|im_end|>b<|im_end|>\n<|im_start|>user\nc<|im_end|>\n{start}d<|im_end|>\n"
+    )
+    assert trained(sample) == ["<|im_end|>b<|im_end|>", "d<|im_end|>"]
+    assert next(span.text for span in sample.spans if span.trained) == "<|im_end|>b"
+
+
+def test_an_answer_that_the_template_does_not_write_is_rejected() -> None:
+    with pytest.raises(
+        Reject, match=r"messages\[1\] has content, and the template test\.jinja writes nothing of it"
+    ) as found:
+        samples_of(open_jinja(QUESTIONS), [user("a"), answer("b")])
+    assert found.value.reason == "answer_not_written"
