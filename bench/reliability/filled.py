@@ -7,6 +7,7 @@ reasoning in its field or in the content, calls, results, and tools are prepared
 and in half of the conversations also markers, control strings, white space, and other scripts. None may differ.
 
     filled      as many were filled in
+    composed    of placeholders, values, and pieces
     rendered    the template treats something of them in a way that is not the same for all values
     refused     by the template, or because of its reasoning or calls
 """
@@ -84,7 +85,7 @@ def conversation(rng: random.Random) -> dict[str, Any]:
 
 
 class Counting(Preparer):
-    """Count the conversations that are rendered."""
+    """Count the conversations that are rendered, or composed."""
 
     rendered = 0
 
@@ -99,32 +100,45 @@ def check(source: str, tokenizer: Path, records: list[dict[str, Any]], drop: boo
     with tempfile.TemporaryDirectory() as name:
         encoder, _ = tokenizers_of(source, tokenizer, Path(name))
         try:
-            template = JinjaTemplate("t", source, encoder, "assistant", TODAY, turns, adjust=Adjust(drop))
+            template, plain = (
+                JinjaTemplate("t", source, encoder, "assistant", TODAY, turns, adjust=Adjust(drop)) for _ in range(2)
+            )
         except DataError:
             return Counter(unusable=1)
+        plain._composed = lambda *_: (yield from ())  # type: ignore[method-assign]
         preparer = Counting(FILE, template, encoder, "assistant")
+        composed: list[Any] = []
+        compose = template._composed
+
+        def watched(*given: Any) -> Any:
+            composed.append((yield from compose(*given)))
+            return composed[-1]
+
+        template._composed = watched  # type: ignore[method-assign]
         for record in records * 3:  # some shapes are filled in from their third conversation on
             preparer.rendered = 0
+            composed.clear()
             filled, error = [], ""
             try:
                 filled = preparer.prepare(record)
             except (Reject, DataError) as found:
                 error = str(found)
-            if preparer.rendered:
+            if preparer.rendered and not (composed and composed[-1]):
                 counts["refused" if error else "rendered"] += 1
                 continue
+            way = "composed" if preparer.rendered else "filled"
             try:
                 conversation = read_record(record, "messages")
                 trained = trained_turns(conversation, "assistant")
                 if not any(trained):
                     raise Reject("no_trained_tokens", error)
-                rendered = preparer.prepared(ToRender(conversation, trained), template.samples(conversation, trained))
+                rendered = preparer.prepared(ToRender(conversation, trained), plain.samples(conversation, trained))
                 if not isinstance(rendered, list):
                     raise rendered
                 same = [comparable(sample) for sample in filled] == [comparable(sample) for sample in rendered]
             except (Reject, DataError) as found:
                 same = error == str(found)
-            counts["filled" if same else "DIFFERENT"] += 1
+            counts[way if same else "DIFFERENT"] += 1
             if not same:
                 print(json.dumps(record, ensure_ascii=False))
     return counts

@@ -177,6 +177,17 @@ def blank(shape: ConversationShape) -> tuple[Conversation, frozenset[int]]:
     return Conversation(tuple(messages), tools), frozenset(objects)
 
 
+def with_values(value: Any, values: Sequence[Any]) -> Any:
+    """Return JSON with these values for its placeholders, where there are no gaps for JSON."""
+    if isinstance(value, str):
+        return GAP.sub(lambda gap: values[int(gap[1])], value) if "\0" in value else value
+    if isinstance(value, dict):
+        if len(value) == 1 and (found := GAP.fullmatch(next(iter(value)))) and 0 in value.values():
+            return values[int(found[1])]
+        return {with_values(key, values): with_values(item, values) for key, item in value.items()}
+    return [with_values(item, values) for item in value] if isinstance(value, list) else value
+
+
 def is_placeholder(arguments: str) -> bool:
     """Return whether the arguments of a call in a `blank` conversation are the same for all conversations, as text."""
     return arguments == "{}" or GAP.fullmatch(arguments) is not None or _OBJECT_TEXT.fullmatch(arguments) is not None

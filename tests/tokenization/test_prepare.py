@@ -277,7 +277,7 @@ def test_a_frame_is_rendered_once_and_their_number_is_bounded(monkeypatch: pytes
 @pytest.mark.parametrize("at_once", [1, 2, 64])
 def test_many_records_are_prepared_as_each_by_itself(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain, unusual, invalid, and refused ones, with a template that must render all of them."""
-    monkeypatch.setattr("tasks.templates.jinja.lockstep.AT_ONCE", at_once)
+    monkeypatch.setattr("tasks.templates.jinja.sandbox.lockstep.AT_ONCE", at_once)
     [messages] = [format for format in FORMATS if format.name == "messages"]
     encoder = open_kind("hf_byte_level")
     refuses = "{{ raise_exception('no') if 'no' in messages[0].content }}" + CHATML_JINJA.replace(

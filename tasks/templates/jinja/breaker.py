@@ -51,22 +51,23 @@ class Breaker:
         self._known: dict[tuple[str, str], str] = {}
         self._intact = Unchanged(lambda text: self._broken_text(text, _PRIVATE_CHARACTER), _OUR_KEYS, _ROLES)
 
-    def broken(self, messages: Any, tools: Any) -> tuple[Any, Any, str]:
-        """Return messages and tools with broken control strings, and the private character.
-
-        Raises Reject if they are nested too deeply.
-        """
+    def broken(self, messages: Any, tools: Any) -> Broken:
+        """Break the control strings of messages and tools. Raises Reject if they are nested too deeply."""
         try:
             json = orjson.dumps((messages, tools)).decode()
             breaker = self._breaker(json)
-            if self._intact.has_all(json):
-                return messages, tools, breaker
-            return self._break(messages, breaker), self._break(tools, breaker), breaker
+            return Broken(self, messages, tools, breaker, self._intact.has_all(json))
         except (orjson.JSONEncodeError, RecursionError):
-            raise Reject("too_deep", "a tool, or the arguments of a tool call, are nested too deeply") from None
+            raise _too_deep() from None
+
+    def may_join(self, text: str) -> bool:
+        """Return whether a neighboring text could complete a control string at an end of this one."""
+        starts, ends, insides, long = self._fragments
+        core = text.strip()
+        return ends.match(core) or starts.match(core) or core in insides or any(core in string for string in long)
 
     @cached_property
-    def _pieces(self) -> tuple[_Ends, _Ends, frozenset[str], tuple[str, ...]]:
+    def _fragments(self) -> tuple[_Ends, _Ends, frozenset[str], tuple[str, ...]]:
         """Return proper prefixes, suffixes, and inner substrings of control strings.
 
         The last item are the strings too long to list their substrings.
@@ -113,6 +114,13 @@ class Breaker:
         """Return all characters of the template, and of strings that the tokenizer looks for in texts."""
         return set().union(self._source, *self._encoder.controls, *self._encoder.content_tokens)
 
+    def broken_value(self, value: Any, breaker: str) -> Any:
+        """Return a value of a conversation with broken control strings. Raises Reject if it is nested too deeply."""
+        try:
+            return self._break(value, breaker)
+        except RecursionError:
+            raise _too_deep() from None
+
     def _break(self, value: Any, breaker: str, trusted: bool = False) -> Any:
         if isinstance(value, str):
             return value if trusted else self._break_text(value, breaker)
@@ -143,7 +151,7 @@ class Breaker:
         core = text.strip()
         if not core:
             return text
-        starts, ends, insides, long = self._pieces
+        starts, ends, insides, long = self._fragments
         before = ends.match(core)
         after = core in insides or starts.match(core) or any(core in string for string in long)
         left, right = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
@@ -166,6 +174,25 @@ class Breaker:
             pieces += [text[end : match.start()], breaker * alone, first, breaker * (1 + alone)]
             end = match.start() + 1
         return "".join(pieces) + text[end:] if pieces else text
+
+
+class Broken:
+    """A conversation with broken control strings. `is_intact`: there is nothing to break.
+
+    It is broken when messages or tools are read: most conversations that are composed are not rendered.
+    """
+
+    def __init__(self, by: Breaker, messages: Any, tools: Any, breaker: str, is_intact: bool):
+        self.breaker, self.is_intact = breaker, is_intact
+        self._by, self._messages, self._tools = by, messages, tools
+
+    @cached_property
+    def messages(self) -> Any:
+        return self._messages if self.is_intact else self._by.broken_value(self._messages, self.breaker)
+
+    @cached_property
+    def tools(self) -> Any:
+        return self._tools if self.is_intact else self._by.broken_value(self._tools, self.breaker)
 
 
 class _Ends:
@@ -192,6 +219,10 @@ class _Ends:
             if k <= self.STEM and piece not in self._stems:
                 return False
         return False
+
+
+def _too_deep() -> Reject:
+    return Reject("too_deep", "a tool, or the arguments of a tool call, are nested too deeply")
 
 
 def escaped(text: str) -> str:

@@ -23,7 +23,7 @@ from jinja2.runtime import LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment, safe_range
 from jinja2.utils import Namespace
 
-from tasks.templates.jinja.memo.blocks import Marker, Remembered
+from tasks.templates.jinja.memo.blocks import Marker, Remembered, attributes_of
 from tasks.templates.jinja.memo.compiler import RememberingGenerator
 from tasks.templates.jinja.memo.depends import SyntaxTree
 from tasks.templates.jinja.memo.memo import Memo
@@ -104,7 +104,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
             return getattr(obj, attribute)
         if kind is dict and attribute in obj and attribute not in _OF_DICTS:
             return obj[attribute]  # as Jinja does after it has caught an AttributeError
-        if kind is _SafeNamespace and attribute in (values := _values(obj)):
+        if kind is _SafeNamespace and attribute in (values := attributes_of(obj)):
             return values[attribute]
         return super().getattr(obj, attribute)
 
@@ -145,12 +145,7 @@ class _SafeNamespace(Namespace):
 
     def __setitem__(self, name: str, value: Any) -> None:
         _refuse_private(name)
-        _values(self)[name] = value
-
-
-def _values(namespace: Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = object.__getattribute__(namespace, "_Namespace__attrs")
-    return found
+        attributes_of(self)[name] = value
 
 
 def _raise_stop() -> NoReturn:

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain, product
 from typing import Any
 
@@ -34,10 +33,13 @@ from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.templates.adjust import NO_CHANGE, Adjust
 from tasks.templates.built_in import plain_text
-from tasks.templates.jinja.breaker import Breaker, escaped
-from tasks.templates.jinja.lockstep import Steps, results_of
+from tasks.templates.jinja.breaker import Breaker, Broken, escaped
+from tasks.templates.jinja.composed.composer import Composer, Composing
 from tasks.templates.jinja.neutral import Neutral
-from tasks.templates.jinja.sandbox import Job, Renderer, Rendering
+from tasks.templates.jinja.sandbox.lockstep import Steps, results_of
+from tasks.templates.jinja.sandbox.renderer import Renderer
+from tasks.templates.jinja.sandbox.requests import Job, Rendering
+from tasks.templates.jinja.splitter import Splitter
 from tasks.templates.jinja.token_boundary import TokenBoundary
 from tasks.templates.jinja.unusual import Edges, Head, Unusual
 from tasks.templates.placeholders import GAP, is_placeholder
@@ -59,8 +61,6 @@ MOST_KNOWN = 1024
 _QUESTION = {"role": "user", "content": "a"}
 
 Ranges = list[tuple[int, int]]
-
-_Broken = tuple[list[Any], Any, str]  # messages, tools, and the breaker
 
 
 class JinjaTemplate(Template):
@@ -103,6 +103,7 @@ class JinjaTemplate(Template):
         self._boundary = TokenBoundary(encoder)
         self._breaker = Breaker(encoder, source)
         self._neutral = Neutral(encoder)
+        self._splitter = Splitter(encoder)
         self._known_controls: dict[tuple[Any, ...], list[list[str]]] = {}
         ends = encoder.control_pattern.pattern
         self._renderer = Renderer(name, source, special | dict(options or {}), date, ends)
@@ -134,30 +135,62 @@ class JinjaTemplate(Template):
         if conversation.messages[0].role == "text":
             return [Sample(plain_text(conversation, trained, self._encoder))]
         conversation, trained, added = self.adjust.of(conversation, trained)
-        messages, tools, breaker = self._broken(conversation)
+        if any(message.tool_calls and message.reasoning for message in conversation.messages):
+            _ = self._reasons_before_calls  # which is tried now, before answers to many conversations are on their way
+        broken = self._broken(conversation)
+        breaker = broken.breaker
         turns = [k for k, flag in enumerate(trained) if flag != self._all]
-        job = Job(messages, tools, self._marked and not self._all, turns, "others" if self._all else self._turns)
-        rendering = yield job
+        job = Job([], None, self._marked and not self._all, turns, "others" if self._all else self._turns)
+        composed = rendering = yield from self._composed(job, conversation, trained, broken)
+        rendering = rendering or (yield self._filled(job, broken))
         if job.method == "auto" and not self._is_read_alike(rendering, breaker):
             job = job._replace(method="apart")
-            rendering = yield job
+            composed = rendering = yield from self._composed(job, conversation, trained, broken)
+            rendering = rendering or (yield self._filled(job, broken))
+        if not composed:
+            job = self._filled(job, broken)
         turns, trained = _prompted(rendering, turns, trained)
         if rendering.lost:
             yield from self._require_own_controls(self._controls_of(rendering, breaker), job, conversation)
         marked = None if self._all else self._marked_turns(rendering, conversation, trained)
         if self._all:
             self._require_located(rendering, conversation, "the rendering of the messages before it", breaker)
-            samples = [Sample(self._split(rendering.text, self._without(rendering), breaker))]
+            samples = [Sample(self._splitter.split(rendering.text, self._without(rendering), breaker))]
         elif rendering.lost and marked and self._turns != "apart":
-            samples = [Sample(self._split(rendering.text, marked, breaker))]
+            samples = [Sample(self._splitter.split(rendering.text, marked, breaker))]
         else:
             self._require_located(rendering, conversation, "its prompt", breaker)
             samples = self._samples_of(rendering, conversation, turns, marked, breaker, added)
+        if composed:  # its pieces were looked at
+            return samples
         controls = [[span.text for span in sample.spans if span.token != TEXT] for sample in samples]
         if not samples or samples[0].turn is not None:
-            controls.insert(0, [string for _, string, _ in self._controls_in(rendering.text, breaker)])
+            controls.insert(0, [string for _, string, _ in self._splitter.controls_in(rendering.text, breaker)])
         yield from self._require_own_controls(controls, job, conversation)
         return samples
+
+    def _composed(self, job: Job, conversation: Conversation, trained: Sequence[bool], broken: Broken) -> Composing:
+        """Return the rendering of a job if it can be composed (see `composer`), else None."""
+        apart = None if self._all else self._separate(conversation)
+        if apart is None or (self._call_form and self._call_form[1]):
+            return None
+        whole = partial(self._filled, job, broken)
+        return (
+            yield from self._composer.compose(job, whole, apart, trained, "" if broken.is_intact else broken.breaker)
+        )
+
+    def _filled(self, job: Job, broken: Broken) -> Job:
+        """Return a job with the messages and tools of a conversation, as the template expects them."""
+        messages = [*map(in_parts, broken.messages)] if self._reads_parts else broken.messages
+        return job._replace(messages=messages, tools=broken.tools)
+
+    @cached_property
+    def _composer(self) -> Composer:
+        reads = self._reasoning_form is not ReasoningForm.NONE or self.adjust.drop_reasoning
+        eos = self._encoder.control_strings.get(self._encoder.eos_id, "")
+        return Composer(
+            self._encoder, lambda job, placeholders: self._filled(job, self._broken(placeholders)), eos, reads
+        )
 
     def _require_own_controls(
         self, found: list[list[str]], job: Job, conversation: Conversation
@@ -177,10 +210,11 @@ class JinjaTemplate(Template):
             return
         expected = found
         if not self._neutral.has(job.messages, job.tools):
-            messages, tools, breaker = self._broken(conversation, self._neutral.of)
-            if (messages, tools) != (job.messages, job.tools):  # else, no text has what a control string consists of
-                neutral = yield job._replace(messages=messages, tools=tools)
-                expected = self._controls_of(neutral, breaker)
+            broken = self._broken(conversation, self._neutral.of)
+            neutral_job = self._filled(job, broken)
+            if neutral_job != job:  # else, no text has what a control string consists of
+                neutral = yield neutral_job
+                expected = self._controls_of(neutral, broken.breaker)
         if len(self._known_controls) < MOST_KNOWN:
             self._known_controls.setdefault(alike, expected)
         # A template may make one sample of these texts and several of neutral ones.
@@ -194,7 +228,7 @@ class JinjaTemplate(Template):
     def _controls_of(self, rendering: Rendering, breaker: str) -> list[list[str]]:
         """Return the control strings of a rendering, as `_require_own_controls` expects them."""
         texts = [rendering.text, *(text for text, _, turn, _ in rendering.samples if turn is not None)]
-        return [[string for _, string, _ in self._controls_in(text, breaker)] for text in texts]
+        return [[string for _, string, _ in self._splitter.controls_in(text, breaker)] for text in texts]
 
     def _samples_of(
         self,
@@ -213,14 +247,17 @@ class JinjaTemplate(Template):
                 ranges = marked
             for k, (start, stop) in zip(turns if turn is None else [turn], ranges, strict=True):
                 self._require_written(conversation.messages[k], k, text[start:stop], breaker)
-            found.append(Sample(self._split(text, ranges, breaker), None if turn is None else turn - added))
+            found.append(Sample(self._splitter.split(text, ranges, breaker), None if turn is None else turn - added))
         return found
 
     def separate(self, conversation: Conversation) -> Conversation | None:
         """Return a conversation with its reasoning where this template reads it; None if it must be rendered."""
-        if self._reasoning_form is not ReasoningForm.FIELD and not self.adjust.drop_reasoning:
-            return None if any(message.reasoning for message in conversation.messages) else conversation
-        return separated(conversation)
+        return separated(conversation) if self.adjust.drop_reasoning else self._separate(conversation)
+
+    def _separate(self, conversation: Conversation) -> Conversation | None:
+        if self._reasoning_form is ReasoningForm.FIELD:
+            return separated(conversation)
+        return None if any(message.reasoning for message in conversation.messages) else conversation
 
     def outline(self, conversation: Conversation, trained: Sequence[bool]) -> Outline | None:
         """Return the samples of a conversation of placeholders, if the template only writes and tests its values."""
@@ -233,7 +270,7 @@ class JinjaTemplate(Template):
                 return None
         turns = [k for k, flag in enumerate(trained) if flag]
         broken = self._broken(conversation)
-        breaker = broken[-1]
+        breaker = broken.breaker
         rendering, strips = self._traced(broken, turns, self._turns)
         heads = self._heads(rendering, breaker) if self._turns == "auto" else []
         edges = Edges(heads or [], self._boundary)
@@ -249,14 +286,14 @@ class JinjaTemplate(Template):
         inline = reads or rendering.unprompted or not all(sample.plain for sample in rendering.samples)
         return Outline(found, Unusual(tests, edges, strips, inline), formats)
 
-    def _traced(self, broken: _Broken, turns: list[int], method: Turns) -> tuple[Rendering, bool]:
+    def _traced(self, broken: Broken, turns: list[int], method: Turns) -> tuple[Rendering, bool]:
         """Return the rendering of placeholders, and whether white space around some values is stripped."""
-        messages, tools, _ = broken
-        rendering = self._renderer.render(Job(messages, tools, self._marked, turns, method, "spaced"))
+        job = self._filled(Job([], None, self._marked, turns, method, "spaced"), broken)
+        rendering = self._renderer.render(job)
         if not (rendering.unusual and rendering.unusual[3]) and _has_all_space(rendering):
             return rendering, False
         # Only if it strips every value, wherever it is, do values with and without white space become the same.
-        other = self._renderer.render(Job(messages, tools, self._marked, turns, method, "bare"))
+        other = self._renderer.render(job._replace(trace="bare"))
         return other, other != rendering
 
     def _heads(self, rendering: Rendering, breaker: str) -> list[Head] | None:
@@ -282,12 +319,11 @@ class JinjaTemplate(Template):
         edges = [0, *chain(*((start, self._without_space(text, start, stop)) for start, stop in ranges)), len(text)]
         return list(zip(edges[::2], edges[1::2], strict=True))
 
-    def _broken(self, conversation: Conversation, change: Callable[[Any], Any] = lambda value: value) -> _Broken:
-        """Return messages and tools as the template expects them, with broken control strings, and the breaker."""
-        found = [self._as_expected(message) for message in conversation.messages]
-        given: Any = [orjson.loads(tool) for tool in conversation.tools] or None
-        messages, tools, breaker = self._breaker.broken(change(found), change(given))
-        return [in_parts(message) for message in messages] if self._reads_parts else messages, tools, breaker
+    def _broken(self, conversation: Conversation, change: Callable[[Any], Any] = lambda value: value) -> Broken:
+        """Return messages and tools in OpenAI's form with broken control strings."""
+        messages = [self._as_expected(message) for message in conversation.messages]
+        tools: Any = [orjson.loads(tool) for tool in conversation.tools] or None
+        return self._breaker.broken(change(messages), change(tools))
 
     def _as_expected(self, message: Message) -> dict[str, Any]:
         found = as_openai(message)
@@ -444,41 +480,6 @@ class JinjaTemplate(Template):
         """Return the end of a turn without white space after its last control token."""
         last = max((m.end() for m in self._encoder.control_pattern.finditer(text, start, stop)), default=0)
         return last if last and not text[last:stop].strip() else stop
-
-    def _split(self, text: str, ranges: Ranges, breaker: str) -> list[Span]:
-        """Cut the rendered text at control tokens and at the edges of trained ranges."""
-        spans: list[Span] = []
-        edges = [*chain(*ranges)]  # ascending, so that what follows an odd number of them is trained on
-        breakers = [form for form in (breaker, escaped(breaker)) if form in text]
-
-        def add(start: int, stop: int) -> None:
-            at = bisect_right(edges, start)
-            while start < stop:
-                cut = min(edges[at], stop) if at < len(edges) else stop
-                piece = text[start:cut]
-                for form in breakers:
-                    piece = piece.replace(form, "")
-                if piece:
-                    spans.append(Span(piece, TEXT, at % 2 == 1, ""))
-                start, at = cut, bisect_right(edges, cut)
-
-        end = 0
-        for (start, stop), string, place in self._controls_in(text, breaker):
-            add(end, start)
-            trained = bisect_right(edges, place) % 2 == 1
-            spans.append(Span(string, self._encoder.controls[string], trained, ""))
-            end = stop
-        add(end, len(text))
-        return spans
-
-    def _controls_in(self, text: str, breaker: str) -> Iterator[tuple[tuple[int, int], str, int]]:
-        """Yield the control strings that a template has written: with white space around it, the string, its place."""
-        controls = self._encoder.controls
-        for match in self._encoder.written_pattern.finditer(text):
-            written, (start, stop) = match.group(), match.span()
-            string = written if written in controls else written.strip()
-            if len(string) > 1 or text[stop : stop + 2] != breaker * 2:
-                yield (start, stop), string, start + written.index(string)
 
 
 def _prompted(rendering: Rendering, turns: list[int], trained: Sequence[bool]) -> tuple[list[int], Sequence[bool]]:

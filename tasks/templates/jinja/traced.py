@@ -30,11 +30,18 @@ _SAFE_FILTERS = {
 }
 
 _PLACEHOLDER = re.compile("\v?\0(\\d+)\0\v?")
+_BARE_PLACEHOLDER = re.compile("\v?\0\\d+\0\v?")
 
 # A placeholder for an object; the same as JSON text, for templates that read arguments so; one written as JSON.
 _OBJECT = re.compile("\0(\\d+)\0")
 _OBJECT_TEXT = re.compile(r'\{"\\u0000(\d+)\\u0000": ?0\}')
 _WRITTEN = re.compile(r'"((?:\\u000b)?)\\u0000(\d+)\\u0000(?:\\u000b)?"')
+
+# A gap for what a piece writes or, by its index, a text that it sets; whether white space on its left and right is
+# stripped.
+GAP_OF_PIECE = re.compile("\0p(\\d+)(?:\\.(\\d+))?(l?)(r?)\0")
+_STARTS_WITH_PIECE = re.compile("\\A\0p([\\d.]+)(r?)\0")
+_ENDS_WITH_PIECE = re.compile("\0p([\\d.]+)(l?)\0\\Z")
 
 # What `strip` removes without an argument.
 _SPACE = "".join(character for character in map(chr, range(0x3001)) if character.isspace())
@@ -133,8 +140,26 @@ class Traced(str):
     # Tests
 
     def __contains__(self, needle: object) -> bool:
-        self._test(needle)
-        return False
+        return self._has(needle)
+
+    def _has(self, needle: object, every: bool = False) -> bool:
+        """Return whether the text around placeholders has `needle`.
+
+        If not, or to find `every` one, a test is recorded, which placeholders fail.
+        """
+        if not isinstance(needle, str) or isinstance(needle, Traced) or not needle or set(needle) & set("\v\0"):
+            self._close()
+            return False
+        around = _BARE_PLACEHOLDER.split(str.__str__(self))
+        found = any(needle in text for text in around)
+        if every or not found:
+            parts = range(1, len(needle))
+            ends = any(text.endswith(needle[:k]) for text in around[:-1] for k in parts)
+            starts = any(text.startswith(needle[k:]) for text in around[1:] for k in parts)
+            if ends or starts or any("\0" in text for text in around):
+                self._close()  # with a value between them, or of a piece, there may be another one
+            self.trace.needles.add(needle)
+        return found
 
     def startswith(self, prefix: Any, *where: Any) -> bool:
         if where:
@@ -154,8 +179,11 @@ class Traced(str):
         return not self == other
 
     def split(self, separator: Any = None, *limit: Any) -> Any:
-        self._test(separator)
-        return [self]
+        if not self._has(separator, every=True):
+            return [self]
+        if limit:
+            self._close()
+        return [Traced.of(part, self.trace) if "\0" in part else part for part in str.split(self, separator)]
 
     rsplit = split  # type: ignore[assignment]
 
@@ -168,7 +196,8 @@ class Traced(str):
     def strip(self, characters: Any = None) -> str:
         if characters is None:
             self.trace.strips.add("strip")
-            return Traced.of(str.strip(self), self.trace)
+            text = _STARTS_WITH_PIECE.sub("\0p\\1l\\2\0", str.strip(self))
+            return Traced.of(_ENDS_WITH_PIECE.sub("\0p\\1\\2r\0", text), self.trace)
         return self.lstrip(characters).rstrip(characters)
 
     def lstrip(self, characters: Any = None) -> str:

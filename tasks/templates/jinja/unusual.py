@@ -55,14 +55,14 @@ def _filled(text: str, value: Callable[[int], str]) -> str:
 class Unusual:
     """Contents that a template treats differently, by what `Trace` recorded.
 
-    `strips`: the template strips white space around some contents. `inline`:
-    reasoning in a content is given to it in another form, or matters where a turn is located.
+    `strips`: the template strips white space around some contents. `inline`: reasoning in a content is given to it in
+    another form, or matters where a turn is located. `edges`: where turns start, unless that is looked at later.
     """
 
     def __init__(
         self,
         tests: list[list[str]],
-        edges: Edges,
+        edges: Edges | None,
         strips: bool,
         inline: bool,
     ):
@@ -89,4 +89,4 @@ class Unusual:
             return True
         if self._ends and any(content[-1] in self._ends for content in contents):
             return True
-        return not self._edges.are_usual(contents)
+        return self._edges is not None and not self._edges.are_usual(contents)

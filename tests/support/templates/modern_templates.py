@@ -119,7 +119,7 @@ CONTINUED = (
     "{% elif next is defined or m.content or not result %}<|im_end|>\n{% endif %}{% endif %}{% endfor %}"
     "{% if add_generation_prompt and messages[-1].role != 'tool' %}<|im_start|>assistant\n{% endif %}"
 )
-# Contents are lists of parts, as of models that see: the characters of a text are none.
+# Contents are lists of parts, as of models that see: a text has characters instead.
 PARTS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% for part in m.content %}{% if part.type == 'text' %}"
     "{{ part.text }}{% else %}<image>{% endif %}{% endfor %}<|im_end|>\n{% endfor %}" + PROMPT

@@ -42,12 +42,12 @@ from support.tokenizer_kinds import (
     tokenize,
 )
 
-import tasks.templates.jinja.sandbox
 from tasks.conversations.formats import read_record
 from tasks.core.errors import DataError, Reject, UsageError
 from tasks.encoders.encoder import Encoder
 from tasks.encoders.tokenizer_files import find_tokenizer, open_encoder
 from tasks.templates.jinja.breaker import Breaker
+from tasks.templates.jinja.sandbox import limits
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.spans import TEXT, Span, TrainOn, Turns, trained_turns
 
@@ -391,8 +391,8 @@ def test_texts_that_follow_each_other_are_no_escaped_private_character(private: 
 def test_the_private_character_is_none_that_the_tokenizer_knows() -> None:
     encoder = mock.Mock(controls={"<|im_end|>": 1, "\ue000": 2, "<\ue001>": 3}, content_tokens={"\ue002": 4})
     encoder.control_pattern = re.compile("|".join(encoder.controls))
-    _, _, breaker = Breaker(encoder, "{{ '\ue003' }}").broken([{"role": "user", "content": "a\ue004"}], None)
-    assert breaker == "\ue005"
+    broken = Breaker(encoder, "{{ '\ue003' }}").broken([{"role": "user", "content": "a\ue004"}], None)
+    assert broken.breaker == "\ue005"
 
 
 def test_a_conversation_that_uses_all_private_characters_is_rejected() -> None:
@@ -453,7 +453,7 @@ TWO_ANSWERS = {
 def test_a_template_whose_labels_would_be_wrong_stops_the_run(
     source: str, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tasks.templates.jinja.sandbox, "SECONDS", 0.2)
+    monkeypatch.setattr(limits, "SECONDS", 0.2)
     with pytest.raises(DataError, match=problem):
         tokenize([TWO_ANSWERS], open_kind("hf_byte_level"), jinja(source, "hf_byte_level"))
 

@@ -298,6 +298,16 @@ def test_reasoning_before_calls_is_trained_on_if_the_template_writes_it_there_al
     assert found.value.reason == "reasoning_not_written"
 
 
+def test_conversations_that_are_rendered_together_get_their_own_samples() -> None:
+    """Where the template writes reasoning was tried between the answers to them, so that the others were mixed up."""
+    called = answer("", reasoning_content="hmm", tool_calls=[CALL])
+    messages = [[user("a"), called], [user("q"), answer("first")], [user("q"), answer("second")]]
+    conversations = [read_record({"messages": each}, "messages") for each in messages]
+    pairs = [(each, trained_turns(each, "assistant")) for each in conversations]
+    _, *others = open_jinja(BEFORE_CALLS).all_samples(pairs)
+    assert [trained(sample) for found in others for sample in found] == [["first<|im_end|>"], ["second<|im_end|>"]]  # type: ignore[union-attr]
+
+
 def called(content: str) -> list[dict[str, Any]]:
     return [answer(content, tool_calls=[CALL]), {"role": "tool", "content": "5"}]
 

@@ -17,9 +17,11 @@ from pathlib import Path
 import pytest
 from support.commands import ROOT
 
-import tasks.templates.jinja.sandbox
 from tasks.core.errors import DataError, PackError, Reject
-from tasks.templates.jinja.sandbox import MEMORY, Job, Renderer, Rendering
+from tasks.templates.jinja.sandbox import limits
+from tasks.templates.jinja.sandbox.limits import MEMORY
+from tasks.templates.jinja.sandbox.renderer import Renderer
+from tasks.templates.jinja.sandbox.requests import Job, Rendering
 
 pytest.importorskip("transformers", reason="transformers renders chat templates and is not installed")
 
@@ -86,7 +88,7 @@ def test_a_hostile_template_ends_with_one_message(
 ) -> None:
     # The system takes 0.2 s of CPU time for 1. What runs out of memory gets the usual time: a busy machine is slow.
     if "memory" not in problem:
-        monkeypatch.setattr(tasks.templates.jinja.sandbox, "SECONDS", 0.2)
+        monkeypatch.setattr(limits, "SECONDS", 0.2)
     before = children()
     start = os.times()
     raised: Exception | None = None
@@ -129,8 +131,8 @@ MOODY = (
 
 @pytest.mark.parametrize("call", [1, 100, 1 << 17])
 def test_many_conversations_are_rendered_at_once(call: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks.templates.jinja.sandbox, "CALL", call)
-    monkeypatch.setattr(tasks.templates.jinja.sandbox, "SECONDS", 0.2)
+    monkeypatch.setattr("tasks.templates.jinja.sandbox.renderer.CALL", call)
+    monkeypatch.setattr(limits, "SECONDS", 0.2)
     renderer = open_renderer(MOODY)
     works = [str(number) for number in range(20)]
     assert [each.text for each in renderer.render_all(list(map(job, works)))] == works  # type: ignore[union-attr]

@@ -19,6 +19,7 @@ from support.templates.modern_templates import CALLS_IF_NULL, INLINE, LOOP, MODE
 from support.tokenizer_kinds import CHATML_JINJA, hostile, open_kind, ordinary, tokenize
 
 from tasks.core.errors import DataError
+from tasks.templates.jinja.composed.composer import Composer
 from tasks.templates.jinja.environment import ChatTemplate, chat_environment
 from tasks.templates.jinja.template import JinjaTemplate
 from tasks.templates.jinja.traced import Trace, can_be_traced, prepare_tracing, traced
@@ -77,8 +78,13 @@ TEMPLATES = MODERN | {
 @contextmanager
 def rendering_all() -> Iterator[None]:
     nothing = {"fill": lambda *_: None, "fill_values": lambda *_: None}
-    with mock.patch.multiple(Filling, **nothing):
+    with mock.patch.multiple(Filling, **nothing), mock.patch.object(Composer, "compose", not_composed):
         yield
+
+
+def not_composed(*_: Any) -> Iterator[None]:
+    """Yield nothing: the steps of a conversation go on without a rendering."""
+    yield from ()
 
 
 def written(*contents: str) -> list[dict[str, Any]]:
@@ -236,7 +242,14 @@ def test_ordinary_conversations_are_filled() -> None:
         ("m.content | upper", None),
         ("m.content[0]", None),
         ("'%s' % m.content", None),
-        ("(m.content ~ 'a') if 'x' in (m.content ~ 'a')", None),
+        ("(m.content ~ 'a') if 'x' in (m.content ~ 'a')", [["x"], [], [], [], []]),
+        ("'b' if 'a' in (m.content ~ 'a')", [[], [], [], [], []]),
+        ("'b' if 'xa' in (m.content ~ 'a')", None),
+        ("'b' if 'ax' in ('a' ~ m.content)", None),
+        ("(m.content ~ 'axb').split('x')[-1]", [["x"], [], [], [], []]),
+        ("(m.content ~ 'axb').split('x', 1)[-1]", None),
+        ("(m.content ~ 'bxa').split('xab')[-1]", None),
+        ("('bxa' ~ m.content).split('xab')[-1]", None),
         ("m.content | tojson", [[], [], [], [], [[False, None, None, False]]]),
         ("m | tojson(sort_keys=true)", [[], [], [], [], [[False, None, None, True]]]),
         ("m | tojson(indent=2)", None),

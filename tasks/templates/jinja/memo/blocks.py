@@ -33,18 +33,27 @@ _BEHIND = {"index", "index0", "first", "previtem"}
 _AHEAD = {"last", "nextitem"}
 
 
+def attributes_of(namespace: Namespace) -> dict[str, Any]:
+    """Return the attributes of a namespace, which are private to it."""
+    found: dict[str, Any] = object.__getattribute__(namespace, "_Namespace__attrs")
+    return found
+
+
 class Remembered:
     """Statements that are remembered, and what they depend on.
 
-    `names` are variables that they use; what they use of namespaces are attributes.
+    `names` are variables that they use; what they use of namespaces are `attributes`. `sets` has the attributes that
+    they set: the index of the name, and the attribute. `loop` is what is executed.
     """
+
+    loop: nodes.For
 
     def __init__(self, memo: Memo, number: int, names: dict[str, Any], needs: Needs):
         self.names = list(names)
         self._memo, self._number = memo, number
-        self._attributes = list(names.values())
-        self._sets = sorted((self.names.index(name), attribute) for name, attribute in needs.sets)
-        namespaces = [place for place, attributes in enumerate(self._attributes) if attributes is not None]
+        self.attributes = list(names.values())
+        self.sets = sorted((self.names.index(name), attribute) for name, attribute in needs.sets)
+        namespaces = [place for place, attributes in enumerate(self.attributes) if attributes is not None]
         self._pairs = list(combinations(namespaces, 2))
 
     def key(self, values: Sequence[Any]) -> Key | None:
@@ -55,25 +64,25 @@ class Remembered:
                 return None  # setting an attribute of one name changes the other
         key: list[Any] = [self._number]
         try:
-            for value, attributes in zip(values, self._attributes, strict=True):
+            for value, attributes in zip(values, self.attributes, strict=True):
                 if attributes is None or not isinstance(value, Namespace):
                     key.append(memo.same(value))
                 else:
-                    read, same = _attributes_of(value), memo.same
+                    read, same = attributes_of(value), memo.same
                     found = [same(read[attribute]) if attribute in read else missing for attribute in attributes]
                     key.append(tuple(found))
         except Changing:
             return None
-        for place, _ in self._sets:
+        for place, _ in self.sets:
             if not isinstance(values[place], Namespace):
                 return None
         return tuple(key)
 
     def state(self, values: Sequence[Any]) -> list[Any] | None:
         """Return the attributes that the statements set; None if one may change in a way that is not seen."""
-        if not self._sets:
+        if not self.sets:
             return []
-        found = [_attributes_of(values[place]).get(attribute, missing) for place, attribute in self._sets]
+        found = [attributes_of(values[place]).get(attribute, missing) for place, attribute in self.sets]
         with suppress(Changing):
             for value in found:
                 if value is not missing:
@@ -83,7 +92,7 @@ class Remembered:
 
     def replay(self, values: Sequence[Any], state: Sequence[Any]) -> None:
         """Set what the statements have set."""
-        for (place, attribute), value in zip(self._sets, state, strict=True):
+        for (place, attribute), value in zip(self.sets, state, strict=True):
             if value is not missing:
                 values[place][attribute] = value
 
@@ -141,7 +150,7 @@ class Messages(Remembered):
         progress = run.progress
         if progress is not None and len(progress.texts) + self._ahead < len(progress.items):
             state = self.state(run.values)
-            if state is None or not self._memo.has_room(len(text)):
+            if state is None or not self._memo.has_room(str.__len__(text)):  # placeholders record `len`
                 run.progress = None  # what follows is not known
             else:
                 progress.texts.append(text)
@@ -195,11 +204,6 @@ def _size(loop: nodes.For) -> int:
     return sum(1 for _ in loop.find_all(kinds))
 
 
-def _attributes_of(namespace: Namespace) -> dict[str, Any]:
-    found: dict[str, Any] = object.__getattribute__(namespace, "_Namespace__attrs")
-    return found
-
-
 class Marker:
     """Mark the statements of a template that are remembered. `found` are these."""
 
@@ -247,6 +251,7 @@ class Marker:
 
     def _mark(self, body: Sequence[nodes.For], remembered: Remembered, kind: str) -> nodes.Node:
         self.found.append(remembered)
+        [remembered.loop] = body
         names = nodes.ExprStmt(nodes.List([nodes.Name(name, "load") for name in remembered.names]))
         # What a statement reads before it is entered, Jinja looks up before it enters it.
         read = [nodes.Name(name, "load") for name in sorted(loaded_names([body[0].iter]))]

@@ -1,0 +1,217 @@
+"""Write pieces of a template alone, and leave gaps for them while placeholders are rendered.
+
+    {% for key, value in call.arguments | items %}…{% endfor %}    a loop that depends on `call` alone
+
+    trace     call.arguments is a placeholder   ──▶  ␀p0␀, and what piece 0 depends on: {"call": {"arguments": ␀7␀}}
+    write     {"call": {"arguments": {"a": 1}}}  ──▶  <parameter=a>1</parameter>
+
+Only loops and macros that can be remembered are pieces (see `memo`): nothing else matters for what they write and set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+from jinja2 import Environment, nodes
+from jinja2.runtime import Undefined
+from jinja2.utils import Namespace, missing
+
+from tasks.templates.jinja.memo.blocks import Block, Marker, Messages, Remembered, Run, attributes_of
+from tasks.templates.jinja.memo.depends import SyntaxTree
+from tasks.templates.jinja.memo.memo import Memo
+from tasks.templates.jinja.traced import GAP_OF_PIECE, Trace, Traced, TracedObject
+from tasks.templates.placeholders import GAP, with_values
+
+# A loop by its number, or a macro by its name; values by the names of variables, or arguments; namespaces by name.
+Piece = list[Any]
+State = list[Any]  # attributes that a loop has set, in the order of Block.sets
+# A piece, whether it writes more than white space, and what it sets: None for a text.
+Expected = tuple[Piece, bool, State]
+
+_PLAIN = frozenset([int, float, bool, type(None)])
+
+
+class _NoPieceError(Exception):
+    """A value is not one that a piece may depend on."""
+
+
+class Writer:
+    """Write pieces of a template alone."""
+
+    def __init__(self, environment: Environment, source: str, constants: Mapping[str, Any]):
+        self._environment: Any = environment
+        self._constants = dict(constants)
+        tree = SyntaxTree(environment, source, constants)
+        self._blocks = Marker(environment, Memo(), tree).found
+        self._macros = [node for node in tree.root.body if isinstance(node, nodes.Macro)]
+        self._programs: dict[int | str, Any] = {}
+
+    def write(self, piece: Piece) -> tuple[str, State]:
+        """Return what a piece writes, and the attributes that it has set."""
+        name, values, namespaces = piece
+        made = {name: self._environment.globals["namespace"](**each) for name, each in namespaces.items()}
+        if isinstance(name, int):
+            text = self._program(name).render(self._constants | values | made)
+            block = self._blocks[name]
+            return text, [attributes_of(made[block.names[place]])[attribute] for place, attribute in block.sets]
+        args, named = values
+        given = {f"given_{number}": value for number, value in enumerate([*args, *named.values()])}
+        return self._program(name, len(args), list(named)).render(self._constants | given), []
+
+    def _program(self, name: int | str, args: int = 0, named: Sequence[str] = ()) -> Any:
+        key = name if isinstance(name, int) else f"{name}({args}, {', '.join(named)})"
+        if key not in self._programs:
+            body: nodes.Node
+            if isinstance(name, int):
+                body = self._blocks[name].loop
+            else:
+                given = [nodes.Name(f"given_{number}", "load") for number in range(args + len(named))]
+                keywords = [nodes.Keyword(key, value) for key, value in zip(named, given[args:], strict=True)]
+                call = nodes.Call(nodes.Name(name, "load"), given[:args], keywords, None, None)
+                body = nodes.Output([call])
+            tree = nodes.Template([*self._macros, body], lineno=1)
+            tree.set_environment(self._environment)
+            self._programs[key] = self._environment.from_string(tree)
+        return self._programs[key]
+
+
+class Gaps(Memo):
+    """Leave gaps for pieces that depend on objects, while a template is traced.
+
+    The values of a conversation replace placeholders where a piece is written to see what it sets.
+    """
+
+    def __init__(self, writer: Writer):
+        super().__init__()
+        self._writer = writer
+        self._trace = Trace()
+        self._values: Sequence[Any] = ()
+        self.pieces: list[Expected] = []
+        self.watched: Any = None  # the messages whose parts are remembered
+
+    def left_for(self, remembered: Sequence[Remembered]) -> list[Remembered]:
+        """Return statements of a template with gaps in place of loops."""
+        return [_with_gaps(number, each, self) for number, each in enumerate(remembered)]
+
+    def same(self, value: Any) -> Any:
+        """Return what is equal for values that are the same: placeholders with the same number are."""
+        if type(value) is Traced:
+            return str.__str__(value)
+        return (TracedObject, value.number) if type(value) is TracedObject else super().same(value)
+
+    def traced(self, text: str) -> str:
+        return Traced.of(text, self._trace) if "\0" in text else text
+
+    def watch(self, trace: Trace, values: Sequence[Any], pieces: list[Expected]) -> None:
+        """Leave gaps for the pieces of another conversation, with these values, and add them to `pieces`."""
+        self._trace, self._values, self.pieces = trace, values, pieces
+
+    def of(self, name: str, write: Callable[..., str], args: Sequence[Any], named: Mapping[str, Any]) -> str:
+        """Return the gap of a macro, or what it writes of values that are not objects."""
+        seen = _Seen()
+        try:
+            piece = [name, [[seen.plain(each) for each in args], {key: seen.plain(named[key]) for key in named}], {}]
+        except _NoPieceError:
+            return write(*args, **named)
+        return self._gap(piece)[0] if seen.object else write(*args, **named)
+
+    def of_block(self, number: int, block: Block, values: Sequence[Any]) -> str | None:
+        """Return the gap of a loop, and set what it sets; None if it is to be executed."""
+        seen = _Seen()
+        plain: dict[str, Any] = {}
+        namespaces: dict[str, Any] = {}
+        try:
+            for name, value, attributes in zip(block.names, values, block.attributes, strict=True):
+                if attributes is not None and isinstance(value, Namespace):
+                    read = attributes_of(value)
+                    namespaces[name] = {each: seen.plain(read[each]) for each in attributes if each in read}
+                elif not isinstance(value, Undefined):
+                    plain[name] = seen.plain(value)
+        except _NoPieceError:
+            return None
+        spaces = [value for value in values if isinstance(value, Namespace)]
+        if not seen.object or any(one is other for one, other in combinations(spaces, 2)):
+            return None
+        if any(block.names[place] not in namespaces for place, _ in block.sets):
+            return None
+        text, number_of_piece, state = self._gap([number, plain, namespaces])
+        block.replay(values, [self._of_state(number_of_piece, k, each) for k, each in enumerate(state)])
+        return text
+
+    def _gap(self, piece: Piece) -> tuple[str, int, State]:
+        """Return the gap of a piece, its number, and what it sets."""
+        text, state = self._writer.write(with_values(piece, self._values))
+        kinds = [None if isinstance(each, str) and each.strip() else each for each in state]
+        found = (piece, bool(text.strip()), kinds)
+        if found not in self.pieces:
+            self.pieces.append(found)
+        number = self.pieces.index(found)
+        return Traced.of(f"\0p{number}\0", self._trace) if found[1] else "", number, state
+
+    def _of_state(self, number: int, place: int, value: Any) -> Any:
+        """Return what a piece sets: a gap for a text."""
+        if isinstance(value, str) and value.strip():
+            return Traced.of(f"\0p{number}.{place}\0", self._trace)
+        if value is not missing and type(value) not in _PLAIN and value != "":
+            self._trace.open = False
+        return value
+
+
+class GapBlock(Block):
+    """A loop for which a gap is left."""
+
+    def __init__(self, number: int, block: Block, gaps: Gaps):
+        self.__dict__ |= block.__dict__
+        self._place, self._gaps = number, gaps
+
+    def key(self, values: Sequence[Any]) -> None:
+        return None
+
+    def known(self, key: Any, values: Sequence[Any]) -> str | None:
+        return self._gaps.of_block(self._place, self, values)
+
+
+class GapMessages(Messages):
+    """A loop over messages with gaps, which is continued as any other."""
+
+    def __init__(self, messages: Messages, gaps: Gaps):
+        self.__dict__ |= messages.__dict__
+        self._gaps = gaps
+
+    def run(self, items: Any, values: Sequence[Any]) -> Run:
+        run = super().run(items, values)
+        run.text = self._gaps.traced(run.text)
+        return run
+
+
+def _with_gaps(number: int, remembered: Remembered, gaps: Gaps) -> Remembered:
+    if isinstance(remembered, Block):
+        return GapBlock(number, remembered, gaps)
+    return GapMessages(remembered, gaps) if isinstance(remembered, Messages) else remembered
+
+
+class _Seen:
+    """Make values of a template JSON. `object`: a placeholder for an object was among them."""
+
+    def __init__(self) -> None:
+        self.object = False
+
+    def plain(self, value: Any) -> Any:
+        """Return a value with its placeholders as texts. Raises _NoPieceError if it is neither JSON nor one."""
+        kind = type(value)
+        if kind is str or kind in _PLAIN:
+            return value
+        if kind is dict:
+            return {self.plain(key): self.plain(item) for key, item in value.items()}
+        if kind is list:
+            return [self.plain(item) for item in value]
+        if kind is TracedObject:
+            self.object = True
+            return {f"\0{value.number}\0": 0}
+        if kind is Traced:
+            text = str.__str__(value)
+            if not GAP_OF_PIECE.search(text) and not any(gap[2] for gap in GAP.finditer(text)):
+                return text
+        raise _NoPieceError

@@ -1,0 +1,62 @@
+"""Render many conversations in few calls of the sandbox.
+
+    steps of each conversation   ─yield Job─▶  ┐                                    ┌ ─send Rendering─▶  steps
+                                 ─yield Job─▶  ┴ render_all: one call for them all ─┴ ─send Rendering─▶
+
+Preparing a conversation takes one rendering or several, and what it needs next depends on the last one. So its steps
+are a generator that yields what to render and is sent the rendering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+from tasks.core.errors import DataError, PackError, Reject
+from tasks.templates.jinja.sandbox.renderer import Renderer
+from tasks.templates.jinja.sandbox.requests import Answer, Job, Pieces, Rendering
+from tasks.templates.spans import Sample
+
+# Conversations that are rendered together: their renderings are held in memory.
+AT_ONCE = 64
+
+Steps = Generator[Job | Pieces, Any, list[Sample]]
+Result = list[Sample] | Reject | PackError
+
+
+def results_of(steps: Sequence[Steps], renderer: Renderer) -> Iterator[Result]:
+    """Yield what the steps of each conversation return, or the Reject or PackError that they raise.
+
+    Steps are sent None if placeholders cannot be rendered, which says nothing of the conversation.
+    """
+    for first in range(0, len(steps), AT_ONCE):
+        some = steps[first : first + AT_ONCE]
+        now = [_go_on(step) for step in some]  # what is to be rendered next, or the result
+        while places := [place for place, each in enumerate(now) if isinstance(each, Job | Pieces)]:
+            alone = [place for place in places if isinstance(job := now[place], Job) and job.trace]
+            together = [place for place in places if place not in alone]
+            answers = renderer.render_all(
+                [request for place in together if isinstance(request := now[place], Job | Pieces)]
+            )
+            for place, answer in zip(together, answers, strict=True):
+                now[place] = answer if isinstance(answer, Reject | DataError) else _go_on(some[place], answer)
+            for place in alone:
+                now[place] = _go_on(some[place], _of_placeholders(now[place], renderer))
+        yield from (each for each in now if not isinstance(each, Job | Pieces))
+
+
+def _of_placeholders(job: Any, renderer: Renderer) -> Rendering | None:
+    try:
+        return renderer.render(job)
+    except (Reject, DataError):
+        return None
+
+
+def _go_on(step: Steps, answer: Answer | None = None) -> Job | Pieces | Result:
+    """Return what is to be rendered next, or the result."""
+    try:
+        return step.send(answer)
+    except StopIteration as end:
+        return list(end.value)
+    except (Reject, PackError) as problem:
+        return problem.with_traceback(None)  # it refers to the steps, and so to every text of the conversation

@@ -1,0 +1,228 @@
+"""Render Jinja templates in a sandboxed child process.
+
+Its time and memory are limited, its date is fixed, and it has no randomness.
+
+    Renderer.render_all(jobs) ──JSON──▶ forked child: compile once, render, locate turns
+      Rendering or problem ◀──JSON, each── text, marks, samples │ the problem
+
+A template is distributed with a tokenizer, by somebody else, and treated as untrusted data: the operating system limits
+the memory and CPU time of the child that renders it, and the child writes no file and replies in JSON. A fork takes
+10 ms. Many conversations are sent at once and answered one by one, so that the problem of one is known to be its own.
+
+The child exits with its parent: it reads the end of its pipe or reaches its CPU time limit.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import select
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import datetime
+from multiprocessing.connection import Connection
+from multiprocessing.util import Finalize
+from typing import Any, NoReturn
+
+import orjson
+
+from tasks.core.errors import DataError, Reject
+from tasks.templates.jinja.locate import Located
+from tasks.templates.jinja.sandbox import limits
+from tasks.templates.jinja.sandbox.child import run_in_child, serve
+from tasks.templates.jinja.sandbox.requests import Answer, Job, Pieces, Rendering
+
+_TRIAL = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+# Bytes of conversations that are sent to the child at once: enough that waiting for it costs nothing.
+CALL = 1 << 17
+
+
+class Renderer:
+    """A template compiled in a child process.
+
+    Raises DataError if it cannot be used. The template sees `constants` (special tokens and options) by name, and the
+    date `today`. `ends` matches a control token.
+    """
+
+    def __init__(self, name: str, source: str, constants: Mapping[str, Any], today: datetime, ends: str = r"(?!)"):
+        self.name = name
+        self._serve: Callable[[Connection], None] = lambda pipe: serve(pipe, source, constants, today, ends)
+        self._owner = 0
+        self._end: Any = None
+        self._is_used = False  # answers are on their way
+        try:
+            self._start()
+            self.render(Job(_TRIAL, None, False, [], "others"))  # reports an unusable template before any work is done
+        except Reject as reject:  # the template may refuse the trial conversation and still accept others
+            if reject.reason == "too_long_text":
+                self.close()
+                raise DataError("bad_template", f"template {name}: {reject.message}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def render(self, job: Job) -> Rendering:
+        """Render one conversation and locate its turns.
+
+        Raises Reject if the template refuses this conversation or fails on it, DataError if it must not be used at all.
+        """
+        [found] = self.render_all([job])
+        if isinstance(found, Rendering):
+            return found
+        assert not isinstance(found, list)
+        try:
+            raise found
+        finally:
+            del found  # its traceback refers to this frame: together they would keep the child alive
+
+    def render_all(self, jobs: Sequence[Job | Pieces]) -> Iterator[Answer | Reject | DataError]:
+        """Render conversations and locate their turns, or write pieces. Problems take the place of the answers.
+
+        The child goes on while its answers are used. Nothing is rendered after a DataError, which takes all further
+        places.
+        """
+        error: DataError | None = None
+        for call in _calls(jobs):
+            answers = self._answers([request for request in call if isinstance(request, bytes)])
+            for request in call:
+                if error:
+                    yield error
+                    continue
+                if isinstance(request, Reject):
+                    yield request
+                    continue
+                try:
+                    answer: Answer | Reject | DataError = next(answers)
+                except DataError as problem:
+                    answer = error = problem.with_traceback(None)
+                yield answer
+
+    def close(self) -> None:
+        """Kill the child. The next rendering starts another one."""
+        if self._end is not None:
+            self._end()
+        self._end, self._owner = None, 0
+
+    def _start(self) -> None:
+        self.close()
+        self._pipe, theirs = multiprocessing.Pipe()
+        # A Ctrl-C that reaches the child before it ignores interrupts would print a traceback.
+        masked = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+        try:
+            child = os.fork()
+            if not child:
+                run_in_child(theirs, self._serve, masked)
+            self._owner = os.getpid()
+            # Runs when this object is deleted and when this process exits, also if it is one of Luigi's workers.
+            self._end = Finalize(self, _end, (child, self._pipe), exitpriority=0)
+            self._child = child
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, masked)
+        theirs.close()
+        self._poll = select.poll()
+        self._poll.register(self._pipe.fileno(), select.POLLIN)
+        self._reply("compiling")
+
+    def _answers(self, requests: Sequence[bytes]) -> Iterator[Answer | Reject]:
+        """Send requests, and yield the answer to each as it comes. Raises DataError."""
+        assert not self._is_used, "the next answers are those to other requests"
+        if self._owner != os.getpid():
+            self._start()
+        self._is_used, left = True, len(requests)
+        answer: Answer | Reject
+        try:
+            for number in range(len(requests)):
+                try:
+                    found = self._reply("rendering one conversation", requests if not number else ())
+                    if len(found) == 1:
+                        [answer] = found
+                    else:
+                        text, marks, samples, *others = found
+                        answer = Rendering(text, marks, [Located(*sample) for sample in samples], *others)
+                except Reject as reject:
+                    answer = reject.with_traceback(None)
+                left -= 1
+                yield answer
+        finally:
+            self._is_used = False
+            if left:  # the next replies would answer these requests
+                self.close()
+
+    def _reply(self, doing: str, requests: Sequence[bytes] = ()) -> Any:
+        """Return the child's next reply, after sending requests. Raises Reject and DataError if it is a problem."""
+        reply, late = None, False
+        try:
+            if requests:
+                self._pipe.send_bytes(b"[%s]" % b",".join(requests))
+            late = not self._poll.poll(limits.SECONDS * limits.PATIENCE * 1000)
+            if late:
+                raise EOFError
+            reply = orjson.loads(self._pipe.recv_bytes())
+        except (EOFError, OSError):
+            how = self._status()
+            if not late and how != "SIGXCPU":
+                raise DataError(
+                    "template_died", f"template {self.name}: killed the process that rendered it ({how})"
+                ) from None
+            raise DataError(
+                "template_loops", f"template {self.name}: still {doing} after {limits.SECONDS:g} s; it loops"
+            ) from None
+        finally:
+            if reply is None:  # on any error: the next reply would answer this request
+                self.close()
+        kind, value = reply
+        if kind == "done":
+            return value
+        self._fail(kind, value)
+
+    def _status(self) -> str:
+        """Wait for the child and describe how it ended."""
+        self._end.cancel()
+        self._end = None
+        code = _end(self._child, self._pipe)
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+    def _fail(self, kind: str, value: str) -> NoReturn:
+        if kind == "refused":
+            raise Reject("template_refused", f"the template refuses the conversation: {value}")
+        if kind == "failed":
+            raise Reject("template_failed", f"the template fails on the conversation: {value}")
+        if kind == "long":
+            raise Reject("too_long_text", f"the template writes more than {limits.MOST_CHARACTERS:,} characters")
+        problem = {
+            "invalid": f"not valid Jinja: {value}",
+            "includes": f"{value}; a template must be a single file: insert the text of that file",
+            "unsafe": f"must not access Python internals: {value}",
+            "memory": f"needs more than {limits.MEMORY >> 20} MiB of memory for one conversation",
+        }
+        raise DataError("bad_template", f"template {self.name}: {problem[kind]}")
+
+
+def _calls(jobs: Sequence[Job | Pieces]) -> Iterator[list[bytes | Reject]]:
+    """Yield requests to send at once, about CALL bytes; a job that is too much has a Reject instead."""
+    call: list[bytes | Reject] = []
+    size = 0
+    for job in jobs:
+        request = orjson.dumps([*job])
+        turns, count = (len(job.turns), len(job.messages)) if isinstance(job, Job) else (0, 0)
+        if turns * (count + len(request) // 1000) > limits.MOST_WORK:
+            what = f"{turns:,} turns to locate in {count:,} messages ({len(request):,} bytes)"
+            call.append(Reject("too_many_turns", f"{what} are too many, at two renderings per turn"))
+            continue
+        call.append(request)
+        size += len(request)
+        if size >= CALL:
+            yield call
+            call, size = [], 0
+    yield call
+
+
+def _end(child: int, pipe: Connection) -> int:
+    """Kill the child if it is alive, leave no zombie, and return its exit code."""
+    pipe.close()
+    try:
+        os.kill(child, signal.SIGKILL)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    except (ProcessLookupError, ChildProcessError):  # other code has waited for all children
+        return 0

@@ -1,0 +1,90 @@
+"""Cut rendered texts into spans, at control tokens and at the edges of what is trained on.
+
+    <|im_start|>user\\n2+2?<|im_end|>\\n   ──▶   control token, text, control token, text
+
+The samples of a conversation begin with the same text, which is cut once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from math import inf
+
+from tasks.encoders.encoder import Encoder
+from tasks.templates.jinja.breaker import escaped
+from tasks.templates.spans import TEXT, Span
+
+Ranges = Sequence[tuple[int, int]]
+
+
+class Splitter:
+    """Cut texts that were rendered for an encoder."""
+
+    def __init__(self, encoder: Encoder):
+        self._encoder = encoder
+        controls = encoder.controls.items()
+        self._spans = {
+            (string, flag): Span(string, token, flag, "") for string, token in controls for flag in (False, True)
+        }
+        # What follows a control string decides whether it is part of a longer one, or absorbs white space.
+        self._ahead = max(map(len, encoder.controls), default=0)
+        self._is_local = not encoder.strips_left and not encoder.strips_right and 1 not in map(len, encoder.controls)
+        self._last: tuple[str, str, float, list[Span], list[int]] = ("", "", 0, [], [])
+
+    def split(self, text: str, ranges: Ranges, breaker: str) -> list[Span]:
+        """Return the spans of a text; `ranges` of it are trained on, and the breaker is removed."""
+        edges = [*chain(*ranges), inf]  # ascending, so that what follows an odd number of them is trained on
+        breakers = [form for form in (breaker, escaped(breaker)) if form in text]
+        spans, ends = self._known(text, edges[0], breaker)
+        end = ends[-1] if ends else 0
+        passed = 0  # edges
+        for (start, stop), string, place in chain(self.controls_in(text, breaker, end), [((len(text),) * 2, "", inf)]):
+            while end < start:
+                while edges[passed] <= end:
+                    passed += 1
+                cut = int(min(edges[passed], start))
+                piece = text[end:cut]
+                for form in breakers:
+                    piece = piece.replace(form, "")
+                if piece:
+                    spans.append(Span(piece, TEXT, passed % 2 == 1, ""))
+                    ends.append(cut)
+                end = cut
+            if string:
+                while edges[passed] <= place:
+                    passed += 1
+                spans.append(self._spans[string, passed % 2 == 1])
+                ends.append(stop)
+            end = stop
+        self._last = text, breaker, edges[0], spans, ends
+        return spans
+
+    def _known(self, text: str, edge: float, breaker: str) -> tuple[list[Span], list[int]]:
+        """Return spans at the start of a text, and where they end, if the last text started with the same."""
+        other, its_breaker, its_edge, spans, ends = self._last
+        if not self._is_local or breaker != its_breaker or not ends:
+            return [], []
+        same = min(_common(text, other) - self._ahead, edge, its_edge)
+        count = len(ends)
+        while count and not (ends[count - 1] <= same and spans[count - 1].token != TEXT):
+            count -= 1
+        return spans[:count], ends[:count]
+
+    def controls_in(self, text: str, breaker: str, start: int = 0) -> Iterator[tuple[tuple[int, int], str, int]]:
+        """Yield the control strings that a template has written: with white space around it, the string, its place."""
+        controls = self._encoder.controls
+        for match in self._encoder.written_pattern.finditer(text, start):
+            written, (first, stop) = match.group(), match.span()
+            string = written if written in controls else written.strip()
+            if len(string) > 1 or text[stop : stop + 2] != breaker * 2:
+                yield (first, stop), string, first + written.index(string)
+
+
+def _common(one: str, other: str) -> int:
+    """Return the length of the common start of two texts."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if one[low:middle] == other[low:middle] else (low, middle - 1)
+    return low

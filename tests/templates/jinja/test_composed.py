@@ -1,0 +1,224 @@
+"""Conversations are composed of placeholders and pieces only if the template would write the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+from unittest import mock
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from support.profiles import examples
+from support.templates.modern_templates import LOOP, PROMPT
+from support.tokenizer_kinds import open_kind, tokenize
+
+from tasks.core.errors import DataError
+from tasks.templates.jinja.composed import composer
+from tasks.templates.jinja.composed.composer import Composer
+from tasks.templates.jinja.composed.composition import Composition
+from tasks.templates.jinja.memo import blocks
+from tasks.templates.jinja.splitter import Splitter
+from tasks.templates.jinja.template import JinjaTemplate
+from tasks.tokenization.frames import Filling
+
+KIND = "hf_byte_level"
+START = "{% set ns = namespace(name='', any=false) %}"
+END = "{{ m.content }}<|im_end|>\n{% endfor %}" + PROMPT
+# Arguments are read one by one, and so are tools, by a loop and by a macro.
+ARGUMENTS = (
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{% for k, v in c.function.arguments | items %}"
+    "<{{ k }}>{{ v if v is string else v | tojson }}</{{ k }}>{% endfor %}</tool_call>{% endfor %}"
+)
+DECLARED = (
+    "{% macro declare(tool) %} {{ tool.function.name }}{% for k, v in tool.function.parameters | dictsort %}"
+    "<|eot_id|>{{ k }}: {{ v }}{% endfor %}\n{% endmacro %}"
+    "{% for tool in tools or [] %}{{ declare(tool) | trim }};{% endfor %}"
+)
+TEMPLATES = {
+    "arguments": LOOP + ARGUMENTS + END,
+    "tools in a loop": (
+        "{% for tool in tools or [] %}{{ tool.function.name }}({% for k, v in tool.function.parameters | items %}"
+        "{{ k }}={{ v }},{% endfor %}){% endfor %}" + LOOP + ARGUMENTS + END
+    ),
+    "tools in a macro, control tokens between": DECLARED + LOOP + ARGUMENTS + END,
+    "one macro for each": "{% macro all(tools) %}{% for t in tools %}{{ t.function }}{% endfor %}{% endmacro %}"
+    "{{ all(tools or []) }}" + LOOP + ARGUMENTS + END,
+    # Namespaces: a flag, a name that is written later, and one that only some calls set.
+    "flag": START + LOOP + "{% set ns.any = false %}{% for c in m.tool_calls or [] %}"
+    "{% for k in c.function.arguments %}{{ ', ' if ns.any }}{{ k }}{% set ns.any = true %}{% endfor %}{% endfor %}"
+    "{{ 'some' if ns.any else 'none' }}" + END,
+    "name": START + LOOP + "{% for c in m.tool_calls or [] %}{% for k in c.function.arguments %}"
+    "{% set ns.name = k ~ '' %}{% endfor %}{% endfor %}[{{ ns.name }}]" + ARGUMENTS + END,
+    "name of a call": START + LOOP + "{% for c in m.tool_calls or [] %}{% if c.function.arguments %}"
+    "{% set ns.name = c.function.name %}{% endif %}{% endfor %}{{ ns.name }}" + ARGUMENTS + END,
+    "name of long arguments": START
+    + LOOP
+    + "{% for c in m.tool_calls or [] %}{% if c.function.arguments | length > 1 %}"
+    "{% set ns.name = c.function.name %}{% endif %}{% endfor %}{{ ns.name or 'short' }}" + ARGUMENTS + END,
+    # Texts are changed, so that control strings could come of them, or stripped, or end in a part of one.
+    "lower": LOOP + "{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}"
+    "<|eot_id|>{{ v | string | lower }}{% endfor %}{% endfor %}" + END,
+    "ends open": LOOP + "{% for c in m.tool_calls or [] %}{% for k in c.function.arguments %}{{ k }}<|im{% endfor %}"
+    "{% endfor %}_end|>" + END,
+    "stripped": "{% macro keys(c) %} {% for k in c.function.arguments %}{{ k }} {% endfor %}{% endmacro %}"
+    + LOOP
+    + "{% for c in m.tool_calls or [] %}[{{ (' a ' ~ keys(c)) | trim }}|{{ (keys(c) ~ ' a ') | trim }}|"
+    "{{ keys(c) | trim }}]"
+    "{% endfor %}" + END,
+    "eos in arguments": LOOP + "{% for c in m.tool_calls or [] %}{% for k in c.function.arguments %}"
+    "{{ k }}{{ eos_token }}{% endfor %}{% endfor %}" + END,
+    # Each turn is a sample of its own.
+    "reasoning stripped": LOOP + ARGUMENTS + "{% if loop.last %}{{ m.reasoning_content }}{% endif %}" + END,
+    "a block around the answer": LOOP
+    + ARGUMENTS
+    + "{% set c = '<think></think>' ~ m.content if m.role == 'assistant' else m.content %}"
+    "{% if '<think>' in c and '</think>' in c and not loop.last %}{% set c = c.split('</think>')[-1] %}{% endif %}"
+    "{{ c }}<|im_end|>\n{% endfor %}" + PROMPT,
+    "fails": LOOP
+    + "{% for c in m.tool_calls or [] %}{% for k, v in c.function.arguments | items %}{{ v + 1 }}{% endfor %}"
+    "{% endfor %}" + END,
+}
+
+
+@contextmanager
+def ways(compose: bool) -> Iterator[None]:
+    """Fill nothing in, so that conversations are composed or rendered."""
+
+    def no(*_: Any) -> Iterator[None]:
+        yield from ()
+
+    nothing = {"fill": lambda *_: None, "fill_values": lambda *_: None}
+    way = mock.patch.object(Composer, "compose", Composer.compose if compose else no)
+    least = mock.patch.object(blocks, "LEAST", 0)  # in the child, too, which is forked from here
+    with mock.patch.multiple(Filling, **nothing), mock.patch.object(composer, "COMPARED", 1 << 70), way, least:
+        yield
+
+
+@lru_cache(4)
+def template_of(name: str, turns: Any = "auto") -> JinjaTemplate:
+    with ways(compose=True):
+        return JinjaTemplate("test.jinja", TEMPLATES[name], open_kind(KIND), "assistant", "2026-01-01", turns)
+
+
+def record_of(arguments: list[Any], tools: list[Any], contents: list[str], reasoning: str = "") -> dict[str, Any]:
+    """A conversation with a call for each of the arguments."""
+    messages: list[dict[str, Any]] = []
+    for number, content in enumerate(contents):
+        messages.append({"role": "user", "content": content})
+        calls = [{"function": {"name": f"f{number}", "arguments": each}} for each in arguments[number : number + 1]]
+        more: dict[str, Any] = {"tool_calls": calls} if calls else {}
+        messages.append(
+            {"role": "assistant", "content": content, **more} | ({"reasoning_content": reasoning} if reasoning else {})
+        )
+    given = [{"type": "function", "function": {"name": f"t{k}", "parameters": tool}} for k, tool in enumerate(tools)]
+    return {"messages": messages} | ({"tools": given} if tools else {})
+
+
+def rows_of(records: list[dict[str, Any]], template: JinjaTemplate) -> Any:
+    try:
+        rows, receipt = tokenize(records, open_kind(KIND), template)
+    except DataError as error:
+        return str(error)
+    return [(row.ids.tolist(), row.trained.tolist()) for row in rows], receipt
+
+
+TEXT = st.sampled_from(
+    [
+        "a",
+        "im_end",
+        "b c",
+        " b ",
+        "é",
+        "<|IM_END|>",
+        "<|im_end|>",
+        "<|",
+        "|>",
+        "</think>",
+        "\n",
+        "",
+        "Oslo",
+        "t",
+        "<|EOT_ID|>",
+    ]
+)
+VALUES = st.dictionaries(TEXT, TEXT | st.integers(0, 9) | st.lists(TEXT, max_size=2), max_size=3)
+CONTENTS = st.lists(st.sampled_from(["yes", "It is 4.", "a"]) | TEXT, min_size=1, max_size=2)
+RECORDS = st.builds(
+    record_of, st.lists(VALUES, max_size=2), st.lists(VALUES, max_size=2), CONTENTS, st.sampled_from(["", "hm"])
+)
+A = record_of([{"a": 1}, {"b": "é", "c": "<|im_end|>"}], [{"x": "y"}], ["q", "r"])
+B = record_of([{"k": "a"}, {"im": [1], "d": "<|IM_END|>"}], [{"x": "<|EOT_ID|>"}], ["q", "r"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", ["auto", "apart"])
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
+@given(records=st.lists(RECORDS, min_size=1, max_size=3))
+@example(records=[A, B])
+def test_composed_conversations_are_what_is_rendered(name: str, turns: Any, records: list[dict[str, Any]]) -> None:
+    template = template_of(name, turns)
+    with ways(compose=False):
+        expected = rows_of(records * 3, template)
+    with ways(compose=True):
+        assert rows_of(records * 3, template) == expected
+
+
+# A piece has a part of a control string, or the EOS token, or it fails; a piece depends on what another one has set.
+NEVER = {"ends open", "eos in arguments", "fails", "name"}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_conversations_are_composed(name: str) -> None:
+    """Else the test above would compare renderings with themselves."""
+    found = []
+    plain = Composer.compose
+
+    def compose(*given: Any) -> Any:
+        found.append((yield from plain(*given)))
+        return found[-1]
+
+    template = template_of(name)
+    numbers = [record_of([{"a": k}, {"b": "é", "c": k}], [{"x": k}], ["q", "r"]) for k in range(6)]
+    with ways(compose=True), mock.patch.object(Composer, "compose", compose):
+        rows_of(numbers, template)
+        assert any(found) == (name not in NEVER), found
+
+
+def test_a_composed_conversation_is_compared_with_its_rendering() -> None:
+    plain = Composition.rendered
+
+    def other(*given: Any) -> Any:
+        found = plain(*given)
+        return found and found._replace(text=found.text + "x")
+
+    template = template_of("arguments")
+    with ways(compose=True), mock.patch.object(composer, "COMPARED", 1):
+        rows_of([A] * 3, template)
+        with mock.patch.object(Composition, "rendered", other), pytest.raises(AssertionError, match="is composed as"):
+            rows_of([A] * 3, template)
+
+
+@settings(max_examples=examples(100))
+@given(
+    st.lists(
+        st.tuples(
+            st.lists(
+                st.sampled_from(["<|im_end|>", "<|im_start|>", "<|im", "_end|>", "a", "b\n", "\ue000"]), max_size=8
+            ),
+            st.lists(st.integers(0, 40), max_size=4),
+        ),
+        max_size=4,
+    )
+)
+def test_texts_with_the_same_start_are_cut_as_if_each_were_the_first(texts: list[tuple[list[str], list[int]]]) -> None:
+    encoder = open_kind(KIND)
+    splitter, start = Splitter(encoder), "<|im_start|>user\nq<|im_end|>\n" * 3
+    for pieces, edges in texts:
+        text = start + "".join(pieces)
+        places = sorted({min(edge * 3, len(text)) for edge in edges})[: len(set(edges)) // 2 * 2]
+        ranges = list(zip(places[::2], places[1::2], strict=False))
+        assert splitter.split(text, ranges, "\ue000") == Splitter(encoder).split(text, ranges, "\ue000")
