@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import re
 import traceback
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from typing import Any, NoReturn
 
 import luigi.parameter
 from luigi.parameter import ParameterException
-from luigi.task_register import TaskClassException
+from luigi.task_register import Register, TaskClassException
 
 from tasks.core.error_messages import to_pack_error
 from tasks.core.errors import PackError, UsageError
@@ -41,10 +42,12 @@ def _is_from_parameter(error: Exception) -> bool:
 def with_pack_errors(build: Callable[..., argparse.ArgumentParser]) -> Callable[..., argparse.ArgumentParser]:
     """Make the parsers that Luigi's `build` returns raise UsageError, with the closest known option.
 
-    Luigi builds a parser after it has loaded this package, and another one once the task is known.
+    Luigi builds a parser after it has loaded this package, and another one once the task is known; and then both again
+    for each part of a run. Each takes 10 ms, so both are kept.
     """
 
-    def build_parser(*given: Any, **named: Any) -> argparse.ArgumentParser:
+    @functools.cache
+    def built(tasks: int, *given: Any, **named: Any) -> argparse.ArgumentParser:
         parser = build(*given, **named)
 
         def refuse(message: str) -> NoReturn:
@@ -55,4 +58,4 @@ def with_pack_errors(build: Callable[..., argparse.ArgumentParser]) -> Callable[
         parser.error = refuse  # type: ignore[method-assign]
         return parser
 
-    return build_parser
+    return lambda *given, **named: built(len(Register._get_reg()), *given, **named)

@@ -28,7 +28,7 @@ from pydantic import (
 
 from tasks.conversations.keys.role_names import Roles, with_roles
 from tasks.core.errors import UsageError
-from tasks.core.yaml_settings import check_settings, read_settings
+from tasks.core.yaml_settings import check_settings, defaults_of, read_settings
 from tasks.readers.containers import container_by_extension
 from tasks.row_settings import (
     LONGEST_ROW,
@@ -339,9 +339,8 @@ class Config(BaseModel):
 
     def _set_among(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the settings that are not at their default."""
-        fields = type(self).model_fields
         values = {name: getattr(self, name) for name in names}
-        return {k: value for k, value in values.items() if value != fields[k].get_default(call_default_factory=True)}
+        return {name: value for name, value in values.items() if value != defaults_of(type(self))[name]}
 
     def settings_of_texts(self) -> dict[str, Any]:
         """Return the settings that change token files and are not at their default."""

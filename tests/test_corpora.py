@@ -556,7 +556,7 @@ def pack_with_threads(folder: Path) -> Path:
         words, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        out, errors = run.communicate(timeout=120)
+        out, errors = run.communicate(timeout=300)
     except subprocess.TimeoutExpired:
         os.killpg(run.pid, signal.SIGKILL)
         run.communicate()

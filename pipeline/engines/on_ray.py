@@ -19,7 +19,7 @@ from tasks.storage.files import remove_abandoned
 IN_FLIGHT = 4
 # Seconds after which the cluster is asked again how many CPUs it has: nodes come and go.
 REFRESH = 2.0
-# Seconds in which Ray ends the steps of a driver that has left.
+# Seconds in which Ray ends the steps of a driver that has left, unless the nodes are busy.
 LEAVING = 2.0
 
 
@@ -57,12 +57,12 @@ class OnRay:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         self._ray.shutdown()
         # Ray kills the steps that it ends, so they cannot remove what they were writing.
-        deadline = time.monotonic() + (LEAVING if self._running else 0.0)
+        start = time.monotonic()
         while True:
-            for index in self._running.values():
-                for path in self._steps[index].outputs():
-                    remove_abandoned(path)
-            if time.monotonic() >= deadline:
+            outputs = [path for index in self._running.values() for path in self._steps[index].outputs()]
+            are_written = [remove_abandoned(path) for path in outputs]
+            limit = PATIENCE if any(are_written) else LEAVING if outputs else 0.0
+            if time.monotonic() - start >= limit:
                 return
             time.sleep(0.1)
 

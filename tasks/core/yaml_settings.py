@@ -6,6 +6,7 @@ qlora.yaml  ──read_settings──▶ dict ──check_settings──▶ Trai
 
 from __future__ import annotations
 
+import functools
 import re
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
@@ -90,6 +91,12 @@ def parse_settings(text: str, where: str) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise UsageError("bad_config_file", f"{where}: expected `key: value` lines, found {type(values).__name__}")
     return values
+
+
+@functools.cache
+def defaults_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Return the defaults of all settings, to compare values with; pydantic takes a millisecond to make them."""
+    return {name: field.get_default(call_default_factory=True) for name, field in model.model_fields.items()}
 
 
 def check_settings(model: type[Model], values: dict[str, Any], where: str) -> Model:

@@ -26,6 +26,7 @@ from tasks.conversations.keys.renaming import is_of_record
 from tasks.conversations.keys.role_names import Roles
 from tasks.conversations.model import Conversation
 from tasks.core.errors import Reject
+from tasks.core.yaml_settings import defaults_of
 from tasks.readers.csv_files.delimiter import check_delimiter, name_of
 from tasks.readers.csv_files.encoding import check_encoding
 from tasks.readers.hashed_blocks import BlockDigests, open_checked
@@ -111,9 +112,8 @@ class Source(BaseModel):
     @model_serializer(mode="wrap")
     def _leave_out_defaults(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Leave out settings of later versions at their defaults, so that keys and manifests stay the same."""
-        fields, values = type(self).model_fields, serialize(self)
-        later = {name: fields[name].get_default(call_default_factory=True) for name in LATER}
-        return {name: value for name, value in values.items() if name not in later or value != later[name]}
+        values, defaults = serialize(self), defaults_of(type(self))
+        return {name: value for name, value in values.items() if name not in LATER or value != defaults[name]}
 
     @property
     def role_names(self) -> dict[str, str]:

@@ -181,6 +181,8 @@ def _hash_objects(
     Those of this share are first, so that machines which start together hash different ones. None waits for another.
     """
     objects = [file for file in files if file.identity]
+    if not objects:
+        return {}
     own = share.of([file.bytes for file in objects])
     found, stop = dict[str, Hashed](), Event()
 

@@ -196,13 +196,19 @@ def _is_locked(file: IO[bytes]) -> bool:
     return True
 
 
-def remove_abandoned(path: Path) -> None:
-    """Remove the temporary files of `path` that no living process is writing."""
+def remove_abandoned(path: Path) -> bool:
+    """Remove the temporary files of `path` that no living process is writing; return whether there are others."""
+    others = False
     for old in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
         # Open for writing: NFS asks for that before it locks a file.
         with suppress(OSError), old.open("r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            old.unlink()
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                others = True
+            else:
+                old.unlink()
+    return others
 
 
 def sync_folder(folder: Path) -> None:

@@ -422,7 +422,7 @@ def test_two_projects_run_at_the_same_time(folder: Path, tmp_path_factory: pytes
         subprocess.Popen(words, cwd=place, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for place in (folder, other)
     ]
-    found = [(run.communicate(timeout=120), run.returncode) for run in runs]
+    found = [(run.communicate(timeout=300), run.returncode) for run in runs]
     assert [code for _, code in found] == [0, 0], found
     assert corpus_bytes(folder / found[0][0][0].strip()) == corpus_bytes(other / found[1][0][0].strip())
 
@@ -442,12 +442,12 @@ def test_ctrl_c_stops_at_once_and_the_run_resumes(folder: Path, workers: str) ->
     env = os.environ | {"LUIGI_CONFIG_PATH": str(ROOT / "luigi.cfg")}
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", workers]
     run = subprocess.Popen(words, cwd=folder, env=env, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while not list((folder / "data").glob("tokens/*/*.json")):
         assert time.monotonic() < deadline, "no part is done"
         time.sleep(0.05)
     os.killpg(run.pid, signal.SIGINT)
-    _, errors = run.communicate(timeout=60)
+    _, errors = run.communicate(timeout=300)
     assert run.returncode == 75
     assert "interrupted; run the same command again to resume" in errors
     assert "Traceback" not in errors

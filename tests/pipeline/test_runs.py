@@ -24,7 +24,7 @@ def in_a_fork(work: Callable[[], None]) -> None:
     """Luigi and the guard leave handlers in the process that they run in."""
     child = multiprocessing.get_context("fork").Process(target=work)
     child.start()
-    child.join(120)
+    child.join(300)
     assert child.exitcode == 0
 
 

@@ -37,7 +37,7 @@ def exit_code(work: Callable[[], object]) -> int | None:
     """Return the exit code of a forked process that runs `work`; -9 if it does not end."""
     child = fork.Process(target=work)
     child.start()
-    child.join(60)
+    child.join(300)
     child.kill()
     child.join()
     return child.exitcode
@@ -76,7 +76,7 @@ def test_a_child_that_has_finished_is_not_stopped_while_it_reports_to_luigi(
     reporter = SimpleNamespace(**dict.fromkeys(TaskProcess.forward_reporter_attributes))
     child = TaskProcess(Task(fails=fails), "worker", Queue(), reporter, use_multiprocessing=True)
     child.start()
-    child.join(60)
+    child.join(300)
     assert child.exitcode == 0
     assert reported.get() == ("FAILED" if fails else "DONE")
 
@@ -272,7 +272,7 @@ def test_a_child_that_does_not_exit_is_killed_unless_it_is_saving(tmp_path: Path
         [sys.executable, "-c", DEAF, str(tmp_path)], cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while len(list(tmp_path.iterdir())) < 3:
             assert time.monotonic() < deadline, "the tasks do not begin"
             time.sleep(0.02)
@@ -280,7 +280,7 @@ def test_a_child_that_does_not_exit_is_killed_unless_it_is_saving(tmp_path: Path
             os.killpg(run.pid, signal.SIGINT)
             time.sleep(0.1)
         (tmp_path / "pressed").touch()
-        _, errors = run.communicate(timeout=60)
+        _, errors = run.communicate(timeout=300)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(run.pid, signal.SIGKILL)
@@ -295,12 +295,12 @@ def test_a_signal_to_the_parent_alone_stops_the_run(tmp_path: Path, number: sign
     words = [str(BIN / "luigi"), "--module", "pipeline", "PackCorpus", "--config", "corpus.yaml", "--workers", "2"]
     run = subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not list((tmp_path / "data").glob("tokens/*/*.json")):
             assert time.monotonic() < deadline, "no part is done"
             time.sleep(0.02)
         run.send_signal(number)
-        _, errors = run.communicate(timeout=60)
+        _, errors = run.communicate(timeout=300)
         assert subprocess.run(["pgrep", "-g", str(run.pid)], check=False, capture_output=True).stdout == b""
     finally:
         with suppress(ProcessLookupError):

@@ -31,7 +31,7 @@ HEAVY = ("luigi", "pandas", "torch", "transformers")
 def fresh(code: str, *words: str) -> list[str]:
     """What `code` prints in a Python of its own, a line an item; `words` are its sys.argv[1:]."""
     words = (sys.executable, "-c", code, *words)
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -291,7 +291,7 @@ def test_one_unreadable_file_stops_the_hashing_of_the_others(tmp_path: Path, mon
         def update(self, data: bytes) -> None:
             read.append(data)
             if data == b"a":
-                begun.wait(60)
+                begun.wait(300)
                 raise OSError(5, "Input/output error")
             if data == b"b":
                 begun.set()
@@ -960,7 +960,7 @@ def test_a_long_search_shows_what_it_does(tmp_path: Path, path: str, monkeypatch
 
     def slow(folder: Any) -> Any:
         """Stop the search until it was noted."""
-        assert shown.wait(10)
+        assert shown.wait(120)
         return scan(folder)
 
     write(tmp_path / "a.jsonl", GOOD)

@@ -174,11 +174,15 @@ def test_two_writers_of_one_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
     with atomic_file(path) as first:
         first.write(b"first, ")
+        assert files.remove_abandoned(path), "it is being written"
         with atomic_file(path) as second:
             second.write(b"second")
         assert path.read_bytes() == b"second"
         first.write(b"whole")
     assert path.read_bytes() == b"first, whole"
+    assert list(tmp_path.iterdir()) == [path]
+    (tmp_path / ".file.0.tmp").write_bytes(b"abandoned")
+    assert not files.remove_abandoned(path)
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -32,7 +32,7 @@ def test_the_first_error_stops_the_others_and_is_raised() -> None:
     def work(item: int) -> None:
         if item == 1:
             raise ValueError("one")
-        assert stopped.wait(10), "stop was not called"
+        assert stopped.wait(120), "stop was not called"
         finished.append(item)
         raise InterruptedError
 

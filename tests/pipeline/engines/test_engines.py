@@ -177,7 +177,7 @@ def test_every_step_may_be_taken_twice_at_the_same_moment(tmp_path: Path) -> Non
 
             def take() -> None:
                 for step in steps:
-                    start.wait(60)
+                    start.wait(300)
                     step.work(SILENT)  # also if the other one has just finished it
 
             both = [fork.Process(target=take) for _ in range(2)]
@@ -233,7 +233,7 @@ def test_two_drivers_with_different_engines_publish_the_same_corpus(tmp_path: Pa
 
     def drive(engine: Callable[[], Engine]) -> None:
         recipe = resolve(tmp_path / "both" / "corpus.yaml", tmp_path / "both")
-        start.wait(60)
+        start.wait(300)
         with engine() as opened:
             pack_on(opened, recipe)
 
