@@ -192,7 +192,7 @@ def test_re_signing_an_unchanged_corpus_is_accepted(kind: str, made: dict[str, P
 
 @pytest.mark.slow
 def test_a_shard_without_rows_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 400)
+    monkeypatch.setattr(recipe_module, "SOURCE_BYTES_PER_SHARD", 200)
     for kind, values in KINDS.items():
         path = make(tmp_path / kind, **values | {"sequence_length": 512})
         assert 0 in [shard["rows"] for shard in orjson.loads(path.read_bytes())["splits"]["train"]["shards"]]
