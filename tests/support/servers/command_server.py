@@ -3,8 +3,9 @@
     tests/support/commands.py ─{"words", "folder", "environment", "stdout", "stderr"}─▶ stdin ─fork─▶ the command
                               ◀──────────────────── exit code ────────────────────────── stdout
 
-Every command runs in a fork of its own, which leaves through the interpreter's usual shutdown: no state remains. The
-modules that install hooks on import (`pipeline`, `tasks.cli.app`) are imported by the fork, as by the real command.
+Every command runs in a fork of its own, so no state remains. It ends as the interpreter does, except that it frees no
+memory: tests/pipeline/test_commands.py compares it with a process. The modules that install hooks on import
+(`pipeline`, `tasks.cli.app`) are imported by the fork, as by the real command.
 Where packcorpus replaces itself by luigi, another fork takes its place.
 
 One argument names what to import: `tasks` for luigi and packcorpus, `train` for python -m train (torch takes seconds)
@@ -201,7 +202,11 @@ def main() -> None:
 
 
 def leave(code: int) -> NoReturn:
-    """Leave as the interpreter does, except that it would free all that the parent has loaded, and copy it for that."""
+    """Wait for threads, run the exit handlers, flush, and leave.
+
+    The interpreter would then free all that the parent has loaded, and a fork copies each page that it writes to: 0.4 s
+    with torch.
+    """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
