@@ -28,6 +28,7 @@ from tasks.packing.plan import dropped
 from tasks.recipe import Recipe
 from tasks.sources.model import Part
 from tasks.sources.remote import with_copy
+from tasks.sources.sent_digests import with_digests, without_digests
 from tasks.storage.facts.row_shape import RowShape
 from tasks.storage.files import has_artifact, read_receipt, write_receipt
 from tasks.storage.paths import Layout
@@ -98,6 +99,9 @@ class Tokenize(Step):
     key: str
     engine: str
 
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"part": without_digests(self.part)}
+
     @property
     def place(self) -> str:
         return f"{self.part.file.name}, from {self.part.start:,} to {self.part.stop:,}"
@@ -122,7 +126,7 @@ class Tokenize(Step):
                 "where the run was started; use the same files and the same version everywhere",
             )
         encoder = encoder_named(self.engine, recipe.encoder)
-        part = with_copy(self.part, layout.remote())
+        part = with_digests(with_copy(self.part, layout.remote()), layout.digests())
         with mirror.writing(*self.outputs()) as outputs:
             return tokenize_part(part, encoder, recipe.template, recipe.config, *outputs, on_batch=progress.tokenized)
 

@@ -35,6 +35,7 @@ from tasks.packing.ledger import repeated_prompt_tokens
 from tasks.packing.pieces import Pieces
 from tasks.packing.plan import select_pieces
 from tasks.recipe import Recipe
+from tasks.sources.digest_cache import DigestCache
 from tasks.sources.model import Part
 from tasks.sources.sampling.sample import Sample
 from tasks.sources.sampling.sample_files import sample_files
@@ -66,7 +67,8 @@ def predict(config: Config, folder: Path, root: Path, workers: int = 2, budget: 
     Raises what a run would raise about config, sources, tokenizer, and template.
     """
     layout = Layout(root)
-    files = find_files(config.sources, folder, layout, embedded=config.reads_embeddings)
+    cache = DigestCache(layout.digests(), only_read=True)
+    files = find_files(config.sources, folder, layout, embedded=config.reads_embeddings, cache=cache)
     with tempfile.TemporaryDirectory(prefix="packcorpus-") as scratch:
         recipe, encoder, samples = _sample(Recipe(config, folder, layout, tuple(files), ()), budget, Path(scratch))
         sizes = EmbeddingSizes()

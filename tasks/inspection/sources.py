@@ -16,6 +16,7 @@ from tasks.core.errors import DataError, PackError, Reject, UsageError
 from tasks.dry_run.draft_entries import guess_columns_of
 from tasks.readers.container import RecordReader
 from tasks.readers.containers import container_named
+from tasks.sources.digest_cache import DigestCache
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
 from tasks.sources.source_files import identify_file
@@ -191,9 +192,10 @@ def _strings(conversation: Conversation) -> Iterator[str]:
 
 def sources_of(config: Config, folder: Path, layout: Layout) -> Iterator[SourceFile]:
     """Yield the files of a config, in order and not hashed. Raises what `identify_file` raises."""
+    cache = DigestCache(layout.digests(), only_read=True)
     for source in config.sources:
         for located in find_paths(source.path, folder, layout.remote()):
-            yield identify_file(located.path, located.name, source, located.identity)
+            yield identify_file(located.path, located.name, source, located.identity, cache)
 
 
 def corpora_of(config: Config, manifests: Path) -> list[Path]:

@@ -32,6 +32,14 @@ class BlockDigests:
     joined: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class KeptDigests:
+    """What a step has instead of the digests of a large file: the record that holds them, and their own digest."""
+
+    record: str
+    digest: bytes
+
+
 class HashedBlocks:
     """Hash the bytes that pass in blocks of `size` bytes. Each chunk that passes but the last is a multiple of it."""
 

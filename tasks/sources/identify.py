@@ -10,12 +10,13 @@ from pathlib import Path
 
 from tasks.conversations.formats import detect
 from tasks.core.errors import DataError, UsageError
-from tasks.readers.container import RecordReader
+from tasks.readers.container import Container, RecordReader
 from tasks.readers.containers import container_by_extension, container_named
 from tasks.readers.csv_files.delimiter import find_delimiter
 from tasks.readers.csv_files.encoding import decoded_start, find_encoding, wide_encoding
 from tasks.readers.csv_files.rows import Csv
 from tasks.readers.lines import BOM, CHUNK
+from tasks.sources.digest_cache import DigestCache
 from tasks.sources.explain import explain_unknown_format, explain_wide_encoding
 from tasks.sources.model import Source, SourceFile
 
@@ -24,8 +25,13 @@ _FIRST = 100  # records that are read to find the format
 _BEGINNING = 1 << 20  # bytes that show the encoding and the delimiter of a CSV file
 
 
-def identify(path: Path, name: str, source: Source, stat: os.stat_result, identity: str = "") -> SourceFile:
-    """Return the file with its container and format, not hashed yet. Raises DataError if either cannot be found."""
+def identify(
+    path: Path, name: str, source: Source, stat: os.stat_result, identity: str = "", cache: DigestCache | None = None
+) -> SourceFile:
+    """Return the file with its container and format, not hashed yet. Raises DataError if either cannot be found.
+
+    Of an object that `cache` knows, nothing is read.
+    """
     known = container_by_extension(name)
     assert known is not None, f"the extension of {name} is checked before"
     container, compression = known
@@ -40,12 +46,24 @@ def identify(path: Path, name: str, source: Source, stat: os.stat_result, identi
     columns, roles = tuple(source.columns.items()), tuple(source.role_names.items())
     file = SourceFile(path, name, container.name, compression, "", columns, stat.st_size, "", stat.st_mtime_ns)
     file = replace(file, roles=roles, ignore=tuple(source.ignore), identity=identity)
+    layout = [key for key in ("delimiter", "encoding") if getattr(source, key) != "auto"]
+    if layout and not isinstance(container, Csv):
+        raise UsageError(
+            "bad_setting",
+            f"{name}: {layout[0]} is for CSV and TSV files; give them a source of their own, or remove it",
+        )
+    if not (cache and identity):
+        return _identified(file, container, source)
+    found = cache.find_format(file, source)
+    if not found:
+        cache.keep_format(file, source, found := _identified(file, container, source))
+    return found
+
+
+def _identified(file: SourceFile, container: Container, source: Source) -> SourceFile:
+    """Return the file with what its source sets, and what its start shows."""
     if isinstance(container, Csv):
         file = _csv_file(file, container, source)
-    elif found := [key for key in ("delimiter", "encoding") if getattr(source, key) != "auto"]:
-        raise UsageError(
-            "bad_setting", f"{name}: {found[0]} is for CSV and TSV files; give them a source of their own, or remove it"
-        )
     elif container.is_text:
         file = replace(file, container=_text_container(file))
     if source.format != "auto":

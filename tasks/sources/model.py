@@ -29,7 +29,7 @@ from tasks.core.errors import Reject
 from tasks.core.yaml_settings import defaults_of
 from tasks.readers.csv_files.delimiter import check_delimiter, name_of
 from tasks.readers.csv_files.encoding import check_encoding
-from tasks.readers.hashed_blocks import BlockDigests, open_checked
+from tasks.readers.hashed_blocks import BlockDigests, KeptDigests, open_checked
 from tasks.sources.remote_blocks import open_blocks
 from tasks.stores.store import Facts
 from tasks.stores.urls import check_url, is_url
@@ -131,8 +131,9 @@ class SourceFile:
     `delimiter` and `encoding` of a CSV or TSV file are empty if they are the usual ones: comma or tab, and UTF-8.
     A remote file has a URL as `name`, and `path` is that of its copy, whose SHA-256 on arrival is `arrived`; `revision`
     is the commit of a dataset on the Hub. `embedded`: embeddings of records are read. `blocks` has the digests of its
-    blocks once it was hashed. An object that is read in blocks has an `identity`, its ETag: nothing has arrived of it
-    but what was read, and `path` has holes.
+    blocks once it was hashed, and `record` is the entry of the digest cache that has them, too, if there is one. An
+    object that is read in blocks has an `identity`, its ETag: nothing has arrived of it but what was read, and `path`
+    has holes.
     """
 
     path: Path
@@ -153,7 +154,8 @@ class SourceFile:
     arrived: str = ""
     embedded: bool = False
     identity: str = ""
-    blocks: BlockDigests | None = field(default=None, compare=False, repr=False)
+    blocks: BlockDigests | KeptDigests | None = field(default=None, compare=False, repr=False)
+    record: str = field(default="", compare=False, repr=False)
 
     @property
     def facts(self) -> Facts:
@@ -164,6 +166,7 @@ class SourceFile:
 
         Once it was hashed, reading raises DataError if it has changed since.
         """
+        assert not isinstance(self.blocks, KeptDigests), "sent_digests.with_digests has read them"
         if self.identity:
             return open_blocks(self.path, self.name, self.facts, self.blocks, stop)
         if self.blocks is None:

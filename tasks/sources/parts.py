@@ -66,12 +66,12 @@ def find_parts(
     """Find the files of `sources` as `find_files` does, hash them, and split them into parts.
 
     `part_size` is in bytes; it is doubled until `most_parts` parts are enough (each file is at least one part). Files
-    that `cache` knows are not hashed; of objects that are read in blocks, those of this `share` are hashed first.
+    that `cache` knows are not hashed; of objects that are read in blocks, those of this `share` are read first.
     Raises what `find_files` and stores raise.
     """
     if part_size < 1:
         raise UsageError("bad_setting", f"part_size is {part_size}; expected 1 or more bytes")
-    files = find_files(sources, folder, layout, revisions, embedded)
+    files = find_files(sources, folder, layout, revisions, embedded, cache, share)
     # By doubling, so that a corpus that grows keeps its parts until it is twice as large.
     while sum(file.bytes for file in files) > part_size * most_parts:
         part_size *= 2
@@ -166,7 +166,7 @@ def _split(
         _check_unchanged(file)
         if file.arrived not in ("", found.sha256):
             raise damaged_copy(file.name, file.path)
-        file = replace(file, sha256=found.sha256, blocks=found.blocks)
+        file = replace(file, sha256=found.sha256, blocks=found.blocks, record=found.record)
         container = container_named(file.container)
         return file, [Part(file, *range) for range in container.cut(file, found.ranges, part_size)]
     except OSError as error:
@@ -178,7 +178,8 @@ def _hash_objects(
 ) -> dict[str, Hashed]:
     """Return the digests of objects that are read in blocks, hashed here or on another machine.
 
-    Those of this share are first, so that machines which start together hash different ones. None waits for another.
+    Those of this share are first, so that machines which start together hash different ones. What is left then is
+    hashed by others: this machine waits for them, and does the work of those that were lost.
     """
     objects = [file for file in files if file.identity]
     if not objects:
@@ -190,16 +191,20 @@ def _hash_objects(
         if stop.is_set():
             raise CancelledError
 
-    def find(number: int) -> None:
+    def find(number: int, wait: bool = False) -> None:
         check()
         file = objects[number]
-        known = cache.find(file, part_size) if cache else None
-        found[file.name] = known or _hash_object(file, part_size, cache, check)
+        hashed = partial(_hash_object, file, part_size, cache, check)
+        known = cache.find_once(file, part_size, hashed, wait, check) if cache else hashed()
+        if known:
+            found[file.name] = known
 
     with noted(lambda: f"hashing the sources in buckets: {len(found):,} of {len(objects):,} files done"):
         run_all(find, own, HASH_OBJECTS, stop.set)
         # From the end, because the machines whose share it is come from the start.
         run_all(find, sorted({*range(len(objects))}.difference(own), reverse=True), HASH_OF_OTHERS, stop.set)
+        left = [number for number, file in enumerate(objects) if file.name not in found]
+        run_all(partial(find, wait=True), left, HASH_OF_OTHERS, stop.set)
     return found
 
 
@@ -207,9 +212,7 @@ def _hash_object(file: SourceFile, part_size: int, cache: DigestCache | None, ch
     started, hashed = cache.start(file) if cache else [], HashedBlocks(BLOCK)
     chunks = hashed.passing(fetch_all(file.path, file.name, file.facts, check))
     found = Hashed(*container_named(file.container).split(file, part_size, chunks), hashed.digests)
-    if cache:
-        cache.keep(file, part_size, started, found)
-    return found
+    return cache.keep(file, part_size, started, found) if cache else found
 
 
 def _hash(file: SourceFile, part_size: int, stop: Event, hash_chunk: int, cache: DigestCache | None) -> Hashed:
@@ -218,9 +221,7 @@ def _hash(file: SourceFile, part_size: int, stop: Event, hash_chunk: int, cache:
     chunks = hashed.passing(_chunks(file.path, hash_chunk, stop))
     found = Hashed(*container_named(file.container).split(file, part_size, chunks), hashed.digests)
     _check_unchanged(file)
-    if cache:
-        cache.keep(file, part_size, started, found)
-    return found
+    return cache.keep(file, part_size, started, found) if cache else found
 
 
 def _chunks(path: Path, size: int, stop: Event) -> Iterator[bytes]:

@@ -4,8 +4,8 @@
 
 A machine that tokenizes some parts of a file thus fetches these parts and no others. What was hashed before is compared
 with the digests of its blocks (readers/hashed_blocks.py), so a hole is a block that has another digest: there is
-nothing else to record, and processes may fill the same file at once. What was not hashed yet is read from the object
-each time: the start of a file, which shows its format.
+nothing else to record, and processes may fill the same file at once. Of an object that was not hashed yet, such as its
+start, which shows its format, the process remembers the digests of the blocks that it has read.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import errno
 import io
 import os
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
+
+from xxhash import xxh3_128_digest
 
 from tasks.readers.hashed_blocks import BLOCK, BlockDigests, CheckedBlocks
 from tasks.storage.files import make_folder
@@ -27,6 +28,10 @@ from tasks.stores.urls import split_url
 
 AHEAD = 16  # blocks that are fetched at once, when a file is read from one end to the other
 
+# Digests of the blocks that this process has read of objects that were not hashed yet, by the file that holds them,
+# which is that of one ETag, and their number: their bytes are not fetched again, to hash them or to read them again.
+_read_before: dict[tuple[Path, int], bytes] = {}
+
 
 def read_object(url: str, facts: Facts, start: int, length: int) -> bytes:
     """Return bytes of an object. Raises what a store raises, object_changed if it is another one now."""
@@ -34,20 +39,18 @@ def read_object(url: str, facts: Facts, start: int, length: int) -> bytes:
     return open_once(f"{where.scheme}://{where.bucket}").read(where.key, facts, start, length)
 
 
-@lru_cache(maxsize=16)
-def _read_once(url: str, facts: Facts, start: int, length: int) -> bytes:
-    """Return a block of an object that was not hashed: several questions are asked of the start of a file."""
-    return read_object(url, facts, start, length)
-
-
 def fetch_all(path: Path, url: str, facts: Facts, check: Callable[[], None]) -> Iterator[bytes]:
     """Yield a whole object, and keep it in `path`. `check` is called before each request, and may end it."""
     with open_holes(path, facts.size) as file:
-        for start in range(0, facts.size, AHEAD * BLOCK):
-            check()
-            data = read_object(url, facts, start, min(AHEAD * BLOCK, facts.size - start))
-            _keep(file, start, data, url, path)
+        start = 0
+        while start < facts.size:
+            data = _again(file, path, start // BLOCK, min(BLOCK, facts.size - start))
+            if not data:
+                check()
+                data = read_object(url, facts, start, min(AHEAD * BLOCK, facts.size - start))
+                _keep(file, start, data, url, path)
             yield data
+            start += len(data)
 
 
 def open_blocks(path: Path, url: str, facts: Facts, digests: BlockDigests | None, stop: int | None) -> BinaryIO:
@@ -68,7 +71,7 @@ class RemoteBlocks(CheckedBlocks):
     def _checked(self, number: int) -> memoryview:
         if number in self._fetched:
             return self._fetched[number]
-        if self._hashed and self._is_right(number, block := self._read(number)):
+        if self._is_right(number, block := self._read(number)):
             return memoryview(block)
         self._fetch(number)
         return self._fetched[number]
@@ -83,13 +86,18 @@ class RemoteBlocks(CheckedBlocks):
             count = min(count, self._ahead)
         self._last = number + count - 1
         start = number * size
-        read = read_object if self._hashed or count > 1 else _read_once
-        data = memoryview(read(self._url, self._facts, start, min(count * size, self._size - start)))
+        data = memoryview(read_object(self._url, self._facts, start, min(count * size, self._size - start)))
         self._fetched = {number + at: data[at * size : (at + 1) * size] for at in range(count)}
+        if not self._hashed:
+            _read_before.update({(self._path, each): xxh3_128_digest(block) for each, block in self._fetched.items()})
+        elif not all(self._is_right(each, block) for each, block in self._fetched.items()):
+            raise changed(self._url)
+        _keep(self._file, start, data, self._url, self._path)
+
+    def _is_right(self, number: int, block: bytes | memoryview) -> bool:
         if self._hashed:
-            if not all(self._is_right(each, block) for each, block in self._fetched.items()):
-                raise changed(self._url)
-            _keep(self._file, start, data, self._url, self._path)
+            return super()._is_right(number, block)
+        return _read_before.get((self._path, number)) == xxh3_128_digest(block)
 
 
 def open_holes(path: Path, size: int) -> io.FileIO:
@@ -99,6 +107,15 @@ def open_holes(path: Path, size: int) -> io.FileIO:
     if os.fstat(file.fileno()).st_size != size:
         os.ftruncate(file.fileno(), size)
     return file
+
+
+def _again(file: io.FileIO, path: Path, number: int, length: int) -> bytes:
+    """Return a block that this process has read before, or b"" if it has not, or the file has other bytes."""
+    if (path, number) not in _read_before:
+        return b""
+    file.seek(number * BLOCK)
+    data = file.read(length)
+    return data if _read_before[path, number] == xxh3_128_digest(data) else b""
 
 
 def _keep(file: io.FileIO, start: int, data: bytes | memoryview, url: str, path: Path) -> None:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
 from tasks.conversations.formats import COLUMNS
 from tasks.conversations.keys.embeddings import EMBEDDING
 from tasks.conversations.keys.renaming import MESSAGE_KEYS
-from tasks.core.errors import StorageError, UsageError
+from tasks.core.errors import DataError, StorageError, UsageError
+from tasks.core.notes import noted
 from tasks.core.printable import shown
 from tasks.core.suggest import suggest
 from tasks.readers.containers import EXTENSIONS, container_by_extension
+from tasks.sources.digest_cache import DigestCache
 from tasks.sources.explain import as_yaml
 from tasks.sources.identify import identify
 from tasks.sources.locate import find_paths
 from tasks.sources.model import Source, SourceFile
+from tasks.sources.remote import Located
+from tasks.sources.shares import WHOLE, Share
 from tasks.storage.paths import Layout
+from tasks.stores.threads import run_all
+
+AT_ONCE = 8  # objects whose start is read at once
 
 
 def find_files(
@@ -26,28 +35,35 @@ def find_files(
     layout: Layout | None = None,
     revisions: Mapping[int, str] | None = None,
     embedded: bool = False,
+    cache: DigestCache | None = None,
+    share: Share = WHOLE,
 ) -> list[SourceFile]:
     """Return the files of `sources` in their order, and within a glob or folder by name; `sha256` is still empty.
 
     `folder` is the folder of the config. A file that several entries match is read once. An output of `layout` is
     refused, and copies of remote files are written there; without it only local files are found. `revisions` has
-    commits of datasets on the Hub by the index of their entry. `embedded`: embeddings of records are read. Raises
-    UsageError, InputMissing, DataError, StorageError, or PartMissing; the message names the file.
+    commits of datasets on the Hub by the index of their entry. `embedded`: embeddings of records are read. Objects that
+    `cache` knows are not read; of the others, those of this `share` are read first. Raises UsageError, InputMissing,
+    DataError, StorageError, or PartMissing; the message names the file.
     """
     outputs, copies = (layout.outputs(), layout.remote()) if layout else ([], None)
     revisions = revisions or {}
-    found: dict[tuple[int, int], SourceFile] = {}
+    located: list[list[Located]] = []
     for entry, source in enumerate(sources):
         _check_source(source)
-        try:
-            located = find_paths(source.path, folder, copies, revisions.get(entry, ""))
-            for path, name, revision, arrived, identity in located:
+        with _reading(source):
+            located.append(find_paths(source.path, folder, copies, revisions.get(entry, "")))
+    objects = _identify_objects(sources, located, cache, share)
+    found: dict[tuple[int, int], SourceFile] = {}
+    for entry, source in enumerate(sources):
+        with _reading(source):
+            for path, name, revision, arrived, identity in located[entry]:
                 if not (arrived or identity) and any(path.resolve().is_relative_to(output) for output in outputs):
                     raise UsageError(
                         "own_output", f"{name}: is an output of packcorpus, not a source; narrow the path {source.path}"
                     )
                 stat = path.stat()
-                file = identify(path, name, source, stat, identity)
+                file = objects.get((entry, name)) or identify(path, name, source, stat, identity)
                 file = replace(file, entry=entry, revision=revision, arrived=arrived, embedded=embedded)
                 first = found.setdefault((stat.st_dev, stat.st_ino), file)
                 ways = _how(first, sources[first.entry]), _how(file, source)
@@ -57,14 +73,50 @@ def find_files(
                         f"{name} is the same file as {first.name}, which an earlier entry of sources reads as "
                         f"{ways[0]}, this one as {ways[1]}; remove one of the two",
                     )
-        except OSError as error:
-            raise StorageError(
-                "cannot_read", f"{error.filename or source.path}: cannot be read: {error.strerror or error}"
-            ) from None
     return list(found.values())
 
 
-def identify_file(path: Path, name: str = "", source: Source | None = None, identity: str = "") -> SourceFile:
+@contextmanager
+def _reading(source: Source) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(
+            "cannot_read", f"{error.filename or source.path}: cannot be read: {error.strerror or error}"
+        ) from None
+
+
+def _identify_objects(
+    sources: Sequence[Source], located: Sequence[Sequence[Located]], cache: DigestCache | None, share: Share
+) -> dict[tuple[int, str], SourceFile]:
+    """Return the objects that are read in blocks, by entry and name. Each is identified by the first machine.
+
+    One that cannot be identified is left out: whoever needs it next gets its error, in the order of the config.
+    """
+    objects: list[tuple[int, Located, os.stat_result]] = []
+    for entry, source in enumerate(sources):
+        with _reading(source):
+            objects += [(entry, each, each.path.stat()) for each in located[entry] if each.identity]
+    own = share.of([stat.st_size for _, _, stat in objects])
+    found = dict[tuple[int, str], SourceFile]()
+
+    def find(number: int) -> None:
+        entry, each, stat = objects[number]
+        with suppress(DataError, UsageError, OSError):
+            found[entry, each.name] = identify(each.path, each.name, sources[entry], stat, each.identity, cache)
+
+    with noted(lambda: f"reading the start of each object: {len(found):,} of {len(objects):,} done"):
+        run_all(find, [*own, *sorted({*range(len(objects))}.difference(own), reverse=True)], AT_ONCE, lambda: None)
+    return found
+
+
+def identify_file(
+    path: Path,
+    name: str = "",
+    source: Source | None = None,
+    identity: str = "",
+    cache: DigestCache | None = None,
+) -> SourceFile:
     """Identify one file as `find_files` does.
 
     Raises UsageError, InputMissing, DataError, or StorageError; the message names the file.
@@ -73,7 +125,7 @@ def identify_file(path: Path, name: str = "", source: Source | None = None, iden
     if container_by_extension(name) is None:
         raise UsageError("bad_setting", f"{name}: unknown extension; known are {' '.join(EXTENSIONS)}")
     try:
-        return identify(path, name, source or Source(path=name), path.stat(), identity)
+        return identify(path, name, source or Source(path=name), path.stat(), identity, cache)
     except OSError as error:
         raise StorageError("cannot_read", f"{name}: cannot be read: {error.strerror or error}") from None
 

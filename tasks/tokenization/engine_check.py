@@ -29,6 +29,7 @@ from tasks.recipe import Recipe
 from tasks.sources.sampling.sample_files import sample_files
 from tasks.storage.files import read_receipt, write_receipt
 from tasks.storage.keys import key_of
+from tasks.stores.claims import make_once
 from tasks.stores.mirror import mirror_of
 from tasks.tokenization.prepare import texts_of
 
@@ -82,9 +83,19 @@ def verdict_of(recipe: Recipe) -> Verdict:
     """
     verdict = known_verdict(recipe)
     if verdict is None:
-        verdict = _prove(recipe)
-        write_receipt(verdict_file(recipe), asdict(verdict))
-        mirror_of(recipe.layout.root).push([verdict_file(recipe)])  # for the other machines
+        mirror, file = mirror_of(recipe.layout.root), verdict_file(recipe)
+
+        def find() -> Verdict | None:
+            return known_verdict(recipe) if mirror.adopt(file) else None
+
+        def prove() -> Verdict:
+            verdict = _prove(recipe)
+            write_receipt(file, asdict(verdict))
+            mirror.push([file])
+            return verdict
+
+        verdict = make_once(mirror, file, find, prove)
+        assert verdict is not None, "it was waited for"
     if recipe.config.engine == "gigatoken" and verdict.reason:
         raise UsageError(
             "engine_refused",

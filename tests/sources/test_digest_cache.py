@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.profiles import examples
 
 from tasks.core.errors import DataError
-from tasks.sources import digest_cache, parts
+from tasks.sources import digest_cache, parts, sent_digests
 from tasks.sources.digest_cache import DigestCache
 from tasks.sources.model import Part, Source, SourceFile
 from tasks.sources.parts import find_parts, read_part
@@ -92,10 +92,14 @@ def test_a_changed_file_is_hashed_again(change: Callable[[Path], None], folder: 
     assert after[1] == before[1]
 
 
-def test_a_file_that_was_just_written_is_not_believed(folder: Path, hashed: list[str], monkeypatch: Any) -> None:
-    """A change within the same tick of the clock would leave the times as they are."""
+@pytest.mark.parametrize("sent", [sent_digests.SENT, 0], ids=["small", "large"])
+def test_a_file_that_was_just_written_is_not_believed(
+    folder: Path, hashed: list[str], monkeypatch: Any, sent: int
+) -> None:
+    """A change within the same tick of the clock would leave the times as they are. A large file has an entry."""
+    monkeypatch.setattr(sent_digests, "SENT", sent)
     monkeypatch.setattr(digest_cache.time, "time_ns", lambda: (folder / "a.jsonl").stat().st_mtime_ns + 1_999_999_999)
-    found(folder)
+    assert [bool(file.record) for file, _ in found(folder)] == [not sent] * 2
     found(folder)
     assert hashed == ["a.jsonl", "b.jsonl"] * 2
 
@@ -105,11 +109,11 @@ def test_a_file_that_changes_while_it_is_hashed_is_not_kept(folder: Path, monkey
     [(file, _), _] = found(folder)
     started = cache.start(file)
     restore_times(file.path)
-    kept = digest_cache.Hashed("0" * 64, [], file.blocks)  # type: ignore[arg-type]
-    cache.keep(file, 77, started, kept)
+    hashed = digest_cache.Hashed("0" * 64, [], file.blocks)  # type: ignore[arg-type]
+    assert cache.keep(file, 77, started, hashed) == hashed
     assert cache.find(file, 77) is None
-    cache.keep(file, 77, cache.start(file), kept)
-    assert cache.find(file, 77) == kept
+    kept = cache.keep(file, 77, cache.start(file), hashed)
+    assert cache.find(file, 77) == kept != hashed, "with the name of its entry"
 
 
 @settings(max_examples=examples(60), deadline=None)

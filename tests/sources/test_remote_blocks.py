@@ -29,7 +29,7 @@ class Object:
             pass
         monkeypatch.setattr(remote_blocks, "BLOCK", BLOCK)
         monkeypatch.setattr(remote_blocks, "read_object", self.read)
-        remote_blocks._read_once.cache_clear()
+        remote_blocks._read_before.clear()
 
     def read(self, url: str, facts: Facts, start: int, length: int) -> bytes:
         assert 0 < length <= AHEAD * BLOCK
@@ -124,6 +124,29 @@ def test_a_whole_object_is_kept_while_it_is_hashed(tmp_path: Path, monkeypatch: 
     found = Object(bytes(range(256)) * 3, monkeypatch)
     assert b"".join(fetch_all(tmp_path / "object", "s3://b/k", found.facts, lambda: None)) == found.content
     assert (tmp_path / "object").read_bytes() == found.content
+
+
+@given(damage=st.lists(st.integers(0, 767), max_size=3), start=st.integers(1, 5))
+def test_what_was_read_before_is_not_fetched_again_to_be_hashed(
+    tmp_path_factory: pytest.TempPathFactory, damage: list[int], start: int
+) -> None:
+    """The start of an object shows its format. What is damaged on the disk meanwhile is fetched again."""
+    path = tmp_path_factory.mktemp("blocks") / "object"
+    with pytest.MonkeyPatch.context() as patch:
+        found = Object(bytes(range(256)) * 3, patch)
+        for _ in range(2):
+            with open_blocks(path, "s3://b/k", found.facts, None, None) as file:
+                assert file.read(start * BLOCK) == found.content[: start * BLOCK]
+        before = found.bytes_read
+        assert before >= start * BLOCK
+        local = bytearray(path.read_bytes())
+        for place in damage:
+            local[place] ^= 1
+        path.write_bytes(local)
+        assert b"".join(fetch_all(path, "s3://b/k", found.facts, lambda: None)) == found.content
+        assert path.read_bytes() == found.content
+        if not damage:
+            assert found.bytes_read == len(found.content)
 
 
 def test_holes_take_no_room(tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""Send a part to another process without the digests of its file, which are 64 KB per GB.
+
+Part with the digests of all blocks ─without_digests─▶ Part with the name of their record, and their own digest
+data/digests/NAME.json, here or in the bucket ─with_digests─▶ the first one, in the process that reads the part
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from xxhash import xxh3_128_digest
+
+from tasks.core.errors import DataError, StorageError
+from tasks.readers.hashed_blocks import BlockDigests, KeptDigests
+from tasks.sources.model import Part
+from tasks.storage.files import read_receipt
+from tasks.stores.mirror import mirror_of
+
+SENT = 1024  # bytes of digests that are sent with a part: those of 16 MB
+
+
+def is_large(blocks: BlockDigests) -> bool:
+    """Return whether the digests of a file are too many to be sent with each of its parts."""
+    return len(blocks.joined) > SENT
+
+
+def blocks_in(entry: dict[str, Any]) -> BlockDigests:
+    """Return the digests that an entry of the digest cache has."""
+    return BlockDigests(entry["block"], b64decode(entry["blocks"], validate=True))
+
+
+def without_digests(part: Part) -> Part:
+    """Return a part as a step sends it: with the place of the digests of its file, unless they are few."""
+    blocks, record = part.file.blocks, part.file.record
+    if not record or not isinstance(blocks, BlockDigests) or not is_large(blocks):
+        return part
+    return replace(part, file=replace(part.file, blocks=KeptDigests(record, _digest_of(blocks.joined))))
+
+
+def with_digests(part: Part, folder: Path) -> Part:
+    """Return a part that was sent with the digests of its file, from the cache in `folder`. Raises PackError."""
+    kept = part.file.blocks
+    if not isinstance(kept, KeptDigests):
+        return part
+    try:
+        blocks = _kept_blocks(folder / kept.record, kept.digest)
+    except ValueError:
+        message = f"{part.file.name}: its digests, {folder / kept.record}, were removed or replaced; run again"
+        raise DataError("input_changed", message) from None
+    return replace(part, file=replace(part.file, blocks=blocks))
+
+
+@lru_cache(maxsize=4)
+def _digest_of(joined: bytes) -> bytes:
+    return xxh3_128_digest(joined)
+
+
+@lru_cache(maxsize=4)
+def _kept_blocks(path: Path, digest: bytes) -> BlockDigests:
+    """Return the digests of a large file, for several parts of it. Raises ValueError if they were lost."""
+    mirror_of(path.parents[2]).adopt(path)
+    try:
+        blocks = blocks_in(read_receipt(path))
+    except (StorageError, LookupError, TypeError):
+        path.unlink(missing_ok=True)  # if it was damaged, it is fetched or made again
+        raise ValueError from None
+    if _digest_of(blocks.joined) != digest:
+        raise ValueError
+    return blocks

@@ -1,0 +1,137 @@
+"""Claims: what several machines need is made by one, and a machine that was lost holds up nobody for long."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from support.bucket_roots import own_scratch
+from support.servers.remote import needs_remote, new_bucket, s3, use
+
+from tasks.core.errors import DataError
+from tasks.stores import claims
+from tasks.stores.claims import EXPIRY, make_once
+from tasks.stores.mirror import LOCAL, Mirror, mirror_of
+from tasks.stores.scratch import root_of
+from tasks.stores.store import Store, open_store
+
+needs_remote()
+
+CLAIM, MADE = "data/digests/x.claim", "data/digests/x.json"
+
+
+class Machines:
+    """This machine, whose clock and pauses a test sets, and another one, which shows in the bucket alone."""
+
+    def __init__(self, mirror: Mirror, bucket: Store, monkeypatch: pytest.MonkeyPatch):
+        self.mirror, self.bucket, self.now, self.made = mirror, bucket, 0.0, 0
+        self.pauses: list[float] = []
+        self.in_pause: Callable[[], None] = lambda: None
+        monkeypatch.setattr(claims, "time", SimpleNamespace(sleep=self._pause, monotonic=lambda: self.now))
+
+    def _pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        assert len(self.pauses) < 100, "waits forever"
+        self.now += seconds
+        self.in_pause()
+
+    def find(self) -> bytes | None:
+        return self.bucket.get(MADE) if self.bucket.head(MADE) else None
+
+    def make(self) -> bytes:
+        assert self.bucket.head(CLAIM), "claimed while it works"
+        self.made += 1
+        self.bucket.put(MADE, b"ours")
+        return b"ours"
+
+    def make_once(self, wait: bool = True) -> bytes | None:
+        return make_once(self.mirror, root_of(self.bucket.url_of("")) / MADE, self.find, self.make, wait=wait)
+
+
+@pytest.fixture
+def machines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machines:
+    use(monkeypatch, s3())
+    own_scratch(monkeypatch, tmp_path)
+    url = f"s3://{new_bucket()}/root"
+    return Machines(mirror_of(root_of(url)), open_store(url), monkeypatch)
+
+
+def test_the_first_machine_makes_it_and_leaves_no_claim(machines: Machines) -> None:
+    assert machines.make_once() == machines.make_once() == b"ours"
+    assert machines.made == 1
+    assert [key for key, _ in machines.bucket.list()] == [MADE]
+
+
+def test_the_others_wait_for_it(machines: Machines) -> None:
+    machines.bucket.put(CLAIM, b"theirs")
+    assert machines.make_once(wait=False) is None
+    assert not machines.pauses
+
+    def finish() -> None:
+        if len(machines.pauses) == 3:
+            machines.bucket.put(MADE, b"theirs")
+            machines.bucket.delete(CLAIM)
+
+    machines.in_pause = finish
+    assert machines.make_once() == b"theirs"
+    assert len(machines.pauses) == 3
+    assert not machines.made
+
+
+def test_a_machine_that_is_lost_is_replaced(machines: Machines) -> None:
+    machines.bucket.put(CLAIM, b"theirs")
+    assert machines.make_once() == b"ours"
+    assert EXPIRY <= machines.now < EXPIRY + 2 * claims.LONGEST
+    assert machines.bucket.head(CLAIM) is None
+
+
+def test_a_machine_that_renews_its_claim_is_not_replaced(machines: Machines) -> None:
+    """However long it takes."""
+    machines.bucket.put(CLAIM, b"0")
+
+    def renew() -> None:
+        machines.bucket.put(CLAIM, str(len(machines.pauses)).encode())
+        if machines.now > 3 * EXPIRY:
+            machines.bucket.put(MADE, b"theirs")
+
+    machines.in_pause = renew
+    assert machines.make_once() == b"theirs"
+    assert not machines.made
+
+
+def test_what_another_machine_finishes_before_the_claim_is_not_made_again(machines: Machines) -> None:
+    looks: list[bytes | None] = [None, b"theirs"]
+    file = root_of(machines.bucket.url_of("")) / MADE
+    assert make_once(machines.mirror, file, lambda: looks.pop(0), machines.make) == b"theirs"
+    assert machines.bucket.head(CLAIM) is None
+
+
+def test_work_that_fails_leaves_no_claim(machines: Machines) -> None:
+    def fail() -> bytes:
+        raise DataError("object_changed", "s3://x: changed")
+
+    with pytest.raises(DataError):
+        make_once(machines.mirror, root_of(machines.bucket.url_of("")) / MADE, machines.find, fail)
+    assert machines.bucket.head(CLAIM) is None
+    assert machines.make_once() == b"ours"
+
+
+def test_a_claim_is_renewed_while_the_work_is_done(machines: Machines, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time with another content, so that those who wait see it."""
+    monkeypatch.setattr(claims, "RENEWAL", 0.001)
+
+    def work() -> bytes:
+        first = machines.bucket.head(CLAIM)
+        assert any(machines.bucket.head(CLAIM) != first for _ in range(2000))
+        return machines.make()
+
+    file = root_of(machines.bucket.url_of("")) / MADE
+    assert make_once(machines.mirror, file, machines.find, work) == b"ours"
+    assert machines.bucket.head(CLAIM) is None, "and is not renewed afterwards"
+
+
+def test_a_local_root_has_no_claims(tmp_path: Path) -> None:
+    assert make_once(LOCAL, tmp_path / "x.json", lambda: None, lambda: 1) == 1
+    assert not [*tmp_path.iterdir()]
