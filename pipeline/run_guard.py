@@ -34,6 +34,7 @@ from zlib import crc32
 
 import luigi
 import luigi.retcodes
+import luigi.worker
 from luigi.cmdline_parser import CmdlineParser
 from luigi.scheduler import Scheduler
 from luigi.worker import TaskProcess, Worker
@@ -57,9 +58,12 @@ class RunGuard:
     ---------------------------------------|-------------------------------------------------|-------------------------
     Worker.__enter__ (luigi.worker)        | nothing says that a run of Luigi starts: one    | no event
                                            | process may make several (`run`)                |
-    TaskProcess._Popen (luigi.worker)      | starts a task as Python starts a process by    | no setting
-                                           | default. Only a fork shares the counters; from |
-                                           | 3.14, and on macOS, the default is another one |
+    TaskProcess._Popen (luigi.worker)      | starts a task as Python starts a process by     | no setting
+                                           | default. Only a fork shares the counters; from  |
+                                           | 3.14, and on macOS, the default is another one  |
+    multiprocessing (luigi.worker)         | its queues, by default: unless made for forks,  | no setting
+                                           | Python starts a process that watches them, and  |
+                                           | that outlives Ctrl-C and warns of a leak        |
     TaskProcess.terminate (luigi.worker)   | waits without limit, one child after another,   | spotify/luigi#1191 added
                                            | and may kill a task that saves a checkpoint     | no deadline
                                            | (`may_be_killed`)                               |
@@ -106,7 +110,9 @@ class RunGuard:
         if self._undo:
             return
         self._replace(Worker, "__enter__", self._counting_runs(Worker.__enter__))
-        self._replace(TaskProcess, "_Popen", staticmethod(multiprocessing.get_context("fork").Process._Popen))
+        fork = multiprocessing.get_context("fork")
+        self._replace(TaskProcess, "_Popen", staticmethod(fork.Process._Popen))
+        self._replace(luigi.worker, "multiprocessing", fork)
         self._replace(TaskProcess, "terminate", lambda process: self._terminate(process))
         self._replace(Scheduler, "_update_task_history", self._undisturbed(Scheduler._update_task_history))
         self._replace(CmdlineParser, "_build_parser", staticmethod(with_pack_errors(CmdlineParser._build_parser)))
